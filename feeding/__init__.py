@@ -1,0 +1,1 @@
+"""Records on their way to workers: chunks, feed channels, routing, the feed task and DataFeed."""

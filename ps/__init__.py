@@ -1,0 +1,1 @@
+"""The parameter server: sharding, optimizers, consistency, exactly-once pushes, checkpoints."""

@@ -1,0 +1,1 @@
+"""Direct tensor RPC: authenticated frames over TCP, Unix sockets and an in-process twin."""

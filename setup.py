@@ -1,0 +1,5 @@
+"""Shim for tools that still call setup.py; pyproject.toml is the truth."""
+
+from setuptools import setup
+
+setup()

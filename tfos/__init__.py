@@ -1,0 +1,1 @@
+"""tfos: parameter servers on Spark executors for Keras 3."""
