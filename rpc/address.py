@@ -1,0 +1,33 @@
+"""Where a peer listens: one endpoint per process, with every way to reach it.
+
+Pure data; who connects decides the way by trying (rpc.connection).
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import msgspec
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """TCP address of a process and, for peers on the same host, its Unix socket.
+
+    `boot_id` tells hosts apart where IP addresses do not (containers, NAT, loopback).
+    """
+
+    host: str
+    port: int
+    unix_path: str = ""
+    boot_id: str = ""
+    inproc: str = ""
+
+    def __str__(self) -> str:
+        return f"inproc:{self.inproc}" if self.inproc else f"{self.host}:{self.port}"
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return the kernel's boot id, the same for all processes of one running host."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,210 @@
+"""Every message between the driver and a node's supervisor, as typed structs.
+
+Covers: what is said on the control plane (gRPC, msgpack bodies) in both directions.
+Does not: transport (control.server, control.client), decisions (control.state), tensors (rpc).
+
+Direction and call:
+    supervisor -> driver   Register -> RegisterReply      unary, upsert by (role, index, attempt)
+                           Heartbeat -> HeartbeatReply    unary, every `heartbeat_s`; proves life, carries progress
+                           Event -> Ack                   unary, at once: Listening, FlushReached, Failed, Done ...
+                           LogBatch -> Ack                unary, rate-limited lines of the node's output
+    driver -> supervisor   Subscribe -> stream of Order   server stream; orders arrive at once
+A node proves who it is by its TLS certificate; the server refuses a message whose node differs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rpc.address import Endpoint
+
+
+class NodeId(msgspec.Struct, frozen=True):
+    """One node: role and index in the plan, and the attempt that Spark is at."""
+
+    role: str
+    index: int
+    attempt: int = 0
+
+    @property
+    def name(self) -> str:
+        """`worker:1`, as users see it."""
+        return f"{self.role}:{self.index}"
+
+
+class Register(msgspec.Struct, frozen=True):
+    """A supervisor is up; a newer attempt of the same node replaces and fences the older one."""
+
+    node: NodeId
+    executor_id: str
+    host: str
+    pid: int
+    boot_id: str = ""
+    python: str = ""
+
+
+class RegisterReply(msgspec.Struct, frozen=True):
+    """`accepted` is false when a newer attempt is already registered or the cluster is closing."""
+
+    accepted: bool
+    reason: str = ""
+    heartbeat_s: float = 2.0
+    lease_s: float = 20.0
+
+
+class FeedSnapshot(msgspec.Struct, frozen=True):
+    """Rows of one feed as its worker counts them; see feeding.channel.FeedStats."""
+
+    feed: str
+    fed_rows: int = 0
+    taken_rows: int = 0
+    dropped_rows: int = 0
+    unread_bytes: int = 0
+    starved_s: float = 0.0
+    epochs_done: int = 0
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """Sign of life with the node's latest numbers."""
+
+    node: NodeId
+    seq: int
+    phase: str
+    child_pid: int = 0
+    rss_bytes: int = 0
+    progress: dict[str, float] = {}
+    """steps, rows, loss and whatever the training loop reported last."""
+    feeds: tuple[FeedSnapshot, ...] = ()
+
+
+class HeartbeatReply(msgspec.Struct, frozen=True):
+    """`fenced` tells an old attempt that it was replaced and must end."""
+
+    fenced: bool = False
+
+
+class LogBatch(msgspec.Struct, frozen=True):
+    """Lines of the node's stdout and stderr since the last batch; `dropped` were over the rate limit."""
+
+    node: NodeId
+    lines: tuple[str, ...]
+    dropped: int = 0
+
+
+class NodeFailure(msgspec.Struct, frozen=True):
+    """Why a node failed: a record, so that the first one can be the headline."""
+
+    node: NodeId
+    host: str
+    pid: int
+    executor_id: str = ""
+    phase: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    error_type: str = ""
+    message: str = ""
+    traceback: str = ""
+    log_tail: tuple[str, ...] = ()
+
+
+class Listening(msgspec.Struct, frozen=True, tag=True):
+    """The child serves; its endpoint goes into the roster."""
+
+    endpoint: Endpoint
+
+
+class FlushReached(msgspec.Struct, frozen=True, tag=True):
+    """The consumer reached the end of this epoch of this feed."""
+
+    feed: str
+    epoch: int
+
+
+class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
+    """TensorBoard answers at this URL; or it does not, for this reason."""
+
+    url: str
+    reason: str = ""
+
+
+class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
+    """What the child is doing now: `importing`, `waiting for roster`, `main_fun`, ..."""
+
+    phase: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The child failed or died."""
+
+    failure: NodeFailure
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The child ended well: main_fun returned, or the server was told to stop."""
+
+
+Event = Listening | FlushReached | TensorBoardUp | PhaseChanged | Failed | Done
+
+
+class EventReport(msgspec.Struct, frozen=True):
+    """An event with its sender."""
+
+    node: NodeId
+    event: Event
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """Received."""
+
+
+class Subscribe(msgspec.Struct, frozen=True):
+    """Open the stream of orders for this node."""
+
+    node: NodeId
+
+
+class RosterEntry(msgspec.Struct, frozen=True):
+    """One node as its peers need to know it; `rank` counts workers (chief is 0) or servers."""
+
+    node: NodeId
+    rank: int
+    host: str
+    executor_id: str
+    endpoint: Endpoint
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The roster is complete: every node serves, workers may run main_fun."""
+
+    roster: tuple[RosterEntry, ...]
+
+
+class Flush(msgspec.Struct, frozen=True, tag=True):
+    """All rows of this epoch were accepted: mark its end."""
+
+    feed: str
+    epoch: int
+
+
+class FinishFeed(msgspec.Struct, frozen=True, tag=True):
+    """No more rows will come on this feed."""
+
+    feed: str
+
+
+class WorkerLost(msgspec.Struct, frozen=True, tag=True):
+    """This worker is gone: servers fence it and release whoever waits for it."""
+
+    rank: int
+    incarnation: int
+    reason: str = ""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the child within `grace_s`, then kill it, then end."""
+
+    reason: str
+    grace_s: float = 5.0
+
+
+Order = Start | Flush | FinishFeed | WorkerLost | Stop
