@@ -1,0 +1,62 @@
+# Sourced by the scripts beside it: Java for Spark, and a Spark home that may be written to.
+#
+# tfos_java          sets and exports JAVA_HOME to a Java of version 17 or later (17 before 21 before others);
+#                    installs a headless one as root with apt, else stops with the one command to run.
+# tfos_spark DIR     sets and exports SPARK_HOME to DIR/spark, links to pip's pyspark: local-cluster executors
+#                    make their work directories under $SPARK_HOME/work, which must not be inside the
+#                    installed package. Spark's own log goes to WARN.
+
+tfos_java_major() {
+  "$1/bin/java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1
+}
+
+# One line "rank major home" for each usable Java; the smallest rank is the one Spark is tested most with.
+tfos_java_list() {
+  local home major rank
+  for home in "${JAVA_HOME:-}" /usr/lib/jvm/* "$(readlink -f "$(command -v java)" 2>/dev/null | sed 's|/bin/java$||')"; do
+    [ -n "$home" ] && [ -x "$home/bin/java" ] || continue
+    major=$(tfos_java_major "$home")
+    case "$major" in '' | *[!0-9]*) continue ;; esac
+    [ "$major" -ge 17 ] || continue
+    case "$major" in 17) rank=0 ;; 21) rank=1 ;; *) rank=$major ;; esac
+    echo "$rank $major $home"
+  done
+}
+
+tfos_java() {
+  local best
+  best=$(tfos_java_list | sort -n -s -k1,1 | head -n 1)
+  if [ -z "$best" ]; then
+    tfos_can_apt || tfos_fail "Spark needs Java 17 or later and none was found; run: sudo apt-get install openjdk-17-jre-headless"
+    tfos_apt_install openjdk-17-jre-headless || tfos_apt_install default-jre-headless ||
+      tfos_fail "apt-get could not install openjdk-17-jre-headless; install a Java 17 or later and set JAVA_HOME"
+    best=$(tfos_java_list | sort -n -s -k1,1 | head -n 1)
+    [ -n "$best" ] || tfos_fail "no Java 17 or later after installing one; set JAVA_HOME"
+  fi
+  export JAVA_HOME="${best#* * }"
+  export PATH="$JAVA_HOME/bin:$PATH"
+}
+
+tfos_spark() {
+  local installed entry
+  installed=$("$PY" -c 'import pathlib, pyspark; print(pathlib.Path(pyspark.__file__).parent)') ||
+    tfos_fail "pyspark is not installed in $TFOS_VENV; delete .venv and run again"
+  mkdir -p "$1/spark/work" "$1/conf" "$1/tmp"
+  for entry in bin jars python sbin; do
+    ln -sfn "$installed/$entry" "$1/spark/$entry"
+  done
+  cat >"$1/conf/log4j2.properties" <<'LOG4J'
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+logger.utils.name = org.apache.spark.util.Utils
+logger.utils.level = error
+LOG4J
+  export SPARK_HOME="$1/spark" SPARK_CONF_DIR="$1/conf" SPARK_LOCAL_DIRS="$1/tmp"
+}

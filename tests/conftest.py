@@ -1,0 +1,98 @@
+"""Checks around every test: the environment stays as it was, and no thread or child is left.
+
+A test that leaves something behind fails by name, instead of disturbing a later one. What a
+library keeps for the life of the process (py4j's connections, Spark's JVM) is named here, with
+the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+LIBRARY_THREADS = (
+    "Thread-serve_forever",  # py4j's callback server and pyspark's accumulator server
+    "asyncio_",  # executors of event loops, joined at interpreter exit
+    "grpc",
+    "ThreadPoolExecutor",  # keras and gRPC keep their pools
+    "pymp-",
+)
+SPARK_COMMANDS = ("java", "pyspark.daemon")  # end with the SparkContext, which outlives a test
+SETTLE_S = 5.0
+
+
+def _threads() -> set[threading.Thread]:
+    return {
+        thread
+        for thread in threading.enumerate()
+        if thread.is_alive() and not thread.name.startswith(LIBRARY_THREADS)
+    }
+
+
+def _is_spark(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return any(word in command for word in SPARK_COMMANDS)
+
+
+def _children() -> set[psutil.Process]:
+    """Direct children that are alive: a descendant further down has a live child above it."""
+    alive = set()
+    for listing in Path("/proc/self/task").glob("*/children"):
+        for pid in listing.read_text().split():
+            try:
+                child = psutil.Process(int(pid))
+                if child.status() != psutil.STATUS_ZOMBIE and not _is_spark(child):
+                    alive.add(child)
+            except psutil.NoSuchProcess:
+                continue
+    return alive
+
+
+def _named(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return str(process.pid)
+
+
+@pytest.fixture(autouse=True)
+def clean_environ() -> Iterator[None]:
+    """Give os.environ and the working directory back as they were."""
+    environ, cwd = dict(os.environ), os.getcwd()
+    yield
+    if dict(os.environ) != environ:
+        os.environ.clear()
+        os.environ.update(environ)
+    if os.getcwd() != cwd:
+        os.chdir(cwd)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves threads or child processes behind."""
+    threads, children = _threads(), _children()
+    yield
+    if request.node.get_closest_marker("tf"):
+        threads |= {thread for thread in _threads() if thread.daemon}  # TensorFlow's own pools
+    deadline = time.monotonic() + SETTLE_S
+    left_threads, left_children = _threads() - threads, _children() - children
+    while (left_threads or left_children) and time.monotonic() < deadline:
+        for thread in left_threads:
+            thread.join(0.05)
+        if left_children:
+            psutil.wait_procs(list(left_children), timeout=0.05)
+        left_threads, left_children = _threads() - threads, _children() - children
+    if left_threads or left_children:
+        pytest.fail(
+            f"left behind after {SETTLE_S:.0f} s: threads {sorted(t.name for t in left_threads)}, "
+            f"processes {sorted(map(_named, left_children))}; close what the test started"
+        )

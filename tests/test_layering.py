@@ -1,0 +1,175 @@
+"""The shape of the code is a rule: which room may import what, and how large a module may grow."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("rpc", "ps", "feeding", "tfos")
+MAY_IMPORT = {
+    "rpc": {"rpc", "msgspec", "numpy"},
+    "ps": {"ps", "rpc", "msgspec", "numpy", "numba"},
+    "feeding": {"feeding", "rpc", "msgspec", "numpy", "numba"},
+    "tfos": {
+        *(
+            "tfos",
+            "ps",
+            "feeding",
+            "rpc",
+            "msgspec",
+            "numpy",
+            "cloudpickle",
+            "cryptography",
+            "grpc",
+        ),
+        *("keras", "psutil", "pyspark", "rich", "tensorboard", "tensorflow"),
+    },
+}
+IN_FUNCTIONS_ONLY = {"keras", "pyspark", "tensorboard", "tensorflow"}
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
+BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+IMPORT_BUDGET_S = 0.3
+
+MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+IDS = [str(path.relative_to(ROOT)) for path in MODULES]
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0]
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name.split(".")[0] for alias in node.names)
+    else:
+        assert node.level == 0, f"relative import at line {node.lineno}"
+        yield (node.module or "").split(".")[0]
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in {
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    }
+
+
+def _imports(tree: ast.AST, at_module_level: bool) -> Iterator[tuple[str, int]]:
+    """Imported top-level names with their line; imports for type checkers only are not imports."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((name, node.lineno) for name in _names(node))
+        elif _is_type_checking(node):
+            continue
+        elif not (at_module_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            yield from _imports(node, at_module_level)
+
+
+def test_all_four_rooms_have_modules():
+    assert {_room(path) for path in MODULES} == set(ROOMS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_arrows_only_point_down(path):
+    allowed = MAY_IMPORT[_room(path)] | set(sys.stdlib_module_names)
+    wrong = [
+        (name, line)
+        for name, line in _imports(ast.parse(path.read_text()), False)
+        if name not in allowed
+    ]
+    assert not wrong, f"{_room(path)} may not import these (name, line): {wrong}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_heavy_packages_are_imported_inside_functions(path):
+    if path.relative_to(ROOT).parts[:2] == ("tfos", "keras") and path.name != "__init__.py":
+        heavy = IN_FUNCTIONS_ONLY - {
+            "keras"
+        }  # loaded by ctx.distribute, after the user's own import
+    else:
+        heavy = IN_FUNCTIONS_ONLY
+    found = [
+        (name, line) for name, line in _imports(ast.parse(path.read_text()), True) if name in heavy
+    ]
+    assert not found, f"import these inside the function that needs them (name, line): {found}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_modules_stay_small_and_documented(path):
+    source = path.read_text()
+    tree = ast.parse(source)
+    assert ast.get_docstring(tree), "a module says what it covers"
+    assert source.count("\n") <= MAX_LINES
+    long = [
+        f"{node.name}, line {node.lineno}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
+    ]
+    assert not long
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_no_module_without_a_subject(path):
+    assert not BANNED_NAMES & set(path.relative_to(ROOT).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_library_code_neither_prints_nor_exits(path):
+    calls = [
+        (ast.unparse(node.func), node.lineno)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]
+    banned = {"print", "sys.exit", "exit", "quit", "logging.basicConfig", "signal.alarm"}
+    assert not [call for call in calls if call[0] in banned]
+
+
+def _modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    return set(result.stdout.split())
+
+
+def test_import_tfos_loads_neither_tensorflow_nor_pyspark():
+    assert not IN_FUNCTIONS_ONLY & _modules_after("import tfos, tfos.cluster, tfos.context")
+
+
+def test_a_parameter_server_process_loads_neither_tensorflow_nor_pyspark():
+    assert not IN_FUNCTIONS_ONLY & _modules_after("import ps.server, tfos.node.server")
+
+
+def test_a_supervisor_stays_small():
+    loaded = _modules_after("import tfos.node.supervisor")
+    assert not (IN_FUNCTIONS_ONLY | {"numba", "numpy"}) & loaded
+
+
+def test_import_tfos_takes_less_than_the_budget():
+    code = "import time; t = time.perf_counter(); import tfos; print(time.perf_counter() - t)"
+    seconds = [
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=ROOT,
+                timeout=60,
+            ).stdout
+        )
+        for _ in range(5)
+    ]
+    assert min(seconds) < IMPORT_BUDGET_S, f"import tfos took {sorted(seconds)}"
