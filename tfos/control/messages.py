@@ -4,11 +4,13 @@ Covers: what is said on the control plane (gRPC, msgpack bodies) in both directi
 Does not: transport (control.server, control.client), decisions (control.state), tensors (rpc).
 
 Direction and call:
-    supervisor -> driver   Register -> RegisterReply      unary, upsert by (role, index, attempt)
-                           Heartbeat -> HeartbeatReply    unary, every `heartbeat_s`; proves life, carries progress
-                           Event -> Ack                   unary, at once: Listening, FlushReached, Failed, Done ...
-                           LogBatch -> Ack                unary, rate-limited lines of the node's output
-    driver -> supervisor   Subscribe -> stream of Order   server stream; orders arrive at once
+    supervisor -> driver
+        Register -> RegisterReply     unary, upsert by (role, index, attempt)
+        Heartbeat -> HeartbeatReply   unary, every `heartbeat_s`; proves life, carries progress
+        EventReport -> Ack            unary, at once: Listening, FlushReached, Failed, Done ...
+        LogBatch -> Ack               unary, rate-limited lines of the node's output
+    driver -> supervisor
+        Subscribe -> stream of SequencedOrder   server stream; orders arrive at once
 A node proves who it is by its TLS certificate; the server refuses a message whose node differs.
 """
 
@@ -84,7 +86,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
 
 
 class LogBatch(msgspec.Struct, frozen=True):
-    """Lines of the node's stdout and stderr since the last batch; `dropped` were over the rate limit."""
+    """Lines of the node's output since the last batch; `dropped` were over the rate limit."""
 
     node: NodeId
     lines: tuple[str, ...]
@@ -92,7 +94,11 @@ class LogBatch(msgspec.Struct, frozen=True):
 
 
 class NodeFailure(msgspec.Struct, frozen=True):
-    """Why a node failed: a record, so that the first one can be the headline."""
+    """Why a node failed: a record, so that the first one can be the headline.
+
+    `error_type` is the qualified name of the user's exception, or one of the names below when no
+    Python exception tells the reason. Times are not in it: arrival order at the driver decides.
+    """
 
     node: NodeId
     host: str
@@ -105,6 +111,14 @@ class NodeFailure(msgspec.Struct, frozen=True):
     message: str = ""
     traceback: str = ""
     log_tail: tuple[str, ...] = ()
+    log_path: str = ""
+    """The node's full output on its own host."""
+
+
+EXECUTOR_LOST = "ExecutorLost"
+"""`NodeFailure.error_type`: the node's executor ended under it."""
+NODE_SILENT = "NodeSilent"
+"""`NodeFailure.error_type`: set by the driver for a node that it no longer hears."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
@@ -114,10 +128,14 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
 
 
 class FlushReached(msgspec.Struct, frozen=True, tag=True):
-    """The consumer reached the end of this epoch of this feed."""
+    """The consumer reached the end of this epoch of this feed.
+
+    `stats` are the feed's counts at that moment: a heartbeat's may be two seconds old.
+    """
 
     feed: str
     epoch: int
+    stats: FeedSnapshot | None = None
 
 
 class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
@@ -158,9 +176,13 @@ class Ack(msgspec.Struct, frozen=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Open the stream of orders for this node."""
+    """Open the stream of orders for this node, from the one after `after` on.
+
+    Orders are kept for the life of the cluster, so none is lost when a stream breaks.
+    """
 
     node: NodeId
+    after: int = 0
 
 
 class RosterEntry(msgspec.Struct, frozen=True):
@@ -208,3 +230,10 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = Start | Flush | FinishFeed | WorkerLost | Stop
+
+
+class SequencedOrder(msgspec.Struct, frozen=True):
+    """An order and its place, from 1, among all orders to this node."""
+
+    seq: int
+    order: Order

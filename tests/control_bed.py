@@ -1,0 +1,86 @@
+"""A control server with a recording handler, over real mutual TLS on loopback."""
+
+from __future__ import annotations
+
+import threading
+
+from tfos.control import messages
+from tfos.control.authority import ClusterAuthority
+from tfos.control.client import ControlClient
+from tfos.control.server import ControlServer
+
+WAIT_S = 10.0
+
+
+class RecordingHandler:
+    """Notes what it is told; `wait_for` blocks until a note arrives."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, object]] = []
+        self.changed = threading.Condition()
+        self.refuse_orders = ""
+
+    def _note(self, kind: str, value: object) -> None:
+        with self.changed:
+            self.notes.append((kind, value))
+            self.changed.notify_all()
+
+    def wait_for(self, kind: str, count: int = 1) -> list[object]:
+        def found() -> list[object]:
+            return [value for name, value in self.notes if name == kind]
+
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(found()) >= count, WAIT_S), self.notes
+            return found()
+
+    def on_register(self, register: messages.Register) -> messages.RegisterReply:
+        self._note("register", register)
+        return messages.RegisterReply(accepted=True)
+
+    def on_heartbeat(self, heartbeat: messages.Heartbeat) -> messages.HeartbeatReply:
+        self._note("heartbeat", heartbeat)
+        return messages.HeartbeatReply()
+
+    def on_event(self, node: messages.NodeId, event: messages.Event) -> None:
+        self._note("event", (node, event))
+
+    def on_log(self, batch: messages.LogBatch) -> None:
+        self._note("log", batch)
+
+    def on_stream_opened(self, node: messages.NodeId) -> str:
+        if not self.refuse_orders:
+            self._note("opened", node)
+        return self.refuse_orders
+
+    def on_stream_closed(self, node: messages.NodeId) -> None:
+        self._note("closed", node)
+
+
+class ControlBed:
+    """One cluster's authority, server and handler, and clients on demand."""
+
+    def __init__(self, cluster_id: str = "test") -> None:
+        self.cluster_id = cluster_id
+        self.authority = ClusterAuthority(cluster_id)
+        self.handler = RecordingHandler()
+        self.server = ControlServer(self.handler, self.authority.driver(), num_nodes=4)
+        self.port = self.server.start("127.0.0.1")
+        self.clients: list[ControlClient] = []
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def client(self, role: str = "worker", index: int = 0, attempt: int = 0) -> ControlClient:
+        node = messages.NodeId(role, index, attempt)
+        return self.client_with(node, self.authority.node(node.name))
+
+    def client_with(self, node: messages.NodeId, credentials: object) -> ControlClient:
+        client = ControlClient(self.address, self.cluster_id, node, credentials)  # type: ignore[arg-type]
+        self.clients.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.server.close()

@@ -1,0 +1,118 @@
+"""Client and server of the control plane over real mutual TLS."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+import pytest
+
+from tfos.control import messages
+from tfos.errors import ControlRefused, ControlUnavailable
+
+WAIT_S = 10.0
+
+
+def _register(node: messages.NodeId) -> messages.Register:
+    return messages.Register(node=node, executor_id="1", host="h", pid=5)
+
+
+def test_unary_calls_arrive_with_their_sender(control):
+    client = control.client("worker", 1)
+    assert client.register(_register(client.node)).accepted
+    client.heartbeat(messages.Heartbeat(client.node, 1, "main_fun", progress={"loss": 0.5}))
+    client.report(messages.FlushReached("input", 3))
+    client.log(messages.LogBatch(client.node, ("a line",)))
+    assert [name for name, _ in control.handler.notes] == ["register", "heartbeat", "event", "log"]
+    assert control.handler.notes[2][1] == (client.node, messages.FlushReached("input", 3))
+
+
+def test_orders_arrive_once_and_in_order_also_those_sent_before_the_stream(control):
+    client = control.client()
+    sent = [messages.Flush("input", epoch) for epoch in range(5)]
+    control.server.send(client.node, sent[0])
+    control.server.send(client.node, sent[1])
+    got: queue.Queue[messages.Order] = queue.Queue()
+    client.orders(got.put, lambda reason: None)
+    for order in sent[2:]:
+        control.server.send(client.node, order)
+    assert [got.get(timeout=WAIT_S) for _ in sent] == sent
+
+
+def test_an_order_arrives_at_once(control):
+    client = control.client()
+    got: queue.Queue[messages.Order] = queue.Queue()
+    client.orders(got.put, lambda reason: None)
+    control.handler.wait_for("opened")
+    started = time.monotonic()
+    control.server.send(client.node, messages.Stop("test"))
+    assert got.get(timeout=WAIT_S) == messages.Stop("test")
+    assert time.monotonic() - started < 0.5
+
+
+def test_the_driver_hears_at_once_that_a_node_is_gone(control):
+    client = control.client("worker", 2)
+    client.orders(lambda order: None, lambda reason: None)
+    control.handler.wait_for("opened")
+    client.close()
+    assert control.handler.wait_for("closed") == [client.node]
+
+
+def test_an_attempt_that_gets_no_orders_is_told_why(control):
+    control.handler.refuse_orders = "replaced by attempt 1"
+    client = control.client()
+    ended: queue.Queue[str] = queue.Queue()
+    client.orders(lambda order: None, ended.put)
+    assert "replaced by attempt 1" in ended.get(timeout=WAIT_S)
+
+
+def test_a_closed_server_ends_the_orders(control):
+    client = control.client()
+    ended: queue.Queue[str] = queue.Queue()
+    got: queue.Queue[messages.Order] = queue.Queue()
+    client.orders(got.put, ended.put)
+    control.handler.wait_for("opened")
+    control.server.send(client.node, messages.Stop("bye"))
+    control.server.close()
+    assert got.get(timeout=WAIT_S) == messages.Stop("bye")
+    assert "ended the stream" in ended.get(timeout=WAIT_S)
+
+
+def test_attempts_have_their_own_orders(control):
+    old, new = control.client(attempt=0), control.client(attempt=1)
+    control.server.send(old.node, messages.Stop("old"))
+    control.server.send(new.node, messages.Flush("input", 0))
+    got: queue.Queue[messages.Order] = queue.Queue()
+    new.orders(got.put, lambda reason: None)
+    assert got.get(timeout=WAIT_S) == messages.Flush("input", 0)
+
+
+def test_a_call_without_a_driver_is_unavailable_within_its_deadline(control):
+    client = control.client()
+    control.server.close()
+    started = time.monotonic()
+    with pytest.raises(ControlUnavailable, match=r"DEADLINE|UNAVAILABLE"):
+        client.heartbeat(messages.Heartbeat(client.node, 1, "x"), timeout_s=0.5)
+    assert time.monotonic() - started < 3
+
+
+def test_more_streams_than_spare_threads_do_not_starve_calls(control):
+    clients = [control.client("worker", index) for index in range(8)]
+    for client in clients:
+        client.orders(lambda order: None, lambda reason: None)
+    control.handler.wait_for("opened", len(clients))
+    for client in clients:
+        client.heartbeat(messages.Heartbeat(client.node, 1, "x"))
+
+
+def test_a_node_may_not_speak_for_another(control):
+    client = control.client("worker", 1)
+    other = messages.NodeId("worker", 0)
+    with pytest.raises(ControlRefused, match=r"worker:1.*claims to be 'worker:0'"):
+        client.register(_register(other))
+    with pytest.raises(ControlRefused, match="worker:0"):
+        client.heartbeat(messages.Heartbeat(other, 1, "x"))
+    forged = messages.Failed(messages.NodeFailure(other, "h", 1))
+    with pytest.raises(ControlRefused, match="worker:0"):
+        client.report(forged)
+    assert control.handler.notes == []

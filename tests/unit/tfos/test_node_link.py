@@ -1,0 +1,90 @@
+"""The framing of the link between a supervisor and its child."""
+
+import socket
+import struct
+import threading
+
+import pytest
+
+from tfos.control import messages
+from tfos.node.errors import LinkError
+from tfos.node.link import MAX_MESSAGE_BYTES, FromChild, Link, Progress, Raised
+
+
+@pytest.fixture
+def ends():
+    left, right = socket.socketpair()
+    supervisor: Link = Link(left, FromChild)
+    child: Link = Link(right, messages.Order)
+    yield supervisor, child, right
+    supervisor.close()
+    child.close()
+
+
+def test_messages_arrive_whole_and_in_order(ends):
+    supervisor, child, _ = ends
+    sent = [
+        Progress({"steps": 3.0}, (messages.FeedSnapshot("input", fed_rows=7),)),
+        Raised("ValueError", "bad", "Traceback"),
+        messages.Done(),
+    ]
+    for message in sent:
+        assert child.send(message)
+    assert [supervisor.receive() for _ in sent] == sent
+    assert supervisor.send(messages.Stop("over", 2.0))
+    assert child.receive() == messages.Stop("over", 2.0)
+
+
+def test_ready_messages_are_returned_without_waiting_and_a_half_one_is_kept(ends):
+    supervisor, child, raw = ends
+    assert supervisor.receive_ready() == ([], True)
+    child.send(messages.PhaseChanged("one"))
+    raw.send(struct.pack("<I", 40) + b"half")
+    assert supervisor.receive_ready() == ([messages.PhaseChanged("one")], True)
+    assert supervisor.receive_ready() == ([], True)
+
+
+def test_the_last_words_of_a_closed_peer_are_read(ends):
+    supervisor, child, _ = ends
+    child.send(messages.Done())
+    child.close()
+    assert supervisor.receive_ready() == ([messages.Done()], False)
+    assert supervisor.receive() is None
+    assert supervisor.send(messages.Stop("x")) is False
+
+
+@pytest.mark.parametrize(
+    "raw_bytes",
+    [struct.pack("<I", MAX_MESSAGE_BYTES + 1), struct.pack("<I", 3) + b"\x80ab"],
+    ids=["too long", "no message"],
+)
+def test_garbage_is_a_typed_error(ends, raw_bytes):
+    supervisor, _, raw = ends
+    raw.send(raw_bytes)
+    with pytest.raises(LinkError):
+        supervisor.receive_ready()
+
+
+def test_a_peer_that_does_not_read_is_given_up_after_the_deadline(ends):
+    child = ends[1]
+    big = Raised("E", "x" * 1_000_000, "")
+    assert child.send(big, timeout_s=0.05) is False
+
+
+def test_threads_do_not_mix_their_messages(ends):
+    supervisor, child, _ = ends
+    num_threads, per_thread = 4, 50
+
+    def send(number: int) -> None:
+        for step in range(per_thread):
+            child.send(Progress({"thread": float(number), "step": float(step)}))
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    seen = [supervisor.receive() for _ in range(num_threads * per_thread)]
+    for thread in threads:
+        thread.join(5)
+    for number in range(num_threads):
+        steps = [m.values["step"] for m in seen if m.values["thread"] == number]
+        assert steps == [float(step) for step in range(per_thread)]

@@ -1,0 +1,102 @@
+"""A certificate authority for one cluster, in the driver's memory only.
+
+Covers: EC P-256 keys and certificates for the driver and for each role and index.
+Does not: revoke; an old attempt of a node is fenced by control.state, since it holds the same key.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tfos.control.identity import DRIVER_NAME, TlsCredentials, tls_name
+
+_CLOCK_SKEW = datetime.timedelta(days=1)
+"""Certificates start a day ago: executors' clocks may be behind the driver's."""
+_LIFETIME = datetime.timedelta(days=365)
+"""Longer than any job; the key dies with the driver's process anyway."""
+
+
+class ClusterAuthority:
+    """Signs the certificates of one cluster; its private key never leaves this object."""
+
+    def __init__(self, cluster_id: str) -> None:
+        self._cluster_id = cluster_id
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(f"tfos cluster {cluster_id}")
+        self._cert = (
+            self._builder(self._name, self._key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(sign=True), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.ca_pem = _pem(self._cert)
+
+    def __repr__(self) -> str:
+        return f"ClusterAuthority({self._cluster_id!r})"
+
+    def driver(self) -> TlsCredentials:
+        """Return the control server's credentials."""
+        return self._issue(DRIVER_NAME, ExtendedKeyUsageOID.SERVER_AUTH)
+
+    def node(self, name: str) -> TlsCredentials:
+        """Return the credentials of one node, e.g. `worker:1`; all its attempts share them."""
+        return self._issue(name, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+    def _issue(self, common_name: str, usage: x509.ObjectIdentifier) -> TlsCredentials:
+        key = ec.generate_private_key(ec.SECP256R1())
+        names: list[x509.GeneralName] = [x509.DNSName(tls_name(self._cluster_id))]
+        cert = (
+            self._builder(_name(common_name), key.public_key())
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(sign=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        key_pem = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        return TlsCredentials(_pem(cert), key_pem, self.ca_pem)
+
+    def _builder(
+        self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _CLOCK_SKEW)
+            .not_valid_after(now + _LIFETIME)
+        )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _pem(cert: x509.Certificate) -> bytes:
+    return cert.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_usage(*, sign: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign,
+        crl_sign=sign,
+        encipher_only=False,
+        decipher_only=False,
+    )

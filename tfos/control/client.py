@@ -1,0 +1,215 @@
+"""A node's side of the control plane: unary calls with deadlines and the stream of orders.
+
+Covers: mutual TLS to the driver, typed failures, re-subscribing without losing an order.
+Does not: decide when to heartbeat or what an order means (node.supervisor).
+Runs in: the supervisor; imports no numpy.
+Threads: calls may come from any thread; orders arrive on one thread of the client's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+import msgspec
+
+from tfos.control import codec, messages
+from tfos.control.identity import TlsCredentials, tls_name
+from tfos.errors import ControlRefused, ControlUnavailable
+
+Reply = TypeVar("Reply")
+
+CALL_TIMEOUT_S = 5.0
+"""Deadline of a unary call; well under the lease, so that several attempts fit into it."""
+REGISTER_TIMEOUT_S = 20.0
+"""The first call also connects; the driver may be busy starting jobs."""
+_RESUBSCRIBE_S = 0.2
+_KEEPALIVE_MS = 10_000
+
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+
+class ControlClient:
+    """One node's connection to its driver.
+
+    Every call raises ControlUnavailable when nobody answered in time (try again) and
+    ControlRefused when the driver does not want this node (end).
+    """
+
+    def __init__(
+        self,
+        address: str,
+        cluster_id: str,
+        node: messages.NodeId,
+        credentials: TlsCredentials,
+    ) -> None:
+        self.node = node
+        self._address = address
+        self._closed = threading.Event()
+        self._stream: Any = None
+        self._stream_lock = threading.Lock()
+        self._orders_thread: threading.Thread | None = None
+        self._channel = grpc.secure_channel(
+            address,
+            grpc.ssl_channel_credentials(
+                root_certificates=credentials.ca_pem,
+                private_key=credentials.key_pem,
+                certificate_chain=credentials.cert_pem,
+            ),
+            options=_options(tls_name(cluster_id)),
+        )
+
+    def register(
+        self, register: messages.Register, *, timeout_s: float = REGISTER_TIMEOUT_S
+    ) -> messages.RegisterReply:
+        """Announce this attempt of the node; waits for the driver to become reachable."""
+        return self._call(codec.REGISTER, register, codec.decode_register_reply, timeout_s)
+
+    def heartbeat(
+        self, heartbeat: messages.Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> messages.HeartbeatReply:
+        """Prove life; the reply tells a replaced attempt that it is fenced."""
+        return self._call(codec.HEARTBEAT, heartbeat, codec.decode_heartbeat_reply, timeout_s)
+
+    def report(self, event: messages.Event, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Report something that happened, once it has happened."""
+        report = messages.EventReport(self.node, event)
+        self._call(codec.REPORT, report, codec.decode_ack, timeout_s)
+
+    def log(self, batch: messages.LogBatch, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Send lines of output; losing some is better than waiting."""
+        self._call(codec.LOG, batch, codec.decode_ack, timeout_s)
+
+    def orders(
+        self,
+        on_order: Callable[[messages.Order], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        """Start receiving orders on a thread of the client's own.
+
+        Args:
+            on_order: called for each order, in order, each exactly once.
+            on_end: called once with the reason when no order will come any more: the driver
+                refused this attempt or ended the stream. Not called after `close()`. A broken
+                connection is no end: the client subscribes again until it is closed.
+        """
+        self._orders_thread = threading.Thread(
+            target=self._receive, args=(on_order, on_end), name="tfos-orders", daemon=True
+        )
+        self._orders_thread.start()
+
+    def close(self) -> None:
+        """Stop receiving and drop the connection. Idempotent; may run on the orders thread."""
+        self._closed.set()
+        with self._stream_lock:
+            if self._stream is not None:
+                self._stream.cancel()
+        thread = self._orders_thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CALL_TIMEOUT_S)
+        self._channel.close()
+
+    def _call(
+        self,
+        method: str,
+        message: msgspec.Struct,
+        decode: Callable[[bytes], Reply],
+        timeout_s: float,
+    ) -> Reply:
+        if self._closed.is_set():
+            raise ControlUnavailable(f"{method}: this client is closed")
+        call = self._channel.unary_unary(codec.path(method))
+        try:
+            body: bytes = call(codec.encode(message), timeout=timeout_s, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise self._failure(method, error) from None
+        except ValueError as error:  # the channel was closed by another thread
+            raise ControlUnavailable(f"{method}: {error}") from error
+        return decode(body)
+
+    def _failure(self, method: str, error: Any) -> ControlRefused | ControlUnavailable:
+        text = f"{method} of {self.node.name} to the driver at {self._address}: {_reason(error)}"
+        if error.code() in _REFUSALS:
+            return ControlRefused(text)
+        return ControlUnavailable(text)
+
+    def _receive(
+        self, on_order: Callable[[messages.Order], None], on_end: Callable[[str], None]
+    ) -> None:
+        seen = 0
+        while not self._closed.is_set():
+            try:
+                for body in self._subscribe(seen):
+                    item = codec.decode_order(body)
+                    if item.seq <= seen:
+                        continue
+                    seen = item.seq
+                    on_order(item.order)
+            except grpc.RpcError as error:
+                if error.code() in _REFUSALS:
+                    self._end(on_end, _reason(error))
+                    return
+                self._closed.wait(_RESUBSCRIBE_S)
+            except (ValueError, codec.MalformedMessage) as error:
+                self._end(on_end, str(error))
+                return
+            else:
+                self._end(on_end, "the driver ended the stream of orders")
+                return
+
+    def _subscribe(self, after: int) -> Any:
+        # No deadline: it lives as long as the node. Keep-alive pings find a dead connection and
+        # the driver's lease, renewed by heartbeats, bounds the whole.
+        request = codec.encode(messages.Subscribe(self.node, after))
+        with self._stream_lock:
+            if self._closed.is_set():
+                return ()
+            self._stream = self._channel.unary_stream(codec.path(codec.ORDERS))(
+                request, wait_for_ready=True
+            )
+            return self._stream
+
+    def _end(self, on_end: Callable[[str], None], reason: str) -> None:
+        if not self._closed.is_set():
+            on_end(reason)
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            self.close()
+
+
+def _reason(error: Any) -> str:
+    return f"{error.code().name}: {error.details() or 'no details'}"
+
+
+def _options(target_name: str) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.ssl_target_name_override", target_name),
+        ("grpc.default_authority", target_name),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", codec.MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", codec.MAX_MESSAGE_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]

@@ -1,0 +1,77 @@
+"""Orders to one attempt of a node, kept so that a broken stream loses none.
+
+Covers: numbering, replay after a reconnect, one live stream at a time.
+Does not: know gRPC (control.server).
+Threads: `put` and `close` from any thread; each stream is consumed by one thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from tfos.control import messages
+
+_CHECK_S = 5.0
+"""A waiting stream looks this often whether its peer is still there; waking is by notify."""
+
+
+class Outbox:
+    """The orders to one attempt of one node, from the first on.
+
+    Orders are few (start, one flush per epoch, finish, stop), so all are kept.
+    """
+
+    def __init__(self) -> None:
+        self._orders: list[messages.Order] = []
+        self._changed = threading.Condition()
+        self._stream = 0
+        self._closed = False
+
+    def put(self, order: messages.Order) -> None:
+        """Queue an order for the node."""
+        with self._changed:
+            self._orders.append(order)
+            self._changed.notify_all()
+
+    def open_stream(self) -> int:
+        """Return the number of a new stream; it replaces the one before it."""
+        with self._changed:
+            self._stream += 1
+            self._changed.notify_all()
+            return self._stream
+
+    def is_current(self, stream: int) -> bool:
+        """Whether no later stream was opened."""
+        with self._changed:
+            return stream == self._stream
+
+    def wake(self) -> None:
+        """Make waiting streams look at `is_active` again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def stream(
+        self, number: int, after: int, is_active: Callable[[], bool]
+    ) -> Iterator[messages.SequencedOrder]:
+        """Yield the orders after `after` as they come; ends when replaced, closed or inactive."""
+        while True:
+            with self._changed:
+                while (
+                    len(self._orders) <= after
+                    and not self._closed
+                    and number == self._stream
+                    and is_active()
+                ):
+                    self._changed.wait(_CHECK_S)
+                if number != self._stream or not is_active() or len(self._orders) <= after:
+                    return
+                order = self._orders[after]
+            after += 1
+            yield messages.SequencedOrder(after, order)
+
+    def close(self) -> None:
+        """End the stream once everything queued was sent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

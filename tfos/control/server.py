@@ -1,0 +1,277 @@
+"""The driver's side of the control plane: an authenticated gRPC server for all nodes.
+
+Covers: mutual TLS, who may say what, order streams, decoding with typed refusal.
+Does not: decide anything (a ControlHandler does, see control.coordinator).
+Runs in: the driver's Python.
+Threads: every call runs on a daemon thread of this server and ends in the handler, which must
+serialise by itself. Daemon threads, because an executor of `concurrent.futures` would make the
+interpreter wait at exit for streams that live as long as their nodes.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+from tfos.control import codec, messages
+from tfos.control.identity import TlsCredentials
+from tfos.control.outbox import Outbox
+from tfos.errors import ControlError
+
+_LOG = logging.getLogger(__name__)
+
+_SPARE_THREADS = 16
+"""Unary calls served at once, beside one stream per node."""
+_CLOSE_GRACE_S = 0.2
+
+
+class ControlHandler(Protocol):
+    """What the server calls; every method may be called from several threads at once."""
+
+    def on_register(self, register: messages.Register) -> messages.RegisterReply:
+        """Answer a node that announces itself."""
+
+    def on_heartbeat(self, heartbeat: messages.Heartbeat) -> messages.HeartbeatReply:
+        """Note a sign of life."""
+
+    def on_event(self, node: messages.NodeId, event: messages.Event) -> None:
+        """Act on a report."""
+
+    def on_log(self, batch: messages.LogBatch) -> None:
+        """Show lines of output."""
+
+    def on_stream_opened(self, node: messages.NodeId) -> str:
+        """Return why this attempt gets no orders; empty if it may have them."""
+
+    def on_stream_closed(self, node: messages.NodeId) -> None:
+        """The node's connection for orders is gone, for whatever reason."""
+
+
+class ControlServer:
+    """Serves one cluster. Orders are queued per attempt of a node and never lost."""
+
+    def __init__(
+        self, handler: ControlHandler, credentials: TlsCredentials, *, num_nodes: int
+    ) -> None:
+        self._handler = handler
+        self._outboxes: dict[messages.NodeId, Outbox] = {}
+        self._outboxes_lock = threading.Lock()
+        self._threads = _DaemonThreads(2 * num_nodes + _SPARE_THREADS)
+        self._server = grpc.server(
+            self._threads,
+            handlers=[_Methods(self)],
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", codec.MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", codec.MAX_MESSAGE_BYTES),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ],
+        )
+        self._credentials = grpc.ssl_server_credentials(
+            [(credentials.key_pem, credentials.cert_pem)],
+            root_certificates=credentials.ca_pem,
+            require_client_auth=True,
+        )
+        self._closed = False
+
+    def start(self, host: str, port: int = 0) -> int:
+        """Bind and serve.
+
+        Returns:
+            The port, which the system chose if `port` was 0.
+
+        Raises:
+            ControlError: the address cannot be bound.
+        """
+        try:
+            bound: int = self._server.add_secure_port(
+                f"{_bracketed(host)}:{port}", self._credentials
+            )
+        except RuntimeError as error:
+            raise ControlError(
+                f"the control server cannot listen on {host}:{port} ({error}); "
+                "set spark.driver.bindAddress or free the port"
+            ) from error
+        self._server.start()
+        return bound
+
+    def send(self, node: messages.NodeId, order: messages.Order) -> None:
+        """Queue an order for this attempt of a node; it leaves at once if the node listens."""
+        self._outbox(node).put(order)
+
+    def close(self) -> None:
+        """End all streams and calls. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._outboxes_lock:
+            outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
+            outbox.close()
+        self._server.stop(_CLOSE_GRACE_S).wait(5.0)
+        self._threads.shutdown(wait=False)
+
+    def _outbox(self, node: messages.NodeId) -> Outbox:
+        with self._outboxes_lock:
+            return self._outboxes.setdefault(node, Outbox())
+
+    def register(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        """Serve Register."""
+        message = _decode(codec.decode_register, body, context)
+        _check_sender(message.node, context)
+        return codec.encode(self._handler.on_register(message))
+
+    def heartbeat(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        """Serve Heartbeat."""
+        message = _decode(codec.decode_heartbeat, body, context)
+        _check_sender(message.node, context)
+        return codec.encode(self._handler.on_heartbeat(message))
+
+    def report(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        """Serve Report."""
+        message = _decode(codec.decode_report, body, context)
+        _check_sender(message.node, context)
+        if isinstance(message.event, messages.Failed):
+            _check_sender(message.event.failure.node, context)
+        self._handler.on_event(message.node, message.event)
+        return codec.encode(messages.Ack())
+
+    def log(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        """Serve Log."""
+        message = _decode(codec.decode_log, body, context)
+        _check_sender(message.node, context)
+        self._handler.on_log(message)
+        return codec.encode(messages.Ack())
+
+    def orders(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Serve Orders: yields until the node, a newer stream or this server ends it."""
+        message = _decode(codec.decode_subscribe, body, context)
+        _check_sender(message.node, context)
+        refusal = self._handler.on_stream_opened(message.node)
+        if refusal:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+        outbox = self._outbox(message.node)
+        number = outbox.open_stream()
+
+        def ended() -> None:
+            outbox.wake()
+            if outbox.is_current(number):
+                self._handler.on_stream_closed(message.node)
+
+        if not context.add_callback(ended):
+            ended()
+            return
+        for item in outbox.stream(number, message.after, context.is_active):
+            yield codec.encode(item)
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
+    """Routes method paths to a ControlServer; bodies stay bytes until the sender is known."""
+
+    def __init__(self, server: ControlServer) -> None:
+        self._handlers = {
+            codec.path(codec.REGISTER): grpc.unary_unary_rpc_method_handler(server.register),
+            codec.path(codec.HEARTBEAT): grpc.unary_unary_rpc_method_handler(server.heartbeat),
+            codec.path(codec.REPORT): grpc.unary_unary_rpc_method_handler(server.report),
+            codec.path(codec.LOG): grpc.unary_unary_rpc_method_handler(server.log),
+            codec.path(codec.ORDERS): grpc.unary_stream_rpc_method_handler(server.orders),
+        }
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return the handler of a path; None means UNIMPLEMENTED."""
+        return self._handlers.get(handler_call_details.method)
+
+
+class _DaemonThreads(futures.Executor):
+    """Runs calls on up to `max_threads` daemon threads, started as they are needed."""
+
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
+        self._work: collections.deque[Callable[[], None]] = collections.deque()
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._started = 0
+        self._closed = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        """Queue a call; start a thread if none is free for it."""
+        future: futures.Future[Any] = futures.Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  # a future carries it to whoever asks
+                future.set_exception(error)
+
+        with self._changed:
+            self._work.append(work)
+            start = len(self._work) > self._waiting and self._started < self._max_threads
+            self._started += start
+            self._changed.notify()
+        if start:
+            threading.Thread(target=self._run, name="tfos-control", daemon=True).start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._waiting += 1
+                while not self._work and not self._closed:
+                    self._changed.wait()
+                self._waiting -= 1
+                if not self._work:
+                    return
+                work = self._work.popleft()
+            work()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let idle threads end; running calls end with their connections."""
+        del wait, cancel_futures
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def _decode(
+    decode: Callable[[bytes], codec.Message], body: bytes, context: grpc.ServicerContext
+) -> codec.Message:
+    try:
+        return decode(body)
+    except codec.MalformedMessage as error:
+        _LOG.warning("refused a message of %s: %s", _peer_name(context), error)
+        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+def _check_sender(node: messages.NodeId, context: grpc.ServicerContext) -> None:
+    """A node speaks only for itself: its certificate names it."""
+    peer = _peer_name(context)
+    if peer != node.name:
+        _LOG.warning("refused a message of %r that claims to be %r", peer, node.name)
+        _abort(
+            context,
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"the certificate is for {peer!r}, the message claims to be {node.name!r}",
+        )
+
+
+def _peer_name(context: grpc.ServicerContext) -> str:
+    names = context.auth_context().get("x509_common_name", [])
+    return names[0].decode("utf-8", "replace") if names else ""
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
+    context.abort(code, details)
+    raise ControlError(details)  # abort() has raised; this tells the type checker
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -1,0 +1,156 @@
+"""Everything that tfos raises in the driver, ordered by who must act.
+
+TFOSError
+├── SettingsError            impossible arguments (also a ValueError)     → fix the call
+│   ├── ConfigError          a Spark setting that the cluster cannot use  → fix the configuration
+│   ├── UnsupportedError     a thing tfos does not do (yet)               → choose another way
+│   └── NotPicklable         main_fun cannot travel to the executors      → fix the function
+├── NotEnoughSlots           Spark cannot run all nodes at once           → fewer nodes, more slots
+├── ReservationTimeout       nodes that never came; the text names them   → look at those executors
+├── PhaseError               the call does not fit the cluster's phase    → programming error
+├── NodeFailedError          a node failed; `failures` has the records    → read the first one
+├── FeedTimeout              rows were fed but nobody took them           → feed_timeout, main_fun
+├── FeedError                the Spark job that feeds rows failed         → the data, the executors
+├── ShutdownTimeout          nodes did not end in time and were killed    → timeout, main_fun
+└── ControlError             the control plane between driver and nodes
+    ├── ControlUnavailable   transient: nobody answered in time           → retried by the caller
+    └── ControlRefused       the driver refused this node for good        → the node ends
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfos.control.messages import NodeFailure
+
+
+class TFOSError(Exception):
+    """Base of all errors that tfos raises in the driver."""
+
+
+class SettingsError(TFOSError, ValueError):
+    """The arguments cannot work, whatever the cluster."""
+
+
+class ConfigError(SettingsError):
+    """A Spark setting is in the way."""
+
+
+class UnsupportedError(SettingsError):
+    """tfos does not do this; the text names another way."""
+
+
+class NotPicklable(SettingsError):
+    """`main_fun` or its arguments cannot be pickled; the text names the object."""
+
+
+class NotEnoughSlots(TFOSError):
+    """Spark offers fewer task slots at once than the cluster has nodes."""
+
+
+class ReservationTimeout(TFOSError):
+    """Not every node registered in time.
+
+    Attributes:
+        missing: names of the nodes that were not ready.
+    """
+
+    def __init__(self, message: str, missing: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class PhaseError(TFOSError):
+    """The call does not fit the phase that the cluster is in."""
+
+
+class FeedTimeout(TFOSError):
+    """No worker took a row for `feed_timeout` seconds."""
+
+
+class FeedError(TFOSError):
+    """The Spark job that feeds rows failed, and no node did."""
+
+
+class ShutdownTimeout(TFOSError):
+    """Nodes did not end within the timeout; they were stopped by force."""
+
+
+class ControlError(TFOSError):
+    """The control plane failed."""
+
+
+class ControlUnavailable(ControlError):
+    """Nobody answered within the deadline; trying again may help."""
+
+
+class ControlRefused(ControlError):
+    """The driver refused this node: wrong certificate, replaced attempt or closing cluster."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception in a node's process, as text; a `__cause__`."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text.rstrip()}\n"""'
+
+
+class NodeFailedError(TFOSError):
+    """A node failed: the first failure is the headline, the rest are counted.
+
+    The node's own traceback is `__cause__`, so Python prints it first.
+
+    Attributes:
+        failures: every failure record in order of arrival; the first is the root cause.
+    """
+
+    def __init__(self, failures: Sequence[NodeFailure]) -> None:
+        self.failures: list[NodeFailure] = list(failures)
+        super().__init__(describe_failures(self.failures))
+        if self.failures and self.failures[0].traceback:
+            self.__cause__ = RemoteTraceback(self.failures[0].traceback)
+
+    def __reduce__(self) -> tuple[type[NodeFailedError], tuple[list[NodeFailure]]]:
+        return NodeFailedError, (self.failures,)
+
+
+def describe_failures(failures: Sequence[NodeFailure]) -> str:
+    """Return the text of a NodeFailedError: root cause, where it was raised, how many more."""
+    if not failures:
+        return "a node failed without a record"
+    first = failures[0]
+    lines = [_headline(first), _where(first)]
+    if not first.traceback and first.log_tail:
+        lines += ["last lines of its output:", *(f"    {line}" for line in first.log_tail)]
+    if len(failures) > 1:
+        others = ", ".join(sorted({other.node.name for other in failures[1:]}))
+        count = len(failures) - 1
+        lines.append(f"{count} more failure{'s' if count > 1 else ''} after it: {others}")
+    return "\n".join(lines)
+
+
+def describe_failure(failure: NodeFailure) -> str:
+    """Return one line: who failed, where and of what."""
+    return f"{failure.node.name}@{failure.host}: {_headline(failure)}"
+
+
+def _headline(failure: NodeFailure) -> str:
+    if not failure.error_type:
+        return failure.message or "ended without a reason"
+    return f"{failure.error_type}: {failure.message}" if failure.message else failure.error_type
+
+
+def _where(failure: NodeFailure) -> str:
+    verb = "raised in" if failure.traceback else "failed:"
+    where = [
+        f"executor {failure.executor_id}" if failure.executor_id else "",
+        failure.host,
+        f"pid {failure.pid}" if failure.pid else "",
+        f"phase {failure.phase}" if failure.phase else "",
+    ]
+    text = f"{verb} {failure.node.name} ({', '.join(part for part in where if part)})"
+    return f"{text}; log: {failure.log_path}" if failure.log_path else text
