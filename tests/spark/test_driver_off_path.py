@@ -1,0 +1,82 @@
+"""The driver is off the data path: its sockets stay quiet, whatever the model's size."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.spark.driver_sockets import process_tcp_bytes
+from tfos import InputMode, TFCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+WINDOW_S = 12.0
+NODES = 3
+
+
+def _steps(args, ctx):
+    import numpy as np
+
+    from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
+
+    size = args["num_elements"]
+    client = ctx.ps_client()
+    values = np.zeros(size, np.float32)
+    gradient = np.ones(size, np.float32)
+    group = GroupSpec(
+        name="trainable", dtype="float32", rule=Add(), params=(ParamSpec("w", (size,)),)
+    )
+    if ctx.is_chief:
+        client.seed(Manifest(groups=(group,)), {"trainable": values})
+    client.attach(timeout_s=60)
+    step = 0
+    while not os.path.exists(args["stop_file"]):
+        client.push_pull(
+            {"trainable": gradient},
+            {"trainable": values},
+            hyper=Hyper(learning_rate=1.0),
+            rows=1,
+        )
+        step += 1
+        ctx.report_progress(step=step, rows=step, loss=0.0)
+        if step == 3:
+            Path(f"{args['stop_file']}.{ctx.task_index}").touch()
+
+
+def _measure(spark, tmp_path: Path, num_elements: int) -> tuple[float, float]:
+    """Return bytes per second of the driver's Python and of its JVM during steps."""
+    stop_file = tmp_path / f"stop-{num_elements}"
+    args = {"num_elements": num_elements, "stop_file": str(stop_file)}
+    jvm = spark.sparkContext._gateway.proc.pid
+    with TFCluster.reserve(
+        spark.sparkContext, cluster_size=NODES, num_ps=1, input_mode=InputMode.TENSORFLOW
+    ) as cluster:
+        cluster.start(_steps, args)
+        _wait(lambda: len(list(tmp_path.glob(f"{stop_file.name}.*"))) == 2, 90)
+        before = process_tcp_bytes(os.getpid()), process_tcp_bytes(jvm)
+        threading.Event().wait(WINDOW_S)
+        after = process_tcp_bytes(os.getpid()), process_tcp_bytes(jvm)
+        stop_file.touch()
+    return (after[0] - before[0]) / WINDOW_S, (after[1] - before[1]) / WINDOW_S
+
+
+def _wait(condition, timeout_s: float) -> None:
+    pulse = threading.Event()
+    for _ in range(int(timeout_s / 0.05)):
+        if condition():
+            return
+        pulse.wait(0.05)
+    raise AssertionError(f"not reached within {timeout_s:.0f} s")
+
+
+def test_driver_traffic_is_small_and_does_not_grow_with_the_model(local_cluster, tmp_path):
+    small_python, small_jvm = _measure(local_cluster, tmp_path, 1_000_000)  # 4 MB
+    large_python, large_jvm = _measure(local_cluster, tmp_path, 50_000_000)  # 200 MB
+    figures = f"python {small_python:.0f} -> {large_python:.0f}, jvm {small_jvm:.0f} -> {large_jvm:.0f} B/s"
+    print(figures)
+    assert small_python < 2048 * NODES, figures
+    assert large_python < 2048 * NODES, figures
+    assert large_jvm <= small_jvm * 1.1 + 200, figures
