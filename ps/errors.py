@@ -1,0 +1,166 @@
+"""Everything the parameter server can raise, ordered by who must act.
+
+PSError
+├── SettingsError            impossible settings                 → fix the call
+├── ManifestMismatch         two sides mean different parameters → fix the deployment
+├── RoleError                this role may not call that         → fix the call
+├── PhaseError               the shard is in the wrong phase     → wait, seed or restart it
+├── PushError                the server refused one push         → its state is unchanged
+│   ├── ShapeError           size or dtype of a tensor is wrong
+│   ├── NonFiniteGradient    NaN or infinity in a bucket
+│   ├── StaleIncarnation     a newer attempt of this worker is registered
+│   └── SequenceGap          a push is missing before this one
+├── WorkerLost               a sync barrier lost a member        → restart with the remaining
+├── CheckpointError          a checkpoint cannot be written or read
+├── TransportError           network or peer failed              → retried; then this
+│   ├── RequestTimeout
+│   └── PeerGone
+├── ClosedError              *this side* closed it earlier       → programming error
+└── ServerError              the server failed for a reason of its own
+
+Each class has a `code`, its name on the wire: a handler's exception travels as (code, message,
+details) and `from_remote` makes it the same class at the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from rpc.errors import RemoteError
+
+
+class PSError(Exception):
+    """Base of all errors of the parameter server.
+
+    Args:
+        message: what was got, what was expected and the next step.
+        details: the same as strings by name, for programs; travels with the error frame.
+    """
+
+    code: ClassVar[str] = "ps"
+
+    def __init__(self, message: str, details: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, str] = dict(details or {})
+
+
+class SettingsError(PSError, ValueError):
+    """Settings that cannot work, whoever asks.
+
+    A `ValueError` too, so that decoding a manifest reports it with the path of the field.
+    """
+
+    code = "settings"
+
+
+class ManifestMismatch(PSError):
+    """Client and server, or server and checkpoint, describe different parameters."""
+
+    code = "manifest_mismatch"
+
+
+class RoleError(PSError):
+    """The caller's role may not make this call."""
+
+    code = "role"
+
+
+class PhaseError(PSError):
+    """The shard is in a phase in which this call is illegal; the message names both."""
+
+    code = "phase"
+
+
+class PushError(PSError):
+    """The server refused a push and left the parameters it concerns unchanged."""
+
+    code = "push"
+
+
+class ShapeError(PushError):
+    """A tensor has another size or dtype than the manifest says."""
+
+    code = "shape"
+
+
+class NonFiniteGradient(PushError):
+    """A pushed bucket holds NaN or infinity; that bucket was left as it was."""
+
+    code = "non_finite"
+
+
+class StaleIncarnation(PushError):
+    """The push came from an attempt of a worker that a newer attempt has replaced."""
+
+    code = "stale_incarnation"
+
+
+class SequenceGap(PushError):
+    """The push's sequence number does not follow the last one of this worker."""
+
+    code = "sequence_gap"
+
+
+class WorkerLost(PSError):
+    """A member of the sync barrier is gone, so the step cannot be completed."""
+
+    code = "worker_lost"
+
+
+class CheckpointError(PSError):
+    """A checkpoint is incomplete, damaged, of another model, or cannot be written."""
+
+    code = "checkpoint"
+
+
+class TransportError(PSError):
+    """The network or the peer failed and retries did not help."""
+
+    code = "transport"
+
+
+class RequestTimeout(TransportError):
+    """No answer within the deadline."""
+
+    code = "request_timeout"
+
+
+class PeerGone(TransportError):
+    """The peer closed or reset the connection and could not be reached again."""
+
+    code = "peer_gone"
+
+
+class ClosedError(PSError):
+    """This side was closed earlier."""
+
+    code = "closed"
+
+
+class ServerError(PSError):
+    """The server failed for a reason of its own; its log has the traceback."""
+
+    code = "internal"
+
+
+def _tree(root: type[PSError]) -> Iterator[type[PSError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+_BY_CODE = {error.code: error for error in _tree(PSError)}
+
+
+def from_remote(error: RemoteError) -> PSError:
+    """Return the exception that the server raised, as the class its code names.
+
+    A code that is unknown here becomes `ServerError` and keeps the code in the text.
+    """
+    found = _BY_CODE.get(error.code)
+    if found is None:
+        return ServerError(f"{error.message} (code {error.code!r})", error.details)
+    return found(error.message, error.details)

@@ -1,0 +1,334 @@
+"""What the parameters are: groups, their rule, the flat layout, and what travels with a push.
+
+Covers: the manifest that all sides must agree on, and the cut of its flat buffers into buckets.
+Does not: hold values (ps.dense), compute (ps.optimizers, ps.kernels). Pure; no numba, no threads.
+
+All parameters of a group stand in one flat buffer, in order, without padding. Buckets cut that
+buffer into pieces of `bucket_bytes`, never across groups; their ids count through all groups.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Literal, NewType
+
+import msgspec
+import numpy as np
+
+from ps.errors import ManifestMismatch, SettingsError
+
+BucketId = NewType("BucketId", int)
+ServerRank = NewType("ServerRank", int)
+WorkerRank = NewType("WorkerRank", int)
+
+DType = Literal["float32", "float64"]
+
+MAX_PARAMS = 100_000
+MAX_NAME_LENGTH = 512
+MAX_RANK = 32
+MAX_GROUP_BYTES = 1 << 44
+MIN_BUCKET_BYTES = 64
+MAX_BUCKET_BYTES = 1 << 26
+MAX_BUCKETS = 1 << 20
+
+
+def _check_range(rule: str, name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also false for NaN
+        raise SettingsError(f"{rule}: {name} must be in [{low:g}, {high:g}], got {value!r}")
+
+
+class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
+    """Settings that every optimizer of Keras has."""
+
+    weight_decay: float | None = None
+    """Decoupled decay: before the update v -= v * weight_decay * learning_rate. None: no decay."""
+    clipvalue: float | None = None
+    """Each element of the gradient is cut to [-clipvalue, clipvalue]. None or 0: not clipped."""
+    clipnorm: float | None = None
+    """Each parameter's gradient is scaled down to this norm. None or 0: not clipped."""
+    global_clipnorm: float | None = None
+    """The whole gradient is scaled down to this norm. None or 0: not clipped."""
+
+    def __post_init__(self) -> None:
+        for name in ("weight_decay", "clipvalue", "clipnorm", "global_clipnorm"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_range(type(self).__name__, name, value, 0.0, math.inf)
+
+
+class SGD(Descent, frozen=True, kw_only=True, tag="sgd"):
+    """Gradient descent; see ps.optimizers.sgd, momentum, nesterov."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_range("SGD", "momentum", self.momentum, 0.0, 1.0)
+
+
+class Adagrad(Descent, frozen=True, kw_only=True, tag="adagrad"):
+    """See ps.optimizers.adagrad."""
+
+    epsilon: float = 1e-7
+    initial_accumulator_value: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_range("Adagrad", "epsilon", self.epsilon, 0.0, 1e30)
+        initial = self.initial_accumulator_value
+        _check_range("Adagrad", "initial_accumulator_value", initial, 0.0, 1e30)
+
+
+class Adam(Descent, frozen=True, kw_only=True, tag="adam"):
+    """See ps.optimizers.adam."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = type(self).__name__
+        for beta in ("beta_1", "beta_2"):
+            value = getattr(self, beta)
+            if not 0.0 <= value < 1.0:
+                raise SettingsError(f"{name}: {beta} must be in [0, 1), got {value!r}")
+        _check_range(name, "epsilon", self.epsilon, 0.0, 1e30)
+
+
+class AdamW(Adam, frozen=True, kw_only=True, tag="adamw"):
+    """Adam with decoupled weight decay; see ps.optimizers.adam and decay."""
+
+    weight_decay: float | None = 0.004
+
+
+class Average(msgspec.Struct, frozen=True, tag_field="rule", tag="average"):
+    """Statistics, not gradients, are pushed; see ps.optimizers.average."""
+
+
+class Add(msgspec.Struct, frozen=True, tag_field="rule", tag="add"):
+    """The pushed values are added; see ps.optimizers.add."""
+
+
+RuleConfig = SGD | Adagrad | Adam | AdamW | Average | Add
+
+
+class ParamSpec(msgspec.Struct, frozen=True):
+    """One tensor: its name, unique in its group, and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME_LENGTH:
+            raise SettingsError(
+                f"a parameter's name has 1..{MAX_NAME_LENGTH} characters, got {len(self.name)}"
+            )
+        if len(self.shape) > MAX_RANK:
+            raise SettingsError(f"{self.name!r}: rank {len(self.shape)} is above {MAX_RANK}")
+        if min(self.shape, default=0) < 0:
+            raise SettingsError(f"{self.name!r}: shape {self.shape} has a negative dimension")
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
+
+
+class GroupSpec(msgspec.Struct, frozen=True):
+    """Parameters of one dtype that follow one rule and stand in one flat buffer."""
+
+    name: str
+    dtype: DType
+    rule: RuleConfig
+    params: tuple[ParamSpec, ...]
+
+    def __post_init__(self) -> None:
+        _check_unique(f"group {self.name!r}", [param.name for param in self.params])
+        if self.nbytes > MAX_GROUP_BYTES:
+            raise SettingsError(
+                f"group {self.name!r}: {self.nbytes} bytes are above the limit {MAX_GROUP_BYTES}"
+            )
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return 4 if self.dtype == "float32" else 8
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all parameters together."""
+        return sum(param.num_elements for param in self.params)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the group's values, without optimizer slots."""
+        return self.num_elements * self.itemsize
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What all workers and servers must agree on; equal hashes mean equal manifests."""
+
+    groups: tuple[GroupSpec, ...]
+    bucket_bytes: int = 262_144
+    """Bytes of values in a bucket, the unit of locking, versioning and moving; a multiple of 8.
+    Smaller: finer overlap of receiving and applying, more Python per byte. 256 KiB of gradient,
+    values and two slots stay in a core's second-level cache."""
+    consistency: Literal["async", "sync"] = "async"
+    reduction: Literal["mean", "sum"] = "mean"
+
+    def __post_init__(self) -> None:
+        _check_unique("manifest", [group.name for group in self.groups])
+        num_params = sum(len(group.params) for group in self.groups)
+        if num_params > MAX_PARAMS:
+            raise SettingsError(f"{num_params} parameters are above the limit {MAX_PARAMS}")
+        in_range = MIN_BUCKET_BYTES <= self.bucket_bytes <= MAX_BUCKET_BYTES
+        if not in_range or self.bucket_bytes % 8:
+            raise SettingsError(
+                f"bucket_bytes must be a multiple of 8 from {MIN_BUCKET_BYTES} to "
+                f"{MAX_BUCKET_BYTES}, got {self.bucket_bytes}"
+            )
+        num_buckets = sum(-(-group.nbytes // self.bucket_bytes) for group in self.groups)
+        if num_buckets > MAX_BUCKETS:
+            raise SettingsError(
+                f"{num_buckets} buckets are above the limit {MAX_BUCKETS}; "
+                f"raise bucket_bytes ({self.bucket_bytes})"
+            )
+
+    def encode(self) -> bytes:
+        """Return the canonical msgpack encoding, the one that is hashed."""
+        return msgspec.msgpack.encode(self, order="deterministic")
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> Manifest:
+        """Return the manifest in `data`.
+
+        Raises:
+            ManifestMismatch: not a manifest of this version; the message names the field.
+        """
+        try:
+            return msgspec.msgpack.decode(data, type=cls)
+        except msgspec.DecodeError as error:  # ValidationError too: it is a subclass
+            raise ManifestMismatch(f"not a manifest that this version reads: {error}") from error
+
+    def hash(self) -> str:
+        """Return the hex digest (32 digits) that both ends of a connection compare."""
+        return hashlib.blake2b(self.encode(), digest_size=16).hexdigest()
+
+    def group(self, name: str) -> GroupSpec:
+        """Return the group called `name`."""
+        for group in self.groups:
+            if group.name == name:
+                return group
+        known = ", ".join(repr(group.name) for group in self.groups)
+        raise ManifestMismatch(f"no parameter group {name!r}; the manifest has {known or 'none'}")
+
+
+def _check_unique(where: str, names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SettingsError(f"{where}: the name {name!r} occurs twice")
+        seen.add(name)
+
+
+class Hyper(msgspec.Struct, frozen=True):
+    """What a push brings besides the gradient."""
+
+    learning_rate: float
+    scalars: dict[str, tuple[float, ...]] | None = None
+    """By group name: the step's scalars of the group's rule, in the order of
+    `ps.optimizers.rule_of(config).step_scalars` (Adam: alpha; SGD, Adagrad: none), computed by the
+    pusher in the group's dtype. The server uses them as they are, which makes one sync worker equal
+    to Keras bit for bit; without them it computes them from the learning rate and its steps."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.learning_rate):
+            raise SettingsError(f"learning_rate must be finite, got {self.learning_rate!r}")
+        for group, values in (self.scalars or {}).items():
+            if not all(map(math.isfinite, values)):
+                raise SettingsError(f"scalars of group {group!r} must be finite, got {values!r}")
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """Elements [start, stop) of one group's flat buffer."""
+
+    id: int
+    group: str
+    start: int
+    stop: int
+    nbytes: int
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+class GroupLayout(msgspec.Struct, frozen=True):
+    """Where each parameter of a group starts in its flat buffer."""
+
+    name: str
+    dtype: DType
+    param_names: tuple[str, ...]
+    offsets: tuple[int, ...]
+    """First element of each parameter, then the total: one more entry than parameters."""
+    first_bucket: int
+    num_buckets: int
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the whole group."""
+        return self.offsets[-1]
+
+    @property
+    def numpy_dtype(self) -> np.dtype[np.float32] | np.dtype[np.float64]:
+        """The dtype as numpy's object."""
+        return np.dtype(np.float32) if self.dtype == "float32" else np.dtype(np.float64)
+
+    def param_at(self, element: int) -> str:
+        """Return the name of the parameter that holds this element of the flat buffer."""
+        return self.param_names[bisect.bisect_right(self.offsets, element) - 1]
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The cut of a manifest's flat buffers; a pure function of the manifest."""
+
+    groups: tuple[GroupLayout, ...]
+    buckets: tuple[Bucket, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Layout:
+        """Lay out the parameters of `manifest`."""
+        groups: list[GroupLayout] = []
+        buckets: list[Bucket] = []
+        for spec in manifest.groups:
+            offsets = [0]
+            for param in spec.params:
+                offsets.append(offsets[-1] + param.num_elements)
+            first = len(buckets)
+            step = manifest.bucket_bytes // spec.itemsize
+            for start in range(0, offsets[-1], step):
+                stop = min(start + step, offsets[-1])
+                size = (stop - start) * spec.itemsize
+                buckets.append(Bucket(len(buckets), spec.name, start, stop, size))
+            names = tuple(param.name for param in spec.params)
+            count = len(buckets) - first
+            groups.append(GroupLayout(spec.name, spec.dtype, names, tuple(offsets), first, count))
+        return cls(tuple(groups), tuple(buckets))
+
+    def group(self, name: str) -> GroupLayout:
+        """Return the layout of the group called `name`."""
+        for group in self.groups:
+            if group.name == name:
+                return group
+        known = ", ".join(repr(group.name) for group in self.groups)
+        raise ManifestMismatch(f"no parameter group {name!r}; the manifest has {known or 'none'}")
+
+    def bucket_bytes(self) -> tuple[int, ...]:
+        """Return each bucket's bytes by id, as `ps.sharding.deal` takes them."""
+        return tuple(bucket.nbytes for bucket in self.buckets)
