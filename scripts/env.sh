@@ -58,12 +58,12 @@ tfos_export() {
 }
 
 tfos_env() {
-  local extras=$1 base want
+  local extras=$1 base want more
   TFOS_VENV="$TFOS_ROOT/.venv"
-  want=$(tfos_fingerprint "$extras")
+  want=$(tfos_fingerprint "$extras") more=$(tfos_fingerprint "$extras,dev")
   exec 9>"$TFOS_ROOT/.venv.lock"
   flock 9
-  if ! grep -qsx "$want" "$TFOS_VENV/tfos-installed" || ! "$TFOS_VENV/bin/python" -c "" 2>/dev/null; then
+  if ! grep -qsx -e "$want" -e "$more" "$TFOS_VENV/tfos-installed" || ! "$TFOS_VENV/bin/python" -c "" 2>/dev/null; then
     "$TFOS_VENV/bin/python" -m pip --version >/dev/null 2>&1 || {
       base=$(tfos_python) || exit 1
       rm -rf "$TFOS_VENV"

@@ -1,7 +1,7 @@
 """What the three MNIST examples share: flags, digits, the model, predicting, and a stopwatch.
 
-Sent to the executors with `sc.addPyFile`, as a module of your own would be; so TensorFlow, Spark and
-tfos are imported where they are needed.
+Sent to the executors with `sc.addPyFile`, as a module of your own would be; so TensorFlow, Spark
+and tfos are imported where they are needed.
 """
 
 from __future__ import annotations
