@@ -1,0 +1,65 @@
+"""Settings of a feed, composed by the caller and validated once.
+
+Covers: FeedConfig, the only settings class of this package.        Pure data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from feeding.errors import SettingsError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedConfig:
+    """How rows travel from a Spark task to the training processes."""
+
+    chunk_rows: int = 256
+    """Most rows in a chunk. Larger: less overhead per row. Smaller: rows spread more evenly over
+    the workers."""
+
+    chunk_bytes: int = MIB
+    """Aim for the size of a chunk; wide rows make chunks of fewer rows, down to one."""
+
+    max_chunk_bytes: int = 256 * MIB
+    """A worker refuses larger chunks before it allocates anything, so this bounds one row."""
+
+    max_inflight_bytes: int = 64 * MIB
+    """Back-pressure per worker: feeders wait while more than this is unread. A worker's memory for
+    rows stays below this plus one chunk per feeder."""
+
+    feed_timeout_s: float = 600.0
+    """A feeder fails when no worker consumes anything for this long. Raise it for slow steps."""
+
+    starve_timeout_s: float = 259_200.0
+    """A consumer fails when it gets nothing for this long: the last resort, three days. A stopping
+    cluster ends the wait at once."""
+
+    connect_timeout_s: float = 10.0
+    """For connecting to a worker and hearing its first answer."""
+
+    float_dtype: str = "float64"
+    """Python floats travel as this; "float32" halves their bytes. Arrays keep their own dtype."""
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_rows", "chunk_bytes", "max_chunk_bytes", "max_inflight_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")
+        for name in ("feed_timeout_s", "starve_timeout_s", "connect_timeout_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise SettingsError(f"{name} must be a number of seconds, got {value!r}")
+            if not (math.isfinite(value) and value > 0):
+                raise SettingsError(f"{name} must be finite and > 0, got {value!r}")
+        if self.float_dtype not in ("float64", "float32", "float16"):
+            raise SettingsError(
+                f"float_dtype must be float64, float32 or float16, got {self.float_dtype!r}"
+            )
+        if self.chunk_bytes > self.max_chunk_bytes:
+            raise SettingsError(
+                f"chunk_bytes ({self.chunk_bytes}) exceeds max_chunk_bytes ({self.max_chunk_bytes})"
+            )

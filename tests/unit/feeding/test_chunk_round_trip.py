@@ -1,0 +1,275 @@
+"""Rows survive packing, encoding, decoding and rebuilding."""
+
+import collections
+import math
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from feeding import chunk as chunks
+from feeding.chunk import Chunk
+from feeding.config import FeedConfig
+from feeding.errors import RowError, SettingsError
+from feeding.packer import Packer
+from feeding.rows import rows_of
+from feeding.schema import DTYPES, FeedRow, row_class
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+FLOAT = st.floats(allow_nan=False)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+DTYPE = st.sampled_from(sorted(DTYPES)).map(np.dtype)
+
+
+def through_wire(chunk: Chunk) -> Chunk:
+    """Encode to bytes and decode again, as a worker would."""
+    import msgspec
+
+    payload = bytearray().join(chunk.encode())
+    meta = chunks.decode_meta(msgspec.msgpack.encode(chunk.meta))
+    assert chunks.payload_bytes(meta) == len(payload)
+    return chunks.decode(meta, memoryview(payload))
+
+
+def round_trip(rows, **settings):
+    settings.setdefault("chunk_rows", 3)
+    out: list = []
+    packed = list(Packer(FeedConfig(**settings), partition=2).chunks(iter(rows)))
+    assert [c.meta.last_in_partition for c in packed] == [False] * (len(packed) - 1) + [
+        True
+    ] * bool(packed)
+    for chunk in packed:
+        assert chunk.meta.first_row == len(out)
+        out += rows_of(through_wire(chunk))
+    return out
+
+
+def same(a, b):
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return type(b) is dict and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple) and not isinstance(b, FeedRow):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return a == b and (type(a) is type(b) or isinstance(b, FeedRow))
+
+
+def vectors(numbers):
+    return st.integers(0, 6).flatmap(
+        lambda n: st.lists(st.lists(numbers, min_size=n, max_size=n), max_size=8)
+    )
+
+
+def column(values, min_size=1):
+    return st.lists(values, min_size=min_size, max_size=8)
+
+
+HOMOGENEOUS = st.one_of(
+    column(INT64),
+    column(FLOAT),
+    column(st.booleans()),
+    column(TEXT),
+    column(st.binary(max_size=20)),
+    vectors(INT64),
+    vectors(st.integers(0, 255)),
+    vectors(st.integers(-300, 70_000)),
+    vectors(FLOAT),
+    vectors(st.booleans()),
+    column(st.lists(st.integers(0, 255), max_size=5)),
+    column(st.lists(FLOAT, min_size=1, max_size=5)),
+    DTYPE.flatmap(
+        lambda d: hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3).flatmap(
+            lambda s: column(
+                hnp.arrays(d, s, elements={"allow_nan": False} if d.kind == "f" else None)
+            )
+        )
+    ),
+)
+
+
+@hypothesis.given(HOMOGENEOUS)
+@hypothesis.settings(deadline=None)
+def test_rows_of_one_value_come_back_equal(rows):
+    assert same(round_trip(rows), rows)
+
+
+@hypothesis.given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 9), min_size=4, max_size=4), INT64, TEXT, FLOAT),
+        max_size=9,
+    ),
+    st.sampled_from(["tuple", "list", "dict", "row", "nested"]),
+)
+@hypothesis.settings(deadline=None)
+def test_groups_come_back_equal(rows, shape):
+    makers: dict = {
+        "tuple": lambda r: r,
+        "list": list,
+        "dict": lambda r: dict(zip("abcd", r, strict=True)),
+        "row": row_class(("a", "b", "c", "d")),
+        "nested": lambda r: ({"x": r[0], "y": (r[1], r[2])}, r[3]),
+    }
+    given = [makers[shape](row) for row in rows]
+    assert same(round_trip(given), given)
+
+
+def test_small_ints_travel_as_one_byte_and_come_back_as_ints():
+    chunk = Packer(FeedConfig()).pack([[0, 255, 7]] * 5)
+    assert chunk.meta.stored == ("uint8",)
+    assert chunk.meta.schema.columns[0].dtype == "int64"
+    assert rows_of(chunk)[0] == [0, 255, 7]
+
+
+@pytest.mark.parametrize(
+    ("row", "stored"),
+    [([-1, 3], "int16"), ([70_000, 3], "int32"), ([2**40, 3], "int64"), ([0.5, 3], "float64")],
+)
+def test_ints_travel_as_narrow_as_they_fit(row, stored):
+    chunk = Packer(FeedConfig()).pack([row])
+    assert chunk.meta.stored == (stored,)
+    assert rows_of(through_wire(chunk)) == [row]
+
+
+def test_a_float_after_ints_makes_the_column_float():
+    assert round_trip([[1, 2], [3, 4], [5, 0.5]], chunk_rows=2) == [[1, 2], [3, 4], [5.0, 0.5]]
+    assert round_trip([1, 2, 0.5]) == [1.0, 2.0, 0.5]
+
+
+def test_float_dtype_narrows_python_floats_only():
+    config = FeedConfig(float_dtype="float32")
+    chunk = Packer(config).pack([([0.5, 1.5], 0.25, np.array([0.5]))])
+    assert [c.dtype for c in chunk.meta.schema.columns] == ["float32", "float32", "float64"]
+
+
+def test_nested_lists_are_a_tensor_and_uneven_ones_are_columns():
+    chunk = Packer(FeedConfig()).pack([[[1, 2], [3, 4], [5, 6]]])
+    assert chunk.meta.schema.columns[0].shape == (3, 2)
+    assert round_trip([[[1, 2, 3], [4]], [[5, 6, 7], [8]]]) == [[[1, 2, 3], [4]], [[5, 6, 7], [8]]]
+
+
+def test_short_tuples_are_columns_and_long_ones_vectors():
+    pack = Packer(FeedConfig()).pack
+    assert pack([(1.0, 2.0, 3.0)]).meta.schema.names == ("0", "1", "2")
+    assert pack([(1.0, 2.0, 3.0, 4.0)]).meta.schema.names == ("value",)
+    assert pack([(1, 2.0, 3.0, 4.0)]).meta.schema.names == ("0", "1", "2", "3")
+
+
+def test_a_named_row_is_read_by_name_and_by_position_and_pickles():
+    import pickle
+
+    Point = collections.namedtuple("Point", "x label")
+    (row,) = round_trip([Point(1.5, "a")])
+    assert (row.x, row["label"], row[0]) == (1.5, "a", 1.5)
+    assert row == (1.5, "a")
+    assert row.asDict() == {"x": 1.5, "label": "a"}
+    assert pickle.loads(pickle.dumps(row)).label == "a"
+    with pytest.raises(AttributeError, match="the row has"):
+        _ = row.missing
+
+
+def test_vectors_of_spark_ml_are_read_through_toarray():
+    class DenseVector:
+        def toArray(self):
+            return np.array([1.0, 2.0])
+
+    assert round_trip([(DenseVector(), 1)])[0][0].tolist() == [1.0, 2.0]
+
+
+def test_empty_rows_and_no_rows():
+    assert round_trip([]) == []
+    assert round_trip([(), ()]) == [(), ()]
+    assert round_trip([[], []]) == [[], []]
+    assert round_trip([{}, {}]) == [{}, {}]
+
+
+def test_nan_and_infinity_survive():
+    (row,) = round_trip([[math.nan, math.inf, -math.inf]])
+    assert math.isnan(row[0])
+    assert row[1:] == [math.inf, -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([1, None], "partition 2, row 1, column 'value'|row 1: None"),
+        ([(1, 2), (3, None)], r"row 1, column '1': None; .*fill or drop"),
+        ([[1, 2], [3, None]], r"row 1, column 'value': value 1 is None"),
+        ([[1.0, 2.0], [3.0, "x"]], r"row 1, column 'value': value 1 is 'x' \(str\)"),
+        ([1, "x"], r"row 1: 'x' \(str\), but earlier rows have 1 \(int\)"),
+        ([True, 1], r"row 1: 1 \(int\), but earlier rows have True \(bool\)"),
+        ([(1, 2), (1, 2, 3)], "row 1: 3 values, but earlier rows have 2"),
+        ([{"a": 1}, {"b": 1}], r"row 1: keys \['b'\], but earlier rows have \['a'\]"),
+        ([{1: 2}], r"row 0: key 1 \(int\); keys must be str"),
+        ([2**63], "9223372036854775808 does not fit int64"),
+        ([[1, 2**63]], r"value 1 \(9223372036854775808\) does not fit int64"),
+        ([np.zeros(2), np.zeros(2, np.float32)], "array of float32, but earlier rows have float64"),
+        ([np.zeros((2, 2)), np.zeros((2, 3))], r"shape \(2, 3\), but earlier rows have \(2, 2\)"),
+        ([np.array(["x"])], "array of <U1"),
+        ([np.float32(1), np.float64(1)], "float64 scalar, but earlier rows have float32"),
+        ([[[1, 2], [3, 4]], [[1, 2]]], r"shape \(1, 2\), but earlier rows have \(2, 2\)"),
+        ([object()], "<object object"),
+        ([["a", "b"], ["c"]], "1 values, but earlier rows have 2"),
+        ([[True, False], [True, 3]], r"3 \(int\), but earlier rows hold only bool"),
+        ([{"a": {"b": {"c": [None]}}}], r"column 'a\.b\.c\.0': None"),
+        (["\ud800"], "not UTF-8"),
+        ([{"x" * 300: 1}], "column name of 300 characters"),
+        ([{"a.b": 1, "a": {"b": 2}}], "two columns have the same name"),
+        ([{f"{'n' * 200}{i}": i for i in range(1000)}], "1000 columns takes"),
+        ([1j], "1j"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named(rows, text):
+    with pytest.raises(RowError, match=text):
+        round_trip(rows)
+
+
+def test_the_row_number_counts_from_the_partition_start():
+    rows = [[1, 2]] * 10 + [[1, None]]
+    with pytest.raises(RowError, match="partition 2, row 10"):
+        round_trip(rows)
+
+
+def test_nesting_has_a_limit():
+    value: dict = {}
+    deep = value
+    for _ in range(12):
+        value["a"] = {}
+        value = value["a"]
+    value["a"] = 1
+    with pytest.raises(RowError, match="deeper than 8"):
+        round_trip([deep])
+
+
+def test_chunks_follow_bytes_whatever_the_row_width():
+    config = FeedConfig(chunk_rows=1000, chunk_bytes=1000)
+    wide_last = [b"x" * 10] * 200 + [b"y" * 500] * 50
+    sizes = [c.num_bytes for c in Packer(config).chunks(iter(wide_last))]
+    assert max(sizes) <= 2000
+    assert sum(c.num_rows for c in Packer(config).chunks(iter(wide_last))) == 250
+    assert len(sizes) < 60
+
+
+def test_a_row_over_the_limit_is_refused_with_the_setting():
+    config = FeedConfig(chunk_bytes=100, max_chunk_bytes=1000)
+    with pytest.raises(RowError, match=r"row 1: 20.* bytes, max_chunk_bytes is 1000"):
+        list(Packer(config).chunks(iter([b"x", b"y" * 2000])))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"chunk_rows": 0},
+        {"chunk_rows": True},
+        {"chunk_bytes": "1"},
+        {"feed_timeout_s": 0},
+        {"feed_timeout_s": math.inf},
+        {"feed_timeout_s": "x"},
+        {"float_dtype": "int8"},
+        {"chunk_bytes": 1 << 30},
+    ],
+)
+def test_impossible_settings_are_refused(bad):
+    with pytest.raises(SettingsError, match=next(iter(bad))):
+        FeedConfig(**bad)
