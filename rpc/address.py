@@ -6,6 +6,7 @@ Pure data; who connects decides the way by trying (rpc.connection).
 from __future__ import annotations
 
 import functools
+import socket
 from pathlib import Path
 
 import msgspec
@@ -31,3 +32,14 @@ class Endpoint(msgspec.Struct, frozen=True):
 def boot_id() -> str:
     """Return the kernel's boot id, the same for all processes of one running host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def advertised_host() -> str:
+    """Return the address of this host that others reach it by: that of the default route, else loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Connecting a datagram socket sends nothing; it only chooses the route.
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

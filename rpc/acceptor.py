@@ -1,0 +1,155 @@
+"""Listening sockets: bound once, kept until closed.
+
+Covers: binding TCP and Unix sockets, saying who holds a port that is taken, the Unix socket's private directory.
+Does not: prove who connects (doorkeeper).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+from rpc.errors import PortInUse
+from rpc.port_holder import describe_holder
+from rpc.transport import SocketOptions, SocketStream, Stream, address_text, configure
+
+_BACKLOG = 1024
+_MAX_UNIX_PATH_BYTES = 107
+
+
+class Acceptor(Protocol):
+    """Something that yields streams of clients which are not known yet."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while somebody waits."""
+        ...
+
+    def accept(self) -> Stream | None:
+        """Return the next stream, None if nobody waits; OSError when descriptors ran out."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening; idempotent."""
+        ...
+
+
+class SocketAcceptor:
+    """A listening TCP or Unix socket. It listens from the start, so that nobody else can take the port."""
+
+    def __init__(self, sock: socket.socket, options: SocketOptions) -> None:
+        self._sock = sock
+        self._options = options
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """See Acceptor."""
+        return self._sock.fileno()
+
+    def accept(self) -> Stream | None:
+        """See Acceptor."""
+        try:
+            sock, address = self._sock.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return None
+        where = address_text(address) if address else f"unix:{_peer_pid_text(sock)}"
+        try:
+            return SocketStream(sock, where, self._options)
+        except OSError:
+            # The client reset the connection before its options were set.
+            sock.close()
+            return None
+
+    def close(self) -> None:
+        """See Acceptor."""
+        self._sock.close()
+
+
+class TcpAcceptor(SocketAcceptor):
+    """Listens on host:port; port 0 lets the kernel choose."""
+
+    def __init__(self, host: str, port: int, options: SocketOptions) -> None:
+        """Bind.
+
+        Raises:
+            PortInUse: another socket holds the port; the text says whose where /proc tells.
+            OSError: the host is not an address of this machine.
+        """
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            configure(sock, options)
+            sock.bind(address)
+            super().__init__(sock, options)
+        except OSError as error:
+            sock.close()
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(
+                    f"{host}:{port} is held by {describe_holder(port)};"
+                    " choose another port, or 0 for any free one"
+                ) from error
+            raise
+        except BaseException:
+            sock.close()
+            raise
+        self.port: int = sock.getsockname()[1]
+
+
+class UnixAcceptor(SocketAcceptor):
+    """Listens on a socket in a directory of its own that only this user may enter."""
+
+    def __init__(self, directory: str | None, options: SocketOptions) -> None:
+        """Make the directory (below `directory`, default the temporary one) and bind.
+
+        Raises:
+            OSError: the directory cannot be made, or its path is too long for a Unix socket.
+        """
+        self._directory = _short_private_directory(directory)
+        self.path = str(self._directory / "s")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(self.path)
+            super().__init__(sock, options)
+        except BaseException:
+            sock.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+
+    def close(self) -> None:
+        """See Acceptor; also removes the directory."""
+        super().close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()
+
+
+def _short_private_directory(parent: str | None) -> Path:
+    candidates = [parent] if parent is not None else [tempfile.gettempdir(), "/tmp"]
+    for candidate in candidates:
+        made = Path(tempfile.mkdtemp(prefix="rpc-", dir=candidate))
+        if len(os.fsencode(made / "s")) <= _MAX_UNIX_PATH_BYTES:
+            return made
+        made.rmdir()
+    raise OSError(
+        errno.ENAMETOOLONG,
+        f"a Unix socket's path has at most {_MAX_UNIX_PATH_BYTES} bytes; give a shorter directory",
+        candidates[0],
+    )
+
+
+def _peer_pid_text(sock: socket.socket) -> str:
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    except OSError:
+        return "?"
+    return f"pid {int.from_bytes(raw[:4], 'little')}"

@@ -1,0 +1,95 @@
+"""Server side of one call: what a handler reads and answers.
+
+Threads: a call belongs to its connection's thread; only `peer_gone` may be used from another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rpc.errors import ClosedError, ProtocolError
+from rpc.frame import Frame, Kind, Limits, encode_error
+from rpc.frame_io import Buffer, FrameChannel, as_views
+from rpc.handshake import Identity
+
+
+class Call:
+    """One request. A handler answers it exactly once, by `reply` or `fail`.
+
+    `send` may put reply payload on its way before the request was read to its end: clients read while they write.
+    """
+
+    def __init__(self, peer: Identity, frame: Frame, channel: FrameChannel, limits: Limits) -> None:
+        self.peer = peer
+        self.meta: bytes = frame.meta
+        self.payload_bytes: int = frame.payload_bytes
+        self.remaining: int = frame.payload_bytes
+        """Payload bytes not read yet."""
+        self._request_id = frame.request_id
+        self._channel = channel
+        self._limits = limits
+        self._answered = False
+
+    @property
+    def answered(self) -> bool:
+        """Whether the last frame of the reply was sent."""
+        return self._answered
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill the view with the next payload bytes, straight from the socket.
+
+        Raises:
+            ProtocolError: the request has fewer bytes left than the view takes.
+            TransportError: the peer is gone or too slow.
+        """
+        flat = view if view.format == "B" and view.ndim == 1 else view.cast("B")
+        if len(flat) > self.remaining:
+            raise ProtocolError(
+                f"{self.peer} announced {self.payload_bytes} payload bytes;"
+                f" {self.remaining} are left, {len(flat)} expected"
+            )
+        # First the count: after an error inside the read, nobody may read on as if nothing had happened.
+        self.remaining -= len(flat)
+        self._channel.read_into(flat)
+
+    def discard_rest(self) -> None:
+        """Read and drop what is left of the payload."""
+        left, self.remaining = self.remaining, 0
+        if left:
+            self._channel.discard(left)
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Send a part of the reply's payload now; more follows."""
+        self._check_open()
+        self._channel.send_frame(Kind.REPLY, self._request_id, b"", as_views(buffers), more=True)
+
+    def reply(self, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
+        """Send the end of the reply: its meta and the last part of its payload.
+
+        Raises:
+            ValueError: the meta is larger than a frame takes.
+        """
+        self._check_open()
+        if len(meta) > self._limits.max_meta_bytes:
+            raise ValueError(
+                f"reply meta has {len(meta)} bytes, max_meta_bytes={self._limits.max_meta_bytes};"
+                " large data belongs into the payload"
+            )
+        views = as_views(buffers)
+        self._answered = True
+        self._channel.send_frame(Kind.REPLY, self._request_id, meta, views)
+
+    def fail(self, code: str, message: str, details: Mapping[str, str] | None = None) -> None:
+        """Answer with an error; parts of the reply that were sent are void."""
+        self._check_open()
+        self._answered = True
+        meta = encode_error(code, message, dict(details or {}))
+        self._channel.send_frame(Kind.ERROR, self._request_id, meta)
+
+    def peer_gone(self) -> bool:
+        """Tell whether the client closed or this listener is closing; cheap, for handlers that wait long."""
+        return self._channel.stream.peer_closed()
+
+    def _check_open(self) -> None:
+        if self._answered:
+            raise ClosedError("this call was answered before; a handler answers exactly once")

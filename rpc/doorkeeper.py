@@ -1,0 +1,235 @@
+"""The door: one thread that accepts connections and lets nobody in without a proof.
+
+Covers: accepting, the server's side of the handshake, caps and deadlines for strangers, saying who was refused.
+Does not: serve (listener, serving).
+Threads: one of its own, which runs everything here but `close` and the counters' readers.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rpc.acceptor import Acceptor
+from rpc.errors import RpcError
+from rpc.frame import Limits
+from rpc.handshake import ServerHandshake, Session
+from rpc.transport import Stream
+
+_log = logging.getLogger(__name__)
+
+_LOG_INTERVAL_S = 5.0
+_ACCEPT_PAUSE_S = 0.1
+_ACCEPTS_PER_TURN = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Stranger:
+    stream: Stream
+    handshake: ServerHandshake
+    deadline: float
+    peer: str
+    descriptor: int
+    received: bytearray = field(default_factory=bytearray)
+
+
+class Doorkeeper:
+    """Accepts from all acceptors; hands a stream over to `admit` once its peer has proved itself."""
+
+    def __init__(
+        self,
+        acceptors: Sequence[Acceptor],
+        new_handshake: Callable[[], ServerHandshake],
+        admit: Callable[[Stream, Session], bool],
+        limits: Limits,
+    ) -> None:
+        self.accepted = 0
+        self.refused = 0
+        self._acceptors = acceptors
+        self._new_handshake = new_handshake
+        self._admit = admit
+        self._limits = limits
+        self._refusals = _RefusalLog()
+        self._selector = selectors.DefaultSelector()
+        self._strangers: dict[int, _Stranger] = {}  # by descriptor; oldest first
+        self._per_peer: collections.Counter[str] = collections.Counter()
+        self._accept_again_at = 0.0
+        self._closing = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._listen()
+        self._thread = threading.Thread(target=self._run, name="rpc-doorkeeper", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_strangers(self) -> int:
+        """Connections that have not proved themselves yet."""
+        return len(self._strangers)
+
+    def close(self, timeout_s: float) -> None:
+        """Close the acceptors and all strangers; join the thread."""
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                try:
+                    self._turn()
+                except OSError:
+                    _log.exception("accepting connections failed; trying again")
+                    self._pause_accepting()
+        finally:
+            for acceptor in self._acceptors:
+                acceptor.close()
+            for stranger in list(self._strangers.values()):
+                self._forget(stranger)
+                stranger.stream.close()
+            self._selector.close()
+            os.close(self._wake)
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._wait_s()):
+            if isinstance(key.data, _Stranger):
+                # It may have been closed earlier in this turn to make room.
+                if self._strangers.get(key.data.descriptor) is key.data:
+                    self._hear(key.data)
+            elif key.data is not None:
+                self._accept(key.data)
+        now = time.monotonic()
+        for stranger in list(self._strangers.values()):
+            if stranger.deadline > now:
+                break
+            self._refuse(stranger, f"no proof within {self._limits.handshake_timeout_s:g} s")
+        if self._accept_again_at and self._accept_again_at <= now:
+            self._accept_again_at = 0.0
+            self._listen()
+
+    def _wait_s(self) -> float | None:
+        moments = [stranger.deadline for stranger in self._strangers.values()][:1]
+        if self._accept_again_at:
+            moments.append(self._accept_again_at)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _listen(self) -> None:
+        for acceptor in self._acceptors:
+            self._selector.register(acceptor, selectors.EVENT_READ, acceptor)
+
+    def _pause_accepting(self) -> None:
+        if not self._accept_again_at:
+            for acceptor in self._acceptors:
+                self._selector.unregister(acceptor)
+        self._accept_again_at = time.monotonic() + _ACCEPT_PAUSE_S
+
+    def _accept(self, acceptor: Acceptor) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                stream = acceptor.accept()
+            except OSError as error:
+                # Out of descriptors or memory: the queue stays readable, so look away for a moment.
+                self._refusals.say("a connection", f"cannot accept: {error.strerror}")
+                self._evict_oldest(None)
+                self._pause_accepting()
+                return
+            if stream is None:
+                return
+            self._greet(stream)
+
+    def _greet(self, stream: Stream) -> None:
+        self.accepted += 1
+        peer = stream.peer_address.rpartition(":")[0] or stream.peer_address
+        if self._per_peer[peer] >= self._limits.max_handshakes_per_peer:
+            self._evict_oldest(peer)
+        if len(self._strangers) >= self._limits.max_handshakes:
+            self._evict_oldest(None)
+        handshake = self._new_handshake()
+        [(descriptor, _)] = stream.interest(read=True, write=False)
+        deadline = time.monotonic() + self._limits.handshake_timeout_s
+        stranger = _Stranger(stream, handshake, deadline, peer, descriptor)
+        self._strangers[descriptor] = stranger
+        self._per_peer[peer] += 1
+        self._selector.register(descriptor, selectors.EVENT_READ, stranger)
+        try:
+            self._send(stream, handshake.greeting)
+        except RpcError as error:
+            self._refuse(stranger, str(error))
+
+    def _hear(self, stranger: _Stranger) -> None:
+        handshake = stranger.handshake
+        try:
+            while handshake.session is None and handshake.refusal is None:
+                chunk = bytearray(handshake.wanted - len(stranger.received))
+                count = stranger.stream.recv_into(memoryview(chunk))
+                if count is None:
+                    return
+                stranger.received += chunk[:count]
+                if len(stranger.received) < handshake.wanted:
+                    continue
+                message = bytes(stranger.received)
+                stranger.received.clear()
+                answer = handshake.feed(message)
+                if answer:
+                    self._send(stranger.stream, answer)
+        except RpcError as error:
+            self._refuse(stranger, str(error))
+            return
+        if handshake.session is None:
+            self._refuse(stranger, str(handshake.refusal))
+            return
+        self._forget(stranger)
+        if not self._admit(stranger.stream, handshake.session):
+            self.refused += 1
+            self._refusals.say(
+                stranger.stream.peer_address, f"max_connections={self._limits.max_connections}"
+            )
+            stranger.stream.close()
+
+    def _send(self, stream: Stream, data: bytes) -> None:
+        if stream.sendmsg([memoryview(data)]) != len(data):
+            raise RpcError("its receive buffer takes not even a handshake")
+
+    def _evict_oldest(self, peer: str | None) -> None:
+        for stranger in self._strangers.values():
+            if peer is None or stranger.peer == peer:
+                self._refuse(stranger, "too many connections without proof; the oldest gives way")
+                return
+
+    def _refuse(self, stranger: _Stranger, reason: str) -> None:
+        self.refused += 1
+        self._forget(stranger)
+        self._refusals.say(stranger.stream.peer_address, reason)
+        stranger.stream.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        del self._strangers[stranger.descriptor]
+        self._per_peer[stranger.peer] -= 1
+        if not self._per_peer[stranger.peer]:
+            del self._per_peer[stranger.peer]
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(stranger.descriptor)
+
+
+class _RefusalLog:
+    """One line per interval, however many are refused."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+        self._silent = 0
+
+    def say(self, peer_address: str, reason: str) -> None:
+        now = time.monotonic()
+        if now < self._next_at:
+            self._silent += 1
+            return
+        also = f" ({self._silent} more since the last such line)" if self._silent else ""
+        _log.warning("refused connection from %s: %s%s", peer_address, reason, also)
+        self._next_at = now + _LOG_INTERVAL_S
+        self._silent = 0

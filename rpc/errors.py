@@ -1,0 +1,81 @@
+"""Everything the RPC layer can raise.
+
+RpcError
+├── AuthError             wrong or missing token, wrong cluster or role  → fix the deployment
+├── ProtocolError         the peer left the protocol; connection closed  → fix the deployment
+│   ├── LimitExceeded     a length, count or size above its limit
+│   ├── IntegrityError    a frame was changed, replayed, reordered or inserted
+│   └── VersionMismatch   the peer speaks another version of the protocol
+├── TransportError        network or peer failed; connection closed      → reconnect, send again
+│   ├── PeerGone          end of file or reset; never a deadline
+│   └── DeadlineExceeded  the time given for a wait is over
+├── RemoteError           the other side's handler refused; connection survives
+├── PortInUse             the address to bind is taken                   → choose another port
+├── BusyError             a call is already under way on this connection → programming error
+└── ClosedError           *this side* closed it earlier                  → programming error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class RpcError(Exception):
+    """Base of all errors of this package."""
+
+
+class AuthError(RpcError):
+    """The token is wrong or missing, or the peer is not who was expected."""
+
+
+class ProtocolError(RpcError):
+    """The peer left the protocol; the connection is closed."""
+
+
+class LimitExceeded(ProtocolError):
+    """A length, count or size is above its limit; nothing was allocated for it."""
+
+
+class IntegrityError(ProtocolError):
+    """A frame's MAC is wrong: it was changed, replayed, reordered or inserted."""
+
+
+class VersionMismatch(ProtocolError):
+    """The peer speaks another version of the protocol."""
+
+
+class TransportError(RpcError):
+    """The network or the peer failed; the connection is closed."""
+
+
+class PeerGone(TransportError):
+    """The peer closed or reset the connection, or nothing listens there."""
+
+
+class DeadlineExceeded(TransportError):
+    """The time given for a wait is over."""
+
+
+class RemoteError(RpcError):
+    """The handler on the other side refused the call; the connection stays usable."""
+
+    def __init__(self, code: str, message: str, details: Mapping[str, str] | None = None) -> None:
+        super().__init__(code, message, dict(details or {}))
+        self.code = code
+        self.message = message
+        self.details: dict[str, str] = dict(details or {})
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class PortInUse(RpcError):
+    """The address to bind is taken; the text says by whom where that can be found out."""
+
+
+class BusyError(RpcError):
+    """A call is already under way on this connection; it carries one at a time."""
+
+
+class ClosedError(RpcError):
+    """This side closed the connection or listener earlier."""

@@ -1,0 +1,228 @@
+"""One call in flight at the client: a state machine that moves bytes both ways without ever blocking.
+
+Covers: sending the request while receiving the reply, putting payload where the caller wants it, checking the reply.
+Does not: wait, deadlines, closing (connection).
+Threads: one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rpc.errors import LimitExceeded, PeerGone, ProtocolError
+from rpc.frame import Frame, Kind, Limits, decode_error
+from rpc.frame_io import Buffer, FrameReader, FrameWriter, as_views
+
+_STEPS_PER_TURN = 64
+"""Sends and receives before other connections get their turn: tens of MB at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the handler answered; `payload` is empty when the caller gave buffers for it."""
+
+    meta: bytes
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to ask: meta, payload buffers in order, and where the reply's payload goes."""
+
+    meta: bytes
+    payload: Sequence[Buffer] = ()
+    into: Sequence[memoryview] | None = None
+
+
+class Exchange:
+    """One request and its reply on one connection."""
+
+    def __init__(
+        self,
+        request_id: int,
+        request: Request,
+        reader: FrameReader,
+        writer: FrameWriter,
+        limits: Limits,
+    ) -> None:
+        """Check the request against the limits; nothing is sent yet.
+
+        Raises:
+            LimitExceeded: the request is larger than any peer accepts.
+            ValueError: a buffer is not contiguous, or `into` is not writable.
+        """
+        views = as_views(request.payload)
+        payload_bytes = sum(len(view) for view in views)
+        if len(request.meta) > limits.max_meta_bytes:
+            raise LimitExceeded(
+                f"meta of {len(request.meta)} bytes exceeds max_meta_bytes={limits.max_meta_bytes}"
+            )
+        if payload_bytes > limits.max_payload_bytes:
+            raise LimitExceeded(
+                f"payload of {payload_bytes} bytes exceeds"
+                f" max_payload_bytes={limits.max_payload_bytes}"
+            )
+        self._sink = _Sink(request.into, limits.max_reply_bytes)
+        self._request_id = request_id
+        self._reader = reader
+        self._writer = writer
+        self._frame: Frame | None = None
+        self._frame_left = 0
+        self._send_error: PeerGone | None = None
+        self._final: Frame | None = None
+        writer.queue(Kind.REQUEST, request_id, request.meta, views)
+
+    @property
+    def sending(self) -> bool:
+        """Whether request bytes are left."""
+        return self._writer.pending and self._send_error is None
+
+    @property
+    def receiving(self) -> bool:
+        """Whether reply bytes are awaited."""
+        return self._final is None
+
+    @property
+    def connection_broken(self) -> bool:
+        """Whether the reply came, but the peer closed before it took the whole request."""
+        return self._send_error is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether the request is sent and the reply complete."""
+        return self._final is not None and not self.sending
+
+    def advance(self) -> bool:
+        """Move what can be moved; True if this call now has to wait (or is done), False if its turn is over.
+
+        Raises:
+            TransportError: the peer is gone.
+            ProtocolError: the peer's bytes are wrong.
+        """
+        for _ in range(_STEPS_PER_TURN):
+            sent = self.sending and self._send()
+            if self.done:
+                return True
+            # Right after a short request the reply cannot be there yet: poll first, it costs less.
+            if sent and not self.sending and self._frame is None and not self._reader.mid_frame:
+                return True
+            received = self.receiving and self._receive()
+            if self.done or not (sent or received):
+                return True
+        return False
+
+    def result(self) -> Reply:
+        """Return the reply of a call that is done.
+
+        Raises:
+            RemoteError: the handler refused.
+            ProtocolError: the reply does not fill `into`.
+        """
+        final = self._final
+        if final is None:
+            raise ProtocolError("the reply is not complete")
+        if final.kind == Kind.ERROR:
+            raise decode_error(final.meta)
+        return Reply(final.meta, self._sink.payload())
+
+    def progress(self) -> str:
+        """Say how far the call is, for messages."""
+        if self.sending:
+            return "request not sent to its end"
+        return "request sent, no reply" if self._frame is None else "reply not complete"
+
+    def _send(self) -> bool:
+        try:
+            return self._writer.send_some()
+        except PeerGone as error:
+            # The reason for the end may stand in a reply that is still to be read.
+            self._send_error = error
+            return True
+
+    def _receive(self) -> bool:
+        if self._frame_left == 0:
+            frame = self._reader.next_frame()
+            if frame is None:
+                return False
+            self._begin_frame(frame)
+        else:
+            count = self._reader.read_payload(self._sink.window(self._frame_left))
+            if count is None:
+                return False
+            self._sink.advance(count)
+            self._frame_left -= count
+        if self._frame_left == 0 and self._frame is not None and not self._frame.more:
+            if self._frame.kind == Kind.REPLY:
+                self._sink.check_full()
+            self._final = self._frame
+        return True
+
+    def _begin_frame(self, frame: Frame) -> None:
+        if frame.request_id != self._request_id or frame.kind == Kind.REQUEST:
+            raise ProtocolError(
+                f"expected a reply to request {self._request_id},"
+                f" got {frame.kind.name} of request {frame.request_id}"
+            )
+        self._sink.expect(frame.payload_bytes)
+        self._frame = frame
+        self._frame_left = frame.payload_bytes
+
+
+class _Sink:
+    """Where reply payload goes: the caller's views in order, or memory taken frame by frame up to a limit."""
+
+    def __init__(self, into: Sequence[memoryview] | None, max_bytes: int) -> None:
+        self._given = into is not None
+        self._views = as_views(into or ())
+        if any(view.readonly for view in self._views):
+            raise ValueError("`into` holds a read-only buffer; replies need writable ones")
+        self._left = sum(len(view) for view in self._views) if self._given else max_bytes
+        self._max_bytes = self._left
+        self._at = 0
+        self._offset = 0
+
+    def expect(self, num_bytes: int) -> None:
+        """Make room for the payload of a frame."""
+        if num_bytes > self._left:
+            used = self._max_bytes - self._left
+            if self._given:
+                raise ProtocolError(
+                    f"reply has at least {used + num_bytes} payload bytes,"
+                    f" the caller's buffers hold {self._max_bytes}"
+                )
+            raise LimitExceeded(
+                f"reply has at least {used + num_bytes} payload bytes,"
+                f" max_reply_bytes={self._max_bytes}; give buffers by `into`"
+            )
+        self._left -= num_bytes
+        if not self._given and num_bytes:
+            self._views.append(memoryview(bytearray(num_bytes)))
+
+    def window(self, num_bytes: int) -> memoryview:
+        """Return the next part of the destination, at most so many bytes."""
+        view = self._views[self._at]
+        return view[self._offset : min(len(view), self._offset + num_bytes)]
+
+    def advance(self, num_bytes: int) -> None:
+        """Note that the window was filled so far."""
+        self._offset += num_bytes
+        if self._offset == len(self._views[self._at]):
+            self._at += 1
+            self._offset = 0
+
+    def check_full(self) -> None:
+        """Refuse a reply that is shorter than the caller's buffers."""
+        if self._given and self._left:
+            raise ProtocolError(
+                f"reply has {self._max_bytes - self._left} payload bytes,"
+                f" the caller's buffers hold {self._max_bytes}"
+            )
+
+    def payload(self) -> memoryview:
+        """Return the payload if memory was taken for it."""
+        if self._given or not self._views:
+            return memoryview(b"")
+        if len(self._views) == 1:
+            return self._views[0]
+        return memoryview(b"".join(self._views))

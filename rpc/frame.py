@@ -1,0 +1,213 @@
+"""Frames: the unit of everything that travels after the handshake.
+
+One frame is a 48-byte little-endian header, `meta_len` bytes of meta, `payload_len` bytes of payload.
+
+    offset  type  field
+         0  4s    magic "TFRP"
+         4  u8    version = 1
+         5  u8    kind: 1 REQUEST, 2 REPLY, 3 ERROR
+         6  u16   flags: 1 MORE (further frames of this message follow); other bits are 0
+         8  u64   request_id: chosen by the client, repeated in every frame of the reply
+        16  u32   meta_len <= 65536
+        20  u32   reserved = 0
+        24  u64   payload_len
+        32  16s   MAC = blake2b(key = key of this direction, digest_size = 16)
+                        over u64 counter || header[0:32] || meta
+        48  meta, then payload
+
+The counter starts at 0 in each direction and counts frames, so a frame that is replayed, dropped, inserted, reordered
+or changed in its header or meta is refused. Payload bytes are not covered.
+
+A message is one or more frames with one request_id; all but the last have MORE. The meta of the last frame is the
+message's meta. A request is one frame. A reply's payload is that of all its frames, one after the other. An ERROR
+frame ends a message, has no payload, and its meta is the msgpack array [code, message, details].
+
+Covers: layout, MAC, counters, limits.  Does not: read or write (frame_io), decide keys (handshake).  Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+import msgspec
+
+from rpc.errors import IntegrityError, LimitExceeded, ProtocolError, RemoteError, VersionMismatch
+
+MAGIC = b"TFRP"
+VERSION = 1
+HEADER_BYTES = 48
+MORE = 1
+
+_FIELDS = struct.Struct("<4sBBHQIIQ")
+_COUNTER = struct.Struct("<Q")
+_META_LEN_AT = struct.Struct("<16xI")
+_MAC_BYTES = 16
+
+_KiB = 1024
+_MiB = 1024 * _KiB
+_GiB = 1024 * _MiB
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    REQUEST = 1
+    REPLY = 2
+    ERROR = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this side accepts from a peer; every check comes before memory is taken."""
+
+    max_meta_bytes: int = 64 * _KiB
+    """Meta of one frame. The format's own bound is 65536, so only smaller values make sense."""
+    max_payload_bytes: int = 16 * _GiB
+    """Payload of one frame. Payload goes straight into the handler's own buffers."""
+    max_reply_bytes: int = 1 * _MiB
+    """Memory that a client takes for the payload of a reply when the caller gave no buffers."""
+    max_tensors: int = 10_000
+    """Tensor specs in one message."""
+    max_name_bytes: int = 512
+    """UTF-8 bytes of one tensor's name."""
+    handshake_timeout_s: float = 5.0
+    """From accepting a connection to its proof; it is closed at the end of it."""
+    max_handshakes: int = 1024
+    """Connections that have not proved themselves yet; one more closes the oldest."""
+    max_handshakes_per_peer: int = 512
+    """The same per peer address."""
+    max_connections: int = 4096
+    """Authenticated connections of one listener; each costs a thread."""
+    stall_timeout_s: float = 30.0
+    """How long a peer that began a frame may keep this side waiting, beyond `min_bytes_per_s`."""
+    min_bytes_per_s: int = 64 * _KiB
+    """Slowest payload that is still served; a drip below it is cut."""
+
+
+class Frame(NamedTuple):
+    """One frame without its payload; the header and meta have been verified."""
+
+    kind: Kind
+    more: bool
+    request_id: int
+    meta: bytes
+    payload_bytes: int
+
+
+class ErrorBody(msgspec.Struct, frozen=True, array_like=True):
+    """Meta of an ERROR frame."""
+
+    code: str
+    message: str
+    details: dict[str, str] = {}
+
+
+_error_decoder = msgspec.msgpack.Decoder(ErrorBody)
+_MAX_ERROR_TEXT = 8 * _KiB
+_MAX_ERROR_DETAILS = 32
+
+
+def encode_error(code: str, message: str, details: dict[str, str] | None = None) -> bytes:
+    """Return the meta of an ERROR frame; long texts are cut so that it always fits."""
+    kept = list((details or {}).items())[:_MAX_ERROR_DETAILS]
+    cut = {key[:64]: value[: _MAX_ERROR_TEXT // _MAX_ERROR_DETAILS] for key, value in kept}
+    return msgspec.msgpack.encode(ErrorBody(code[:64], message[:_MAX_ERROR_TEXT], cut))
+
+
+def decode_error(meta: bytes) -> RemoteError:
+    """Return the error that an ERROR frame carries.
+
+    Raises:
+        ProtocolError: the meta is not an error body.
+    """
+    try:
+        body = _error_decoder.decode(meta)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"an ERROR frame's meta is malformed: {error}") from error
+    return RemoteError(body.code, body.message, body.details)
+
+
+class Sealer:
+    """Makes the header and meta of the frames of one direction; counts them."""
+
+    __slots__ = ("_counter", "_key")
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._counter = 0
+
+    def seal(
+        self, kind: Kind, request_id: int, meta: bytes, payload_bytes: int, *, more: bool = False
+    ) -> bytes:
+        """Return header and meta of the next frame."""
+        flags = MORE if more else 0
+        fields = _FIELDS.pack(MAGIC, VERSION, kind, flags, request_id, len(meta), 0, payload_bytes)
+        mac = _mac(self._key, self._counter, fields, meta)
+        self._counter += 1
+        return b"".join((fields, mac, meta))
+
+
+class Opener:
+    """Verifies the frames of one direction; counts them."""
+
+    __slots__ = ("_counter", "_key", "_limits")
+
+    def __init__(self, key: bytes, limits: Limits) -> None:
+        self._key = key
+        self._limits = limits
+        self._counter = 0
+
+    def meta_bytes(self, header: memoryview | bytes) -> int:
+        """Return the length of the meta that follows this header, checked against its limit."""
+        meta_len: int = _META_LEN_AT.unpack_from(header)[0]
+        if meta_len > self._limits.max_meta_bytes:
+            raise LimitExceeded(
+                f"meta of {meta_len} bytes exceeds max_meta_bytes={self._limits.max_meta_bytes}"
+            )
+        return meta_len
+
+    def open(self, header: bytes, meta: bytes) -> Frame:
+        """Return the frame, once its MAC is right and its fields are legal.
+
+        The MAC comes first: a field that was changed on the way is an integrity error, whatever its new value.
+        """
+        fields = header[: _FIELDS.size]
+        mac = _mac(self._key, self._counter, fields, meta)
+        if not hmac.compare_digest(mac, header[_FIELDS.size : HEADER_BYTES]):
+            raise IntegrityError(
+                f"frame {self._counter} of this connection has a wrong MAC:"
+                " it was changed, replayed, reordered or inserted on the way"
+            )
+        self._counter += 1
+        magic, version, kind, flags, request_id, _, reserved, payload_bytes = _FIELDS.unpack(fields)
+        if version != VERSION:
+            raise VersionMismatch(f"peer sent a frame of version {version}, expected {VERSION}")
+        if magic != MAGIC or reserved != 0 or flags & ~MORE or kind not in _KINDS:
+            raise ProtocolError(
+                f"illegal frame: magic={magic!r} kind={kind} flags={flags:#x} reserved={reserved}"
+            )
+        if payload_bytes > self._limits.max_payload_bytes:
+            raise LimitExceeded(
+                f"payload of {payload_bytes} bytes exceeds"
+                f" max_payload_bytes={self._limits.max_payload_bytes}"
+            )
+        more = bool(flags & MORE)
+        if (kind == Kind.REQUEST and more) or (kind == Kind.ERROR and (more or payload_bytes)):
+            raise ProtocolError(
+                f"illegal frame: kind={kind} with flags={flags:#x} and {payload_bytes} payload bytes"
+            )
+        return Frame(_KINDS[kind], more, request_id, meta, payload_bytes)
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+def _mac(key: bytes, counter: int, fields: bytes, meta: bytes) -> bytes:
+    digest = blake2b(_COUNTER.pack(counter) + fields, digest_size=_MAC_BYTES, key=key)
+    digest.update(meta)
+    return digest.digest()

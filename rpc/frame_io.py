@@ -1,0 +1,260 @@
+"""Frames over a stream: a reader and a writer that never block, and a channel that waits with a budget.
+
+Covers: a small receive buffer for headers and metas (payload goes straight to its destination), sending from the
+        caller's buffers without joining them, the time a slow peer may take.
+Does not: the layout (frame), what a call is (exchange, call).
+Threads: one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rpc.errors import DeadlineExceeded, RpcError
+from rpc.frame import HEADER_BYTES, Frame, Kind, Limits, Opener, Sealer
+from rpc.handshake import Session
+from rpc.transport import IOV_MAX, Stream
+
+Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
+
+_STAGING_BYTES = 8 * 1024
+_SCRATCH_BYTES = 256 * 1024
+
+
+class FrameReader:
+    """Reads frames. Call `next_frame`, then `read_payload` until the frame's payload is complete."""
+
+    def __init__(self, stream: Stream, opener: Opener) -> None:
+        self.received_bytes = 0
+        self._stream = stream
+        self._opener = opener
+        self._staging = memoryview(bytearray(_STAGING_BYTES))
+        self._start = 0
+        self._end = 0
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether bytes of a next frame have arrived."""
+        return self._end > self._start
+
+    def next_frame(self) -> Frame | None:
+        """Return the next frame without its payload; None if more bytes must arrive first."""
+        while True:
+            staged = self._staging[self._start : self._end]
+            needed = HEADER_BYTES
+            if len(staged) >= HEADER_BYTES:
+                needed += self._opener.meta_bytes(staged)
+                if len(staged) >= needed:
+                    self._start += needed
+                    return self._opener.open(
+                        bytes(staged[:HEADER_BYTES]), bytes(staged[HEADER_BYTES:needed])
+                    )
+            self._make_room(needed)
+            count = self._stream.recv_into(self._staging[self._end :])
+            if count is None:
+                return None
+            self._end += count
+            self.received_bytes += count
+
+    def read_payload(self, view: memoryview) -> int | None:
+        """Put payload bytes into a view that is not empty and not longer than what is left of the payload."""
+        staged = self._end - self._start
+        if staged:
+            count = min(staged, len(view))
+            view[:count] = self._staging[self._start : self._start + count]
+            self._start += count
+            return count
+        received = self._stream.recv_into(view)
+        if received is not None:
+            self.received_bytes += received
+        return received
+
+    def _make_room(self, needed: int) -> None:
+        staged = self._end - self._start
+        if staged == 0:
+            self._start = self._end = 0
+        if self._start + needed <= len(self._staging) and self._end < len(self._staging):
+            return
+        kept = bytes(self._staging[self._start : self._end])
+        if needed > len(self._staging):
+            self._staging = memoryview(bytearray(needed))
+        self._staging[:staged] = kept
+        self._start, self._end = 0, staged
+
+
+class FrameWriter:
+    """Sends frames from the buffers they are in."""
+
+    def __init__(self, stream: Stream, sealer: Sealer) -> None:
+        self.sent_bytes = 0
+        self._stream = stream
+        self._sealer = sealer
+        self._views: list[memoryview] = []
+        self._at = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes are left to send."""
+        return self._at < len(self._views)
+
+    def queue(
+        self,
+        kind: Kind,
+        request_id: int,
+        meta: bytes,
+        payload: Sequence[memoryview] = (),
+        *,
+        more: bool = False,
+    ) -> None:
+        """Append one frame; its payload must stay unchanged until it is sent."""
+        if not self.pending:
+            self._views.clear()
+            self._at = 0
+        payload_bytes = sum(len(view) for view in payload)
+        head = self._sealer.seal(kind, request_id, meta, payload_bytes, more=more)
+        self._views.append(memoryview(head))
+        self._views.extend(payload)
+
+    def send_some(self) -> bool:
+        """Make one attempt to send what is pending; False if it would block."""
+        sent = self._stream.sendmsg(self._views[self._at : self._at + IOV_MAX])
+        if sent is None:
+            return False
+        self.sent_bytes += sent
+        while sent:
+            view = self._views[self._at]
+            if sent < len(view):
+                self._views[self._at] = view[sent:]
+                break
+            sent -= len(view)
+            self._at += 1
+        if not self.pending:
+            self._views.clear()
+            self._at = 0
+        return True
+
+
+class Budget:
+    """How long a peer may keep this side waiting while it moves a number of bytes.
+
+    Only waiting counts: the time a handler takes between reads is not the peer's.
+    """
+
+    def __init__(self, limits: Limits, num_bytes: int, what: str) -> None:
+        self._left_s = limits.stall_timeout_s + num_bytes / limits.min_bytes_per_s
+        self._what = what
+
+    def wait(self, stream: Stream, *, read: bool, write: bool) -> None:
+        """Wait until the stream is ready.
+
+        Raises:
+            DeadlineExceeded: the budget is used up.
+        """
+        began = time.monotonic()
+        ready = stream.wait(read=read, write=write, timeout_s=self._left_s)
+        self._left_s -= time.monotonic() - began
+        if not ready or self._left_s <= 0:
+            raise DeadlineExceeded(
+                f"{stream.peer_address} was too slow with {self._what}"
+                " (stall_timeout_s, min_bytes_per_s)"
+            )
+
+
+class FrameChannel:
+    """A server's side of an authenticated connection: waits for the peer, within a budget per frame."""
+
+    def __init__(self, stream: Stream, session: Session, limits: Limits) -> None:
+        self.stream = stream
+        self.reader = FrameReader(stream, Opener(session.receive_key, limits))
+        self.writer = FrameWriter(stream, Sealer(session.send_key))
+        self.broken: RpcError | None = None
+        """Why this connection cannot go on, once it cannot; a handler may have swallowed the exception."""
+        self._limits = limits
+        self._payload_budget = Budget(limits, 0, "the payload of a request")
+
+    def receive_frame(self) -> Frame:
+        """Return the next frame; waits for ever for its first byte, not for the others."""
+        budget: Budget | None = None
+        while True:
+            frame = self.reader.next_frame()
+            if frame is not None:
+                self._payload_budget = Budget(
+                    self._limits, frame.payload_bytes, "the payload of a request"
+                )
+                return frame
+            if self.reader.mid_frame:
+                budget = budget or Budget(self._limits, 0, "the rest of a frame's header")
+                budget.wait(self.stream, read=True, write=False)
+            else:
+                self.stream.wait(read=True, write=False, timeout_s=float("inf"))
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill the view with payload of the current frame."""
+        at = 0
+        try:
+            while at < len(view):
+                count = self.reader.read_payload(view[at:] if at else view)
+                if count is None:
+                    self._payload_budget.wait(self.stream, read=True, write=False)
+                else:
+                    at += count
+        except RpcError as error:
+            self.broken = error
+            raise
+
+    def discard(self, num_bytes: int) -> None:
+        """Read and drop payload of the current frame."""
+        scratch = memoryview(bytearray(min(num_bytes, _SCRATCH_BYTES)))
+        while num_bytes:
+            part = scratch[: min(num_bytes, len(scratch))]
+            self.read_into(part)
+            num_bytes -= len(part)
+
+    def send_frame(
+        self,
+        kind: Kind,
+        request_id: int,
+        meta: bytes,
+        payload: Sequence[memoryview] = (),
+        *,
+        more: bool = False,
+    ) -> None:
+        """Send one frame to its end."""
+        self.writer.queue(kind, request_id, meta, payload, more=more)
+        budget: Budget | None = None
+        try:
+            while self.writer.pending:
+                if not self.writer.send_some():
+                    num_bytes = sum(len(view) for view in payload)
+                    budget = budget or Budget(self._limits, num_bytes, "taking a reply")
+                    budget.wait(self.stream, read=False, write=True)
+        except RpcError as error:
+            self.broken = error
+            raise
+
+
+def as_views(buffers: Sequence[Buffer]) -> list[memoryview]:
+    """Return flat byte views of the buffers that are not empty, without copying.
+
+    Raises:
+        ValueError: an array is not C-contiguous.
+    """
+    views = []
+    for index, buffer in enumerate(buffers):
+        if isinstance(buffer, np.ndarray):
+            if not buffer.flags.c_contiguous:
+                raise ValueError(
+                    f"buffer {index} (shape {buffer.shape}, strides {buffer.strides}) is not"
+                    " C-contiguous; pass numpy.ascontiguousarray(...)"
+                )
+            view = buffer.reshape(-1).view(np.uint8).data if buffer.size else memoryview(b"")
+        else:
+            view = memoryview(buffer)
+        if view.nbytes:
+            views.append(view if view.format == "B" and view.ndim == 1 else view.cast("B"))
+    return views

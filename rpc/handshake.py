@@ -1,0 +1,272 @@
+"""Mutual proof that both sides know the cluster's secret, before anything else is read.
+
+    server -> client   32s server nonce                                  (all that a stranger ever gets)
+    client -> server   4s "TFRH" | u8 version | u8 0 | u16 body_len | body | 32s tag
+    server -> client   4s "TFRH" | u8 version | u8 0 | u16 body_len | body | 32s tag
+
+    body       = msgpack array [cluster_id, role, rank, incarnation, nonce (32 bytes)], at most 512 bytes
+    client tag = HMAC-SHA256(secret, "tfrp/client" || server nonce || client head and body)
+    server tag = HMAC-SHA256(secret, "tfrp/server" || server nonce || whole client message || server head and body)
+    frame keys = HMAC-SHA256(secret, "tfrp/key/c2s" or "tfrp/key/s2c" || server nonce || both whole messages)
+
+The labels differ per side, so a message that is reflected proves nothing. Nonces of both sides are in every tag, so a
+recording proves nothing. A client that is refused gets no reason, only the end of the connection. A client of another
+version that has proved itself is told the server's version.
+
+Covers: bytes in, bytes out, who the peer is, the frame keys.
+Does not: sockets, deadlines (doorkeeper, connection).  Pure, but for the random nonces.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import secrets
+import struct
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rpc.errors import AuthError, ProtocolError, VersionMismatch
+
+VERSION = 1
+NONCE_BYTES = 32
+MAX_BODY_BYTES = 512
+
+_MAGIC = b"TFRH"
+_HEAD = struct.Struct("<4sBBH")
+_TAG_BYTES = 32
+_VERSION_AT = 4
+_MAX_RANK = 2**31 - 1
+_MAX_INCARNATION = 2**63 - 1
+
+
+class Role(str, enum.Enum):
+    """What a process is in the cluster."""
+
+    WORKER = "worker"
+    SERVER = "server"
+    FEEDER = "feeder"
+    DRIVER = "driver"
+    SUPERVISOR = "supervisor"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a peer says it is; believed because it knows the secret.
+
+    `incarnation` grows when a process is replaced, so that the old one can be told from the new one.
+    """
+
+    role: Role
+    rank: int
+    incarnation: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank <= _MAX_RANK:
+            raise ValueError(f"rank must be within 0..{_MAX_RANK}, got {self.rank}")
+        if not 0 <= self.incarnation <= _MAX_INCARNATION:
+            raise ValueError(f"incarnation must be within 0..2**63-1, got {self.incarnation}")
+
+    def __str__(self) -> str:
+        return f"{self.role.value}:{self.rank}"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A cluster's name and its secret; the secret shows in no repr."""
+
+    cluster_id: str
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.cluster_id.encode()) <= 128:
+            raise ValueError("cluster_id must have 1 to 128 bytes; use Credentials.generate()")
+        if not 16 <= len(self.secret) <= 1024:
+            raise ValueError(
+                f"a secret has 16 to 1024 bytes, got {len(self.secret)}; use Credentials.generate()"
+            )
+
+    @classmethod
+    def generate(cls) -> Credentials:
+        """Return a fresh cluster id and a fresh 256-bit secret."""
+        return cls(cluster_id=secrets.token_hex(8), secret=secrets.token_bytes(32))
+
+    @property
+    def short_id(self) -> str:
+        """First characters of the cluster id, for messages."""
+        return self.cluster_id if len(self.cluster_id) <= 4 else f"{self.cluster_id[:4]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The result: who the peer is, and the key of each direction as this side sees it."""
+
+    peer: Identity
+    send_key: bytes = field(repr=False)
+    receive_key: bytes = field(repr=False)
+
+
+class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    cluster_id: str
+    role: Role
+    rank: int
+    incarnation: int
+    nonce: bytes
+
+
+_body_decoder = msgspec.msgpack.Decoder(_Body)
+
+
+class ServerHandshake:
+    """Server's side. Send `greeting`, then feed exactly `wanted` bytes at a time until `session` is set."""
+
+    def __init__(
+        self, identity: Identity, credentials: Credentials, *, nonces: bytes | None = None
+    ) -> None:
+        drawn = nonces if nonces is not None else secrets.token_bytes(2 * NONCE_BYTES)
+        self.greeting = drawn[:NONCE_BYTES]
+        self.session: Session | None = None
+        self.wanted = _HEAD.size
+        self.refusal: ProtocolError | None = None
+        """Set for a peer that proved itself but cannot be served; send the bytes, then close."""
+        self._own_nonce = drawn[NONCE_BYTES:]
+        self._identity = identity
+        self._credentials = credentials
+        self._head = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take `wanted` bytes; return what to send.
+
+        Raises:
+            AuthError: the peer did not prove that it knows the secret. Send nothing, close.
+        """
+        if not self._head:
+            self.wanted = _body_and_tag_bytes(data)
+            self._head = data
+            return b""
+        self.wanted = 0
+        message = self._head + data
+        _check_tag(self._credentials, b"tfrp/client" + self.greeting, message)
+        answer_head_body = _pack(self._credentials, self._identity, self._own_nonce)
+        tag = _tag(self._credentials, b"tfrp/server" + self.greeting + message, answer_head_body)
+        answer = answer_head_body + tag
+        peer_version = message[_VERSION_AT]
+        if peer_version != VERSION:
+            self.refusal = VersionMismatch(_version_text("client", peer_version))
+            return answer
+        peer = _peer(self._credentials, message)
+        client_key, server_key = _keys(self._credentials, self.greeting + message + answer)
+        self.session = Session(peer, send_key=server_key, receive_key=client_key)
+        return answer
+
+
+class ClientHandshake:
+    """Client's side. Feed exactly `wanted` bytes at a time, send what `feed` returns, until `session` is set."""
+
+    def __init__(
+        self, identity: Identity, credentials: Credentials, *, nonce: bytes | None = None
+    ) -> None:
+        self.session: Session | None = None
+        self.wanted = NONCE_BYTES
+        self._nonce = nonce if nonce is not None else secrets.token_bytes(NONCE_BYTES)
+        self._identity = identity
+        self._credentials = credentials
+        self._greeting = b""
+        self._message = b""
+        self._head = b""
+
+    @property
+    def proof_sent(self) -> bool:
+        """Whether the end of the connection now means that the proof was refused."""
+        return bool(self._message)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take `wanted` bytes; return what to send.
+
+        Raises:
+            AuthError: the server did not prove that it knows the secret.
+            VersionMismatch: it did, and speaks another version.
+        """
+        if not self._message:
+            self._greeting = data
+            head_body = _pack(self._credentials, self._identity, self._nonce)
+            tag = _tag(self._credentials, b"tfrp/client" + data, head_body)
+            self._message = head_body + tag
+            self.wanted = _HEAD.size
+            return self._message
+        if not self._head:
+            self.wanted = _body_and_tag_bytes(data)
+            self._head = data
+            return b""
+        self.wanted = 0
+        answer = self._head + data
+        label = b"tfrp/server" + self._greeting + self._message
+        _check_tag(self._credentials, label, answer)
+        peer_version = answer[_VERSION_AT]
+        if peer_version != VERSION:
+            raise VersionMismatch(_version_text("server", peer_version))
+        peer = _peer(self._credentials, answer)
+        client_key, server_key = _keys(self._credentials, self._greeting + self._message + answer)
+        self.session = Session(peer, send_key=client_key, receive_key=server_key)
+        return b""
+
+
+def mismatch_text(credentials: Credentials) -> str:
+    """Return what an honest client is told when it is refused."""
+    return (
+        f"token does not match cluster {credentials.short_id}"
+        " (is an old cluster still running on this port?)"
+    )
+
+
+def _pack(credentials: Credentials, identity: Identity, nonce: bytes) -> bytes:
+    body = msgspec.msgpack.encode(
+        _Body(credentials.cluster_id, identity.role, identity.rank, identity.incarnation, nonce)
+    )
+    return _HEAD.pack(_MAGIC, VERSION, 0, len(body)) + body
+
+
+def _body_and_tag_bytes(head: bytes) -> int:
+    magic, _, _, body_len = _HEAD.unpack(head)
+    if magic != _MAGIC or body_len > MAX_BODY_BYTES:
+        raise AuthError("the peer does not speak this protocol")
+    return int(body_len) + _TAG_BYTES
+
+
+def _check_tag(credentials: Credentials, label: bytes, message: bytes) -> None:
+    head_body, tag = message[:-_TAG_BYTES], message[-_TAG_BYTES:]
+    if not hmac.compare_digest(_tag(credentials, label, head_body), tag):
+        raise AuthError(mismatch_text(credentials))
+
+
+def _peer(credentials: Credentials, message: bytes) -> Identity:
+    try:
+        body = _body_decoder.decode(message[_HEAD.size : -_TAG_BYTES])
+        peer = Identity(body.role, body.rank, body.incarnation)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise AuthError(f"the peer's handshake body is malformed: {error}") from error
+    if body.cluster_id != credentials.cluster_id:
+        raise AuthError(mismatch_text(credentials))
+    if len(body.nonce) != NONCE_BYTES:
+        raise AuthError(f"the peer's nonce has {len(body.nonce)} bytes, not {NONCE_BYTES}")
+    return peer
+
+
+def _tag(credentials: Credentials, label: bytes, head_body: bytes) -> bytes:
+    return hmac.digest(credentials.secret, label + head_body, hashlib.sha256)
+
+
+def _keys(credentials: Credentials, transcript: bytes) -> tuple[bytes, bytes]:
+    secret = credentials.secret
+    return (
+        hmac.digest(secret, b"tfrp/key/c2s" + transcript, hashlib.sha256),
+        hmac.digest(secret, b"tfrp/key/s2c" + transcript, hashlib.sha256),
+    )
+
+
+def _version_text(peer: str, peer_version: int) -> str:
+    return (
+        f"{peer} speaks rpc version {peer_version}, this side {VERSION};"
+        " install the same release of tfos on all nodes"
+    )

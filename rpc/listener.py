@@ -1,0 +1,230 @@
+"""Server side: listen, let authenticated peers in, run a handler for each of their calls.
+
+Covers: binding, the threads of connections, ending all of it.
+Does not: strangers (doorkeeper), one connection's loop (serving).
+Threads: one doorkeeper; one per authenticated connection, which runs the handler. Public methods may be called from
+any thread, also from a handler.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rpc.acceptor import Acceptor, TcpAcceptor, UnixAcceptor
+from rpc.address import Endpoint, advertised_host, boot_id
+from rpc.call import Call
+from rpc.doorkeeper import Doorkeeper
+from rpc.errors import ClosedError
+from rpc.frame import Limits
+from rpc.handshake import Credentials, Identity, ServerHandshake, Session
+from rpc.inproc import InprocAcceptor
+from rpc.serving import Handler, ServedConnection
+from rpc.transport import DEFAULT_OPTIONS, SocketOptions, Stream
+
+__all__ = ["Call", "Handler", "Listener", "ListenerStats"]
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_LIMITS: Final = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerStats:
+    """Totals since `start`; bytes include frame headers."""
+
+    open_connections: int
+    """Authenticated connections now."""
+    open_handshakes: int
+    """Connections now that have not proved themselves; many of them for long means strangers at the port."""
+    accepted: int
+    refused: int
+    """Connections closed without being served: no or wrong proof, too late, or over a cap."""
+    calls: int
+    errors: int
+    """Calls that a handler refused or failed, and connections closed for broken frames or slowness."""
+    bytes_sent: int
+    bytes_received: int
+
+
+class Listener:
+    """Serves a handler on TCP, a Unix socket and an in-process name, all at once if wanted.
+
+    Bind first, then start; a bound port is kept until `close`. Idle connections may idle for ever. Once a frame began,
+    its peer has `limits.stall_timeout_s` plus the time that `limits.min_bytes_per_s` allows.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        credentials: Credentials,
+        identity: Identity,
+        *,
+        limits: Limits = _DEFAULT_LIMITS,
+        on_disconnect: Callable[[Identity], None] | None = None,
+        options: SocketOptions = DEFAULT_OPTIONS,
+    ) -> None:
+        self._handler = handler
+        self._credentials = credentials
+        self._identity = identity
+        self._limits = limits
+        self._on_disconnect = on_disconnect
+        self._options = options
+        self._acceptors: list[Acceptor] = []
+        self._host, self._port, self._unix_path, self._inproc = "", 0, "", ""
+        self._doorkeeper: Doorkeeper | None = None
+        self._lock = threading.Lock()
+        self._served: dict[ServedConnection, threading.Thread] = {}
+        self._closed = False
+        self._past = _Totals()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def bind_tcp(self, host: str, port: int = 0) -> None:
+        """Bind a TCP port, 0 for any free one.
+
+        Raises:
+            PortInUse: it is taken; the text names the holder where it can be seen.
+        """
+        self._check_can_bind()
+        acceptor = TcpAcceptor(host, port, self._options)
+        self._acceptors.append(acceptor)
+        self._host = advertised_host() if host in ("", "0.0.0.0", "::") else host
+        self._port = acceptor.port
+
+    def bind_unix(self, directory: str | None = None) -> None:
+        """Bind a Unix socket in a new private directory below `directory` (default: the temporary directory)."""
+        self._check_can_bind()
+        acceptor = UnixAcceptor(directory, self._options)
+        self._acceptors.append(acceptor)
+        self._unix_path = acceptor.path
+
+    def bind_inproc(self, name: str) -> None:
+        """Bind a name for clients in this process; its endpoint is then reached that way only."""
+        self._check_can_bind()
+        self._acceptors.append(InprocAcceptor(name))
+        self._inproc = name
+
+    def start(self) -> None:
+        """Let peers in."""
+        self._check_can_bind()
+        if not self._acceptors:
+            raise ClosedError("nothing is bound; call bind_tcp, bind_unix or bind_inproc first")
+        self._doorkeeper = Doorkeeper(
+            self._acceptors,
+            lambda: ServerHandshake(self._identity, self._credentials),
+            self._admit,
+            self._limits,
+        )
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where clients find this listener, with every way that is bound."""
+        local = boot_id() if self._unix_path else ""
+        return Endpoint(self._host, self._port, self._unix_path, local, self._inproc)
+
+    def stats(self) -> ListenerStats:
+        """Return a snapshot."""
+        with self._lock:
+            totals = _Totals(
+                self._past.calls, self._past.errors, self._past.sent, self._past.received
+            )
+            for connection in self._served:
+                totals.add(connection)
+            num_served = len(self._served)
+        door = self._doorkeeper
+        return ListenerStats(
+            open_connections=num_served,
+            open_handshakes=door.num_strangers if door else 0,
+            accepted=door.accepted if door else 0,
+            refused=door.refused if door else 0,
+            calls=totals.calls,
+            errors=totals.errors,
+            bytes_sent=totals.sent,
+            bytes_received=totals.received,
+        )
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Stop listening, end all connections, join their threads. Idempotent.
+
+        A handler that waits should look at `Call.peer_gone`; one that is still running at the end of the time is
+        logged and left behind.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._closed = True
+            served = dict(self._served)
+        for connection in served:
+            connection.shutdown()
+        if self._doorkeeper is not None:
+            self._doorkeeper.close(max(0.0, deadline - time.monotonic()))
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for connection, thread in served.items():
+            if thread is threading.current_thread():
+                continue
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                _log.warning(
+                    "handler for %s still runs %.1f s after close", connection.peer, timeout_s
+                )
+
+    def _admit(self, stream: Stream, session: Session) -> bool:
+        connection = ServedConnection(stream, session, self._handler, self._limits)
+        thread = threading.Thread(
+            target=self._serve, args=(connection,), name=f"rpc-{session.peer}", daemon=True
+        )
+        with self._lock:
+            if self._closed or len(self._served) >= self._limits.max_connections:
+                return False
+            self._served[connection] = thread
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system has no thread left; the peer sees a closed connection and comes again.
+                del self._served[connection]
+                return False
+        return True
+
+    def _serve(self, connection: ServedConnection) -> None:
+        try:
+            connection.serve()
+        finally:
+            with self._lock:
+                self._past.add(connection)
+                del self._served[connection]
+            self._tell_disconnect(connection.peer)
+
+    def _tell_disconnect(self, peer: Identity) -> None:
+        if self._on_disconnect is None:
+            return
+        try:
+            self._on_disconnect(peer)
+        except Exception:
+            _log.exception("on_disconnect failed for %s", peer)
+
+    def _check_can_bind(self) -> None:
+        if self._closed or self._doorkeeper is not None:
+            raise ClosedError("bind and start come once, before each other and before close")
+
+
+@dataclass(slots=True)
+class _Totals:
+    calls: int = 0
+    errors: int = 0
+    sent: int = 0
+    received: int = 0
+
+    def add(self, connection: ServedConnection) -> None:
+        self.calls += connection.calls
+        self.errors += connection.errors
+        self.sent += connection.bytes_sent
+        self.received += connection.bytes_received

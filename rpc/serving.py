@@ -1,0 +1,115 @@
+"""One authenticated connection at the server: its thread reads requests and runs the handler.
+
+Covers: the loop, what a handler's exception becomes on the wire, draining what a handler left unread.
+Does not: accept or authenticate (doorkeeper), own the threads (listener).
+Threads: `serve` runs in the connection's thread; `shutdown` and the counters may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from rpc.call import Call
+from rpc.errors import ClosedError, LimitExceeded, PeerGone, ProtocolError, RpcError
+from rpc.frame import Frame, Kind, Limits
+from rpc.frame_io import FrameChannel
+from rpc.handshake import Session
+from rpc.transport import Stream
+
+Handler = Callable[[Call], None]
+
+_log = logging.getLogger(__name__)
+
+
+class ServedConnection:
+    """Serves one peer until either side closes."""
+
+    def __init__(self, stream: Stream, session: Session, handler: Handler, limits: Limits) -> None:
+        self.peer = session.peer
+        self.calls = 0
+        self.errors = 0
+        self._stream = stream
+        self._handler = handler
+        self._limits = limits
+        self._channel = FrameChannel(stream, session, limits)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent, frame headers included."""
+        return self._channel.writer.sent_bytes
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received, frame headers included."""
+        return self._channel.reader.received_bytes
+
+    def shutdown(self) -> None:
+        """End the connection; wakes its thread."""
+        self._stream.shutdown()
+
+    def serve(self) -> None:
+        """Answer requests until the connection ends; closes the stream."""
+        try:
+            while True:
+                self._serve_one(self._channel.receive_frame())
+        except (PeerGone, ClosedError) as error:
+            if self._channel.reader.mid_frame:
+                _log.warning("connection of %s ended inside a frame: %s", self.peer, error)
+        except RpcError as error:
+            self.errors += 1
+            _log.warning(
+                "closing connection of %s from %s: %s: %s",
+                self.peer, self._stream.peer_address, type(error).__name__, error,
+            )  # fmt: skip
+        finally:
+            self._stream.close()
+
+    def _serve_one(self, frame: Frame) -> None:
+        if frame.kind != Kind.REQUEST:
+            raise ProtocolError(f"expected a REQUEST, got {frame.kind.name}")
+        self.calls += 1
+        call = Call(self.peer, frame, self._channel, self._limits)
+        try:
+            self._handler(call)
+            if not call.answered:
+                raise RuntimeError("the handler returned without an answer")
+        except Exception as error:  # noqa: BLE001 - a handler's failure is the client's answer
+            self.errors += 1
+            self._answer_failure(call, error)
+        if self._channel.broken is not None:
+            raise self._channel.broken
+        call.discard_rest()
+
+    def _answer_failure(self, call: Call, error: Exception) -> None:
+        if self._channel.broken is not None:
+            return
+        code = _code(error)
+        if call.answered:
+            _log.error("handler failed after its answer to %s", self.peer, exc_info=error)
+        elif code is not None:
+            call.fail(code, _message(error), _details(error))
+        else:
+            _log.error("handler failed on a call of %s", self.peer, exc_info=error)
+            call.fail("internal", f"{type(error).__name__} in the handler; see the server's log")
+
+
+def _code(error: Exception) -> str | None:
+    code = getattr(error, "code", None)
+    if isinstance(code, str):
+        return code
+    if isinstance(error, LimitExceeded):
+        return "limit_exceeded"
+    return "protocol_error" if isinstance(error, ProtocolError) else None
+
+
+def _message(error: Exception) -> str:
+    message = getattr(error, "message", None)
+    return message if isinstance(message, str) else str(error)
+
+
+def _details(error: Exception) -> dict[str, str]:
+    details = getattr(error, "details", None)
+    if not isinstance(details, dict):
+        return {}
+    return {str(key): str(value) for key, value in details.items()}

@@ -1,0 +1,272 @@
+"""Streams: bytes over TCP or a Unix socket, never blocking, ready to be polled together.
+
+Covers: the Stream protocol that `inproc` implements too, SocketStream, every socket option, waiting on several streams.
+Does not: frames (frame_io), who may connect (handshake), how to listen (acceptor).
+Threads: one thread uses a stream at a time; `shutdown` and `peer_closed` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, TransportError
+
+IOV_MAX = 1024
+"""Views that one `sendmsg` takes."""
+
+_MAX_POLL_MS = 3_600_000
+_CLOSED_EVENTS = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+
+USER_TIMEOUT_MS = 20_000
+KEEPALIVE_IDLE_S = 10
+KEEPALIVE_INTERVAL_S = 3
+KEEPALIVE_PROBES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketOptions:
+    """Kernel buffers of a socket; None leaves them to the kernel, which grows them as needed."""
+
+    send_buffer_bytes: int | None = None
+    receive_buffer_bytes: int | None = None
+
+
+DEFAULT_OPTIONS = SocketOptions()
+
+
+class Stream(Protocol):
+    """An ordered, reliable byte stream to one peer. No call blocks but `wait`."""
+
+    transport: str
+    peer_address: str
+
+    def sendmsg(self, views: Sequence[memoryview]) -> int | None:
+        """Send from at most IOV_MAX views; return how many bytes were taken, None if it would block.
+
+        Raises:
+            PeerGone: the peer closed or reset the stream.
+            ClosedError: this side closed it.
+        """
+        ...
+
+    def recv_into(self, view: memoryview) -> int | None:
+        """Receive at least one byte into a view that is not empty; None if it would block.
+
+        Raises:
+            PeerGone: end of file or reset.
+            ClosedError: this side closed it.
+        """
+        ...
+
+    def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
+        """Return (file descriptor, poll events) that tell when to try again."""
+        ...
+
+    def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
+        """Wait until reading or writing may succeed; False when the time is over."""
+        ...
+
+    def peer_closed(self) -> bool:
+        """Tell, without reading, whether the peer closed, or this side was shut down."""
+        ...
+
+    def shutdown(self) -> None:
+        """End both directions and wake who waits; the owner still has to `close`."""
+        ...
+
+    def close(self) -> None:
+        """Shut down and release the descriptors; idempotent."""
+        ...
+
+
+class SocketStream:
+    """A connected TCP or Unix socket."""
+
+    def __init__(
+        self, sock: socket.socket, peer_address: str, options: SocketOptions = DEFAULT_OPTIONS
+    ) -> None:
+        self.transport = "unix" if sock.family == socket.AF_UNIX else "tcp"
+        self.peer_address = peer_address
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._shut = False
+        self._poll = select.poll()
+        self._poll_events = 0
+        sock.setblocking(False)
+        configure(sock, options)
+
+    def sendmsg(self, views: Sequence[memoryview]) -> int | None:
+        """See Stream."""
+        try:
+            return self._sock.sendmsg(views)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def recv_into(self, view: memoryview) -> int | None:
+        """See Stream."""
+        try:
+            count = self._sock.recv_into(view)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise self._lost(error) from error
+        if count == 0:
+            raise self._lost(None)
+        return count
+
+    def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
+        """See Stream."""
+        return [(self._sock.fileno(), _events(read, write))]
+
+    def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
+        """See Stream."""
+        events = _events(read, write)
+        if events != self._poll_events:
+            descriptor = self._sock.fileno()
+            if descriptor < 0:
+                raise self._lost(None)
+            self._poll.register(descriptor, events)
+            self._poll_events = events
+        return bool(self._poll.poll(poll_ms(timeout_s)))
+
+    def peer_closed(self) -> bool:
+        """See Stream."""
+        if self._shut:
+            return True
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLRDHUP)
+        return any(events & _CLOSED_EVENTS for _, events in poll.poll(0))
+
+    def shutdown(self) -> None:
+        """See Stream."""
+        with self._lock:
+            if not self._shut:
+                self._shut = True
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """See Stream."""
+        self.shutdown()
+        with self._lock:
+            self._sock.close()
+
+    def _lost(self, error: OSError | None) -> TransportError | ClosedError:
+        if self._shut:
+            return ClosedError(f"connection to {self.peer_address} was closed by this side")
+        if error is None:
+            return PeerGone(f"{self.peer_address} closed the connection")
+        return PeerGone(f"connection to {self.peer_address} broke: {error.strerror or error}")
+
+
+def wait_streams(wanted: Sequence[tuple[Stream, bool, bool]], timeout_s: float) -> list[int]:
+    """Wait on several (stream, read, write); return the indexes of those that may go on."""
+    poll = select.poll()
+    owner: dict[int, int] = {}
+    for index, (stream, read, write) in enumerate(wanted):
+        for descriptor, events in stream.interest(read=read, write=write):
+            if descriptor < 0:
+                return [index]
+            poll.register(descriptor, events)
+            owner[descriptor] = index
+    return sorted({owner[descriptor] for descriptor, _ in poll.poll(poll_ms(timeout_s))})
+
+
+def configure(sock: socket.socket, options: SocketOptions) -> None:
+    """Set every option of a socket; the one place where this happens."""
+    if options.send_buffer_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.send_buffer_bytes)
+    if options.receive_buffer_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.receive_buffer_bytes)
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # The kernel's defaults find a vanished host after about 15 minutes.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+def dial_tcp(
+    host: str, port: int, *, deadline: float, options: SocketOptions = DEFAULT_OPTIONS
+) -> SocketStream:
+    """Connect to the first address of a host that answers before the (monotonic) deadline."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise PeerGone(f"host {host!r} cannot be resolved: {error}") from error
+    failure: TransportError = PeerGone(f"host {host!r} has no address")
+    for family, kind, protocol, _, address in found:
+        try:
+            return _dial(socket.socket(family, kind, protocol), address, deadline, options)
+        except TransportError as error:
+            failure = error
+    raise failure
+
+
+def dial_unix(
+    path: str, *, deadline: float, options: SocketOptions = DEFAULT_OPTIONS
+) -> SocketStream:
+    """Connect to a Unix socket before the (monotonic) deadline."""
+    return _dial(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path, deadline, options)
+
+
+def address_text(address: object) -> str:
+    """Return host:port of a socket address, or the path of a Unix one."""
+    if isinstance(address, tuple):
+        return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+    return str(address)
+
+
+def poll_ms(timeout_s: float) -> int:
+    """Return milliseconds for poll: rounded up, so that a wait never ends before its time."""
+    if timeout_s <= 0:
+        return 0
+    return (
+        min(_MAX_POLL_MS, math.ceil(timeout_s * 1000.0)) if timeout_s < math.inf else _MAX_POLL_MS
+    )
+
+
+def _dial(
+    sock: socket.socket, address: object, deadline: float, options: SocketOptions
+) -> SocketStream:
+    where = address_text(address)
+    try:
+        sock.setblocking(False)
+        configure(sock, options)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(address)
+            return SocketStream(sock, where, options)
+        if sock.family == socket.AF_UNIX:
+            raise PeerGone(f"cannot connect to {where}: its queue is full")
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLOUT)
+        if not poll.poll(poll_ms(deadline - time.monotonic())):
+            raise DeadlineExceeded(f"{where} did not accept the connection in time")
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        return SocketStream(sock, where, options)
+    except OSError as error:
+        sock.close()
+        raise PeerGone(f"cannot connect to {where}: {error.strerror or error}") from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _events(read: bool, write: bool) -> int:
+    return (select.POLLIN if read else 0) | (select.POLLOUT if write else 0)
