@@ -22,11 +22,10 @@ import numpy as np
 from ps import kernels
 from ps.clipping import clip_of
 from ps.errors import ManifestMismatch, NonFiniteGradient, ShapeError
-from ps.optimizers import rule_of, step_scalars
+from ps.optimizers import decay_scalars, rule_of, step_scalars
 from ps.params import (
     Average,
     Bucket,
-    Descent,
     GroupLayout,
     GroupSpec,
     Hyper,
@@ -51,7 +50,6 @@ class _Group:
         self.values: Array = np.zeros(size, self.dtype)
         self.slots = tuple(self._new_slot(size) for _ in self.rule.slots)
         self.update = kernels.UPDATES[self.rule.name]
-        self.weight_decay = spec.rule.weight_decay if isinstance(spec.rule, Descent) else None
         self._last: tuple[Hyper, int, Array] | None = None
 
     def _new_slot(self, size: int) -> Array:
@@ -248,10 +246,10 @@ class DenseShard:
             self._average(piece, gradient)
             return
         gradient = self._clipped(group, gradient)
+        decay = decay_scalars(group.spec.rule, hyper, group.dtype)
         with piece.lock:
             scalars = group.scalars(hyper, piece.step + 1)
-            if group.weight_decay:
-                decay = np.array((group.weight_decay, hyper.learning_rate), group.dtype)
+            if decay is not None:
                 kernels.decay(piece.values, decay)
             group.update(gradient, piece.values, *piece.slots, scalars)
             piece.step += 1

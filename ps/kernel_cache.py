@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "TFOS_KERNEL_CACHE"
 _PACKAGE = Path(__file__).resolve().parent
-_SOURCES = ("optimizers.py", "kernels.py", "kernel_cache.py")
+_SOURCES = ("optimizers.py", "kernels.py", "float_mode.py", "kernel_cache.py")
 
 
 @cache

@@ -25,6 +25,7 @@ import numpy as np
 from numba import types
 
 from ps import kernel_cache, optimizers
+from ps.float_mode import flush_denormals, restore
 from ps.kernel_cache import kernel
 from ps.params import Descent, Manifest
 
@@ -44,87 +45,109 @@ _add = numba.njit(optimizers.add)
 def sgd(g: Array, v: Array, s: Array) -> None:
     """Apply optimizers.sgd to a bucket."""
     learning_rate = s[0]
+    mode = flush_denormals()
     for i in range(v.size):
         v[i] = _sgd(g[i], v[i], learning_rate)
+    restore(mode)
 
 
 @kernel
 def momentum(g: Array, v: Array, m: Array, s: Array) -> None:
     """Apply optimizers.momentum to a bucket."""
     learning_rate, beta = s[0], s[1]
+    mode = flush_denormals()
     for i in range(v.size):
         v[i], m[i] = _momentum(g[i], v[i], m[i], learning_rate, beta)
+    restore(mode)
 
 
 @kernel
 def nesterov(g: Array, v: Array, m: Array, s: Array) -> None:
     """Apply optimizers.nesterov to a bucket."""
     learning_rate, beta = s[0], s[1]
+    mode = flush_denormals()
     for i in range(v.size):
         v[i], m[i] = _nesterov(g[i], v[i], m[i], learning_rate, beta)
+    restore(mode)
 
 
 @kernel
 def adagrad(g: Array, v: Array, a: Array, s: Array) -> None:
     """Apply optimizers.adagrad to a bucket."""
     learning_rate, epsilon = s[0], s[1]
+    mode = flush_denormals()
     for i in range(v.size):
         v[i], a[i] = _adagrad(g[i], v[i], a[i], learning_rate, epsilon)
+    restore(mode)
 
 
 @kernel
 def adam(g: Array, v: Array, m: Array, u: Array, s: Array) -> None:
     """Apply optimizers.adam to a bucket."""
     alpha, rate_1, rate_2, epsilon = s[0], s[1], s[2], s[3]
+    mode = flush_denormals()
     for i in range(v.size):
         v[i], m[i], u[i] = _adam(g[i], v[i], m[i], u[i], alpha, rate_1, rate_2, epsilon)
+    restore(mode)
 
 
 @kernel
 def decay(v: Array, s: Array) -> None:
     """Apply optimizers.decay to a bucket; s is (weight decay, learning rate)."""
     weight_decay, learning_rate = s[0], s[1]
+    mode = flush_denormals()
     for i in range(v.size):
         v[i] = _decay(v[i], weight_decay, learning_rate)
+    restore(mode)
 
 
 @kernel
 def average(g: Array, v: Array, s: Array) -> None:
     """Apply optimizers.average to a bucket; s is (number of pushers,)."""
     num_pushers = s[0]
+    mode = flush_denormals()
     for i in range(v.size):
         v[i] = _average(g[i], v[i], num_pushers)
+    restore(mode)
 
 
 @kernel
 def add(g: Array, v: Array, _s: Array) -> None:
     """Apply optimizers.add to a bucket."""
+    mode = flush_denormals()
     for i in range(v.size):
         v[i] = _add(g[i], v[i])
+    restore(mode)
 
 
 @kernel
 def clip(g: Array, out: Array, s: Array) -> None:
     """Write g cut to [-s[0], s[0]] to out."""
     limit = s[0]
+    mode = flush_denormals()
     for i in range(g.size):
         out[i] = min(max(g[i], -limit), limit)
+    restore(mode)
 
 
 @kernel
 def scale(g: Array, out: Array, s: Array) -> None:
     """Write g * s[0] to out: the first term of a weighted sum."""
     weight = s[0]
+    mode = flush_denormals()
     for i in range(g.size):
         out[i] = g[i] * weight
+    restore(mode)
 
 
 @kernel
 def add_scaled(g: Array, out: Array, s: Array) -> None:
     """Add g * s[0] to out: a further term of a weighted sum."""
     weight = s[0]
+    mode = flush_denormals()
     for i in range(g.size):
         out[i] = out[i] + g[i] * weight
+    restore(mode)
 
 
 @kernel

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ps.errors import SettingsError
-from ps.params import SGD, Adagrad, Adam, Average, Hyper, RuleConfig
+from ps.params import SGD, Adagrad, Adam, Average, Descent, Hyper, RuleConfig
 
 Scalar = Any
 """One element: a numpy scalar when called from Python, a machine float inside a kernel."""
@@ -68,7 +68,9 @@ def adagrad(
 
     Slots: a, the shape of v, starts at `initial_accumulator_value`.
     Source: Duchi, Hazan and Singer, Adaptive Subgradient Methods, JMLR 2011.
-    Departure, as in Keras: epsilon stands inside the root.
+    Departures: as in Keras epsilon stands inside the root. In compiled functions TensorFlow takes
+    x * rsqrt(y) by an approximation of the CPU at hand for x / sqrt(y), so parity is 2 ulp of the
+    update there; eager Keras is equal bit for bit.
     """
     a = a + g * g
     return v - (learning_rate * g) / np.sqrt(a + epsilon), a
@@ -100,12 +102,13 @@ def adam(  # noqa: PLR0913 - the operands of the formula
 
 
 def decay(v: Scalar, weight_decay: Scalar, learning_rate: Scalar) -> Scalar:
-    """`v -= v * weight_decay * learning_rate`, before the rule's own update.
+    """`v -= v * (weight_decay * learning_rate)`, before the rule's own update.
 
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019. As in Keras
-    every optimizer takes it, and AdamW is Adam with it. Departure: no parameter is excluded.
+    every optimizer takes it, and AdamW is Adam with it. Departures: no parameter is excluded; Keras
+    writes (v * weight_decay) * learning_rate, which TensorFlow's graph optimizer turns into this.
     """
-    return v - v * weight_decay * learning_rate
+    return v - v * (weight_decay * learning_rate)
 
 
 def average(p: Scalar, v: Scalar, num_pushers: Scalar) -> Scalar:
@@ -140,19 +143,24 @@ class Rule:
     """Scalars of the formula after the first, in double precision; cast to the dtype on use."""
 
 
+def _single(setting: float) -> float:
+    """Round a setting as Keras does, which passes these through float32 for float64 too."""
+    return float(np.float32(setting))
+
+
 def rule_of(config: RuleConfig) -> Rule:
     """Return the rule that a configuration means."""
     if isinstance(config, Adam):  # and AdamW
         rates = (1 - config.beta_1, 1 - config.beta_2, config.epsilon)
         return Rule("adam", ("momentum", "velocity"), step_scalars=("alpha",), constants=rates)
     if isinstance(config, Adagrad):
-        initial = config.initial_accumulator_value
+        initial = _single(config.initial_accumulator_value)
         return Rule("adagrad", ("accumulator",), initial, constants=(config.epsilon,))
     if isinstance(config, SGD):
         if config.momentum == 0:
             return Rule("sgd")
         name = "nesterov" if config.nesterov else "momentum"
-        return Rule(name, ("momentum",), constants=(config.momentum,))
+        return Rule(name, ("momentum",), constants=(_single(config.momentum),))
     return Rule("average" if isinstance(config, Average) else "add")
 
 
@@ -164,9 +172,19 @@ def adam_alpha(config: Adam, learning_rate: float, step: int, dtype: np.dtype[An
     """
     number = dtype.type
     one = number(1)
-    power_1 = number(math.pow(number(config.beta_1), step))
-    power_2 = number(math.pow(number(config.beta_2), step))
+    power_1 = number(math.pow(_single(config.beta_1), step))
+    power_2 = number(math.pow(_single(config.beta_2), step))
     return number(learning_rate) * np.sqrt(one - power_2) / (one - power_1)
+
+
+def decay_scalars(
+    config: RuleConfig, hyper: Hyper, dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any] | None:
+    """Return (weight decay, learning rate) for the rules that decay, else None."""
+    weight_decay = config.weight_decay if isinstance(config, Descent) else None
+    if not weight_decay:
+        return None
+    return np.array((_single(weight_decay), hyper.learning_rate), dtype)
 
 
 def step_scalars(
