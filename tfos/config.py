@@ -1,0 +1,72 @@
+"""Settings of a cluster, checked once on the driver.
+
+Covers: how rows reach the workers, timeouts of the control plane, what is shown.
+Does not: hold settings of the data plane (rpc), of servers (ps) or of chunks (feeding.config).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+
+from tfos.errors import SettingsError
+
+
+class InputMode(enum.IntEnum):
+    """Where a worker's rows come from. The numbers are TensorFlowOnSpark's."""
+
+    TENSORFLOW = 0
+    """main_fun reads its own data."""
+    SPARK = 1
+    """`cluster.train(rdd)` feeds rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Timeouts and limits; the defaults suit clusters from a laptop to some hundred nodes."""
+
+    reservation_timeout_s: float = 600.0
+    """All nodes must serve within this time after start(). Default: TensorFlowOnSpark's."""
+    slot_wait_s: float = 60.0
+    """reserve() waits this long for executors that are still registering (tens of s on YARN)."""
+    slot_settle_s: float = 4.0
+    """Too few slots and no new executor for this long: reserve() fails."""
+    heartbeat_s: float = 2.0
+    """Every node shows a sign of life this often. Smaller: fresher progress, more driver load."""
+    hang_s: float = 20.0
+    """A node that is silent for longer has failed: frozen or cut off. At least 3 heartbeats."""
+    reconnect_s: float = 3.0
+    """A node whose connection broke has this long to come back before it counts as dead."""
+    lease_s: float = 20.0
+    """A node that cannot reach the driver for longer ends by itself. At least 3 heartbeats."""
+    abort_s: float = 10.0
+    """From the decision to stop until every process is gone."""
+    max_inflight_bytes: int = 64 << 20
+    """Unread bytes per worker at which feeding waits. Larger: steadier, more worker memory."""
+    tolerate_lost_workers: bool = True
+    """A worker killed from outside is a warning while others remain; the chief never is."""
+    threads_per_node: int = 0
+    """Compute threads (OMP, TensorFlow, numba) per node; 0: the cores of its Spark task."""
+    allow_dynamic: bool = False
+    """Accept dynamic allocation although it may remove an executor under a node."""
+    allow_speculation: bool = False
+    """Accept speculative execution although it starts nodes twice."""
+    verbose: bool = True
+    """Show progress and the nodes' output on the driver's standard error."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name.endswith("_s") and not value > 0:
+                raise SettingsError(f"{each.name} must be > 0 seconds, got {value!r}.")
+        for name in ("hang_s", "lease_s"):
+            if getattr(self, name) < 3 * self.heartbeat_s:
+                raise SettingsError(
+                    f"{name}={getattr(self, name)} is less than 3 heartbeats of "
+                    f"{self.heartbeat_s} s: one lost message would end a node. "
+                    f"Use {name} >= {3 * self.heartbeat_s}."
+                )
+        if self.max_inflight_bytes < 1:
+            raise SettingsError(f"max_inflight_bytes must be >= 1, got {self.max_inflight_bytes}.")
+        if self.threads_per_node < 0:
+            raise SettingsError(f"threads_per_node must be >= 0, got {self.threads_per_node}.")

@@ -1,0 +1,121 @@
+"""What the driver knows about one node. Data only; control.state changes it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from rpc.address import Endpoint
+from tfos.control.messages import (
+    FeedSnapshot,
+    FlushReached,
+    Heartbeat,
+    NodeFailure,
+    NodeId,
+    Register,
+)
+from tfos.topology import PlannedNode
+
+
+class NodeStatus(enum.Enum):
+    """How far a node is; the value is what status shows."""
+
+    MISSING = "not registered"
+    REGISTERED = "starting"
+    READY = "serves, waits for the roster"
+    RUNNING = "running"
+    DONE = "main_fun returned"
+    LOST = "lost"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+LIVE = frozenset({NodeStatus.REGISTERED, NodeStatus.READY, NodeStatus.RUNNING, NodeStatus.DONE})
+"""Its supervisor is there and takes orders."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One planned node and its newest attempt."""
+
+    planned: PlannedNode
+    status: NodeStatus = NodeStatus.MISSING
+    attempt: int = -1
+    executor_id: str = ""
+    host: str = ""
+    pid: int = 0
+    endpoint: Endpoint | None = None
+    phase: str = ""
+    registered_s: float = 0.0
+    heard_s: float = 0.0
+    stream_lost_s: float | None = None
+    stop_ordered: bool = False
+    heartbeat: Heartbeat | None = None
+    flushes: dict[str, FlushReached] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """`worker:1`."""
+        return self.planned.name
+
+    @property
+    def node(self) -> NodeId:
+        """Its newest attempt."""
+        return NodeId(self.planned.role, self.planned.index, max(self.attempt, 0))
+
+    @property
+    def is_live(self) -> bool:
+        """Whether orders reach it."""
+        return self.status in LIVE
+
+    def take(self, register: Register, now_s: float) -> None:
+        """Become the attempt that registers."""
+        self.status = NodeStatus.REGISTERED
+        self.attempt = register.node.attempt
+        self.executor_id = register.executor_id
+        self.host = register.host
+        self.pid = register.pid
+        self.endpoint = None
+        self.phase = "registered"
+        self.registered_s = self.heard_s = now_s
+        self.stream_lost_s = None
+        self.stop_ordered = False
+        self.heartbeat = None
+        self.flushes = {}
+
+    def feed(self, feed: str) -> FeedSnapshot:
+        """Return the newest counts of one feed: a flush's or a later heartbeat's."""
+        candidates = [
+            snapshot
+            for snapshot in (self.heartbeat.feeds if self.heartbeat else ())
+            if snapshot.feed == feed
+        ]
+        flush = self.flushes.get(feed)
+        if flush is not None and flush.stats is not None:
+            candidates.append(flush.stats)
+        if not candidates:
+            return FeedSnapshot(feed)
+        return max(candidates, key=lambda snapshot: snapshot.taken_rows + snapshot.dropped_rows)
+
+    def failure(self, error_type: str, message: str) -> NodeFailure:
+        """Return a record for a failure that the node could not report by itself."""
+        return NodeFailure(
+            self.node,
+            self.host,
+            self.pid,
+            executor_id=self.executor_id,
+            phase=self.phase,
+            error_type=error_type,
+            message=message,
+        )
+
+    def describe(self, now_s: float) -> str:
+        """Return `worker:2 (executor 5 on host-b, 58 s since it registered, last phase: ...)`."""
+        if self.attempt < 0:
+            return f"{self.name} (never registered)"
+        age_s = now_s - self.registered_s
+        gone = "; gone since" if self.status is NodeStatus.MISSING else ""
+        return (
+            f"{self.name} (executor {self.executor_id} on {self.host}, pid {self.pid}, "
+            f"{age_s:.0f} s since it registered, last phase: {self.phase}{gone})"
+        )

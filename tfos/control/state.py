@@ -1,0 +1,344 @@
+"""The driver's decisions about a cluster: what nodes say goes in, what to do comes out.
+
+Covers: registration and fencing of attempts, the roster, failures and losses, silence, the end.
+Does not: send, wait, lock or look at a clock (control.coordinator does). Pure.
+Threads: none; the coordinator serialises the calls.
+
+A worker that was killed from outside (signal KILL or TERM, executor lost, silence) is *lost*: the
+servers fence it and training goes on while other workers remain. Everything else that ends a node
+before it was told to is fatal: the cluster becomes FAILED and every node is told to stop.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+
+from rpc.address import Endpoint
+from tfos.config import ClusterConfig
+from tfos.control import messages
+from tfos.control.members import Member, NodeStatus
+from tfos.phases import ClusterPhase, may_move
+from tfos.topology import Plan
+
+_FROM_OUTSIDE = frozenset({int(signal.SIGKILL), int(signal.SIGTERM)})
+_MAX_FAILURES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Give this order to this attempt of a node."""
+
+    node: messages.NodeId
+    order: messages.Order
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell the user; the cluster goes on."""
+
+    text: str
+
+
+Action = Send | Warn
+
+
+@dataclass
+class ClusterState:
+    """All nodes of one cluster. Methods named `on_*` take an event and return actions."""
+
+    plan: Plan
+    config: ClusterConfig
+    phase: ClusterPhase = ClusterPhase.NEW
+    failures: list[messages.NodeFailure] = field(default_factory=list)
+    """Every failure and loss, in order of arrival."""
+    fatal: list[messages.NodeFailure] = field(default_factory=list)
+    """Those that failed the cluster; the first is the root cause."""
+    tensorboard: messages.TensorBoardUp | None = None
+    members: dict[str, Member] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.members = {node.name: Member(node) for node in self.plan.nodes}
+
+    # ---- what the coordinator asks ----
+
+    @property
+    def servers(self) -> list[Member]:
+        """Parameter servers in rank order."""
+        return [self.members[node.name] for node in self.plan.servers]
+
+    @property
+    def workers(self) -> list[Member]:
+        """Workers in rank order, the chief first."""
+        return [self.members[node.name] for node in self.plan.workers]
+
+    def roster(self) -> tuple[messages.RosterEntry, ...]:
+        """Return every node that serves, as its peers need to know it."""
+        return tuple(
+            messages.RosterEntry(
+                member.node, member.planned.rank, member.host, member.executor_id, member.endpoint
+            )
+            for member in self.members.values()
+            if member.endpoint is not None
+        )
+
+    def missing(self) -> list[Member]:
+        """Return the nodes that the roster still lacks."""
+        return [
+            member
+            for member in self.members.values()
+            if member.status in (NodeStatus.MISSING, NodeStatus.REGISTERED)
+        ]
+
+    def training(self) -> list[Member]:
+        """Return the workers whose main_fun has neither returned nor failed."""
+        return [worker for worker in self.workers if worker.status is NodeStatus.RUNNING]
+
+    def unflushed(self, feed: str, epoch: int) -> list[Member]:
+        """Return the workers that have yet to reach the end of an epoch of a feed."""
+        return [
+            worker
+            for worker in self.training()
+            if feed not in worker.flushes or worker.flushes[feed].epoch < epoch
+        ]
+
+    def live(self) -> list[Member]:
+        """Return the nodes whose supervisor is there."""
+        return [member for member in self.members.values() if member.is_live]
+
+    # ---- orders ----
+
+    def move(self, target: ClusterPhase) -> None:
+        """Enter a phase if that is legal; a failed or closed cluster stays so."""
+        if may_move(self.phase, target):
+            self.phase = target
+
+    def flush(self, feed: str, epoch: int) -> list[Action]:
+        """End an epoch of a feed at every worker that still trains."""
+        return [Send(each.node, messages.Flush(feed, epoch)) for each in self.training()]
+
+    def finish(self, feeds: tuple[str, ...]) -> list[Action]:
+        """End the feeds for good, also at workers whose main_fun has returned."""
+        return [
+            Send(worker.node, messages.FinishFeed(feed))
+            for worker in self.workers
+            if worker.is_live
+            for feed in feeds
+        ]
+
+    def stop(self, members: list[Member], reason: str, *, grace_s: float) -> list[Action]:
+        """Stop these nodes; their end is no failure any more."""
+        actions: list[Action] = []
+        for member in members:
+            if member.is_live and not member.stop_ordered:
+                member.stop_ordered = True
+                actions.append(Send(member.node, messages.Stop(reason, grace_s)))
+        return actions
+
+    def fail(self, failure: messages.NodeFailure) -> list[Action]:
+        """Fail the cluster because of this record."""
+        self._note(failure)
+        if len(self.fatal) < _MAX_FAILURES:
+            self.fatal.append(failure)
+        self.move(ClusterPhase.FAILED)
+        return self.stop(
+            self.live(),
+            f"{failure.node.name} failed",
+            grace_s=self.config.abort_s / 4,
+        )
+
+    # ---- events ----
+
+    def on_register(
+        self, register: messages.Register, now_s: float
+    ) -> tuple[messages.RegisterReply, list[Action]]:
+        """A supervisor is up: an upsert by (role, index, attempt)."""
+        member = self.members.get(register.node.name)
+        if member is None:
+            return self._refuse(f"this cluster has no {register.node.name}: {self.plan}")
+        if register.node.attempt < member.attempt:
+            return self._refuse(f"replaced by attempt {member.attempt}")
+        if register.node.attempt == member.attempt:
+            if register.pid == member.pid and register.host == member.host and member.is_live:
+                return self._accept(), []
+            return self._refuse(
+                f"attempt {member.attempt} of {member.name} is pid {member.pid} on {member.host}"
+            )
+        if self.phase is ClusterPhase.RUNNING:
+            actions = self._vanished(
+                member, messages.EXECUTOR_LOST, "Spark started its task again: its executor is gone"
+            )
+            reply, _ = self._refuse("the cluster runs already; a lost node does not rejoin")
+            return reply, actions
+        if self.phase is not ClusterPhase.RESERVED:
+            return self._refuse(f"the cluster is {self.phase.name}")
+        actions = []
+        if member.attempt >= 0:
+            actions.append(Send(member.node, messages.Stop("replaced by a newer attempt")))
+        member.take(register, now_s)
+        return self._accept(), actions
+
+    def on_heartbeat(
+        self, heartbeat: messages.Heartbeat, now_s: float
+    ) -> tuple[messages.HeartbeatReply, list[Action]]:
+        """A sign of life; a replaced or lost attempt hears that it is fenced."""
+        member = self._current(heartbeat.node)
+        if member is None:
+            return messages.HeartbeatReply(fenced=True), []
+        member.heard_s = now_s
+        if member.heartbeat is None or heartbeat.seq > member.heartbeat.seq:
+            member.heartbeat = heartbeat
+            member.phase = heartbeat.phase or member.phase
+        return messages.HeartbeatReply(), []
+
+    def on_event(self, node: messages.NodeId, event: messages.Event, now_s: float) -> list[Action]:
+        """Something happened at a node; reports of fenced attempts are ignored."""
+        member = self._current(node)
+        if member is None:
+            return []
+        member.heard_s = now_s
+        match event:
+            case messages.Listening(endpoint):
+                return self._listening(member, endpoint)
+            case messages.PhaseChanged(phase):
+                member.phase = phase
+            case messages.FlushReached(feed):
+                member.flushes[feed] = event
+            case messages.TensorBoardUp():
+                self.tensorboard = event
+            case messages.Failed(failure):
+                return self._failed(member, failure)
+            case messages.Done():
+                return self._done(member)
+        return []
+
+    def on_stream_opened(self, node: messages.NodeId, now_s: float) -> str:
+        """A node wants its orders; returns why not, or nothing."""
+        member = self._current(node)
+        if member is None:
+            return f"{node.name} attempt {node.attempt} was replaced or given up"
+        member.heard_s = now_s
+        member.stream_lost_s = None
+        return ""
+
+    def on_stream_closed(self, node: messages.NodeId, now_s: float) -> list[Action]:
+        """A node's connection is gone: its end if it was told to stop, else it may come back."""
+        member = self._current(node)
+        if member is not None:
+            if member.stop_ordered:
+                member.status = NodeStatus.ENDED
+            member.stream_lost_s = now_s
+        return []
+
+    def on_tick(self, now_s: float) -> list[Action]:
+        """Look for nodes that went silent."""
+        actions: list[Action] = []
+        for member in self.live():
+            silent_s = now_s - member.heard_s
+            lost_s = now_s - member.stream_lost_s if member.stream_lost_s is not None else 0.0
+            if min(lost_s, silent_s) > self.config.reconnect_s:
+                actions += self._vanished(
+                    member,
+                    messages.NODE_SILENT,
+                    f"its supervisor is gone: connection closed {lost_s:.1f} s ago",
+                )
+            elif silent_s > self.config.hang_s:
+                actions += self._vanished(
+                    member,
+                    messages.NODE_SILENT,
+                    f"no sign of life for {silent_s:.1f} s (limit {self.config.hang_s:.0f} s): "
+                    "frozen or cut off from the driver",
+                )
+        return actions
+
+    # ---- decisions ----
+
+    def _current(self, node: messages.NodeId) -> Member | None:
+        """Return the member if this is its newest attempt and it was not given up."""
+        member = self.members.get(node.name)
+        if member is None or node.attempt != member.attempt or not member.is_live:
+            return None
+        return member
+
+    def _listening(self, member: Member, endpoint: Endpoint) -> list[Action]:
+        if member.status is not NodeStatus.REGISTERED:
+            return []
+        member.endpoint = endpoint
+        member.status = NodeStatus.READY
+        if self.missing() or self.phase is not ClusterPhase.RESERVED:
+            return []
+        self.move(ClusterPhase.RUNNING)
+        for each in self.members.values():
+            each.status = NodeStatus.RUNNING
+        start = messages.Start(self.roster())
+        return [Send(each.node, start) for each in self.members.values()]
+
+    def _done(self, member: Member) -> list[Action]:
+        if member.planned.is_ps and not member.stop_ordered:
+            return self._failed(
+                member, member.failure("", "the parameter server ended without being told to")
+            )
+        member.status = NodeStatus.DONE
+        return []
+
+    def _failed(self, member: Member, failure: messages.NodeFailure) -> list[Action]:
+        if member.stop_ordered:
+            member.status = NodeStatus.ENDED
+            return []
+        outside = failure.signal in _FROM_OUTSIDE or failure.error_type == messages.EXECUTOR_LOST
+        return self._end_of(member, failure, outside=outside)
+
+    def _vanished(self, member: Member, error_type: str, text: str) -> list[Action]:
+        if not member.is_live:
+            return []
+        if member.stop_ordered or member.status is NodeStatus.DONE:
+            member.status = NodeStatus.ENDED
+            return []
+        return self._end_of(member, member.failure(error_type, text), outside=True)
+
+    def _end_of(
+        self, member: Member, failure: messages.NodeFailure, *, outside: bool
+    ) -> list[Action]:
+        if outside and self.phase is ClusterPhase.RESERVED:
+            # Spark starts the task again on another executor: a newer attempt will register.
+            member.status = NodeStatus.MISSING
+            member.endpoint = None
+            return [Warn(f"{member.name}@{member.host} was lost while starting: {failure.message}")]
+        actions = self._fence(member, failure)
+        if not (outside and self._tolerable(member)):
+            member.status = NodeStatus.FAILED
+            return [*actions, *self.fail(failure)]
+        member.status = NodeStatus.LOST
+        self._note(failure)
+        remaining = ", ".join(worker.name for worker in self.training())
+        text = f"{member.name}@{member.host} was lost: {failure.message}; {remaining} go on"
+        return [*actions, Warn(text)]
+
+    def _tolerable(self, member: Member) -> bool:
+        others = [worker for worker in self.training() if worker is not member]
+        return (
+            self.config.tolerate_lost_workers
+            and self.phase is ClusterPhase.RUNNING
+            and not member.planned.is_ps
+            and not member.planned.is_chief
+            and bool(others)
+        )
+
+    def _fence(self, member: Member, failure: messages.NodeFailure) -> list[Action]:
+        """Tell the servers, or they would wait for this worker or accept its late pushes."""
+        if member.planned.is_ps:
+            return []
+        lost = messages.WorkerLost(member.planned.rank, member.node.attempt, failure.message)
+        return [Send(server.node, lost) for server in self.servers if server.is_live]
+
+    def _note(self, failure: messages.NodeFailure) -> None:
+        if len(self.failures) < _MAX_FAILURES:
+            self.failures.append(failure)
+
+    def _accept(self) -> messages.RegisterReply:
+        return messages.RegisterReply(
+            accepted=True, heartbeat_s=self.config.heartbeat_s, lease_s=self.config.lease_s
+        )
+
+    def _refuse(self, reason: str) -> tuple[messages.RegisterReply, list[Action]]:
+        return messages.RegisterReply(accepted=False, reason=reason), []

@@ -1,0 +1,135 @@
+"""Turn the user's function and arguments into bytes, or name the object that does not fit.
+
+Covers: cloudpickle on the driver, and the search for the culprit when it refuses.
+Does not: unpickle; only the worker's own process does that (node.worker).
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from tfos.errors import NotPicklable
+
+_MAX_DEPTH = 5
+
+
+def pickle_main_fun(main_fun: Any, args: Any) -> bytes:
+    """Return the bytes of `(main_fun, args)`.
+
+    Raises:
+        NotPicklable: names the object and the line that refers to it.
+    """
+    try:
+        return cloudpickle.dumps((main_fun, args))
+    except Exception as error:
+        raise NotPicklable(_explain(main_fun, args, error)) from error
+
+
+def _explain(main_fun: Any, args: Any, error: Exception) -> str:
+    name = getattr(main_fun, "__qualname__", type(main_fun).__qualname__)
+    if _fails(main_fun):
+        found = _culprit(main_fun, 0)
+        if found is None:
+            return f"main_fun {name} cannot be pickled: {_first_line(error)}"
+        what, value, where = found
+        return (
+            f"main_fun {name} refers to {what!r} ({type(value).__qualname__}){where}, which cannot "
+            "travel to an executor. Create it inside main_fun, or pass what it is made from in "
+            "args."
+        )
+    part, value = _culprit_in_data("args", args, 0)
+    return (
+        f"{part} ({type(value).__qualname__}) cannot be pickled: {_first_line(error)}. Pass plain "
+        "data in args and open files, sessions and connections inside main_fun."
+    )
+
+
+def _culprit(value: Any, depth: int) -> tuple[str, Any, str] | None:
+    """Return name, object and place of the innermost object that refuses."""
+    function = value.__func__ if isinstance(value, types.MethodType) else value
+    if depth > _MAX_DEPTH or not isinstance(function, types.FunctionType):
+        return None
+    for name, referred in _references(function):
+        if not _fails(referred):
+            continue
+        inner = _culprit(referred, depth + 1)
+        if inner is not None:
+            return inner
+        return name, referred, _place(function, name)
+    return None
+
+
+def _references(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the closure cells, globals and defaults that travel with a function."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = function.__defaults__ or ()
+    yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval:
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _global_names(constant)
+
+
+def _place(function: types.FunctionType, name: str) -> str:
+    for code in _codes(function.__code__):
+        line = code.co_firstlineno
+        for instruction in dis.get_instructions(code):
+            line = instruction.starts_line or line
+            if instruction.argval == name and instruction.opname.startswith("LOAD_"):
+                return f" at {Path(code.co_filename).name}:{line}"
+    return f" in {Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _culprit_in_data(path: str, value: Any, depth: int) -> tuple[str, Any]:
+    for name, part in _parts(value):
+        if depth < _MAX_DEPTH and _fails(part):
+            return _culprit_in_data(path + name, part, depth + 1)
+    return path, value
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    elif hasattr(value, "__dict__"):
+        yield from ((f".{key}", part) for key, part in vars(value).items())
+
+
+def _fails(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001  # any reason to refuse is a refusal
+        return True
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__qualname__).splitlines()[0]

@@ -1,0 +1,129 @@
+"""Task slots: how many a cluster needs at once, how many Spark has free, and whether to wait.
+
+Covers: the arithmetic and its sentences.
+Does not: ask Spark (spark_facts). Pure: the time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tfos.config import ClusterConfig, InputMode
+from tfos.errors import NotEnoughSlots
+from tfos.topology import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """One executor as Spark's scheduler sees it now."""
+
+    executor_id: str
+    host: str
+    slots: int
+    """Tasks that it runs at once: cores / spark.task.cpus."""
+    busy: int = 0
+    """Tasks of this application that it runs now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What Spark offers now. `expected` executors, where the configuration says how many."""
+
+    executors: tuple[Executor, ...]
+    expected: int | None = None
+
+    @property
+    def total(self) -> int:
+        """All slots, busy or not."""
+        return sum(executor.slots for executor in self.executors)
+
+    @property
+    def free(self) -> int:
+        """Slots that no task of this application holds."""
+        return sum(max(0, executor.slots - executor.busy) for executor in self.executors)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every executor that the configuration promises is there."""
+        return self.expected is not None and len(self.executors) >= self.expected
+
+
+@dataclass
+class SlotWait:
+    """Decides, offer by offer, whether to start, wait on or give up.
+
+    Executors of YARN and Kubernetes register tens of seconds after the context exists, so too few
+    slots are no failure while more executors are promised. Without a promise (standalone), the
+    offer must stand still for `slot_settle_s`.
+    """
+
+    plan: Plan
+    config: ClusterConfig
+    started_s: float
+    _last: Offer = field(default_factory=lambda: Offer(()))
+    _changed_s: float | None = None
+
+    def ready(self, offer: Offer, now_s: float) -> bool:
+        """Return whether the cluster fits now.
+
+        Raises:
+            NotEnoughSlots: it does not, and waiting longer is of no use.
+        """
+        if offer.free >= len(self.plan.nodes):
+            return True
+        if self._changed_s is None or len(offer.executors) != len(self._last.executors):
+            self._changed_s = now_s
+        self._last = offer
+        still_s = now_s - self._changed_s
+        arriving = not offer.complete if offer.expected is not None else not offer.executors
+        limit_s = self.config.slot_wait_s if arriving else self.config.slot_settle_s
+        waited_s = now_s - self.started_s
+        if offer.complete and offer.total < len(self.plan.nodes):
+            raise NotEnoughSlots(shortage(self.plan, offer))
+        if waited_s >= self.config.slot_wait_s or (still_s >= limit_s and not arriving):
+            raise NotEnoughSlots(shortage(self.plan, offer))
+        return False
+
+
+def shortage(plan: Plan, offer: Offer) -> str:
+    """Return the sentence with the arithmetic of too few slots."""
+    need = len(plan.nodes)
+    if not offer.executors:
+        seen = "no executor has registered"
+    else:
+        names = ", ".join(executor.executor_id for executor in offer.executors)
+        seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {_products(offer)}"
+    busy = offer.total - offer.free
+    held = f", {busy} of them held by running tasks" if busy else ""
+    promised = (
+        f"; {offer.expected} executors are configured"
+        if offer.expected is not None and not offer.complete
+        else ""
+    )
+    return (
+        f"need {need} task slots at once ({plan}), Spark offers {offer.free} "
+        f"({seen}{held}{promised}). Lower cluster_size or raise --num-executors, "
+        "spark.executor.cores or spark.cores.max."
+    )
+
+
+def _products(offer: Offer) -> str:
+    sizes: dict[int, int] = {}
+    for executor in offer.executors:
+        sizes[executor.slots] = sizes.get(executor.slots, 0) + 1
+    return " + ".join(
+        f"{count} x {slots} slot{'s' if slots != 1 else ''}" for slots, count in sizes.items()
+    )
+
+
+def workers_hold_slots(plan: Plan, mode: InputMode, executors: Sequence[Executor]) -> bool:
+    """Return whether a worker's task stays for the life of the worker.
+
+    It does when the worker reads its own data, or when as many slots as workers remain for the
+    tasks that feed them. Otherwise it returns after the start and its slot serves feed tasks.
+    """
+    if mode is InputMode.TENSORFLOW:
+        return True
+    total = sum(executor.slots for executor in executors)
+    return total - len(plan.nodes) >= plan.num_workers
