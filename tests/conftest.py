@@ -8,6 +8,8 @@ the reason.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -62,6 +64,30 @@ def _named(process: psutil.Process) -> str:
         return f"{process.pid} {' '.join(process.cmdline())[:200]}"
     except psutil.Error:
         return str(process.pid)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def writable_spark_home(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Keep the work directories of local-cluster executors out of the installed pyspark."""
+    starts_spark = any(item.get_closest_marker("spark") for item in request.session.items)
+    if not starts_spark or "SPARK_HOME" in os.environ:
+        return
+    base = tmp_path_factory.mktemp("spark")
+    script = ". scripts/env.sh && . scripts/java.sh && PY=$1 && tfos_spark $2 && env -0"
+    result = subprocess.run(
+        ["bash", "-c", script, "bash", sys.executable, str(base)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent.parent,
+        timeout=60,
+    )
+    wanted = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_DIRS")
+    for name, _, value in (line.partition("=") for line in result.stdout.split("\0")):
+        if name in wanted:
+            os.environ[name] = value
 
 
 @pytest.fixture(autouse=True)

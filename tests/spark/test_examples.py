@@ -1,0 +1,111 @@
+"""Every example runs as its docstring says, by spark-submit on separate executor processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "mnist"
+TIMEOUT_S = 280
+
+
+def submit(program: Path, *flags: str, executors: int = 3, cwd: Path) -> str:
+    """Run a program on local-cluster; return what it printed, or fail with it."""
+    spark_home = Path(os.environ["SPARK_HOME"])
+    result = subprocess.run(
+        [
+            *(str(spark_home / "bin" / "spark-submit"), "--master"),
+            *(f"local-cluster[{executors},1,1024]", "--driver-memory", "512m"),
+            *("--conf", "spark.ui.enabled=false", "--conf", "spark.executor.memory=512m"),
+            *(str(program), *flags),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        cwd=cwd,
+        check=False,
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "CUDA_VISIBLE_DEVICES": "-1",
+        },
+    )
+    assert result.returncode == 0, result.stdout[-8000:]
+    return result.stdout
+
+
+def number(output: str, pattern: str) -> float:
+    """Return the number that `pattern` finds in the output."""
+    found = re.search(pattern, output)
+    assert found, f"no {pattern!r} in:\n{output[-8000:]}"
+    return float(found[1])
+
+
+def test_digits_fed_by_spark_are_learned_and_the_model_predicts(tmp_path):
+    output = submit(EXAMPLES / "mnist_spark.py", "--tensorboard", "--epochs", "5", cwd=tmp_path)
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+    assert re.search(r"TensorBoard: http://\S+:\d+", output), output[-4000:]
+    assert (tmp_path / "mnist_export" / "model.keras").is_file()
+    assert list((tmp_path / "mnist_model" / "logs").rglob("*tfevents*"))
+
+    flags = ("--cluster_size", "2", "--output", str(tmp_path / "predictions"))
+    output = submit(EXAMPLES / "mnist_inference.py", *flags, executors=2, cwd=tmp_path)
+    assert number(output, r"predictions: (\d+)") == 1000
+    assert number(output, r"right: ([01]\.\d+)") > 0.9
+    written = [
+        line
+        for part in sorted((tmp_path / "predictions").glob("part-*"))
+        for line in part.read_text().split()
+    ]
+    assert len(written) == 1000
+    assert set(written) <= set("0123456789")
+
+
+def test_digits_that_the_workers_read_are_learned(tmp_path):
+    output = submit(EXAMPLES / "mnist_tf.py", "--epochs", "5", cwd=tmp_path)
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+    assert (tmp_path / "mnist_export" / "model.keras").is_file()
+
+
+def test_the_program_in_the_readme_trains(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program = next(block for block in blocks if "TFCluster.reserve" in block)
+    script = tmp_path / "readme.py"
+    script.write_text(program)
+    submit(script, cwd=tmp_path)
+    exported = tmp_path / "line.keras"
+    assert exported.is_file()
+    check = "import keras, numpy as np, sys; m = keras.models.load_model(sys.argv[1])\n"
+    check += "print(float(m.predict(np.array([[2.0, 1.0]]), verbose=0)[0, 0]))"
+    result = subprocess.run(
+        [sys.executable, "-c", check, str(exported)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert abs(float(result.stdout.split()[-1]) - 3.0) < 0.5  # the line is 2 a - b
+
+
+def test_linear_model_without_spark_and_tensorflow():
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "ps_linear.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.strip()
