@@ -4,15 +4,28 @@ Covers: the message types and their framing (4-byte little-endian length, msgpac
 Does not: decide anything (node.supervisor, node.worker, node.server).
 Threads: `send` may be called from any thread; `receive` from one thread.
 
-Child to supervisor: Listening, PhaseChanged, FlushReached, Done of control.messages as they are, and Progress and Raised below.
-Supervisor to child: every Order of control.messages as it is.
+Child to supervisor: Listening, PhaseChanged, FlushReached, Done of control.messages as they are,
+and Progress and Raised below. Supervisor to child: every Order of control.messages as it is.
 """
 
 from __future__ import annotations
 
+import select
+import socket
+import struct
+import threading
+import time
+from typing import Generic, TypeVar
+
 import msgspec
 
 from tfos.control import messages
+from tfos.node.errors import LinkError
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""A roster of thousands of nodes fits; anything larger is a broken peer."""
+
+_LENGTH = struct.Struct("<I")
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
@@ -38,3 +51,102 @@ FromChild = (
     | Progress
     | Raised
 )
+
+Received = TypeVar("Received")
+
+
+class Link(Generic[Received]):
+    """One end of the socketpair; `Received` is the union of what may arrive at this end."""
+
+    def __init__(self, sock: socket.socket, accepts: object) -> None:
+        sock.setblocking(False)  # one flag for both directions, so every wait is a poll
+        self._socket = sock
+        self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(accepts)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._send_lock = threading.Lock()
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll for input."""
+        return self._socket.fileno()
+
+    def send(self, message: msgspec.Struct, *, timeout_s: float = 5.0) -> bool:
+        """Send one message.
+
+        Returns:
+            False if the peer is gone or has not read for `timeout_s`; the link is then useless,
+            and the peer's end is noticed by whoever receives.
+        """
+        body = self._encoder.encode(message)
+        if len(body) > MAX_MESSAGE_BYTES:
+            name = type(message).__name__
+            raise LinkError(f"{name} of {len(body)} bytes exceeds {MAX_MESSAGE_BYTES}")
+        with self._send_lock:
+            return self._send_all(memoryview(_LENGTH.pack(len(body)) + body), timeout_s)
+
+    def receive(self) -> Received | None:
+        """Wait for one message, however long the peer is silent; None when it closed its end."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while True:
+            message = self._next_buffered()
+            if message is not None:
+                return message
+            poll.poll()
+            if not self._fill():
+                return None
+
+    def receive_ready(self) -> tuple[list[Received], bool]:
+        """Return what has arrived, without waiting, and whether the link is still open."""
+        is_open = self._fill()
+        found: list[Received] = []
+        while (message := self._next_buffered()) is not None:
+            found.append(message)
+        return found, is_open
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _send_all(self, data: memoryview, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        while data:
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0 or not poll.poll(remaining_s * 1000):
+                return False
+            try:
+                data = data[self._socket.send(data) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                return False
+        return True
+
+    def _fill(self) -> bool:
+        """Read what is there; False at the peer's end."""
+        try:
+            while data := self._socket.recv(65536):
+                self._buffer += data
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _next_buffered(self) -> Received | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > MAX_MESSAGE_BYTES:
+            raise LinkError(f"message of {length} bytes announced, limit is {MAX_MESSAGE_BYTES}")
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        try:
+            return self._decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise LinkError(f"the peer sent no known message: {error}") from error

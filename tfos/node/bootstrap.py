@@ -1,0 +1,65 @@
+"""How a new Python process of a node is told what it is: one document in an inherited descriptor.
+
+Covers: the few lines that every process of ours starts with (`python -c`), and the document.
+Does not: start processes (node.launch, node.children) or know what they run.
+
+The document is a memfd: any size without a reader, nothing on disk, in argv or in the environment.
+Its first line is a small JSON head that the program below understands without our packages; the
+rest is the body that `<module>.main(body)` decodes (msgspec, msgpack).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+PROGRAM = """\
+import faulthandler, json, os, sys
+with os.fdopen(int(sys.argv[1]), "rb") as document:
+    head = json.loads(document.readline())
+    body = document.read()
+if head["detach"]:
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+if head["parent_pid"]:
+    import ctypes, signal
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != head["parent_pid"]:
+        os._exit(1)
+faulthandler.enable()
+sys.path[:] = head["sys_path"]
+for stream in (sys.stdout, sys.stderr):
+    stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+import importlib
+importlib.import_module(head["module"]).main(body)
+"""
+"""Order matters: fork before any thread, PR_SET_PDEATHSIG (1) before anything slow, and the check
+of the parent after it, because a parent that died earlier sends no signal any more."""
+
+
+def document_fd(
+    module: str,
+    body: bytes,
+    *,
+    sys_path: Sequence[str],
+    parent_pid: int = 0,
+    detach: bool = False,
+) -> int:
+    """Return a descriptor, positioned at its start, that PROGRAM reads to its end and closes.
+
+    Args:
+        module: what runs; its `main(body)` is called.
+        body: what `main` gets.
+        sys_path: the new process's `sys.path`.
+        parent_pid: the new process dies with this one (its parent); 0: it does not.
+        detach: fork once and start a session, so that init adopts the process.
+    """
+    head = {"module": module, "sys_path": list(sys_path), "parent_pid": parent_pid}
+    fd = os.memfd_create("tfos-bootstrap", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(fd), "wb") as document:
+        document.write(json.dumps({**head, "detach": detach}).encode() + b"\n")
+        document.write(body)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

@@ -1,0 +1,145 @@
+"""One child process of a supervisor: started, watched and ended, always by pidfd.
+
+Covers: the bootstrap document, the merged output pipe, the control link, how it ended.
+Does not: decide when to start or stop it (node.supervisor), read its output (node.logs splits it).
+Threads: start it from the supervisor's main thread: PR_SET_PDEATHSIG is bound to that thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfos.node import bootstrap
+from tfos.node.link import FromChild, Link
+
+_READ_BYTES = 64 * 1024
+
+_SECRET_VARIABLES = frozenset(
+    {"PYTHON_WORKER_FACTORY_SECRET", "PYSPARK_GATEWAY_SECRET", "_SPARK_AUTH_SECRET"}
+)
+"""Keys of Spark's own sockets, for the PySpark worker alone; user code has no use for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended; exactly one of the two is set."""
+
+    exit_code: int | None
+    signal_number: int | None
+
+
+class Child:
+    """A running child process."""
+
+    def __init__(self, pid: int, output: int, link: Link[FromChild] | None) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.output = output
+        """Non-blocking read end of its stdout and stderr, in the order of writing."""
+        self.link = link
+        self.exit: Exit | None = None
+
+    def read_output(self) -> bytes | None:
+        """Return what has been written; None when nothing is there, empty at the end."""
+        try:
+            return os.read(self.output, _READ_BYTES)
+        except BlockingIOError:
+            return None
+
+    def reap(self) -> Exit | None:
+        """Collect the exit status; None while it runs."""
+        if self.exit is None:
+            result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+            if result is not None:
+                by_code = result.si_code == os.CLD_EXITED
+                self.exit = Exit(
+                    result.si_status if by_code else None, None if by_code else result.si_status
+                )
+        return self.exit
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal this process, and never another one that got its pid."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def close(self) -> None:
+        """Release the descriptors of an ended child."""
+        os.close(self.pidfd)
+        os.close(self.output)
+        if self.link is not None:
+            self.link.close()
+
+
+def spawn(
+    module: str,
+    body: bytes,
+    *,
+    sys_path: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    link: tuple[socket.socket, socket.socket] | None = None,
+) -> Child:
+    """Start `module.main(body)` in a new process that dies with this one.
+
+    Args:
+        module: as for bootstrap.document_fd, like `body` and `sys_path`.
+        body: what `main` gets.
+        sys_path: the child's.
+        env: the child's whole environment.
+        cwd: its working directory.
+        link: both ends of a socketpair; the child inherits the second under its own number.
+    """
+    document = bootstrap.document_fd(module, body, sys_path=sys_path, parent_pid=os.getpid())
+    output_read, output_write = os.pipe()
+    os.set_blocking(output_read, False)
+    inherited = [document, *([link[1].fileno()] if link else [])]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", bootstrap.PROGRAM, str(document)],
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=output_write,
+            stderr=output_write,
+            env=dict(env),
+            cwd=cwd,
+        )
+    except OSError:
+        os.close(output_read)
+        raise
+    finally:
+        os.close(document)
+        os.close(output_write)
+        if link:
+            link[1].close()
+    child = Child(process.pid, output_read, Link(link[0], FromChild) if link else None)
+    process.returncode = 0  # `Child.reap` waits for it; Popen must not
+    return child
+
+
+def child_env(base: Mapping[str, str], *, threads: int, cores: int) -> dict[str, str]:
+    """Return a child's environment: ours without secrets, with every thread pool's size stated.
+
+    Libraries that find nothing take all cores of the host, on every executor of that host.
+
+    Args:
+        base: the environment to start from.
+        threads: as the user set it; 0: `OMP_NUM_THREADS` if Spark or the user set that, else
+            the task's cores.
+        cores: of the task.
+    """
+    env = {name: value for name, value in base.items() if name not in _SECRET_VARIABLES}
+    inherited = env.get("OMP_NUM_THREADS", "")
+    count = threads or (int(inherited) if inherited.isdigit() else 0) or max(1, cores)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        env[name] = str(count)
+    env.setdefault("TF_NUM_INTRAOP_THREADS", str(count))
+    env.setdefault("TF_NUM_INTEROP_THREADS", str(max(2, count)))
+    env.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    return env

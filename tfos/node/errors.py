@@ -1,0 +1,30 @@
+"""Everything that starting and running one node can raise.
+
+NodeError
+├── NodeStartError      the supervisor did not come up on this executor → read its last words
+├── LinkError           a child and its supervisor do not understand each other → our defect
+├── ClusterStopped      the driver ended the cluster while user code waited → expected
+└── NoServersError      the cluster has no parameter servers → num_ps >= 1
+"""
+
+from __future__ import annotations
+
+
+class NodeError(Exception):
+    """Base of this room's errors."""
+
+
+class NodeStartError(NodeError):
+    """The supervisor of a node did not come up."""
+
+
+class LinkError(NodeError):
+    """The peer of the link sent something that is no message."""
+
+
+class ClusterStopped(NodeError):
+    """The cluster was stopped while this node still ran."""
+
+
+class NoServersError(NodeError):
+    """Parameter servers were asked for in a cluster without any."""

@@ -1,0 +1,55 @@
+"""How a child ended, as a record and in words; and a user's traceback without our frames.
+
+Pure: reads no process, no clock, no file.
+"""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+
+_FATAL = ("Fatal Python error:", "Current thread ", "Thread 0x")
+
+
+def describe_exit(exit_code: int | None, signal_number: int | None, *, oom_kills: int = 0) -> str:
+    """Say how a process ended, for a sentence that begins with the process's name."""
+    if signal_number is None:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(signal_number).name
+    except ValueError:
+        name = f"signal {signal_number}"
+    if signal_number == signal.SIGKILL and oom_kills:
+        return (
+            f"killed by {name}, probably out of memory (the memory cgroup counts {oom_kills} more "
+            "OOM kill(s)); raise spark.executor.memoryOverhead"
+        )
+    return f"killed by {name}"
+
+
+def fatal_dump(log_tail: Sequence[str]) -> str:
+    """Return what faulthandler printed at the end of the log, or an empty string."""
+    for number, line in enumerate(log_tail):
+        if line.startswith(_FATAL):
+            return "\n".join(log_tail[number:])
+    return ""
+
+
+def user_traceback(error: BaseException, ours: frozenset[str]) -> str:
+    """Format an exception as the user should read it.
+
+    Args:
+        error: as caught.
+        ours: file names whose frames at the outer end called the user's code; they are left out.
+    """
+    trimmed = _skip_frames(error.__traceback__, ours)
+    return "".join(traceback.format_exception(type(error), error, trimmed))
+
+
+def _skip_frames(trace: TracebackType | None, ours: frozenset[str]) -> TracebackType | None:
+    inner = trace
+    while inner is not None and inner.tb_frame.f_code.co_filename in ours:
+        inner = inner.tb_next
+    return inner or trace

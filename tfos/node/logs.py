@@ -1,0 +1,121 @@
+"""The output of a node's processes: full text in a file, and clean, rate-limited lines.
+
+Covers: splitting bytes into lines, escaping, cutting, rate limiting, the last lines for a failure.
+Does not: read pipes (node.supervisor does) or send lines (control.client does).
+Threads: used by the supervisor's main thread alone.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+MAX_LINE_CHARS = 2000
+"""A longer line is cut for the driver; the file has all of it."""
+TAIL_LINES = 100
+"""Lines kept for a failure report."""
+LINES_PER_S = 200.0
+BURST_LINES = 1000
+"""A traceback or a model summary passes at once; a flood is thinned out to LINES_PER_S."""
+MAX_PENDING_BYTES = 64 * 1024
+"""An unfinished line longer than this is treated as ended, so that memory stays bounded."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def clean_line(raw: bytes) -> str:
+    """Return one line as it may be shown: no control characters, not longer than MAX_LINE_CHARS.
+
+    Of a line that was overwritten with carriage returns or backspaces (progress bars) only the
+    last state is kept; colours are dropped; whatever else could drive a terminal is escaped.
+    """
+    text = raw.decode("utf-8", errors="backslashreplace").rstrip("\r\n")
+    text = _COLOURS.sub("", re.split(r"\r|\x08+", text)[-1])
+    shown = "".join(_visible(char) for char in text[:MAX_LINE_CHARS])[:MAX_LINE_CHARS]
+    excess = len(text) - MAX_LINE_CHARS
+    return f"{shown} ... ({excess} more characters)" if excess > 0 else shown
+
+
+class LineSplitter:
+    """Turns the bytes of one stream into lines."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that `data` completes."""
+        *lines, pending = (self._pending + data).split(b"\n")
+        if len(pending) > MAX_PENDING_BYTES:
+            lines.append(pending)
+            pending = b""
+        self._pending = pending
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """Return the last line if the stream ended without a newline."""
+        pending, self._pending = self._pending, b""
+        return [pending] if pending else []
+
+
+class NodeLog:
+    """All output of one node: appended to a file, and kept as lines until they are taken."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        self._clock = clock
+        self._allowance = float(BURST_LINES)
+        self._last_s = clock()
+        self._lines: list[str] = []
+        self._dropped = 0
+        self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self.write_error = ""
+
+    def fileno(self) -> int:
+        """The file's descriptor: for processes whose output needs no splitting."""
+        return self._file.fileno()
+
+    def write(self, data: bytes) -> None:
+        """Append to the file; a full disk costs the file, never the node."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.write_error = f"{self.path}: {error.strerror}"
+
+    def add(self, lines: list[bytes]) -> None:
+        """Queue lines for the driver as far as the rate allows, and remember the last ones.
+
+        Only what is shown is decoded and cleaned: a flood costs little more than its file.
+        """
+        now_s = self._clock()
+        refill = (now_s - self._last_s) * LINES_PER_S
+        self._allowance = min(float(BURST_LINES), self._allowance + refill)
+        self._last_s = now_s
+        self._tail.extend(lines)
+        num_allowed = min(len(lines), int(self._allowance))
+        self._allowance -= num_allowed
+        self._lines += map(clean_line, lines[:num_allowed])
+        self._dropped += len(lines) - num_allowed
+
+    def take(self) -> tuple[tuple[str, ...], int]:
+        """Return the queued lines and how many were dropped since the last call."""
+        lines, dropped = tuple(self._lines), self._dropped
+        self._lines, self._dropped = [], 0
+        return lines, dropped
+
+    def tail(self) -> tuple[str, ...]:
+        """Return the last lines, dropped ones included."""
+        return tuple(map(clean_line, self._tail))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _visible(char: str) -> str:
+    if char.isprintable() or char == "\t":
+        return char
+    return char.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,185 @@
+"""The Spark task that turns one task slot of an executor into a node of the cluster.
+
+Covers: who and where this node is, starting its supervisor, holding or freeing the slot.
+Does not: run anything of the node itself; that lives in the supervisor and outlives this task.
+Runs in: a PySpark worker on the executor, as `rdd.mapPartitionsWithIndex(NodeTask(...))` over an
+RDD with one NodeBundle per partition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfos.node import launch, procs
+from tfos.node.bundle import NodeBundle
+from tfos.node.errors import NodeStartError
+from tfos.node.spec import Executor, State, SupervisorSpec
+
+_LOCAL_MODE_EXECUTOR = "driver"
+"""Spark's own name for the one executor of `local[n]`, which has no `--executor-id`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResult:
+    """What a node task returns to the driver's job; failures travel by the control plane."""
+
+    name: str
+    attempt: int
+    executor_id: str
+    host: str
+    outcome: str
+    """`released`: roster complete, the node goes on. `ended`: it is over. `lost`: the supervisor
+    vanished without a word."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTask:
+    """Starts the node that its partition holds.
+
+    A user's exception never fails this task (Spark would run the user's code again); only a
+    supervisor that cannot be started does.
+    """
+
+    cluster_id: str
+    driver_address: str
+    """`host:port` of the control server."""
+    hold_slot: bool
+    """Stay until the node ends; else return, and free the slot, once the roster is complete."""
+    first_attempt: int = 0
+    """Added to Spark's attempt number: a later job may restart a node of an earlier one."""
+
+    def __call__(self, index: int, bundles: Iterator[NodeBundle]) -> Iterator[NodeResult]:
+        """Run one node; `bundles` must hold exactly one element.
+
+        Raises:
+            NodeStartError: the supervisor did not come up.
+        """
+        nodes = list(bundles)  # to its end, or PySpark does not reuse this process
+        if len(nodes) != 1:
+            raise NodeStartError(f"partition {index} holds {len(nodes)} nodes, expected 1")
+        yield self._run(nodes[0])
+
+    def _run(self, bundle: NodeBundle) -> NodeResult:
+        context = _task_context()
+        attempt = self.first_attempt + (context.attemptNumber() if context else 0)
+        executor = find_executor(bundle, cores=context.cpus() if context else 1)
+        jvm_pidfd = os.pidfd_open(executor.jvm_pid) if executor.jvm_pid else -1
+        try:
+            handle = launch.launch(
+                SupervisorSpec(
+                    cluster_id=self.cluster_id,
+                    driver_address=self.driver_address,
+                    attempt=attempt,
+                    bundle=bundle,
+                    executor=executor,
+                    jvm_pidfd=jvm_pidfd,
+                    status_fd=-1,
+                    hold_slot=self.hold_slot,
+                    sys_path=tuple(sys.path),
+                )
+            )
+        finally:
+            if jvm_pidfd >= 0:
+                os.close(jvm_pidfd)
+        with contextlib.closing(handle):
+            outcome, reason = self._wait(handle, bundle, executor)
+        return NodeResult(
+            name=bundle.name,
+            attempt=attempt,
+            executor_id=executor.executor_id,
+            host=executor.host,
+            outcome=outcome,
+            reason=reason,
+        )
+
+    def _wait(
+        self, handle: launch.SupervisorHandle, bundle: NodeBundle, executor: Executor
+    ) -> tuple[str, str]:
+        where = f"{bundle.name} on executor {executor.executor_id} ({executor.host})"
+        try:
+            first = handle.wait(frozenset(State), launch.START_TIMEOUT_S)
+        except TimeoutError:
+            raise NodeStartError(
+                f"{where}: no sign of its supervisor after {launch.START_TIMEOUT_S:.0f} s: "
+                f"{handle.last_words() or 'it wrote nothing'}"
+            ) from None
+        if first is None:
+            raise NodeStartError(
+                f"{where}: its supervisor ended at once: {handle.last_words() or 'without a word'}"
+            )
+        if first.state is State.ENDED:
+            return State.ENDED.value, first.reason
+        wanted = {State.ENDED} if self.hold_slot else {State.ENDED, State.RELEASED}
+        last = handle.wait(frozenset(wanted))
+        return ("lost", "") if last is None else (last.state.value, last.reason)
+
+
+def find_executor(bundle: NodeBundle, *, cores: int) -> Executor:
+    """Find out where this process runs: from the operating system, not from Spark's settings.
+
+    Two tasks of one executor, several executors of one host and local mode all differ in the
+    command line of the JVM above this process, and in nothing that an environment would tell.
+    """
+    jvm_pid = procs.java_ancestor() or 0
+    executor_id = procs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""
+    is_local = not executor_id
+    hostname = procs.command_line_option(jvm_pid, "--hostname") if jvm_pid else ""
+    cwd = os.getcwd()
+    return Executor(
+        executor_id=executor_id or _LOCAL_MODE_EXECUTOR,
+        host=_advertised_host(hostname, loopback=bundle.settings.loopback or is_local),
+        jvm_pid=jvm_pid,
+        cores=cores,
+        cwd=cwd,
+        spark_files=_spark_files(),
+        scratch_dir=_scratch_dir(),
+        log_dir="" if is_local else _log_dir(cwd),
+    )
+
+
+def _advertised_host(hostname: str, *, loopback: bool) -> str:
+    if loopback:
+        return "127.0.0.1"
+    return os.environ.get("SPARK_LOCAL_IP") or hostname or socket.getfqdn()
+
+
+def _scratch_dir() -> str:
+    """Return where Spark keeps this executor's temporary data (standalone, YARN), or tempdir."""
+    executor_dirs = os.environ.get("SPARK_EXECUTOR_DIRS", "").split(os.pathsep)
+    for variable in ("LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
+        executor_dirs += os.environ.get(variable, "").split(",")
+    return _first_writable(executor_dirs) or tempfile.gettempdir()
+
+
+def _log_dir(cwd: str) -> str:
+    """Return where the executor's own logs lie: YARN says it, else its work directory."""
+    return _first_writable([*os.environ.get("LOG_DIRS", "").split(","), cwd])
+
+
+def _first_writable(paths: list[str]) -> str:
+    for path in paths:
+        if path and Path(path).is_dir() and os.access(path, os.W_OK):
+            return path
+    return ""
+
+
+def _task_context() -> Any:
+    """Return Spark's TaskContext, or None outside of a task."""
+    from pyspark import TaskContext
+
+    return TaskContext.get()
+
+
+def _spark_files() -> str:
+    from pyspark import SparkFiles
+
+    return SparkFiles._root_directory or ""

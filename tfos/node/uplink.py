@@ -1,0 +1,217 @@
+"""Keeping the driver informed: one thread that registers, reports, sends log lines, heartbeats.
+
+Covers: order and retry of reports, the rhythm of heartbeats, the time of the last contact.
+Does not: decide anything; refusals and orders are posted to the supervisor.
+Threads: `report`, `log` and `finish` belong to the supervisor's main thread; `post` and `vitals`
+are called on this object's thread or the client's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from tfos.control import messages
+from tfos.control.client import ControlClient
+from tfos.errors import ControlRefused, ControlUnavailable
+
+REGISTER_WINDOW_S = 45.0
+"""Registration is tried this long; the node task gives up after 60 s."""
+LOG_INTERVAL_S = 0.3
+"""Lines are collected this long, so that a chatty child costs few messages."""
+_MAX_BATCH_LINES = 200
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The driver accepted this node."""
+
+    reply: messages.RegisterReply
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """The driver refused this node, replaced it, or can no longer be asked."""
+
+    reason: str
+
+
+Notice = messages.Order | Registered | Unwanted
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a heartbeat tells; replaced as a whole, so a reader needs no lock."""
+
+    phase: str = "starting"
+    child_pid: int = 0
+    progress: tuple[tuple[str, float], ...] = ()
+    feeds: tuple[messages.FeedSnapshot, ...] = ()
+
+
+class Uplink:
+    """A supervisor's line to its driver."""
+
+    def __init__(
+        self,
+        client: ControlClient,
+        register: messages.Register,
+        *,
+        vitals: Callable[[], Vitals],
+        post: Callable[[Notice], None],
+    ) -> None:
+        self._client = client
+        self._register_message = register
+        self._vitals = vitals
+        self._post = post
+        self._changed = threading.Condition()
+        self._events: deque[messages.Event] = deque()
+        self._lines: list[str] = []
+        self._dropped = 0
+        self._finish_by_s: float | None = None
+        self._heartbeat_s = 2.0
+        self._last_contact_s = time.monotonic()
+        self._seq = 0
+        self._thread = threading.Thread(target=self._run, name="tfos-uplink", daemon=True)
+
+    @property
+    def last_contact_s(self) -> float:
+        """Monotonic time of the last answer from the driver."""
+        return self._last_contact_s
+
+    def start(self) -> None:
+        """Register, then keep reporting."""
+        self._thread.start()
+
+    def report(self, event: messages.Event) -> None:
+        """Queue an event; events arrive at the driver in this order, each at least once."""
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify()
+
+    def log(self, lines: tuple[str, ...], dropped: int) -> None:
+        """Queue lines of output; they are dropped, and counted, when the driver does not answer."""
+        if lines or dropped:
+            with self._changed:
+                self._lines += lines
+                self._dropped += dropped
+                self._changed.notify()
+
+    def finish(self, timeout_s: float) -> None:
+        """Send what is queued, as far as that works within `timeout_s`, and disconnect."""
+        with self._changed:
+            self._finish_by_s = time.monotonic() + timeout_s
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        self._client.close()
+
+    def _run(self) -> None:
+        try:
+            reply = self._register()
+            if not reply.accepted:
+                self._post(Unwanted(reply.reason))
+                return
+            self._heartbeat_s = reply.heartbeat_s
+            self._post(Registered(reply))
+            self._client.orders(self._post, lambda reason: self._post(Unwanted(reason)))
+            self._serve()
+        except ControlRefused as error:
+            self._post(Unwanted(str(error)))
+        except ControlUnavailable as error:
+            self._post(Unwanted(f"cannot register: {error}"))
+
+    def _register(self) -> messages.RegisterReply:
+        deadline_s = time.monotonic() + REGISTER_WINDOW_S
+        while True:
+            try:
+                reply = self._client.register(self._register_message)
+            except ControlUnavailable:
+                if time.monotonic() > deadline_s or self._finish_by_s is not None:
+                    raise
+            else:
+                self._last_contact_s = time.monotonic()
+                return reply
+
+    def _serve(self) -> None:
+        next_beat_s = time.monotonic()
+        next_log_s = 0.0
+        while not self._is_over():
+            try:
+                self._send_events()
+                if time.monotonic() >= next_log_s or self._finish_by_s is not None:
+                    self._send_lines()
+                    next_log_s = time.monotonic() + LOG_INTERVAL_S
+                if time.monotonic() >= next_beat_s:
+                    next_beat_s = time.monotonic() + self._heartbeat_s
+                    self._beat()
+            except ControlUnavailable:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._finish_by_s is not None, _RETRY_S)
+            with self._changed:
+                if not self._events and self._finish_by_s is None:
+                    has_lines = bool(self._lines or self._dropped)
+                    wake_s = min(next_beat_s, next_log_s) if has_lines else next_beat_s
+                    self._changed.wait(max(0.0, wake_s - time.monotonic()))
+
+    def _is_over(self) -> bool:
+        if self._finish_by_s is None:
+            return False
+        nothing_left = not self._events and not self._lines and not self._dropped
+        return nothing_left or time.monotonic() > self._finish_by_s
+
+    def _send_events(self) -> None:
+        while self._events:
+            self._client.report(self._events[0], timeout_s=self._timeout_s())
+            self._last_contact_s = time.monotonic()
+            self._events.popleft()
+
+    def _send_lines(self) -> None:
+        with self._changed:
+            lines, self._lines = self._lines[:_MAX_BATCH_LINES], self._lines[_MAX_BATCH_LINES:]
+            dropped, self._dropped = self._dropped, 0
+        if not lines and not dropped:
+            return
+        batch = messages.LogBatch(self._client.node, tuple(lines), dropped)
+        try:
+            self._client.log(batch, timeout_s=self._timeout_s())
+        except ControlUnavailable:
+            with self._changed:
+                self._dropped += dropped + len(lines)
+            raise
+        self._last_contact_s = time.monotonic()
+
+    def _beat(self) -> None:
+        vitals = self._vitals()
+        self._seq += 1
+        reply = self._client.heartbeat(
+            messages.Heartbeat(
+                node=self._client.node,
+                seq=self._seq,
+                phase=vitals.phase,
+                child_pid=vitals.child_pid,
+                rss_bytes=_rss_bytes(vitals.child_pid),
+                progress=dict(vitals.progress),
+                feeds=vitals.feeds,
+            )
+        )
+        self._last_contact_s = time.monotonic()
+        if reply.fenced:
+            self._post(Unwanted("a newer attempt of this node has replaced it"))
+
+    def _timeout_s(self) -> float:
+        if self._finish_by_s is None:
+            return 5.0
+        return max(0.1, self._finish_by_s - time.monotonic())
+
+
+def _rss_bytes(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss) if pid else 0
+    except psutil.Error:
+        return 0

@@ -1,0 +1,44 @@
+"""The private files of one node: its log, its sockets, TensorBoard's directories.
+
+Covers: making them (mode 0700, unpredictable names) and removing them.
+Does not: write into them.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+
+from tfos.node.spec import Executor
+
+_logger = logging.getLogger(__name__)
+
+
+class Workspace:
+    """Directories that live as long as the node; the log stays where Spark keeps its own logs."""
+
+    def __init__(self, executor: Executor, node_name: str, attempt: int, cluster_id: str) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="tfos-", dir=executor.scratch_dir))
+        # A Unix socket's path ends at 108 bytes, so it cannot lie deep in Spark's directories.
+        self.socket_dir = Path(tempfile.mkdtemp(prefix="tfos-", dir=tempfile.gettempdir()))
+        name = f"tfos-{cluster_id}-{node_name.replace(':', '-')}-{attempt}.log"
+        self.log_path = (Path(executor.log_dir) if executor.log_dir else self.directory) / name
+        self.log_is_kept = bool(executor.log_dir)
+
+    def subdirectory(self, name: str) -> Path:
+        """Make and return a directory inside the workspace."""
+        path = self.directory / name
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+    def remove(self) -> None:
+        """Remove everything but a log that lies beside the executor's own."""
+        for path in (self.directory, self.socket_dir):
+            try:
+                shutil.rmtree(path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                _logger.warning("cannot remove %s: %s", path, error)

@@ -1,0 +1,51 @@
+"""Resolving a user's path against the cluster's default file system, as TensorFlowOnSpark does.
+
+Pure: touches no file system.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+
+_logger = logging.getLogger(__name__)
+
+_SCHEMES = (
+    "adl://",
+    "file://",
+    "hdfs://",
+    "oss://",
+    "s3://",
+    "s3a://",
+    "s3n://",
+    "swift://",
+    "viewfs://",
+    "wasb://",
+)
+"""Complete already; passed through."""
+
+
+def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "") -> str:
+    """Return `path` with the scheme and directory it means.
+
+    Args:
+        path: with a scheme (kept), absolute (on `default_fs`), or relative: to the user's home on
+            hdfs and viewfs, to `working_dir` on file.
+        default_fs: Hadoop's `fs.defaultFS`, for example `hdfs://nn:8020` or `file:///`.
+        working_dir: the executor's working directory.
+        user: owner of the home directory; default: who runs this process.
+    """
+    if path.startswith(_SCHEMES):
+        return path
+    scheme, separator, authority = default_fs.partition("://")
+    root = f"{scheme}{separator}{authority.rstrip('/')}"
+    if path.startswith("/"):
+        return root + path
+    if scheme in ("hdfs", "viewfs"):
+        return f"{root}/user/{user or getpass.getuser()}/{path}"
+    if scheme == "file":
+        return f"{root}{working_dir.rstrip('/')}/{path}"
+    _logger.warning(
+        "relative path %r on unknown default file system %r: taken below its root", path, default_fs
+    )
+    return f"{root}/{path}"
