@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import faults_table
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
     path for pattern in ("*.md", "docs/*.md", "docs/decisions/*.md") for path in ROOT.glob(pattern)
@@ -19,8 +21,6 @@ TOPS = "rpc|ps|feeding|tfos|tests|scripts|examples|docs"
 PATH = re.compile(rf"`((?:{TOPS})/[\w./-]+?)`")
 MODULE = re.compile(r"`((?:rpc|ps|feeding|tfos)(?:\.[a-z_]+)+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
-MARK = re.compile(r"mark\.(fault|attack)\(\s*((?:\"[FA]\d\d\"(?:,\s*)?)+)\)")
-ROW = re.compile(r"^\| ([FA]\d\d) \|.*\| ([^|]*) \|$", re.MULTILINE)
 
 
 def test_the_documents_that_everybody_looks_for_exist():
@@ -95,17 +95,9 @@ def test_readme_code_passes_keywords_that_exist(block):
                 assert takes_any or not unknown, f"{node.func.attr}: {unknown}"
 
 
-def _marked() -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for path in (ROOT / "tests").rglob("*.py"):
-        for _, ids in MARK.findall(path.read_text()):
-            for name in re.findall(r"[FA]\d\d", ids):
-                found.setdefault(name, set()).add(str(path.relative_to(ROOT)))
-    return found
-
-
 def test_the_table_of_faults_names_exactly_the_tests_that_there_are():
     text = (ROOT / "docs" / "faults.md").read_text()
-    table = {name: set(re.findall(r"`(tests/[^`]+)`", cell)) for name, cell in ROW.findall(text)}
-    named = {name: paths for name, paths in table.items() if paths}
-    assert named == _marked()
+    tests = faults_table.marked_tests()
+    rows = {match[2] for match in faults_table.ROW.finditer(text)}
+    assert not set(tests) - rows, "ids without a row"
+    assert faults_table.filled(text, tests) == text, "run scripts/faults_table.py"
