@@ -1,6 +1,7 @@
 """Listening sockets: bound once, kept until closed.
 
-Covers: binding TCP and Unix sockets, saying who holds a port that is taken, the Unix socket's private directory.
+Covers: binding TCP and Unix sockets, saying who holds a port that is taken, the Unix socket's
+private directory.
 Does not: prove who connects (doorkeeper).
 """
 
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Protocol
 
 from rpc.errors import PortInUse
+from rpc.limits import Limits
 from rpc.port_holder import describe_holder
-from rpc.transport import SocketOptions, SocketStream, Stream, address_text, configure
+from rpc.transport import SocketStream, Stream, address_text, configure
 
 _BACKLOG = 1024
 _MAX_UNIX_PATH_BYTES = 107
@@ -40,11 +42,11 @@ class Acceptor(Protocol):
 
 
 class SocketAcceptor:
-    """A listening TCP or Unix socket. It listens from the start, so that nobody else can take the port."""
+    """A listening TCP or Unix socket; it listens from the start, so that nobody takes its port."""
 
-    def __init__(self, sock: socket.socket, options: SocketOptions) -> None:
+    def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self._sock = sock
-        self._options = options
+        self._limits = limits
         sock.listen(_BACKLOG)
         sock.setblocking(False)
 
@@ -60,7 +62,7 @@ class SocketAcceptor:
             return None
         where = address_text(address) if address else f"unix:{_peer_pid_text(sock)}"
         try:
-            return SocketStream(sock, where, self._options)
+            return SocketStream(sock, where, self._limits)
         except OSError:
             # The client reset the connection before its options were set.
             sock.close()
@@ -74,7 +76,7 @@ class SocketAcceptor:
 class TcpAcceptor(SocketAcceptor):
     """Listens on host:port; port 0 lets the kernel choose."""
 
-    def __init__(self, host: str, port: int, options: SocketOptions) -> None:
+    def __init__(self, host: str, port: int, limits: Limits) -> None:
         """Bind.
 
         Raises:
@@ -87,9 +89,9 @@ class TcpAcceptor(SocketAcceptor):
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            configure(sock, options)
+            configure(sock, limits)
             sock.bind(address)
-            super().__init__(sock, options)
+            super().__init__(sock, limits)
         except OSError as error:
             sock.close()
             if error.errno == errno.EADDRINUSE:
@@ -107,7 +109,7 @@ class TcpAcceptor(SocketAcceptor):
 class UnixAcceptor(SocketAcceptor):
     """Listens on a socket in a directory of its own that only this user may enter."""
 
-    def __init__(self, directory: str | None, options: SocketOptions) -> None:
+    def __init__(self, directory: str | None, limits: Limits) -> None:
         """Make the directory (below `directory`, default the temporary one) and bind.
 
         Raises:
@@ -118,7 +120,7 @@ class UnixAcceptor(SocketAcceptor):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.bind(self.path)
-            super().__init__(sock, options)
+            super().__init__(sock, limits)
         except BaseException:
             sock.close()
             shutil.rmtree(self._directory, ignore_errors=True)

@@ -25,7 +25,9 @@ class Endpoint(msgspec.Struct, frozen=True):
     inproc: str = ""
 
     def __str__(self) -> str:
-        return f"inproc:{self.inproc}" if self.inproc else f"{self.host}:{self.port}"
+        if self.inproc:
+            return f"inproc:{self.inproc}"
+        return f"{self.host}:{self.port}" if self.port else f"unix:{self.unix_path}"
 
 
 @functools.cache
@@ -35,7 +37,7 @@ def boot_id() -> str:
 
 
 def advertised_host() -> str:
-    """Return the address of this host that others reach it by: that of the default route, else loopback."""
+    """Return this host's address on its default route, else loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             # Connecting a datagram socket sends nothing; it only chooses the route.

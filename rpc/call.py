@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rpc.errors import ClosedError, ProtocolError
-from rpc.frame import Frame, Kind, Limits, encode_error
+from rpc.frame import Frame, Kind, encode_error
 from rpc.frame_io import Buffer, FrameChannel, as_views
 from rpc.handshake import Identity
+from rpc.limits import Limits
 
 
 class Call:
     """One request. A handler answers it exactly once, by `reply` or `fail`.
 
-    `send` may put reply payload on its way before the request was read to its end: clients read while they write.
+    `send` may put reply payload on its way before the request was read to its end: clients read
+    while they write.
     """
 
     def __init__(self, peer: Identity, frame: Frame, channel: FrameChannel, limits: Limits) -> None:
@@ -48,7 +50,8 @@ class Call:
                 f"{self.peer} announced {self.payload_bytes} payload bytes;"
                 f" {self.remaining} are left, {len(flat)} expected"
             )
-        # First the count: after an error inside the read, nobody may read on as if nothing had happened.
+        # First the count: after an error inside the read, nobody may read on as if nothing had
+        # happened.
         self.remaining -= len(flat)
         self._channel.read_into(flat)
 
@@ -87,7 +90,7 @@ class Call:
         self._channel.send_frame(Kind.ERROR, self._request_id, meta)
 
     def peer_gone(self) -> bool:
-        """Tell whether the client closed or this listener is closing; cheap, for handlers that wait long."""
+        """Tell whether the client or this listener closed; cheap, for handlers that wait long."""
         return self._channel.stream.peer_closed()
 
     def _check_open(self) -> None:

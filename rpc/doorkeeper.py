@@ -1,6 +1,7 @@
 """The door: one thread that accepts connections and lets nobody in without a proof.
 
-Covers: accepting, the server's side of the handshake, caps and deadlines for strangers, saying who was refused.
+Covers: accepting, the server's side of the handshake, caps and deadlines for strangers, saying who
+was refused.
 Does not: serve (listener, serving).
 Threads: one of its own, which runs everything here but `close` and the counters' readers.
 """
@@ -19,8 +20,8 @@ from dataclasses import dataclass, field
 
 from rpc.acceptor import Acceptor
 from rpc.errors import RpcError
-from rpc.frame import Limits
 from rpc.handshake import ServerHandshake, Session
+from rpc.limits import Limits
 from rpc.transport import Stream
 
 _log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class _Stranger:
 
 
 class Doorkeeper:
-    """Accepts from all acceptors; hands a stream over to `admit` once its peer has proved itself."""
+    """Accepts from all acceptors; hands a stream to `admit` once its peer has proved itself."""
 
     def __init__(
         self,

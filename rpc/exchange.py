@@ -1,6 +1,7 @@
-"""One call in flight at the client: a state machine that moves bytes both ways without ever blocking.
+"""One call in flight at the client: moves bytes both ways without ever blocking.
 
-Covers: sending the request while receiving the reply, putting payload where the caller wants it, checking the reply.
+Covers: sending the request while receiving the reply, putting payload where the caller wants it,
+checking the reply.
 Does not: wait, deadlines, closing (connection).
 Threads: one thread at a time.
 """
@@ -11,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rpc.errors import LimitExceeded, PeerGone, ProtocolError
-from rpc.frame import Frame, Kind, Limits, decode_error
+from rpc.frame import Frame, Kind, decode_error
 from rpc.frame_io import Buffer, FrameReader, FrameWriter, as_views
+from rpc.limits import Limits
 
 _STEPS_PER_TURN = 64
 """Sends and receives before other connections get their turn: tens of MB at most."""
@@ -94,7 +96,7 @@ class Exchange:
         return self._final is not None and not self.sending
 
     def advance(self) -> bool:
-        """Move what can be moved; True if this call now has to wait (or is done), False if its turn is over.
+        """Move what can be moved; True if now it has to wait or is done, False if its turn is over.
 
         Raises:
             TransportError: the peer is gone.
@@ -102,8 +104,6 @@ class Exchange:
         """
         for _ in range(_STEPS_PER_TURN):
             sent = self.sending and self._send()
-            if self.done:
-                return True
             # Right after a short request the reply cannot be there yet: poll first, it costs less.
             if sent and not self.sending and self._frame is None and not self._reader.mid_frame:
                 return True
@@ -170,7 +170,7 @@ class Exchange:
 
 
 class _Sink:
-    """Where reply payload goes: the caller's views in order, or memory taken frame by frame up to a limit."""
+    """Where reply payload goes: the caller's views in order, or memory taken frame by frame."""
 
     def __init__(self, into: Sequence[memoryview] | None, max_bytes: int) -> None:
         self._given = into is not None

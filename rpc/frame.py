@@ -1,6 +1,7 @@
 """Frames: the unit of everything that travels after the handshake.
 
-One frame is a 48-byte little-endian header, `meta_len` bytes of meta, `payload_len` bytes of payload.
+One frame is a 48-byte little-endian header, `meta_len` bytes of meta, `payload_len` bytes of
+payload.
 
     offset  type  field
          0  4s    magic "TFRP"
@@ -15,14 +16,16 @@ One frame is a 48-byte little-endian header, `meta_len` bytes of meta, `payload_
                         over u64 counter || header[0:32] || meta
         48  meta, then payload
 
-The counter starts at 0 in each direction and counts frames, so a frame that is replayed, dropped, inserted, reordered
-or changed in its header or meta is refused. Payload bytes are not covered.
+The counter starts at 0 in each direction and counts frames, so a frame that is replayed, dropped,
+inserted, reordered or changed in its header or meta is refused. Payload bytes are not covered.
 
-A message is one or more frames with one request_id; all but the last have MORE. The meta of the last frame is the
-message's meta. A request is one frame. A reply's payload is that of all its frames, one after the other. An ERROR
-frame ends a message, has no payload, and its meta is the msgpack array [code, message, details].
+A message is one or more frames with one request_id; all but the last have MORE. The meta of the
+last frame is the message's meta. A request is one frame. A reply's payload is that of all its
+frames, one after the other. An ERROR frame ends a message, has no payload, and its meta is the
+msgpack array [code, message, details].
 
-Covers: layout, MAC, counters, limits.  Does not: read or write (frame_io), decide keys (handshake).  Pure.
+Covers: layout, MAC, counters, limits.  Does not: read or write (frame_io), decide keys (handshake).
+Pure.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ from __future__ import annotations
 import enum
 import hmac
 import struct
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
 import msgspec
 
 from rpc.errors import IntegrityError, LimitExceeded, ProtocolError, RemoteError, VersionMismatch
+from rpc.limits import Limits as Limits
 
 MAGIC = b"TFRP"
 VERSION = 1
@@ -48,10 +51,6 @@ _COUNTER = struct.Struct("<Q")
 _META_LEN_AT = struct.Struct("<16xI")
 _MAC_BYTES = 16
 
-_KiB = 1024
-_MiB = 1024 * _KiB
-_GiB = 1024 * _MiB
-
 
 class Kind(enum.IntEnum):
     """What a frame is."""
@@ -59,34 +58,6 @@ class Kind(enum.IntEnum):
     REQUEST = 1
     REPLY = 2
     ERROR = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What this side accepts from a peer; every check comes before memory is taken."""
-
-    max_meta_bytes: int = 64 * _KiB
-    """Meta of one frame. The format's own bound is 65536, so only smaller values make sense."""
-    max_payload_bytes: int = 16 * _GiB
-    """Payload of one frame. Payload goes straight into the handler's own buffers."""
-    max_reply_bytes: int = 1 * _MiB
-    """Memory that a client takes for the payload of a reply when the caller gave no buffers."""
-    max_tensors: int = 10_000
-    """Tensor specs in one message."""
-    max_name_bytes: int = 512
-    """UTF-8 bytes of one tensor's name."""
-    handshake_timeout_s: float = 5.0
-    """From accepting a connection to its proof; it is closed at the end of it."""
-    max_handshakes: int = 1024
-    """Connections that have not proved themselves yet; one more closes the oldest."""
-    max_handshakes_per_peer: int = 512
-    """The same per peer address."""
-    max_connections: int = 4096
-    """Authenticated connections of one listener; each costs a thread."""
-    stall_timeout_s: float = 30.0
-    """How long a peer that began a frame may keep this side waiting, beyond `min_bytes_per_s`."""
-    min_bytes_per_s: int = 64 * _KiB
-    """Slowest payload that is still served; a drip below it is cut."""
 
 
 class Frame(NamedTuple):
@@ -108,7 +79,7 @@ class ErrorBody(msgspec.Struct, frozen=True, array_like=True):
 
 
 _error_decoder = msgspec.msgpack.Decoder(ErrorBody)
-_MAX_ERROR_TEXT = 8 * _KiB
+_MAX_ERROR_TEXT = 8 * 1024
 _MAX_ERROR_DETAILS = 32
 
 
@@ -174,7 +145,8 @@ class Opener:
     def open(self, header: bytes, meta: bytes) -> Frame:
         """Return the frame, once its MAC is right and its fields are legal.
 
-        The MAC comes first: a field that was changed on the way is an integrity error, whatever its new value.
+        The MAC comes first: a field that was changed on the way is an integrity error, whatever its
+        new value.
         """
         fields = header[: _FIELDS.size]
         mac = _mac(self._key, self._counter, fields, meta)
@@ -199,7 +171,7 @@ class Opener:
         more = bool(flags & MORE)
         if (kind == Kind.REQUEST and more) or (kind == Kind.ERROR and (more or payload_bytes)):
             raise ProtocolError(
-                f"illegal frame: kind={kind} with flags={flags:#x} and {payload_bytes} payload bytes"
+                f"illegal frame: kind={kind}, flags={flags:#x}, {payload_bytes} payload bytes"
             )
         return Frame(_KINDS[kind], more, request_id, meta, payload_bytes)
 

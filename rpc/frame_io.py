@@ -1,7 +1,8 @@
-"""Frames over a stream: a reader and a writer that never block, and a channel that waits with a budget.
+"""Frames over a stream: reader and writer that never block, a channel that waits with a budget.
 
-Covers: a small receive buffer for headers and metas (payload goes straight to its destination), sending from the
-        caller's buffers without joining them, the time a slow peer may take.
+Covers: a small receive buffer for headers and metas (payload goes straight to its destination),
+sending
+from the caller's buffers without joining them, the time a slow peer may take.
 Does not: the layout (frame), what a call is (exchange, call).
 Threads: one thread at a time.
 """
@@ -16,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc.errors import DeadlineExceeded, RpcError
-from rpc.frame import HEADER_BYTES, Frame, Kind, Limits, Opener, Sealer
+from rpc.frame import HEADER_BYTES, Frame, Kind, Opener, Sealer
 from rpc.handshake import Session
+from rpc.limits import Limits
 from rpc.transport import IOV_MAX, Stream
 
 Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
@@ -27,7 +29,7 @@ _SCRATCH_BYTES = 256 * 1024
 
 
 class FrameReader:
-    """Reads frames. Call `next_frame`, then `read_payload` until the frame's payload is complete."""
+    """Reads frames: `next_frame`, then `read_payload` until the frame's payload is complete."""
 
     def __init__(self, stream: Stream, opener: Opener) -> None:
         self.received_bytes = 0
@@ -62,7 +64,7 @@ class FrameReader:
             self.received_bytes += count
 
     def read_payload(self, view: memoryview) -> int | None:
-        """Put payload bytes into a view that is not empty and not longer than what is left of the payload."""
+        """Put payload into a view that is neither empty nor longer than what is left of it."""
         staged = self._end - self._start
         if staged:
             count = min(staged, len(view))
@@ -166,14 +168,14 @@ class Budget:
 
 
 class FrameChannel:
-    """A server's side of an authenticated connection: waits for the peer, within a budget per frame."""
+    """Server's side of an authenticated connection: waits for the peer, with a budget per frame."""
 
     def __init__(self, stream: Stream, session: Session, limits: Limits) -> None:
         self.stream = stream
         self.reader = FrameReader(stream, Opener(session.receive_key, limits))
         self.writer = FrameWriter(stream, Sealer(session.send_key))
         self.broken: RpcError | None = None
-        """Why this connection cannot go on, once it cannot; a handler may have swallowed the exception."""
+        """Why this connection cannot go on; a handler may have swallowed the exception."""
         self._limits = limits
         self._payload_budget = Budget(limits, 0, "the payload of a request")
 

@@ -1,17 +1,19 @@
 """Mutual proof that both sides know the cluster's secret, before anything else is read.
 
-    server -> client   32s server nonce                                  (all that a stranger ever gets)
+    server -> client   32s server nonce                      (all that a stranger ever gets)
     client -> server   4s "TFRH" | u8 version | u8 0 | u16 body_len | body | 32s tag
     server -> client   4s "TFRH" | u8 version | u8 0 | u16 body_len | body | 32s tag
 
-    body       = msgpack array [cluster_id, role, rank, incarnation, nonce (32 bytes)], at most 512 bytes
+    body       = msgpack array [cluster_id, role, rank, incarnation, nonce (32 bytes)], <= 512 bytes
     client tag = HMAC-SHA256(secret, "tfrp/client" || server nonce || client head and body)
-    server tag = HMAC-SHA256(secret, "tfrp/server" || server nonce || whole client message || server head and body)
-    frame keys = HMAC-SHA256(secret, "tfrp/key/c2s" or "tfrp/key/s2c" || server nonce || both whole messages)
+    server tag = HMAC-SHA256(secret, "tfrp/server" || server nonce || client message
+                                     || server head and body)
+    frame keys = HMAC-SHA256(secret, "tfrp/key/c2s" || server nonce || both messages)
+                 HMAC-SHA256(secret, "tfrp/key/s2c" || server nonce || both messages)
 
-The labels differ per side, so a message that is reflected proves nothing. Nonces of both sides are in every tag, so a
-recording proves nothing. A client that is refused gets no reason, only the end of the connection. A client of another
-version that has proved itself is told the server's version.
+The labels differ per side, so a message that is reflected proves nothing. Nonces of both sides are
+in every tag, so a recording proves nothing. A client that is refused gets no reason, only the end
+of the connection. A client of another version that has proved itself is told the server's version.
 
 Covers: bytes in, bytes out, who the peer is, the frame keys.
 Does not: sockets, deadlines (doorkeeper, connection).  Pure, but for the random nonces.
@@ -42,7 +44,7 @@ _MAX_RANK = 2**31 - 1
 _MAX_INCARNATION = 2**63 - 1
 
 
-class Role(str, enum.Enum):
+class Role(enum.StrEnum):
     """What a process is in the cluster."""
 
     WORKER = "worker"
@@ -55,7 +57,8 @@ class Role(str, enum.Enum):
 class Identity(msgspec.Struct, frozen=True):
     """Who a peer says it is; believed because it knows the secret.
 
-    `incarnation` grows when a process is replaced, so that the old one can be told from the new one.
+    `incarnation` grows when a process is replaced, so that the old one can be told from the new
+    one.
     """
 
     role: Role
@@ -119,7 +122,7 @@ _body_decoder = msgspec.msgpack.Decoder(_Body)
 
 
 class ServerHandshake:
-    """Server's side. Send `greeting`, then feed exactly `wanted` bytes at a time until `session` is set."""
+    """Server's side: send `greeting`, then feed `wanted` bytes each time until `session` is set."""
 
     def __init__(
         self, identity: Identity, credentials: Credentials, *, nonces: bytes | None = None
@@ -162,7 +165,7 @@ class ServerHandshake:
 
 
 class ClientHandshake:
-    """Client's side. Feed exactly `wanted` bytes at a time, send what `feed` returns, until `session` is set."""
+    """Client's side: feed `wanted` bytes, send what comes back, until `session` is set."""
 
     def __init__(
         self, identity: Identity, credentials: Credentials, *, nonce: bytes | None = None

@@ -1,6 +1,7 @@
 """In-process twin of a socket: bounded byte queues in memory whose readiness can be polled.
 
-Covers: InprocStream (a Stream), names under which listeners of this process are found, connecting to them.
+Covers: InprocStream (a Stream), names under which listeners of this process are found, connecting
+to them.
 Does not: cross a process; the handshake and frames on top are the real ones.
 Threads: each end of a pair belongs to one thread; the queues between them are locked.
 """
@@ -39,7 +40,7 @@ class _Signal:
 
 
 class _Pipe:
-    """One direction: a ring of bytes. Ended by either side; its descriptors go when both released it."""
+    """One direction: a ring of bytes; ended by either side, freed when both released it."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.readable = _Signal()

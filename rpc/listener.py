@@ -2,8 +2,8 @@
 
 Covers: binding, the threads of connections, ending all of it.
 Does not: strangers (doorkeeper), one connection's loop (serving).
-Threads: one doorkeeper; one per authenticated connection, which runs the handler. Public methods may be called from
-any thread, also from a handler.
+Threads: one doorkeeper; one per authenticated connection, which runs the handler. Public methods
+may be called from any thread, also from a handler.
 """
 
 from __future__ import annotations
@@ -13,24 +13,21 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from rpc.acceptor import Acceptor, TcpAcceptor, UnixAcceptor
 from rpc.address import Endpoint, advertised_host, boot_id
 from rpc.call import Call
 from rpc.doorkeeper import Doorkeeper
 from rpc.errors import ClosedError
-from rpc.frame import Limits
 from rpc.handshake import Credentials, Identity, ServerHandshake, Session
 from rpc.inproc import InprocAcceptor
+from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.serving import Handler, ServedConnection
-from rpc.transport import DEFAULT_OPTIONS, SocketOptions, Stream
+from rpc.transport import Stream
 
 __all__ = ["Call", "Handler", "Listener", "ListenerStats"]
 
 _log = logging.getLogger(__name__)
-
-_DEFAULT_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +37,13 @@ class ListenerStats:
     open_connections: int
     """Authenticated connections now."""
     open_handshakes: int
-    """Connections now that have not proved themselves; many of them for long means strangers at the port."""
+    """Connections now without proof; many of them for long means strangers at the port."""
     accepted: int
     refused: int
     """Connections closed without being served: no or wrong proof, too late, or over a cap."""
     calls: int
     errors: int
-    """Calls that a handler refused or failed, and connections closed for broken frames or slowness."""
+    """Calls that a handler refused or failed, connections closed for broken frames or slowness."""
     bytes_sent: int
     bytes_received: int
 
@@ -54,8 +51,9 @@ class ListenerStats:
 class Listener:
     """Serves a handler on TCP, a Unix socket and an in-process name, all at once if wanted.
 
-    Bind first, then start; a bound port is kept until `close`. Idle connections may idle for ever. Once a frame began,
-    its peer has `limits.stall_timeout_s` plus the time that `limits.min_bytes_per_s` allows.
+    Bind first, then start; a bound port is kept until `close`. Idle connections may idle for ever.
+    Once a frame began, its peer has `limits.stall_timeout_s` plus the time that
+    `limits.min_bytes_per_s` allows.
     """
 
     def __init__(
@@ -64,16 +62,14 @@ class Listener:
         credentials: Credentials,
         identity: Identity,
         *,
-        limits: Limits = _DEFAULT_LIMITS,
+        limits: Limits = DEFAULT_LIMITS,
         on_disconnect: Callable[[Identity], None] | None = None,
-        options: SocketOptions = DEFAULT_OPTIONS,
     ) -> None:
         self._handler = handler
         self._credentials = credentials
         self._identity = identity
         self._limits = limits
         self._on_disconnect = on_disconnect
-        self._options = options
         self._acceptors: list[Acceptor] = []
         self._host, self._port, self._unix_path, self._inproc = "", 0, "", ""
         self._doorkeeper: Doorkeeper | None = None
@@ -95,15 +91,15 @@ class Listener:
             PortInUse: it is taken; the text names the holder where it can be seen.
         """
         self._check_can_bind()
-        acceptor = TcpAcceptor(host, port, self._options)
+        acceptor = TcpAcceptor(host, port, self._limits)
         self._acceptors.append(acceptor)
         self._host = advertised_host() if host in ("", "0.0.0.0", "::") else host
         self._port = acceptor.port
 
     def bind_unix(self, directory: str | None = None) -> None:
-        """Bind a Unix socket in a new private directory below `directory` (default: the temporary directory)."""
+        """Bind a Unix socket in a new private directory below `directory` or the temporary one."""
         self._check_can_bind()
-        acceptor = UnixAcceptor(directory, self._options)
+        acceptor = UnixAcceptor(directory, self._limits)
         self._acceptors.append(acceptor)
         self._unix_path = acceptor.path
 
@@ -155,8 +151,8 @@ class Listener:
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop listening, end all connections, join their threads. Idempotent.
 
-        A handler that waits should look at `Call.peer_gone`; one that is still running at the end of the time is
-        logged and left behind.
+        A handler that waits should look at `Call.peer_gone`; one that is still running at the end
+        of the time is logged and left behind.
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
@@ -208,7 +204,7 @@ class Listener:
             return
         try:
             self._on_disconnect(peer)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a callback's failure must not end this thread early
             _log.exception("on_disconnect failed for %s", peer)
 
     def _check_can_bind(self) -> None:

@@ -1,8 +1,10 @@
 """One authenticated connection at the server: its thread reads requests and runs the handler.
 
-Covers: the loop, what a handler's exception becomes on the wire, draining what a handler left unread.
+Covers: the loop, what a handler's exception becomes on the wire, draining what a handler left
+unread.
 Does not: accept or authenticate (doorkeeper), own the threads (listener).
-Threads: `serve` runs in the connection's thread; `shutdown` and the counters may be used from any thread.
+Threads: `serve` runs in the connection's thread; `shutdown` and the counters may be used from any
+thread.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from collections.abc import Callable
 
 from rpc.call import Call
 from rpc.errors import ClosedError, LimitExceeded, PeerGone, ProtocolError, RpcError
-from rpc.frame import Frame, Kind, Limits
+from rpc.frame import Frame, Kind
 from rpc.frame_io import FrameChannel
 from rpc.handshake import Session
+from rpc.limits import Limits
 from rpc.transport import Stream
 
 Handler = Callable[[Call], None]

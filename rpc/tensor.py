@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rpc.errors import LimitExceeded, ProtocolError
-from rpc.frame import Limits
+from rpc.limits import Limits
 
 MAX_RANK = 32
 MAX_BYTES = 2**63 - 1

@@ -1,8 +1,10 @@
 """Streams: bytes over TCP or a Unix socket, never blocking, ready to be polled together.
 
-Covers: the Stream protocol that `inproc` implements too, SocketStream, every socket option, waiting on several streams.
+Covers: the Stream protocol that `inproc` implements too, SocketStream, every socket option, waiting
+on several streams.
 Does not: frames (frame_io), who may connect (handshake), how to listen (acceptor).
-Threads: one thread uses a stream at a time; `shutdown` and `peer_closed` may be called from any thread.
+Threads: one thread uses a stream at a time; `shutdown` and `peer_closed` may be called from any
+thread.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, TransportError
+from rpc.limits import DEFAULT_LIMITS, Limits
 
 IOV_MAX = 1024
 """Views that one `sendmsg` takes."""
@@ -32,17 +34,6 @@ KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_PROBES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketOptions:
-    """Kernel buffers of a socket; None leaves them to the kernel, which grows them as needed."""
-
-    send_buffer_bytes: int | None = None
-    receive_buffer_bytes: int | None = None
-
-
-DEFAULT_OPTIONS = SocketOptions()
-
-
 class Stream(Protocol):
     """An ordered, reliable byte stream to one peer. No call blocks but `wait`."""
 
@@ -50,7 +41,7 @@ class Stream(Protocol):
     peer_address: str
 
     def sendmsg(self, views: Sequence[memoryview]) -> int | None:
-        """Send from at most IOV_MAX views; return how many bytes were taken, None if it would block.
+        """Send from at most IOV_MAX views; return the bytes taken, None if it would block.
 
         Raises:
             PeerGone: the peer closed or reset the stream.
@@ -92,7 +83,7 @@ class SocketStream:
     """A connected TCP or Unix socket."""
 
     def __init__(
-        self, sock: socket.socket, peer_address: str, options: SocketOptions = DEFAULT_OPTIONS
+        self, sock: socket.socket, peer_address: str, limits: Limits = DEFAULT_LIMITS
     ) -> None:
         self.transport = "unix" if sock.family == socket.AF_UNIX else "tcp"
         self.peer_address = peer_address
@@ -102,7 +93,7 @@ class SocketStream:
         self._poll = select.poll()
         self._poll_events = 0
         sock.setblocking(False)
-        configure(sock, options)
+        configure(sock, limits)
 
     def sendmsg(self, views: Sequence[memoryview]) -> int | None:
         """See Stream."""
@@ -183,12 +174,12 @@ def wait_streams(wanted: Sequence[tuple[Stream, bool, bool]], timeout_s: float) 
     return sorted({owner[descriptor] for descriptor, _ in poll.poll(poll_ms(timeout_s))})
 
 
-def configure(sock: socket.socket, options: SocketOptions) -> None:
+def configure(sock: socket.socket, limits: Limits) -> None:
     """Set every option of a socket; the one place where this happens."""
-    if options.send_buffer_bytes is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.send_buffer_bytes)
-    if options.receive_buffer_bytes is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.receive_buffer_bytes)
+    if limits.send_buffer_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
+    if limits.receive_buffer_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -201,7 +192,7 @@ def configure(sock: socket.socket, options: SocketOptions) -> None:
 
 
 def dial_tcp(
-    host: str, port: int, *, deadline: float, options: SocketOptions = DEFAULT_OPTIONS
+    host: str, port: int, *, deadline: float, limits: Limits = DEFAULT_LIMITS
 ) -> SocketStream:
     """Connect to the first address of a host that answers before the (monotonic) deadline."""
     try:
@@ -211,17 +202,15 @@ def dial_tcp(
     failure: TransportError = PeerGone(f"host {host!r} has no address")
     for family, kind, protocol, _, address in found:
         try:
-            return _dial(socket.socket(family, kind, protocol), address, deadline, options)
+            return _dial(socket.socket(family, kind, protocol), address, deadline, limits)
         except TransportError as error:
             failure = error
     raise failure
 
 
-def dial_unix(
-    path: str, *, deadline: float, options: SocketOptions = DEFAULT_OPTIONS
-) -> SocketStream:
-    """Connect to a Unix socket before the (monotonic) deadline."""
-    return _dial(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path, deadline, options)
+def dial_unix(path: str, *, limits: Limits = DEFAULT_LIMITS) -> SocketStream:
+    """Connect to a Unix socket; that never waits, a full queue counts as nobody there."""
+    return _dial(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path, 0.0, limits)
 
 
 def address_text(address: object) -> str:
@@ -241,15 +230,15 @@ def poll_ms(timeout_s: float) -> int:
 
 
 def _dial(
-    sock: socket.socket, address: object, deadline: float, options: SocketOptions
+    sock: socket.socket, address: tuple[Any, ...] | str, deadline: float, limits: Limits
 ) -> SocketStream:
     where = address_text(address)
     try:
         sock.setblocking(False)
-        configure(sock, options)
+        configure(sock, limits)
         with contextlib.suppress(BlockingIOError):
             sock.connect(address)
-            return SocketStream(sock, where, options)
+            return SocketStream(sock, where, limits)
         if sock.family == socket.AF_UNIX:
             raise PeerGone(f"cannot connect to {where}: its queue is full")
         poll = select.poll()
@@ -259,7 +248,7 @@ def _dial(
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
-        return SocketStream(sock, where, options)
+        return SocketStream(sock, where, limits)
     except OSError as error:
         sock.close()
         raise PeerGone(f"cannot connect to {where}: {error.strerror or error}") from error

@@ -1,0 +1,101 @@
+"""Getting to a peer: the way that works, then the client's side of the handshake.
+
+Covers: in-process name, Unix socket on the same host, TCP; the deadline over all of it.
+Does not: calls (connection).
+"""
+
+from __future__ import annotations
+
+import time
+
+from rpc.address import Endpoint, boot_id
+from rpc.errors import AuthError, DeadlineExceeded, PeerGone
+from rpc.handshake import ClientHandshake, Credentials, Identity, Session, mismatch_text
+from rpc.inproc import dial_inproc
+from rpc.limits import Limits
+from rpc.transport import Stream, dial_tcp, dial_unix
+
+
+def dial(
+    endpoint: Endpoint,
+    identity: Identity,
+    credentials: Credentials,
+    limits: Limits,
+    deadline: float,
+) -> tuple[Stream, Session]:
+    """Return an authenticated stream before the (monotonic) deadline.
+
+    Raises:
+        AuthError: the peer does not know the secret, or closed after our proof.
+        VersionMismatch: it knows the secret and speaks another version.
+        PeerGone: nothing listens there, or it closed.
+        DeadlineExceeded: it did not answer in time.
+    """
+    # A server that dies just after the proof looks like one that refuses it. So ask a second time:
+    # a dead one does not listen any more, and the caller can tell a restart from a wrong token.
+    for _ in range(2):
+        stream = _reach(endpoint, deadline, limits)
+        try:
+            session = _authenticate(stream, ClientHandshake(identity, credentials), deadline)
+        except BaseException:
+            stream.close()
+            raise
+        if session is not None:
+            return stream, session
+        stream.close()
+    raise AuthError(f"{endpoint}: {mismatch_text(credentials)}")
+
+
+def _reach(endpoint: Endpoint, deadline: float, limits: Limits) -> Stream:
+    if endpoint.inproc:
+        return dial_inproc(endpoint.inproc)
+    if endpoint.unix_path and endpoint.boot_id == boot_id():
+        try:
+            return dial_unix(endpoint.unix_path, limits=limits)
+        except PeerGone:
+            # The same kernel, but another mount namespace, or the socket's directory is gone.
+            if not endpoint.port:
+                raise
+    return dial_tcp(endpoint.host, endpoint.port, deadline=deadline, limits=limits)
+
+
+def _authenticate(stream: Stream, handshake: ClientHandshake, deadline: float) -> Session | None:
+    """Run the handshake; None if the peer closed after our proof."""
+    while handshake.session is None:
+        try:
+            answer = handshake.feed(_receive_exactly(stream, handshake.wanted, deadline))
+        except PeerGone:
+            if handshake.proof_sent:
+                return None
+            raise
+        if answer:
+            _send_all(stream, answer, deadline)
+    return handshake.session
+
+
+def _receive_exactly(stream: Stream, num_bytes: int, deadline: float) -> bytes:
+    data = bytearray(num_bytes)
+    view, at = memoryview(data), 0
+    while at < num_bytes:
+        count = stream.recv_into(view[at:])
+        if count is None:
+            _wait(stream, deadline, read=True)
+        else:
+            at += count
+    return bytes(data)
+
+
+def _send_all(stream: Stream, data: bytes, deadline: float) -> None:
+    view = memoryview(data)
+    while view:
+        count = stream.sendmsg([view])
+        if count is None:
+            _wait(stream, deadline, read=False)
+        else:
+            view = view[count:]
+
+
+def _wait(stream: Stream, deadline: float, *, read: bool) -> None:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0 or not stream.wait(read=read, write=not read, timeout_s=left_s):
+        raise DeadlineExceeded(f"{stream.peer_address} did not finish the handshake in time")

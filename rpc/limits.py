@@ -1,0 +1,44 @@
+"""What one side of a connection accepts and spends; one frozen record for the whole package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_KiB = 1024
+_MiB = 1024 * _KiB
+_GiB = 1024 * _MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this side accepts from a peer; every check comes before memory is taken."""
+
+    max_meta_bytes: int = 64 * _KiB
+    """Meta of one frame. The format's own bound is 65536, so only smaller values make sense."""
+    max_payload_bytes: int = 16 * _GiB
+    """Payload of one frame. Payload goes straight into the handler's own buffers."""
+    max_reply_bytes: int = 1 * _MiB
+    """Memory that a client takes for the payload of a reply when the caller gave no buffers."""
+    max_tensors: int = 10_000
+    """Tensor specs in one message."""
+    max_name_bytes: int = 512
+    """UTF-8 bytes of one tensor's name."""
+    handshake_timeout_s: float = 5.0
+    """From accepting a connection to its proof; it is closed at the end of it."""
+    max_handshakes: int = 1024
+    """Connections that have not proved themselves yet; one more closes the oldest."""
+    max_handshakes_per_peer: int = 512
+    """The same per peer address."""
+    max_connections: int = 4096
+    """Authenticated connections of one listener; each costs a thread."""
+    stall_timeout_s: float = 30.0
+    """How long a peer that began a frame may keep this side waiting, on top of the next."""
+    min_bytes_per_s: int = 64 * _KiB
+    """Slowest payload that is still served; a drip below it is cut."""
+    send_buffer_bytes: int | None = None
+    """Kernel's send buffer of a socket; None lets the kernel grow it as needed: fastest."""
+    receive_buffer_bytes: int | None = None
+    """The same for receiving."""
+
+
+DEFAULT_LIMITS = Limits()
