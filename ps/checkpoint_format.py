@@ -1,0 +1,179 @@
+"""What a checkpoint directory holds, and every check of it that needs no parameters in memory.
+
+    ROOT/step-900/manifest.json     line 1: digest of the rest; then JSON: `Checkpoint`
+    ROOT/step-900/ps-0.data         per bucket its values, then its slots; extra bytes; the index
+    ROOT/.tmp-<save id>/            a save that is not committed; never read
+
+The digests form a chain: the manifest file has its own, it holds one of each shard's index, and an
+index holds one of each bucket. So any flipped byte is found, and a server that needs some buckets
+of a shard reads only these. Positions are not stored but follow from ids and the manifest, so they
+can neither overlap nor point outside.
+
+Covers: names, records and their encoding.      Does not: write (ps.checkpoint) or read
+(ps.checkpoint_reader) files.      Threads: none; every function stands alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from ps.errors import CheckpointError
+from ps.optimizers import rule_of
+from ps.params import Layout, Manifest
+
+Array = np.ndarray[Any, Any]
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 64 << 20
+MAX_INDEX_BYTES = 256 << 20
+_STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,18})")
+_SAVE_ID = re.compile(r"[0-9a-z-]{1,64}")
+_DIGEST_BYTES = 16
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
+
+
+class ShardRecord(msgspec.Struct, frozen=True):
+    """What the manifest knows of one server's file; small enough to travel in a reply's meta."""
+
+    rank: Count
+    nbytes: Count
+    index_nbytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_INDEX_BYTES)]
+    index_digest: Digest
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file beside the manifest; made here, so it cannot point elsewhere."""
+        return f"ps-{self.rank}.data"
+
+
+class ShardIndex(msgspec.Struct, frozen=True):
+    """The end of a shard's file: which buckets it holds, in order."""
+
+    save_id: str
+    bucket_ids: tuple[Count, ...]
+    steps: tuple[Count, ...]
+    digests: tuple[Digest, ...]
+    extra_nbytes: Count
+    extra_digest: Digest
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a committed manifest."""
+
+    format: int
+    save_id: str
+    step: Count
+    manifest: Manifest
+    shards: tuple[ShardRecord, ...]
+
+
+def digest(*parts: bytes | bytearray | memoryview) -> str:
+    """Return the hex digest that this format uses."""
+    state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def root_path(root: str | Path) -> Path:
+    """Return the checkpoint root as a path, refusing what is not a local one."""
+    if "\0" in str(root) or "://" in str(root) or not str(root):
+        raise CheckpointError(f"checkpoints need a local directory, got {str(root)!r}")
+    return Path(root)
+
+
+def step_path(root: Path, step: int) -> Path:
+    """Return the directory of a committed step."""
+    return root / f"step-{step}"
+
+
+def staging_path(root: Path, save_id: str) -> Path:
+    """Return the directory of a save that is not committed yet."""
+    if not _SAVE_ID.fullmatch(save_id):
+        raise CheckpointError(f"a save id has 1 to 64 of the characters 0-9 a-z -, got {save_id!r}")
+    return root / f".tmp-{save_id}"
+
+
+@contextmanager
+def typed_errors(path: Path, action: str) -> Iterator[None]:
+    """Turn an OSError into a CheckpointError that states the path and the free space."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot {action} {path}: {error.strerror or error}; {_free_space(path)}"
+        ) from error
+
+
+def _free_space(path: Path) -> str:
+    for place in (path, *path.absolute().parents):
+        try:
+            free = shutil.disk_usage(place).free
+        except OSError:
+            continue
+        return f"{free / 1e6:.1f} MB are free on the disk of {place}"
+    return "its free space is unknown"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step that a directory's name means, or None."""
+    match = _STEP_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def bucket_nbytes(layout: Layout, manifest: Manifest, bucket_id: int) -> int:
+    """Return the bytes of a bucket in a shard's file: its values and its slots."""
+    bucket = layout.buckets[bucket_id]
+    return bucket.nbytes * (1 + len(rule_of(manifest.group(bucket.group).rule).slots))
+
+
+def new_arrays(layout: Layout, manifest: Manifest, bucket_id: int) -> list[Array]:
+    """Return arrays for a bucket's values and each slot."""
+    bucket = layout.buckets[bucket_id]
+    num_slots = len(rule_of(manifest.group(bucket.group).rule).slots)
+    dtype = layout.group(bucket.group).numpy_dtype
+    return [np.empty(bucket.num_elements, dtype) for _ in range(1 + num_slots)]
+
+
+def refuse_nonfinite(array: Array, what: str) -> None:
+    """Raise unless all values are finite: a checkpoint is never worse than the one before."""
+    count = array.size - int(np.count_nonzero(np.isfinite(array)))
+    if count:
+        raise CheckpointError(f"{what} has {count} of {array.size} values NaN or infinite")
+
+
+def encode_manifest(checkpoint: Checkpoint) -> bytes:
+    """Return the bytes of the manifest file."""
+    body = msgspec.json.format(msgspec.json.encode(checkpoint), indent=1)
+    return digest(body).encode() + b"\n" + body
+
+
+def decode_manifest(data: bytes, path: Path) -> Checkpoint:
+    """Check and decode the bytes of a manifest file."""
+    first, _, body = data.partition(b"\n")
+    if first != digest(body).encode():
+        raise CheckpointError(
+            f"{path} is damaged: its digest is {digest(body)}, its first line says {first[:64]!r}"
+        )
+    try:
+        checkpoint = msgspec.json.decode(body, type=Checkpoint)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path} is not a manifest of format {FORMAT}: {error}") from error
+    if checkpoint.format != FORMAT:
+        raise CheckpointError(f"{path} has format {checkpoint.format}; this version reads {FORMAT}")
+    ranks = [shard.rank for shard in checkpoint.shards]
+    if ranks != list(range(len(ranks))):
+        raise CheckpointError(f"{path} lists the shards {ranks}, expected 0..{len(ranks) - 1}")
+    return checkpoint
