@@ -1,0 +1,101 @@
+"""How close do pull, push and push_pull of 64 MB of parameters come to a plain socket?
+
+Figures: P01, P03.
+Method: one client, one server process, loopback TCP, authenticated, header MAC on, 64 tensors in
+    one flat float32 buffer. Push adds without an optimizer. The reference is one buffer over one
+    raw socket (reference/raw_socket.py); for P03 it is raw push + raw pull + the same Adam kernel
+    in this process, one after the other. Both take turns.
+Caveats: on two cores both ends share them, so overlap of receiving and applying gains little.
+Bars: P01 at least 0.85 of the raw socket each; P03 at most 1.1 of the sum.
+Last result: docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ps.dense import DenseShard
+from ps.params import Adam, Add, GroupSpec, Hyper, Manifest, ParamSpec, RuleConfig
+from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
+from scripts.benchmarks.reference.raw_socket import RawPeer
+from scripts.benchmarks.server_process import served
+
+NUM_TENSORS = 64
+MIB = 1 << 20
+HYPER = Hyper(learning_rate=1e-3)
+GROUP = "trainable"
+
+
+def manifest(rule: RuleConfig, num_elements: int) -> Manifest:
+    """One group of equal tensors."""
+    shape = (num_elements // NUM_TENSORS,)
+    params = tuple(ParamSpec(f"tensor_{index}", shape) for index in range(NUM_TENSORS))
+    return Manifest(groups=(GroupSpec(name=GROUP, dtype="float32", rule=rule, params=params),))
+
+
+def pull_and_push(raw: RawPeer, num_bytes: int, repeats: int) -> None:
+    """P01: each direction alone."""
+    gradient = np.ones(num_bytes // 4, np.float32)
+    into = np.zeros_like(gradient)
+    data = memoryview(gradient).cast("B")
+    raw_into = memoryview(bytearray(num_bytes))
+    with served() as client:
+        client.seed(manifest(Add(), gradient.size), {GROUP: into})
+        client.attach(timeout_s=60)
+        measures = (
+            lambda: client.push({GROUP: gradient}, hyper=HYPER, rows=1),
+            lambda: raw.push(data),
+            lambda: client.pull({GROUP: into}),
+            lambda: raw.pull(raw_into),
+        )
+        for measure in measures:
+            measure()  # connections, buffers and pages are there afterwards
+        seconds = interleave(repeats, *(lambda m=m: timed(m) for m in measures))
+    speeds = [[num_bytes / 1e9 / value for value in values] for values in seconds]
+    for name, ours, reference in (("push", *speeds[:2]), ("pull", *speeds[2:])):
+        figure = Figure("P01", f"dense {name} of {num_bytes / MIB:g} MiB, TCP", "GB/s", "higher")
+        report(figure, ours, reference, "raw TCP socket")
+
+
+def push_pull_adam(raw: RawPeer, num_bytes: int, repeats: int) -> None:
+    """P03: the whole round trip of a training step against its parts in sequence."""
+    gradient = np.full(num_bytes // 4, 1e-3, np.float32)
+    into = np.zeros_like(gradient)
+    data = memoryview(gradient).cast("B")
+    raw_into = memoryview(bytearray(num_bytes))
+    shape = manifest(Adam(), gradient.size)
+    local = DenseShard(shape, rank=0, num_servers=1, num_workers=1)
+
+    def apply_here() -> None:
+        for bucket in local.buckets:
+            local.apply(bucket.id, gradient[bucket.start : bucket.stop], HYPER)
+
+    def parts() -> None:
+        raw.push(data)
+        apply_here()
+        raw.pull(raw_into)
+
+    with served() as client:
+        client.seed(shape, {GROUP: into})
+        client.attach(timeout_s=60)
+
+        def ours() -> None:
+            client.push_pull({GROUP: gradient}, {GROUP: into}, hyper=HYPER, rows=1)
+
+        for measure in (ours, parts):
+            measure()
+        seconds = interleave(repeats, lambda: timed(ours), lambda: timed(parts))
+    figure = Figure("P03", f"push_pull + Adam of {num_bytes / MIB:g} MiB, TCP", "s", "lower")
+    report(figure, seconds[0], seconds[1], "raw push + Adam kernel here + raw pull, in sequence")
+
+
+def main() -> None:
+    args = parse_arguments(__doc__, repeats=9)
+    num_bytes = MIB if args.toy else 64 * MIB
+    with RawPeer(num_bytes) as raw:
+        pull_and_push(raw, num_bytes, args.repeats)
+        push_pull_adam(raw, num_bytes, args.repeats)
+
+
+if __name__ == "__main__":
+    main()
