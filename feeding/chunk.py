@@ -23,6 +23,8 @@ import numpy as np
 from feeding.errors import ChunkError
 from feeding.schema import DTYPES, Name, Schema, numpy_dtype
 
+BAD_META = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes from a stranger; the middle one is no MsgspecError."""
 MAX_ROWS = 1 << 24
 """Most rows of a chunk; bounds what columns without bytes can claim."""
 _ALIGNMENT = 8
@@ -147,7 +149,7 @@ def decode_meta(meta: bytes) -> ChunkMeta:
     """Decode a bare ChunkMeta (results of inference travel so)."""
     try:
         return _META.decode(meta)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except BAD_META as error:
         raise ChunkError(f"not a chunk's meta: {error}") from error
 
 

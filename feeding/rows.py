@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
+
 from feeding.chunk import Chunk
 from feeding.errors import ChunkError
 from feeding.schema import ValueKind, numpy_dtype
@@ -33,7 +35,7 @@ def column_values(chunk: Chunk, index: int, start: int, stop: int) -> list[Any]:
     if spec.kind == "tensor":
         values = column.values[start:stop].astype(numpy_dtype(spec.dtype), copy=False)
         if spec.value == "array":
-            return [row.copy() for row in values]
+            return [np.array(row) for row in values]
         if spec.value == "numpy":
             return list(values)
         items = values.tolist()
@@ -46,7 +48,7 @@ def column_values(chunk: Chunk, index: int, start: int, stop: int) -> list[Any]:
         base = bounds[0]
         part = column.values[base : bounds[-1]].astype(numpy_dtype(spec.dtype))
         if spec.value == "array":
-            return [part[low - base : high - base].copy() for low, high in spans]
+            return [np.array(part[low - base : high - base]) for low, high in spans]
         flat = part.tolist()
         make = tuple if spec.value == "tuple" else list
         return [make(flat[low - base : high - base]) for low, high in spans]

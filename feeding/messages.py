@@ -1,0 +1,100 @@
+"""What feeders and workers say to each other: typed metas of rpc calls.
+
+Covers: requests, replies, their codecs.      Does not: send or decide anything.      Pure data.
+
+    Hello   first call on a connection: what will be fed    -> Status, at once
+    Put     one chunk as payload                            -> Status, held while the worker is full
+    Wait    nothing new: hear how things are                -> Status, held until they change
+    Fetch   inference: the results that a Status announced  -> ChunkMeta, payload of `ready_bytes`
+No reply is held longer than the request's `hold_s`: a feeder always hears from a live worker.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from feeding.chunk import BAD_META, ChunkMeta, Count
+from feeding.errors import ChunkError
+from feeding.schema import Name, Schema
+
+MAX_HOLD_S = 60.0
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_HOLD_S)]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A feeder has rows of this schema; a worker that gets none of them knows it all the same."""
+
+    feed: Name
+    schema: Schema
+
+
+class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The request's payload is this chunk."""
+
+    chunk: ChunkMeta
+    hold_s: Seconds
+
+
+class Wait(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Reply when results of this session are ready or, if `room`, when the worker has room."""
+
+    feed: Name
+    hold_s: Seconds
+    session: Count = 0
+    room: bool = True
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Hand out the results that the last Status announced."""
+
+    feed: Name
+    session: Count
+
+
+Request = Hello | Put | Wait | Fetch
+
+
+class Status(msgspec.Struct, frozen=True, array_like=True):
+    """How the worker's feed stands."""
+
+    unread_bytes: Count
+    taken_bytes: Count
+    """Grows whenever the trainer consumes: the sign of life that feeders look for."""
+    room: bool
+    draining: bool
+    """The trainer wants no more rows; those that come are counted and dropped."""
+    ready: bool = False
+    ready_bytes: Count = 0
+    answered_rows: Count = 0
+    """Inference: rows of the session that have results, fetched or not."""
+
+
+def decode_request(meta: bytes) -> Request:
+    """Decode a request's meta.
+
+    Raises:
+        ChunkError: it is none; names the field.
+    """
+    try:
+        return _REQUEST.decode(meta)
+    except BAD_META as error:
+        raise ChunkError(f"not a feed request: {error}") from error
+
+
+def decode_status(meta: bytes) -> Status:
+    """Decode a reply's meta.
+
+    Raises:
+        ChunkError: it is none.
+    """
+    try:
+        return _STATUS.decode(meta)
+    except BAD_META as error:
+        raise ChunkError(f"not a feed status: {error}") from error
+
+
+_REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_STATUS = msgspec.msgpack.Decoder(Status)
+encode = msgspec.msgpack.Encoder().encode

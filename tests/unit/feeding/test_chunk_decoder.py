@@ -1,0 +1,184 @@
+"""A chunk's decoder refuses what contradicts itself before it takes memory, and never crashes."""
+
+import contextlib
+import random
+import tracemalloc
+
+import hypothesis
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from feeding import chunk as chunks
+from feeding import messages
+from feeding.config import FeedConfig
+from feeding.errors import ChunkError, FeedError
+from feeding.packer import Packer
+from feeding.rows import rows_of
+from feeding.schema import ColumnSpec, Group, Schema
+
+ROWS = [([1, 2, 3], 0.5, "ä", b"\0x", [1.0] * (i % 3), True, {"k": i}) for i in range(4)]
+
+
+def good():
+    chunk = Packer(FeedConfig()).pack(ROWS)
+    return chunk.meta, bytearray().join(chunk.encode())
+
+
+def decode(meta, payload):
+    if chunks.payload_bytes(meta) != len(payload):
+        raise ChunkError("length")
+    return chunks.decode(meta, memoryview(payload))
+
+
+def test_the_good_one_is_good():
+    assert rows_of(decode(*good())) == ROWS
+
+
+def changed(**fields):
+    return msgspec.structs.replace(good()[0], **fields)
+
+
+def with_column(index, **fields):
+    meta = good()[0]
+    columns = list(meta.schema.columns)
+    columns[index] = msgspec.structs.replace(columns[index], **fields)
+    return changed(schema=Schema(tuple(columns), meta.schema.layout))
+
+
+def deep(levels):
+    node = None
+    for _ in range(levels):
+        node = Group("tuple", ("0",), (node,))
+    return node
+
+
+BOMBS = {
+    "2^60 rows": lambda: changed(num_rows=1 << 60),
+    "2^63 rows": lambda: changed(num_rows=(1 << 63) - 1),
+    "rows without bytes": lambda: changed(
+        num_rows=1 << 40, schema=Schema((), Group("tuple", (), ())), stored=(), data_items=()
+    ),
+    "2^62 items": lambda: changed(data_items=(0, 0, 1 << 62, 8, 3, 0, 0)),
+    "negative items": lambda: changed(data_items=(0, 0, -8, 8, 3, 0, 0)),
+    "items of a tensor": lambda: changed(data_items=(8, 0, 8, 8, 3, 0, 0)),
+    "fewer lengths than columns": lambda: changed(data_items=(0,)),
+    "fewer dtypes than columns": lambda: changed(stored=("uint8",)),
+    "more columns than leaves": lambda: changed(
+        schema=Schema((*good()[0].schema.columns, ColumnSpec("z", "str", "str")), None)
+    ),
+    "shape overflows": lambda: with_column(0, shape=(1 << 40, 1 << 40, 1 << 40)),
+    "shape overflows behind a zero": lambda: with_column(0, shape=(0, 1 << 40, 1 << 40)),
+    "negative shape": lambda: with_column(0, shape=(-1,)),
+    "rank 1000": lambda: with_column(0, shape=(1,) * 1000),
+    "object dtype": lambda: with_column(0, dtype="object"),
+    "dtype of nothing": lambda: with_column(0, dtype="O8,V3"),
+    "dtype of text": lambda: with_column(2, dtype="int8"),
+    "stored wider than the column": lambda: changed(
+        stored=("float64", "float64", "", "", "float64", "bool", "uint8")
+    ),
+    "stored as object": lambda: changed(
+        stored=("object", "float64", "", "", "float64", "bool", "int64")
+    ),
+    "shape of text": lambda: with_column(2, shape=(3,)),
+    "same name twice": lambda: with_column(0, name="1"),
+    "name too long": lambda: with_column(0, name="n" * 300),
+    "scalar with a shape": lambda: with_column(0, value="scalar"),
+    "text value of numbers": lambda: with_column(0, value="str"),
+    "deep layout": lambda: changed(schema=Schema(good()[0].schema.columns[:1], deep(50))),
+    "names without values": lambda: changed(
+        schema=Schema(good()[0].schema.columns, Group("tuple", ("a", "b"), (None,)))
+    ),
+}
+
+
+@pytest.mark.attack("A08")
+@pytest.mark.attack("A09")
+@pytest.mark.attack("A10")
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
+def test_a_bomb_is_refused_before_memory_is_taken(bomb):
+    _, payload = good()
+    meta = bomb()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ChunkError):
+            decode(meta, payload)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def bytes_chunk():
+    chunk = Packer(FeedConfig()).pack([b"abc", b"de", b""])
+    return chunk.meta, bytearray().join(chunk.encode())
+
+
+@pytest.mark.parametrize(
+    "offsets", [[1, 3, 5, 5], [0, 3, 5, 4], [0, 4, 3, 5], [0, -1, 5, 5], [0, 9, 9, 5]]
+)
+def test_offsets_that_leave_their_data_are_refused(offsets):
+    meta, payload = bytes_chunk()
+    payload[:32] = np.array(offsets, np.int64).tobytes()
+    with pytest.raises(ChunkError, match="offsets"):
+        decode(meta, payload)
+
+
+def test_a_bool_that_is_no_bool_is_refused():
+    chunk = Packer(FeedConfig()).pack([True, False])
+    payload = bytearray().join(chunk.encode())
+    payload[1] = 7
+    with pytest.raises(ChunkError, match="neither 0 nor 1"):
+        decode(chunk.meta, payload)
+
+
+def test_text_that_is_not_utf8_is_refused_when_read():
+    chunk = Packer(FeedConfig()).pack(["abc"])
+    payload = bytearray().join(chunk.encode())
+    payload[-8] = 0xFF
+    with pytest.raises(ChunkError, match="not UTF-8"):
+        rows_of(decode(chunk.meta, payload))
+
+
+@pytest.mark.attack("A12")
+def test_truncated_and_mutated_metas_end_in_a_typed_error():
+    meta, payload = good()
+    encoded = messages.encode(messages.Put(meta, 1.0))
+    generator = random.Random(5)
+    cases = [encoded[:cut] for cut in range(len(encoded))]
+    for _ in range(4000):
+        mutated = bytearray(encoded)
+        for _ in range(generator.randint(1, 4)):
+            mutated[generator.randrange(len(mutated))] = generator.randrange(256)
+        cases.append(bytes(mutated))
+    refused = 0
+    for case in cases:
+        try:
+            request = messages.decode_request(case)
+            if isinstance(request, messages.Put):
+                rows_of(decode(request.chunk, bytearray(payload)))
+        except FeedError:
+            refused += 1
+    assert refused > len(cases) * 0.8
+
+
+@pytest.mark.attack("A12")
+@hypothesis.given(st.binary(max_size=200))
+def test_any_bytes_are_a_request_or_refused(data):
+    with contextlib.suppress(ChunkError):
+        messages.decode_request(data)
+
+
+@pytest.mark.attack("A12")
+@hypothesis.given(st.data())
+def test_any_payload_of_the_right_length_decodes_or_is_refused(data):
+    meta, payload = good()
+    junk = data.draw(st.binary(min_size=len(payload), max_size=len(payload)))
+    with contextlib.suppress(ChunkError):
+        rows_of(decode(meta, bytearray(junk)))
+
+
+def test_a_meta_that_nests_without_end_is_refused():
+    nested = b"\x93\xa5tuple\x91\xa1a\x91" * 8000
+    with pytest.raises(ChunkError):
+        messages.decode_request(b"\x93\xa5Hello\xa1f\x92\x90" + nested)

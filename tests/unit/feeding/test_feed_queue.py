@@ -1,0 +1,157 @@
+"""Order, epochs and counts of one feed, as tables of events."""
+
+import contextlib
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from feeding.chunk import Chunk
+from feeding.config import FeedConfig
+from feeding.errors import LateChunk
+from feeding.feed_queue import EpochEnd, FeedEnd, FeedQueue
+from feeding.packer import Packer
+from feeding.rows import rows_of
+
+
+def chunk(*rows, epoch=0, session=0, last=False):
+    packer = Packer(
+        FeedConfig(), epoch=epoch, mode="inference" if session else "train", session=session
+    )
+    if last:
+        (only,) = packer.chunks(iter(rows))
+        return only
+    return packer.pack(rows)
+
+
+def read(queue):
+    """Pop until there is nothing; chunks become their rows."""
+    out = []
+    while (item := queue.pop()) is not None:
+        if isinstance(item, EpochEnd):
+            out.append(f"end {item.epoch}")
+        elif isinstance(item, FeedEnd):
+            return [*out, "over"]
+        else:
+            queue.count_taken(item.num_rows)
+            out += rows_of(item)
+    return out
+
+
+def pop_chunk(queue):
+    item = queue.pop()
+    assert isinstance(item, Chunk)
+    return item
+
+
+def consistent(queue):
+    stats = queue.stats()
+    assert stats.fed_rows == stats.taken_rows + stats.dropped_rows + stats.unread_rows
+    assert stats.unread_rows >= 0
+    assert stats.unread_bytes >= 0
+    return stats
+
+
+TABLE = {
+    "rows then their end": ("+0:1 +0:2 f0", [1, 2, "end 0"]),
+    "an epoch without rows ends at once": ("f0", ["end 0"]),
+    "a later epoch waits behind the marker": ("+1:3 +0:1 f0", [1, "end 0", 3]),
+    "a later epoch alone does not overtake": ("+1:3", []),
+    "two epochs": ("+0:1 f0 +1:2 f1", [1, "end 0", 2, "end 1"]),
+    "markers before the reader comes": ("f0 f1", ["end 0", "end 1"]),
+    "a repeated order is harmless": ("+0:1 f0 f0", [1, "end 0"]),
+    "a worker that joined late skips what it never had": ("f3 +4:1 f4", ["end 3", 1, "end 4"]),
+    "an earlier end that was lost is made up for": ("+0:1 +1:2 f1", [1, "end 0", 2, "end 1"]),
+    "the end of the feed": ("+0:1 f0 x", [1, "end 0", "over"]),
+    "the end of the feed ends the epoch under way": ("+0:1 x", [1, "end 0", "over"]),
+    "the end of a feed without rows": ("x", ["over"]),
+}
+
+
+@pytest.mark.parametrize(("events", "expected"), TABLE.values(), ids=TABLE.keys())
+def test_events_are_read_in_order(events, expected):
+    queue = FeedQueue("input")
+    for event in events.split():
+        apply(queue, event)
+    assert read(queue) == expected
+    consistent(queue)
+
+
+def apply(queue, event):
+    if event == "x":
+        queue.finish()
+    elif event == "d":
+        queue.drain()
+    elif event.startswith("f"):
+        queue.flush(int(event[1:]))
+    else:
+        epoch, row = event[1:].split(":")
+        queue.offer(chunk(int(row), epoch=int(epoch)))
+
+
+@pytest.mark.parametrize("before", ["f0", "+0:1 f0", "f1", "x"])
+def test_a_chunk_of_an_ended_epoch_is_refused_and_not_counted(before):
+    queue = FeedQueue("input")
+    for event in before.split():
+        apply(queue, event)
+    fed = queue.fed_rows
+    with pytest.raises(LateChunk, match="had ended when rows 0"):
+        queue.offer(chunk(5, epoch=0))
+    assert queue.fed_rows == fed
+
+
+def test_draining_drops_what_is_unread_and_what_comes():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1, 2, 3))
+    queue.offer(chunk(4, 5))
+    queue.count_taken(pop_chunk(queue).num_rows - 1)
+    queue.drain()
+    queue.offer(chunk(6, epoch=0))
+    queue.flush(0)
+    stats = consistent(queue)
+    assert (stats.fed_rows, stats.taken_rows, stats.dropped_rows) == (6, 2, 4)
+    assert (stats.unread_bytes, stats.epochs_done, stats.epoch) == (0, 1, 1)
+    assert read(queue) == ["over"]
+
+
+def test_unread_bytes_follow_the_chunks():
+    queue = FeedQueue("input")
+    queue.offer(chunk([1.0] * 100))
+    assert queue.unread_bytes == 800
+    pop_chunk(queue)
+    assert (queue.unread_bytes, queue.taken_bytes) == (0, 800)
+
+
+def test_an_abandoned_session_leaves_only_the_end_of_its_batch():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1, 2, session=7))
+    queue.offer(chunk(3, session=7, last=True))
+    queue.offer(chunk(4, session=8, last=True))
+    queue.count_taken(pop_chunk(queue).num_rows)
+    queue.abandon(7)
+    marker = pop_chunk(queue)
+    assert (marker.num_rows, marker.meta.last_in_partition) == (0, True)
+    assert read(queue) == [4]
+    assert consistent(queue).dropped_rows == 1
+
+
+@hypothesis.given(
+    st.lists(
+        st.sampled_from(["+0:1", "+1:1", "+2:1", "f0", "f1", "f2", "pop", "d", "x"]), max_size=25
+    )
+)
+def test_counts_hold_whatever_happens(events):
+    queue = FeedQueue("input")
+    ends: list = []
+    for event in events:
+        if event == "pop":
+            item = queue.pop()
+            if isinstance(item, EpochEnd):
+                ends.append(item.epoch)
+            elif item is not None and not isinstance(item, FeedEnd):
+                queue.count_taken(item.num_rows)
+        else:
+            with contextlib.suppress(LateChunk):
+                apply(queue, event)
+        consistent(queue)
+    assert ends == sorted(set(ends))
