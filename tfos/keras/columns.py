@@ -1,0 +1,164 @@
+"""From the columns of a feed's batch to what Keras trains on: x, y, sample weights.
+
+Covers: which column is what, dtypes, the user's own mapping.      Does not: read the feed. Pure.
+
+Rows (x, y) or (x, y, weight) need no words. Otherwise `features` and `labels` select:
+    an int or a slice    of a row's values by position, or of the row itself where it is one array
+    a str                a value by its name (dict, Row, DataFrame column)
+    a list of these      numbers side by side as one matrix; arrays as several inputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfos.errors import SettingsError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Selector = int | str | slice | Sequence[int | str]
+Dtypes = str | Sequence[str | None] | None
+
+
+class RowMapper:
+    """Turns nested columns into the tuple that Keras takes.
+
+    Args:
+        features: selects x; None with `labels` None: rows are (x, y) or (x, y, weight).
+        labels: selects y.
+        dtypes: one for x, or one each for x, y and weight; None leaves a part as it is. Without
+            any, float64 becomes `float_dtype`.
+        map_fn: takes the parts as arrays, a whole batch at once, and returns the parts to train on.
+        float_dtype: the model's float type.
+    """
+
+    def __init__(
+        self,
+        features: Selector | None = None,
+        labels: Selector | None = None,
+        dtypes: Dtypes = None,
+        map_fn: Callable[..., Any] | None = None,
+        *,
+        float_dtype: str = "float32",
+    ) -> None:
+        self._features = features
+        self._labels = labels
+        self._dtypes = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes or ())
+        for dtype in self._dtypes:
+            _check_dtype(dtype)
+        if map_fn is not None and not callable(map_fn):
+            raise SettingsError(f"map_fn must be a function of numpy arrays, got {map_fn!r}")
+        self._map_fn = map_fn
+        self._float_dtype = float_dtype
+
+    def __call__(self, columns: Any) -> tuple[Any, ...]:
+        """Return (x,), (x, y) or (x, y, weight) for one batch of nested columns.
+
+        Raises:
+            SettingsError: the rows do not have what was selected.
+        """
+        parts = self._parts(columns)
+        if self._map_fn is not None:
+            mapped = self._map_fn(*parts)
+            parts = mapped if isinstance(mapped, tuple) else (mapped,)
+        dtypes = (*self._dtypes, *[None] * len(parts))
+        return tuple(self._cast(part, dtypes[place]) for place, part in enumerate(parts))
+
+    def _parts(self, columns: Any) -> tuple[Any, ...]:
+        if self._features is None and self._labels is None:
+            return _by_place(columns)
+        if self._features is None:
+            raise SettingsError(
+                f"labels={self._labels!r} without features; say which values are the features too, "
+                "for example features=slice(1, None), labels=0"
+            )
+        x = _select(columns, self._features, "features")
+        if self._labels is None:
+            return (x,)
+        return x, _select(columns, self._labels, "labels")
+
+    def _cast(self, part: Any, dtype: str | None) -> Any:
+        if isinstance(part, Mapping):
+            return {name: self._cast(value, dtype) for name, value in part.items()}
+        if isinstance(part, tuple | list):
+            return tuple(self._cast(value, dtype) for value in part)
+        if not isinstance(part, np.ndarray):
+            raise SettingsError(
+                f"the batch holds {type(part).__name__}, which is no array; rows of differing "
+                "lengths need map_fn=..., which pads them"
+            )
+        if dtype is None and part.dtype == np.float64:
+            dtype = self._float_dtype
+        return part if dtype is None else part.astype(dtype, copy=False)
+
+
+def _by_place(columns: Any) -> tuple[Any, ...]:
+    """Rows that are (x, y) or (x, y, weight), or x alone."""
+    if not isinstance(columns, tuple | list):
+        return (columns,)
+    if len(columns) > 3:
+        raise SettingsError(
+            f"rows have {len(columns)} values; ctx.dataset takes rows of (x, y), or say which are "
+            "which: features=slice(1, None), labels=0"
+        )
+    return tuple(columns)
+
+
+def _select(columns: Any, selector: Any, what: str) -> Any:
+    if isinstance(columns, np.ndarray):
+        return _select_inside(columns, selector, what)
+    if isinstance(selector, slice):
+        values = list(columns.values()) if isinstance(columns, Mapping) else list(columns)
+        return _side_by_side(values[selector], what)
+    if isinstance(selector, str | int):
+        return _one(columns, selector, what)
+    return _side_by_side([_one(columns, each, what) for each in selector], what)
+
+
+def _select_inside(row: Array, selector: Any, what: str) -> Any:
+    """Rows that are one array: positions along its first dimension."""
+    if isinstance(selector, str) or row.ndim < 2:
+        shape = "x".join(map(str, row.shape[1:])) or "single numbers"
+        raise SettingsError(
+            f"{what}={selector!r}, but the rows are arrays without names ({shape}); select by "
+            "position, for example features=slice(1, None), labels=0"
+        )
+    try:
+        return row[:, selector if isinstance(selector, int | slice) else list(selector)]
+    except IndexError:
+        raise SettingsError(
+            f"{what}={selector!r}, but the rows have {row.shape[1]} values"
+        ) from None
+
+
+def _one(columns: Any, selector: Any, what: str) -> Any:
+    named = isinstance(columns, Mapping)
+    try:
+        if isinstance(selector, int) and named:
+            return list(columns.values())[selector]
+        return columns[selector]
+    except (KeyError, IndexError, TypeError):
+        have = list(columns) if named else f"{len(columns)} values without names"
+        raise SettingsError(f"{what}={selector!r}, but the rows have {have}") from None
+
+
+def _side_by_side(values: list[Any], what: str) -> Any:
+    """Numbers become the columns of one matrix; anything else stays several inputs."""
+    if not values:
+        raise SettingsError(f"{what} selects nothing")
+    if all(isinstance(value, np.ndarray) and value.ndim == 1 for value in values):
+        return np.stack(values, axis=1)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _check_dtype(dtype: Any) -> None:
+    if dtype is None:
+        return
+    try:
+        np.dtype(dtype)
+    except TypeError:
+        raise SettingsError(
+            f"dtypes must be names of numpy dtypes such as 'float32', got {dtype!r}"
+        ) from None

@@ -1,0 +1,178 @@
+"""`ctx.dataset(batch_size)`: a feed as data that `model.fit` takes directly.
+
+Covers: a Keras data adapter over the worker's feed: one epoch of `fit` per fed epoch, batches read
+ahead, no epoch cut to the length of another, empty epochs.
+Does not: queue or route rows (feeding).      Threads: the thread that runs `fit`; see prefetch.
+
+Rows come through `feeding.batches.BatchReader`; the queue lives in the process's feed channel, so
+nothing is lost when Keras makes new iterators.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+from feeding.batches import Batch, BatchReader
+from feeding.feed_queue import EpochEnd, FeedEnd
+from tfos.errors import SettingsError, UnsupportedError
+from tfos.keras.columns import Dtypes, RowMapper, Selector
+from tfos.keras.epoch_length import EpochLength
+from tfos.keras.prefetch import Prefetcher
+from tfos.keras.worker import WorkerContext
+
+PREFETCHED_BATCHES = 3
+"""Enough to hide a short gap in the feed; more only holds memory."""
+
+
+class FeedDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
+    """One worker's share of a feed, epoch by epoch.
+
+    Args:
+        ctx: the node's context.
+        batch_size: rows per batch; the last batch of an epoch may be smaller.
+        features, labels: which values of a row are which, see columns; rows of (x, y) need none.
+        dtypes: one for x, or one each for x, y, weight. Default: float64 becomes Keras' floatx.
+        map_fn: vectorised preparation: `map_fn(x, y) -> (x, y)` on numpy arrays of a batch, in the
+            reading thread.
+        feed: the name of the feed.
+
+    Raises:
+        SettingsError: an argument that cannot work.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a user may say about rows, all but two by keyword
+        self,
+        ctx: WorkerContext,
+        batch_size: int,
+        *,
+        features: Selector | None = None,
+        labels: Selector | None = None,
+        dtypes: Dtypes = None,
+        map_fn: Callable[..., Any] | None = None,
+        feed: str = "input",
+    ) -> None:
+        if type(batch_size) is not int or batch_size < 1:
+            raise SettingsError(
+                f"batch_size must be an int >= 1, got {batch_size!r} ({type(batch_size).__name__})"
+            )
+        mapper = RowMapper(features, labels, dtypes, map_fn, float_dtype=keras.config.floatx())
+        reader = BatchReader(ctx.feed_channel, feed)
+
+        def read() -> Any:
+            found = reader.next_batch(batch_size)
+            return mapper(found.nest()) if isinstance(found, Batch) else found
+
+        self._batch_size = batch_size
+        self._prefetcher = Prefetcher(
+            read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{feed}"
+        )
+        self._head: Any = None
+        self._over = False
+        self._batches = 0
+        weakref.finalize(self, self._prefetcher.close)
+
+    # -- the epoch
+
+    def start_epoch(self) -> bool:
+        """Go on to the next epoch if the last one is over; wait until it has a batch or an end.
+
+        Returns:
+            False when the feed has ended: there is no further epoch.
+        """
+        self._begin()
+        return not isinstance(self._peek(), FeedEnd)
+
+    @property
+    def batches(self) -> int:
+        """Batches handed out since the epoch's loop began."""
+        return self._batches
+
+    @property
+    def over(self) -> bool:
+        """Whether the end of the running epoch has been seen."""
+        return self._over
+
+    @property
+    def waited_s(self) -> float:
+        """Time that training waited for rows; near the training time: feed faster."""
+        return self._prefetcher.waited_s
+
+    def at_end(self) -> bool:
+        """Wait for the next batch or the end of the epoch; whether it is the end."""
+        self._over = is_end(self._peek())
+        return self._over
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._prefetcher.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        import tensorflow as tf
+
+        if self.at_end():
+            raise StopIteration
+        batch, self._head = self._head, None
+        self._batches += 1
+        return keras.tree.map_structure(tf.constant, batch)
+
+    def _begin(self) -> None:
+        if self._over and not isinstance(self._head, FeedEnd):
+            self._head, self._over = None, False
+        self._batches = 0
+
+    def _peek(self) -> Any:
+        if self._head is None:
+            self._prefetcher.start()
+            self._head = self._prefetcher.take()
+        return self._head
+
+    # -- what Keras asks of an adapter
+
+    def get_tf_dataset(self) -> FeedDataset:
+        """Return an iterable of batches; Keras calls `iter` on it for every epoch."""
+        return self
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Return the batches of the running epoch."""
+        return self
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Refuse: other backends follow later."""
+        raise UnsupportedError("ctx.dataset works with the TensorFlow backend of Keras")
+
+    get_torch_dataloader = get_jax_iterator
+
+    def on_epoch_begin(self) -> None:
+        """Keras starts the loop of an epoch."""
+        self._begin()
+
+    @property
+    def num_batches(self) -> EpochLength:
+        """A number that the feed answers; see epoch_length."""
+        return EpochLength(self)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a full batch."""
+        return self._batch_size
+
+    @property
+    def has_partial_batch(self) -> None:
+        """Unknown before the epoch ends."""
+
+    @property
+    def partial_batch_size(self) -> None:
+        """Unknown before the epoch ends."""
+
+
+def is_end(item: Any) -> bool:
+    """Whether it is the end of an epoch or of the feed."""
+    return isinstance(item, EpochEnd | FeedEnd)

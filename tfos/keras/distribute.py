@@ -1,0 +1,250 @@
+"""`ctx.distribute(model)`: an ordinary Keras model whose parameters live on the servers.
+
+Covers: the checks, and the methods of the one model object that are replaced: its train function,
+`fit`, `evaluate`, `predict`, `save`, `save_weights`, `export`, `set_weights`, `load_weights`.
+Does not: subclass or patch Keras; other models are untouched.
+Threads: use the model from one thread.
+
+    fit ─► make_train_function ─► [batch ─► compiled gradients ─► push_pull ─► compiled assign] ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import keras
+
+from tfos.errors import SettingsError
+from tfos.keras import exchange as exchanges
+from tfos.keras import optimizers
+from tfos.keras.dataset import FeedDataset
+from tfos.keras.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded
+from tfos.keras.errors import FeedEndedWarning, NotCompiled, UnsupportedModel
+from tfos.keras.exchange import Exchange, Settings
+from tfos.keras.worker import WorkerContext
+
+
+def distribute(
+    model: Any,
+    ctx: WorkerContext,
+    *,
+    consistency: Literal["async", "sync"] = "async",
+    reduction: Literal["mean", "sum"] = "mean",
+    on_nonfinite: Literal["error", "skip"] = "error",
+) -> Any:
+    """Move a compiled model's parameters to the servers; `fit` then trains together.
+
+    Call it on every worker, with the same model. A built model is bound at once: the chief's
+    weights become everybody's. A model without input shape is bound at its first batch. Weights
+    that are not trainable at this moment are given to all workers once.
+
+    Args:
+        model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
+        ctx: the node's context.
+        consistency: "async" applies each gradient when it arrives; "sync" reduces one gradient per
+            worker, in rank order, and applies it once.
+        reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
+        on_nonfinite: what a NaN or infinite gradient does: "error" raises before anything is sent,
+            "skip" leaves the step out and counts it.
+
+    Returns:
+        The same model object.
+
+    Raises:
+        NotCompiled: compile first.
+        UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
+        UnsupportedModel: the text says what stands in the way.
+    """
+    for name, value, allowed in (
+        ("consistency", consistency, ("async", "sync")),
+        ("reduction", reduction, ("mean", "sum")),
+        ("on_nonfinite", on_nonfinite, ("error", "skip")),
+    ):
+        if value not in allowed:
+            raise SettingsError(f"{name} must be one of {allowed}, got {value!r}")
+    _check(model)
+    optimizers.check(model.optimizer, consistency=consistency, num_workers=ctx.num_workers)
+    settings = Settings(consistency=consistency, reduction=reduction, on_nonfinite=on_nonfinite)
+    exchange = Exchange(model, ctx, settings)
+    if exchanges.is_built(model):
+        exchange.attach(seeds=ctx.is_chief)
+    _install(model, exchange)
+    return model
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise UnsupportedModel(
+            f"ctx.distribute takes a Keras 3 model, got {type(model).__module__}."
+            f"{type(model).__qualname__}"
+        )
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedModel(
+            f"Keras runs on the backend {keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow "
+            "before the first import of keras"
+        )
+    if "_tfos_exchange" in model.__dict__:
+        raise UnsupportedModel(
+            "this model is distributed already; call ctx.distribute(model) once, after compile()"
+        )
+    if not model.compiled or model.optimizer is None:
+        raise NotCompiled(
+            "ctx.distribute(model) needs the optimizer, and the model has none: call "
+            'model.compile(optimizer="adam", loss=...) before it'
+        )
+    if model._distribute_strategy is not None:
+        raise UnsupportedModel(
+            f"the model was created under {type(model._distribute_strategy).__name__}; "
+            "ctx.distribute runs one replica per worker, so create it outside of strategy.scope()"
+        )
+    others = [
+        name
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
+    ]
+    if others:
+        raise UnsupportedModel(
+            f"the model has further optimizers ({', '.join(others)}); the parameter servers run "
+            "the rule of model.optimizer only: train all variables with it"
+        )
+
+
+def _install(model: Any, exchange: Exchange) -> None:
+    """Replace methods of this one object. Its class, and with it saving, stays what it was."""
+
+    def make_train_function(force: bool = False) -> Any:
+        exchange.check_unchanged()
+        if model.train_function is None or force:
+            model.train_function = functools.partial(_train, model, exchange)
+        return model.train_function
+
+    model.train_function = None
+    overrides: dict[str, Any] = {
+        "make_train_function": make_train_function,
+        "fit": _fit(model, exchange),
+    }
+    for name in ("evaluate", "predict", "save", "save_weights", "export"):
+        overrides[name] = _pulling(getattr(model, name), exchange)
+    overrides["save"] = _with_slots(overrides["save"], model)
+    for name in ("set_weights", "load_weights"):
+        overrides[name] = _pushing(getattr(model, name), exchange)
+    # Not setattr: Keras would look for layers and variables in each value.
+    model.__dict__.update(overrides, _tfos_exchange=exchange)
+
+
+def _train(model: Any, exchange: Exchange, iterator: Iterator[Any]) -> Any:
+    """Train `steps_per_execution` batches, or as many as the epoch still has."""
+    import tensorflow as tf
+
+    logs, trained = None, 0
+    while trained < model.steps_per_execution:
+        try:
+            data = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            break
+        logs = exchange.train(data)
+        trained += 1
+    if not trained:
+        raise StopIteration
+    return logs
+
+
+def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
+    original = model.fit
+    signature = inspect.signature(original)
+    fits = iter(range(1 << 62))
+
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        dataset = arguments.get("x")
+        name = f"fit/{next(fits)}"
+        before, after = BeforeCallbacks(exchange, dataset, name), AfterCallbacks(exchange, name)
+        callbacks = _callback_list(model, arguments, before, after)
+        arguments["callbacks"] = callbacks
+        try:
+            return original(*bound.args, **bound.kwargs)
+        except FeedEnded:
+            warnings.warn(
+                f"the feed ended after {before.epochs_run} epochs, "
+                f"fit(epochs={arguments['epochs']}) asked for more; feed as many epochs as are "
+                "fitted: cluster.train(rdd, num_epochs=n)",
+                FeedEndedWarning,
+                stacklevel=2,
+            )
+            callbacks.on_train_end(before.last_logs)
+            return model.history
+
+    return fit
+
+
+def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: Any) -> Any:
+    """Return the user's callbacks between ours; a list that this module can end by itself."""
+    given = arguments.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        for callback in (before, after):
+            callback.set_model(model)
+            callback.set_params(given.params)
+        given.callbacks = [before, *given.callbacks, after]
+        return given
+    own = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    if not isinstance(arguments.get("x"), FeedDataset):
+        return [before, *own, after]
+    verbose = arguments.get("verbose", "auto")
+    return keras.callbacks.CallbackList(
+        [before, *own, after],
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=arguments["epochs"],
+        steps=arguments.get("steps_per_epoch"),
+        model=model,
+    )
+
+
+def _pulling(original: Callable[..., Any], exchange: Exchange) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def pulling(*args: Any, **kwargs: Any) -> Any:
+        if exchange.attached:
+            if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
+                exchange.leave()  # others with more batches need not wait for it
+            exchange.pull()
+        return original(*args, **kwargs)
+
+    return pulling
+
+
+def _pushing(original: Callable[..., Any], exchange: Exchange) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def pushing(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        exchange.assign()
+        return result
+
+    return pushing
+
+
+def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def saving(*args: Any, **kwargs: Any) -> Any:
+        give_slots(model)
+        return save(*args, **kwargs)
+
+    return saving
+
+
+def give_slots(model: Any) -> None:
+    """Let the optimizer have its (fresh) slots, so that a saved file loads without complaint."""
+    optimizer, inner = model.optimizer, optimizers.unwrap(model.optimizer)
+    if len(inner._trainable_variables) == len(model.trainable_variables):
+        return
+    inner.built = False
+    inner.build(model.trainable_variables)
+    if optimizer is not inner:
+        optimizer._trainable_variables = model.trainable_variables[:]

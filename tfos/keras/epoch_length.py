@@ -1,0 +1,70 @@
+"""The number of batches of an epoch that is still being fed.
+
+Covers: what Keras 3.15 asks of an adapter's `num_batches`.      Does not: read the feed (dataset).
+Threads: the thread that runs `fit`.
+
+Keras knows two kinds of data. Where `num_batches` is a number, the epoch's loop runs over
+`range(0, num_batches, steps_per_execution)` and stops as soon as `steps_seen >= num_batches`.
+Where it is None, the epoch ends by an exception, Keras warns that the input ran out of data,
+remembers the count and silently cuts every later epoch to it. An epoch of a feed has another length
+each time, so `num_batches` is this object: a number whose comparisons the feed answers.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+
+class Epoch(Protocol):
+    """What is known of the epoch that runs."""
+
+    @property
+    def batches(self) -> int:
+        """Batches handed out since the epoch's loop began."""
+
+    @property
+    def over(self) -> bool:
+        """Whether its end has been seen."""
+
+    def at_end(self) -> bool:
+        """Wait for the next batch or the end; whether it is the end."""
+
+
+class EpochLength:
+    """Unknown while the epoch runs, the number of its batches once it is over."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+
+    def __index__(self) -> int:
+        """End of Keras' range of steps; `__le__` stops it earlier."""
+        return sys.maxsize
+
+    def __int__(self) -> int:
+        return self._epoch.batches
+
+    def __float__(self) -> float:
+        return float(self._epoch.batches)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __le__(self, steps_seen: int) -> bool:
+        """Answer `steps_seen >= num_batches`, which Keras asks before every step."""
+        return self._epoch.at_end()
+
+    def __gt__(self, number: int) -> bool:
+        """Answer "is there anything to loop over" and, for progress bars, "is it known"."""
+        if self._epoch.over:
+            return self._epoch.batches > number
+        return self._epoch.batches == 0
+
+    def __sub__(self, number: int) -> int:
+        return self._epoch.batches - number
+
+    def __rtruediv__(self, number: float) -> float:
+        return number / max(self._epoch.batches, 1)
+
+    def __repr__(self) -> str:
+        return str(self._epoch.batches) if self._epoch.over else "unknown"

@@ -1,0 +1,156 @@
+"""What happens between the epochs of a distributed `fit`: the workers meet and agree.
+
+Covers: the callbacks that `distribute` puts around the user's own: combined metrics before them,
+the chief's decisions after them; the end of the feed; the last pull.
+Does not: exchange gradients (exchange).      Threads: the thread that runs `fit`.
+
+At the end of an epoch every worker
+    1. leaves the sync barrier, so that workers with more batches go on;
+    2. meets the others: metrics weighted by rows become everybody's logs;
+    3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters;
+    4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
+    5. joins the barrier and meets again: learning rate and stop are the chief's.
+Only after 5 does the next epoch begin anywhere, so nobody steps without the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import msgspec
+
+from tfos.keras import optimizers
+from tfos.keras.dataset import FeedDataset
+from tfos.keras.exchange import Exchange, weighted_mean
+
+Logs = dict[str, Any] | None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One worker's epoch."""
+
+    rows: int
+    logs: dict[str, float]
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What one worker's callbacks decided; the chief's is followed."""
+
+    chief: bool
+    stop: bool
+    learning_rate: float | None = None
+    assigned: bool = False
+
+
+class FeedEnded(Exception):
+    """Leaves Keras' epoch loop: no further epoch will be fed. Caught by `distribute`'s fit."""
+
+
+class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """First in the list of callbacks."""
+
+    def __init__(self, exchange: Exchange, dataset: Any, name: str) -> None:
+        super().__init__()
+        self._exchange = exchange
+        self._dataset = dataset if isinstance(dataset, FeedDataset) else None
+        self._name = name
+        self._rows_before = 0
+        self.epochs_run = 0
+        self.last_logs: Logs = None
+
+    def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Start together in sync mode, so that no worker's first steps are its own."""
+        if self._exchange.sync:
+            self._exchange.join()
+            self._exchange.meet(f"{self._name}/begin", b"")
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Wait for the epoch's first batch, or learn that there is none and never will be."""
+        if self._dataset is not None and not self._dataset.start_epoch():
+            raise FeedEnded
+        self._rows_before = self._exchange.rows
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Steps 1 to 3 of the module's list."""
+        exchange = self._exchange
+        exchange.leave()
+        if not exchange.attached:
+            exchange.meet_builders(built=False)
+        own = dict(_numbers(logs or {}))
+        report = Report(exchange.rows - self._rows_before, own)
+        answers = exchange.meet(f"{self._name}/{epoch}/metrics", msgspec.msgpack.encode(report))
+        if logs is not None:
+            logs.update(combine(_decoded(answers.values(), Report)))
+            self.last_logs = dict(logs)
+        self.epochs_run += 1
+        exchange.pull()
+
+
+class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Last in the list of callbacks."""
+
+    def __init__(self, exchange: Exchange, name: str) -> None:
+        super().__init__()
+        self._exchange = exchange
+        self._name = name
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Step 5 of the module's list."""
+        exchange = self._exchange
+        exchange.join()
+        self._follow(f"{self._name}/{epoch}/decision")
+
+    def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
+        """End with the same parameters everywhere, restored best weights included."""
+        self._exchange.leave()
+        self._follow(f"{self._name}/end")
+        self._exchange.pull()
+
+    def _follow(self, key: str) -> None:
+        exchange = self._exchange
+        rate = learning_rate(exchange.optimizer)
+        stop = bool(self.model.stop_training)
+        own = Decision(exchange.ctx.is_chief, stop, rate, exchange.assigned)
+        exchange.assigned = False
+        answers = exchange.meet(key, msgspec.msgpack.encode(own))
+        decision = next((d for d in _decoded(answers.values(), Decision) if d.chief), own)
+        if decision is own:
+            return
+        self.model.stop_training = decision.stop
+        if decision.learning_rate is not None and decision.learning_rate != rate:
+            optimizers.unwrap(exchange.optimizer).learning_rate = decision.learning_rate
+        if decision.assigned:
+            exchange.pull()
+
+
+def combine(reports: Iterable[Report]) -> dict[str, float]:
+    """Return everybody's logs: metrics of training weighted by rows, of validation evenly.
+
+    Exact for means (loss, accuracy); for metrics that are not means (AUC) the mean over workers.
+    """
+    weighted: dict[str, list[tuple[float, int]]] = {}
+    for report in reports:
+        for name, value in report.logs.items():
+            weight = 1 if name.startswith("val_") else report.rows
+            if weight:
+                weighted.setdefault(name, []).append((value, weight))
+    return {name: weighted_mean(values) for name, values in weighted.items()}
+
+
+def learning_rate(optimizer: Any) -> float | None:
+    """Return the settable learning rate; None where a schedule decides."""
+    rate = optimizers.unwrap(optimizer)._learning_rate
+    return float(rate.numpy()) if isinstance(rate, keras.Variable) else None
+
+
+def _numbers(logs: dict[str, Any]) -> Iterable[tuple[str, float]]:
+    for name, value in logs.items():
+        with contextlib.suppress(TypeError, ValueError):  # a log may be anything; numbers combine
+            yield name, float(value)
+
+
+def _decoded(values: Iterable[bytes], kind: type[Any]) -> list[Any]:
+    return [msgspec.msgpack.decode(value, type=kind) for value in values]

@@ -1,0 +1,109 @@
+"""Batches read ahead by a thread while the model computes.
+
+Covers: one thread per epoch, a bounded queue, its end by epoch end, feed end, error or `close`.
+Does not: know Keras or TensorFlow (a daemon thread inside TensorFlow can crash an exiting process).
+Threads: `_read` runs in the epoch's own thread; everything else in the consumer's.
+
+The thread never reads past the end of its epoch, so rows of later epochs stay in the feed, where
+another reader finds them and where they are counted as dropped if nobody does.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+POLL_S = 0.2
+"""How often a waiting side looks whether the other is gone; nobody waits for this on the way."""
+
+
+class Failure:
+    """What the thread died of; raised again where the batch is taken."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Prefetcher:
+    """Calls `read` ahead of the consumer until it returns an end.
+
+    Args:
+        read: returns a batch, or an object for which `is_end` is true; may block.
+        is_end: tells ends from batches.
+        depth: batches to hold ready.
+        name: of the thread.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Any],
+        is_end: Callable[[Any], bool],
+        *,
+        depth: int,
+        name: str,
+    ) -> None:
+        self._read_one = read
+        self._is_end = is_end
+        self._queue: queue.Queue[Any] = queue.Queue(depth)
+        self._closed = threading.Event()
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self.waited_s = 0.0
+
+    def start(self) -> None:
+        """Begin to read an epoch; nothing if one is being read."""
+        if self._thread is not None or self._closed.is_set():
+            return
+        self._thread = threading.Thread(target=self._read, name=self._name, daemon=True)
+        self._thread.start()
+
+    def take(self) -> Any:
+        """Return the next batch or the end; waits as long as the reader does.
+
+        Raises:
+            Exception: what reading raised.
+            RuntimeError: the prefetcher was closed.
+        """
+        begin_s = time.monotonic()
+        item = None
+        while item is None:
+            try:
+                item = self._queue.get(timeout=POLL_S)
+            except queue.Empty:
+                if self._closed.is_set():
+                    raise RuntimeError("the dataset was closed; make another one") from None
+        self.waited_s += time.monotonic() - begin_s
+        if isinstance(item, Failure):
+            self._thread = None
+            raise item.error
+        if self._is_end(item):
+            if self._thread is not None:
+                self._thread.join()
+            self._thread = None
+        return item
+
+    def close(self) -> None:
+        """Let the thread end at its next batch; what it has read is lost."""
+        self._closed.set()
+
+    def _read(self) -> None:
+        try:
+            item = self._read_one()
+            while not self._is_end(item) and self._put(item):
+                item = self._read_one()
+            if self._is_end(item):
+                self._put(item)
+        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+            self._put(Failure(error))
+
+    def _put(self, item: Any) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(item, timeout=POLL_S)
+            except queue.Full:
+                continue
+            return True
+        return False

@@ -1,0 +1,38 @@
+"""What the Keras binding needs from the node's context; tfos.context provides it, tests fake it.
+
+Covers: the protocol alone.      Does not: implement anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class WorkerContext(Protocol):
+    """The part of `NodeContext` that this package uses."""
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that train together, the chief included."""
+
+    @property
+    def worker_rank(self) -> int:
+        """This worker's rank among them, from 0."""
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker seeds the servers and takes the decisions."""
+
+    @property
+    def log_dir(self) -> str | None:
+        """Where event files go; None: no TensorBoard."""
+
+    @property
+    def feed_channel(self) -> Any:
+        """The `feeding.channel.FeedChannel` of this process."""
+
+    def ps_client(self) -> Any:
+        """The process's `ps.client.PSClient`, the same object on every call."""
+
+    def report_progress(self, step: int, rows: int, loss: float | None) -> None:
+        """Tell the driver how far the training is; cheap, never raises."""
