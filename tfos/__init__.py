@@ -1,1 +1,37 @@
-"""tfos: parameter servers on Spark executors for Keras 3."""
+"""tfos: parameter servers on Spark executors for Keras 3.
+
+Covers: the names that programs import. They load on first use, so that `import tfos` costs neither
+pyspark nor TensorFlow; node processes import parts of this package a thousand times.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tfos.cluster import TFCluster
+    from tfos.config import ClusterConfig, InputMode
+    from tfos.errors import NodeFailedError, TFOSError
+
+__all__ = ["ClusterConfig", "InputMode", "NodeFailedError", "TFCluster", "TFOSError"]
+
+_HOMES = {
+    "ClusterConfig": "tfos.config",
+    "InputMode": "tfos.config",
+    "NodeFailedError": "tfos.errors",
+    "TFCluster": "tfos.cluster",
+    "TFOSError": "tfos.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module on first use."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tfos' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -26,7 +26,8 @@ def pickle_main_fun(main_fun: Any, args: Any) -> bytes:
         NotPicklable: names the object and the line that refers to it.
     """
     try:
-        return cloudpickle.dumps((main_fun, args))
+        pickled: bytes = cloudpickle.dumps((main_fun, args))
+        return pickled
     except Exception as error:
         raise NotPicklable(_explain(main_fun, args, error)) from error
 

@@ -70,7 +70,7 @@ def notes(facts: SparkFacts) -> list[str]:
     return lines
 
 
-def check_queues(queues: Iterable[str]) -> tuple[str, ...]:
+def check_queues(queues: Iterable[object]) -> tuple[str, ...]:
     """Return the names of feeds among TensorFlowOnSpark's `queues`.
 
     Raises:
@@ -78,10 +78,11 @@ def check_queues(queues: Iterable[str]) -> tuple[str, ...]:
     """
     if isinstance(queues, str):
         raise SettingsError(f"queues must be a list of names, got the str {queues!r}.")
-    names = list(queues)
-    for name in names:
+    names: list[str] = []
+    for name in queues:
         if not isinstance(name, str) or not name or not name.isprintable():
             raise SettingsError(f"a queue's name must be a printable str, got {name!r}.")
+        names.append(name)
     if len(set(names)) != len(names):
         raise SettingsError(f"queues holds a name twice: {names}.")
     feeds = tuple(name for name in names if name not in RESERVED_QUEUES)

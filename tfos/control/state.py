@@ -40,7 +40,14 @@ class Warn:
     text: str
 
 
-Action = Send | Warn
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell the user something good."""
+
+    text: str
+
+
+Action = Send | Warn | Tell
 
 
 @dataclass
@@ -204,8 +211,9 @@ class ClusterState:
                 member.phase = phase
             case messages.FlushReached(feed):
                 member.flushes[feed] = event
-            case messages.TensorBoardUp():
+            case messages.TensorBoardUp(url, reason):
                 self.tensorboard = event
+                return [Tell(f"TensorBoard: {url}") if url else Warn(f"no TensorBoard: {reason}")]
             case messages.Failed(failure):
                 return self._failed(member, failure)
             case messages.Done():
@@ -284,6 +292,8 @@ class ClusterState:
     def _failed(self, member: Member, failure: messages.NodeFailure) -> list[Action]:
         if member.stop_ordered:
             member.status = NodeStatus.ENDED
+            if failure.traceback and self.phase is ClusterPhase.FAILED:
+                self._note(failure)  # it failed by itself while the order to stop was on its way
             return []
         outside = failure.signal in _FROM_OUTSIDE or failure.error_type == messages.EXECUTOR_LOST
         return self._end_of(member, failure, outside=outside)

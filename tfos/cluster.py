@@ -1,0 +1,348 @@
+"""TFCluster: parameter servers and workers on the executors of a running SparkContext.
+
+Covers: the public calls, their phases, the order of starting and ending.
+Does not: decide about nodes (control.state), feed (feed_jobs), start (node_jobs), end (ending).
+Runs in: the driver. Never calls sc.stop(), sys.exit() or signal.signal, and cancels no job but its
+own: several clusters and other jobs may share the SparkContext.
+Threads: any; shutdown() may come from another thread than train().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from rpc import address
+from tfos import pickling, preflight, reports, reservation, spark_facts, topology
+from tfos.config import ClusterConfig, InputMode
+from tfos.console import Console
+from tfos.control.state import ClusterState
+from tfos.ending import Ending
+from tfos.errors import PhaseError, SettingsError
+from tfos.node.bundle import NodeSettings
+from tfos.node_jobs import NodeJobs
+from tfos.phases import ClusterPhase, require
+from tfos.status import cluster_report
+
+if TYPE_CHECKING:
+    from tfos.feed_jobs import FeedJobs
+
+_TENSORBOARD_S = 15.0
+"""TensorBoard answers within this time after the start, or its reason is known."""
+DEFAULT_SHUTDOWN_S = 259_200.0
+"""Three days, as in TensorFlowOnSpark."""
+Mode: TypeAlias = InputMode
+"""The same under a name that the class attribute does not hide."""
+
+
+class TFCluster:
+    """A cluster of parameter servers and workers; made by `reserve` or `run`.
+
+    A context manager: leaving the block shuts the cluster down, in order after success and at once
+    after an exception.
+    """
+
+    InputMode: ClassVar[type[InputMode]] = InputMode
+
+    def __init__(
+        self,
+        sc: Any,
+        reserved: reservation.Reservation,
+        settings: NodeSettings,
+        config: ClusterConfig,
+        console: Console,
+    ) -> None:
+        """Hold the pieces that `reserve` has made and checked; users call that."""
+        self.cluster_id = reserved.credentials.cluster_id
+        self._sc = sc
+        self._reserved = reserved
+        self._settings = settings
+        self._config = config
+        self._console = console
+        self._coordinator = reserved.coordinator
+        self._ending = Ending(reserved.coordinator, config, console)
+        self._feed_jobs: FeedJobs | None = None
+
+    @classmethod
+    def reserve(  # noqa: PLR0913  # the public surface: keywords with defaults
+        cls,
+        sc: Any,
+        cluster_size: int,
+        num_ps: int = 1,
+        *,
+        tensorboard: bool = False,
+        input_mode: Mode = Mode.TENSORFLOW,
+        queues: Iterable[str] = ("input", "output", "error"),
+        log_dir: str | None = None,
+        master_node: str | None = None,
+        tensorboard_host: str = "",
+        config: ClusterConfig | None = None,
+    ) -> TFCluster:
+        """Check everything, count task slots and open the control plane; no node starts yet.
+
+        Args:
+            sc: SparkContext or classic SparkSession.
+            cluster_size: nodes in total, parameter servers included.
+            num_ps: how many of them are parameter servers.
+            tensorboard: run TensorBoard beside the chief.
+            input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
+            queues: names of the feeds; `output` and `error` are accepted and carry no rows.
+            log_dir: TensorBoard's directory; None: one of the chief's own.
+            master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
+            tensorboard_host: address TensorBoard binds; empty: loopback on the driver's host.
+            config: timeouts and limits.
+
+        Raises:
+            SettingsError: the arguments or Spark's settings cannot work; the text says why.
+            NotEnoughSlots: Spark cannot run all nodes at once; the text has the arithmetic.
+        """
+        config = config or ClusterConfig()
+        plan = topology.plan(cluster_size, num_ps, master_node=master_node)
+        mode = preflight.check_mode(input_mode)
+        feeds = preflight.check_queues(queues)
+        sc = spark_facts.classic_context(sc)
+        facts = spark_facts.read_facts(sc)
+        preflight.check_spark(facts.conf, config)
+        settings = NodeSettings(
+            num_workers=plan.num_workers,
+            num_ps=plan.num_ps,
+            input_mode=mode.name.lower(),
+            feeds=feeds if mode is InputMode.SPARK else (),
+            loopback=facts.loopback,
+            default_fs=facts.default_fs,
+            log_dir=log_dir or "",
+            tensorboard=tensorboard,
+            tensorboard_host=tensorboard_host,
+            driver_boot_id=address.boot_id(),
+            max_inflight_bytes=config.max_inflight_bytes,
+            threads=config.threads_per_node,
+            abort_s=config.abort_s,
+            reservation_timeout_s=config.reservation_timeout_s,
+        )
+        console = Console(enabled=config.verbose)
+        for note in preflight.notes(facts):
+            console.warn(note)
+        reserved = reservation.reserve(sc, facts, plan, mode, config, console)
+        console.line(f"cluster {reserved.credentials.cluster_id}: {plan}")
+        return cls(sc, reserved, settings, config, console)
+
+    @classmethod
+    def run(  # noqa: PLR0913  # TensorFlowOnSpark's signature
+        cls,
+        sc: Any,
+        map_fun: Callable[[Any, Any], Any],
+        tf_args: Any,
+        num_executors: int,
+        num_ps: int,
+        tensorboard: bool = False,
+        input_mode: Mode = Mode.TENSORFLOW,
+        log_dir: str | None = None,
+        driver_ps_nodes: bool = False,
+        master_node: str | None = None,
+        reservation_timeout: float = 600,
+        queues: Iterable[str] = ("input", "output", "error"),
+        eval_node: bool = False,
+        release_port: bool = True,
+    ) -> TFCluster:
+        """Reserve and start in one call, with TensorFlowOnSpark's arguments.
+
+        Two differences: `map_fun` does not run on parameter servers, and `release_port` has no
+        effect, since ports are bound once and kept.
+        """
+        del release_port
+        preflight.check_ported_options(driver_ps_nodes=driver_ps_nodes, eval_node=eval_node)
+        config = ClusterConfig(
+            reservation_timeout_s=preflight.check_timeout(
+                "reservation_timeout", reservation_timeout
+            )
+        )
+        cluster = cls.reserve(
+            sc,
+            num_executors,
+            num_ps,
+            tensorboard=tensorboard,
+            input_mode=input_mode,
+            queues=queues,
+            log_dir=log_dir,
+            master_node=master_node,
+            config=config,
+        )
+        try:
+            cluster.start(map_fun, tf_args)
+        except BaseException:
+            cluster.abort("the start failed")
+            raise
+        return cluster
+
+    def start(self, main_fun: Callable[[Any, Any], Any], args: Any = None) -> None:
+        """Start all nodes and return once every one of them serves and main_fun runs.
+
+        Args:
+            main_fun: called as `main_fun(args, ctx)` on every worker, the chief included.
+            args: anything that pickles.
+
+        Raises:
+            NotPicklable: main_fun or args cannot travel; nothing was started.
+            ReservationTimeout: names the nodes that never served.
+            NodeFailedError: a node failed while it started.
+        """
+        require("start()", self.phase, ClusterPhase.RESERVED)
+        if self._ending.has_jobs:
+            raise PhaseError("start() was called before; make a new cluster for another run")
+        preflight.check_main_fun(main_fun)
+        pickled = pickling.pickle_main_fun(main_fun, args)
+        reserved = self._reserved
+        jobs = NodeJobs(self._sc, self._coordinator, reserved.keys, reserved.driver_address)
+        self._ending.jobs = jobs
+        try:
+            jobs.start(self._settings, pickled, workers_hold_slots=reserved.workers_hold_slots)
+            reserved.await_roster(self._config.reservation_timeout_s)
+            self._ending.raise_failure()
+            require("start()", self.phase, ClusterPhase.RUNNING)
+        except BaseException:
+            self.abort("the start failed")
+            raise
+
+    def train(
+        self,
+        data: Any,
+        num_epochs: int = 0,
+        feed_timeout: float = 600,
+        qname: str = "input",
+    ) -> reports.TrainReport | None:
+        """Feed an RDD or DataFrame to the workers and return once they took every row.
+
+        Args:
+            data: RDD of numbers, tuples, lists, arrays, dicts, Rows, bytes or str; a DataFrame; or
+                a DStream, whose batches are fed as they come (returns None at once).
+            num_epochs: how often; each epoch reads `data` again. 0 means 10.
+            feed_timeout: seconds without any worker taking a row until feeding fails.
+            qname: which feed.
+
+        Returns:
+            Where the rows of each epoch went.
+
+        Raises:
+            NodeFailedError: a node failed; its own traceback is the cause.
+            FeedError: the data could not be fed.
+            FeedTimeout: no worker took rows.
+        """
+        num_epochs = preflight.check_epochs(num_epochs)
+        feeding, timeout_s = self._feeding("train()", feed_timeout, qname)
+        if hasattr(data, "foreachRDD"):
+            data.foreachRDD(
+                lambda rdd: feeding.train(rdd, num_epochs, qname, feed_timeout_s=timeout_s)
+            )
+            return None
+        rdd = self._as_rdd(data)
+        with self._ending.raising():
+            return feeding.train(rdd, num_epochs, qname, feed_timeout_s=timeout_s)
+
+    def inference(self, data: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
+        """Return a lazy RDD with one result of main_fun per row of `data`, in order.
+
+        Rows are fed when the result is acted on, and again at every further action.
+        """
+        feeding, timeout_s = self._feeding("inference()", feed_timeout, qname)
+        return feeding.inference(self._as_rdd(data), qname, feed_timeout_s=timeout_s)
+
+    def shutdown(
+        self, ssc: Any = None, grace_secs: float = 0, timeout: float = DEFAULT_SHUTDOWN_S
+    ) -> None:
+        """End the feeds, wait for main_fun to return, stop every node. Idempotent, in any phase.
+
+        Args:
+            ssc: a StreamingContext to stop gracefully first; its SparkContext stays.
+            grace_secs: seconds between the return of main_fun and the stop of the nodes.
+            timeout: seconds that main_fun may still run; then nodes are stopped by force.
+
+        Raises:
+            NodeFailedError: a node failed and no call has raised that yet.
+            ShutdownTimeout: main_fun did not return in time.
+        """
+        if ssc is not None:
+            ssc.stop(stopSparkContext=False, stopGraceFully=True)
+        timeout_s = DEFAULT_SHUTDOWN_S if timeout == -1 else timeout
+        self._ending.shutdown(
+            self._settings.feeds,
+            grace_s=grace_secs,
+            timeout_s=preflight.check_timeout("timeout", timeout_s),
+        )
+
+    def abort(self, reason: str = "aborted by the driver") -> None:
+        """Stop every node at once, without waiting for main_fun. Idempotent, raises nothing."""
+        self._ending.abort(reason)
+
+    @property
+    def phase(self) -> ClusterPhase:
+        """NEW, RESERVED, RUNNING, CLOSED or FAILED."""
+        return self._coordinator.phase
+
+    @property
+    def failures(self) -> tuple[Any, ...]:
+        """Every failure so far, lost workers included, in order of arrival."""
+        return self._coordinator.read(lambda state: tuple(state.failures))
+
+    def status(self) -> reports.ClusterReport:
+        """Return every node's state and numbers; prints as a table."""
+        now_s = self._coordinator.now_s()
+        return self._coordinator.read(lambda state: cluster_report(self.cluster_id, state, now_s))
+
+    def tensorboard_url(self) -> str | None:
+        """Return where TensorBoard answers, or None. Waits up to 15 s after the start."""
+        if not self._settings.tensorboard:
+            return None
+
+        def known(state: ClusterState) -> bool:
+            return state.tensorboard is not None or state.phase is not ClusterPhase.RUNNING
+
+        self._coordinator.wait(known, _TENSORBOARD_S)
+        up = self._coordinator.read(lambda state: state.tensorboard)
+        return up.url or None if up is not None else None
+
+    def __enter__(self) -> TFCluster:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.shutdown()
+        else:
+            self.abort(f"the driver's program raised {type(error).__name__}")
+
+    def __repr__(self) -> str:
+        plan = self._coordinator.read(lambda state: state.plan)
+        return f"TFCluster({self.cluster_id!r}, {plan}, {self.phase.name})"
+
+    # ---- inside ----
+
+    def _feeding(self, call: str, feed_timeout: float, feed: str) -> tuple[FeedJobs, float]:
+        timeout_s = preflight.check_timeout("feed_timeout", feed_timeout)
+        if not self._settings.feeds:
+            raise SettingsError(
+                f"{call} needs input_mode=InputMode.SPARK; this cluster was made with "
+                "InputMode.TENSORFLOW, where main_fun reads its own data."
+            )
+        if feed not in self._settings.feeds:
+            raise SettingsError(
+                f"qname={feed!r} is no feed of this cluster: {list(self._settings.feeds)}. Name "
+                "it in queues= of reserve() or run()."
+            )
+        self._ending.raise_failure()
+        require(call, self.phase, ClusterPhase.RUNNING)
+        if self._feed_jobs is None:
+            from tfos.feed_jobs import FeedJobs  # numpy: only where rows are fed
+
+            self._feed_jobs = FeedJobs(
+                self._sc,
+                self._coordinator,
+                self._reserved.credentials,
+                self._config,
+                self._console,
+            )
+        return self._feed_jobs, timeout_s
+
+    @staticmethod
+    def _as_rdd(data: Any) -> Any:
+        from tfos.feed_jobs import as_rdd
+
+        return as_rdd(data)

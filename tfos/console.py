@@ -1,0 +1,118 @@
+"""What the user sees at the driver: nodes' output, warnings and one live line of progress.
+
+Covers: prefixes, escaping, a live line on a terminal and plain lines elsewhere, silence.
+Does not: decide what is worth showing.
+Runs in: the driver; writes to its standard error, so that the program's own output stays clean.
+Threads: any; one lock keeps lines whole.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+_MAX_LINE_CHARS = 4000
+
+
+def printable(text: str) -> str:
+    """Return text without control characters: a node must not steer the user's terminal."""
+    cut = text[:_MAX_LINE_CHARS]
+    safe = "".join(char if char.isprintable() or char == "\t" else _escape(char) for char in cut)
+    rest = len(text) - len(cut)
+    return f"{safe} ... ({rest} more characters)" if rest else safe
+
+
+class Console:
+    """Lines for the user. With `enabled=False` only warnings are shown."""
+
+    def __init__(self, *, enabled: bool = True, stream: TextIO | None = None) -> None:
+        self.enabled = enabled
+        self._stream = stream
+        self._lock = threading.RLock()
+        self._live: Live | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a live line can be drawn."""
+        isatty = getattr(self._out(), "isatty", None)
+        return bool(isatty and isatty())
+
+    def line(self, text: str) -> None:
+        """Show one line of our own."""
+        if self.enabled:
+            self._write(f"tfos | {printable(text)}")
+
+    def warn(self, text: str) -> None:
+        """Show a warning, also when silent."""
+        self._write(f"tfos | WARNING: {printable(text)}")
+
+    def node_lines(self, prefix: str, lines: tuple[str, ...], dropped: int) -> None:
+        """Show a node's output as `worker:1@host | text`."""
+        if not self.enabled:
+            return
+        text = [f"{prefix} | {printable(line)}" for line in lines]
+        if dropped:
+            text.append(f"{prefix} | ({dropped} lines dropped: over the rate limit; see its log)")
+        if text:
+            self._write("\n".join(text))
+
+    def progress(self, text: str, *, final: bool = False) -> None:
+        """Replace the live line, or write a plain one. The final one stays."""
+        if not self.enabled:
+            return
+        with self._lock:
+            if final or not self.is_terminal:
+                self.end_progress()
+                self._write(f"tfos | {printable(text)}")
+            else:
+                self._draw(text)
+
+    def end_progress(self) -> None:
+        """Remove the live line."""
+        with self._lock:
+            live, self._live = self._live, None
+            if live is not None:
+                live.stop()
+
+    def _draw(self, text: str) -> None:
+        from rich.text import Text
+
+        if self._live is None:
+            from rich.console import Console as RichConsole
+            from rich.live import Live
+
+            self._live = Live(
+                console=RichConsole(file=self._out(), highlight=False),
+                transient=True,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def _write(self, text: str) -> None:
+        with self._lock:
+            if self._live is not None:
+                from rich.text import Text
+
+                self._live.console.print(Text(text), soft_wrap=True)
+                return
+            out = self._out()
+            try:
+                out.write(text + "\n")
+                out.flush()
+            except (OSError, ValueError):
+                # The user closed or redirected standard error; output is no reason to fail.
+                self.enabled = False
+
+    def _out(self) -> Any:
+        return self._stream if self._stream is not None else sys.stderr
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")

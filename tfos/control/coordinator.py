@@ -1,0 +1,188 @@
+"""The driver's shell around ClusterState: serialises events, executes actions, wakes waiters.
+
+Covers: the lock, the clock, liveness, waiting with deadlines, showing nodes' output.
+Does not: decide (control.state), move bytes (control.server), run Spark jobs (spark_jobs).
+Runs in: the driver.
+Threads: every method from any thread; `_changed` guards the state. One thread looks for silence.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from tfos.config import ClusterConfig
+from tfos.console import Console
+from tfos.control import messages
+from tfos.control.identity import TlsCredentials
+from tfos.control.server import ControlServer
+from tfos.control.state import Action, ClusterState, Send, Warn
+from tfos.errors import NodeFailedError
+from tfos.phases import ClusterPhase
+from tfos.topology import Plan
+
+Value = TypeVar("Value")
+
+_SYMPTOMS = ("WorkerLost", "PeerGone", "RequestTimeout", "DeadlineExceeded", "NodeSilent")
+"""Errors that follow from another node's end; they make no headline while a cause is known."""
+
+
+class Coordinator:
+    """One cluster's control plane in the driver."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        config: ClusterConfig,
+        console: Console,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = ClusterState(plan, config)
+        self._config = config
+        self._console = console
+        self._clock = clock
+        self._changed = threading.Condition(threading.RLock())
+        self._server: ControlServer | None = None
+        self._closing = threading.Event()
+        self._liveness: threading.Thread | None = None
+
+    def start(self, host: str, credentials: TlsCredentials) -> int:
+        """Listen on a port of the system's choice and return it."""
+        server = ControlServer(self, credentials, num_nodes=len(self._state.plan.nodes))
+        port = server.start(host)
+        with self._changed:
+            self._server = server
+            self._state.move(ClusterPhase.RESERVED)
+        self._liveness = threading.Thread(
+            target=self._watch_liveness, name="tfos-liveness", daemon=True
+        )
+        self._liveness.start()
+        return port
+
+    def close(self, phase: ClusterPhase = ClusterPhase.CLOSED) -> None:
+        """Stop listening. Idempotent."""
+        self._closing.set()
+        with self._changed:
+            server, self._server = self._server, None
+            self._state.move(phase)
+            self._changed.notify_all()
+        if server is not None:
+            server.close()
+        thread = self._liveness
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(self._config.heartbeat_s)
+
+    @property
+    def phase(self) -> ClusterPhase:
+        """Where the cluster stands."""
+        with self._changed:
+            return self._state.phase
+
+    def read(self, question: Callable[[ClusterState], Value]) -> Value:
+        """Return what a question about the state gives, under the lock."""
+        with self._changed:
+            return question(self._state)
+
+    def act(self, decide: Callable[[ClusterState], list[Action]]) -> None:
+        """Let the state decide and execute its actions."""
+        with self._changed:
+            self._execute(decide(self._state))
+            self._changed.notify_all()
+
+    def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+        """Wait until `done`; returns whether it came true within `timeout_s`.
+
+        The condition is looked at after every event, so there is no polling delay.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: done(self._state), timeout_s)
+
+    def wake(self) -> None:
+        """Make waiters look again: something outside of the state has changed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def now_s(self) -> float:
+        """Return the coordinator's monotonic time."""
+        return self._clock()
+
+    def fail_node(self, name: str, error_type: str, message: str) -> None:
+        """Fail the cluster because of something the driver itself noticed about a node."""
+        self.act(lambda state: state.fail(state.members[name].failure(error_type, message)))
+
+    def error(self) -> NodeFailedError | None:
+        """Return the error of a failed cluster, root cause first."""
+        with self._changed:
+            fatal, every = list(self._state.fatal), list(self._state.failures)
+        if not fatal:
+            return None
+        ordered = fatal + [failure for failure in every if failure not in fatal]
+        if _is_symptom(fatal[0]):
+            # A stable sort: causes first, each group in order of arrival.
+            ordered = sorted(every, key=_is_symptom)
+        return NodeFailedError(ordered)
+
+    # ---- ControlHandler ----
+
+    def on_register(self, register: messages.Register) -> messages.RegisterReply:
+        """Answer a node that announces itself."""
+        with self._changed:
+            reply, actions = self._state.on_register(register, self._clock())
+            self._execute(actions)
+            self._changed.notify_all()
+            return reply
+
+    def on_heartbeat(self, heartbeat: messages.Heartbeat) -> messages.HeartbeatReply:
+        """Note a sign of life and a node's numbers."""
+        with self._changed:
+            reply, actions = self._state.on_heartbeat(heartbeat, self._clock())
+            self._execute(actions)
+            self._changed.notify_all()
+            return reply
+
+    def on_event(self, node: messages.NodeId, event: messages.Event) -> None:
+        """Act on a node's report."""
+        self.act(lambda state: state.on_event(node, event, self._clock()))
+
+    def on_log(self, batch: messages.LogBatch) -> None:
+        """Show lines of a node's output; the attempt does not matter, they were written."""
+        host = self.read(lambda state: _host(state, batch.node))
+        self._console.node_lines(f"{batch.node.name}@{host}", batch.lines, batch.dropped)
+
+    def on_stream_opened(self, node: messages.NodeId) -> str:
+        """Return why this attempt gets no orders; empty if it may have them."""
+        with self._changed:
+            return self._state.on_stream_opened(node, self._clock())
+
+    def on_stream_closed(self, node: messages.NodeId) -> None:
+        """The node's connection is gone."""
+        self.act(lambda state: state.on_stream_closed(node, self._clock()))
+
+    # ---- inside ----
+
+    def _execute(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                if self._server is not None:
+                    self._server.send(action.node, action.order)
+            elif isinstance(action, Warn):
+                self._console.warn(action.text)
+            else:
+                self._console.line(action.text)
+
+    def _watch_liveness(self) -> None:
+        interval_s = min(1.0, self._config.heartbeat_s / 2)
+        while not self._closing.wait(interval_s):
+            self.act(lambda state: state.on_tick(self._clock()))
+
+
+def _is_symptom(failure: messages.NodeFailure) -> bool:
+    return failure.error_type.rpartition(".")[2] in _SYMPTOMS
+
+
+def _host(state: ClusterState, node: messages.NodeId) -> str:
+    member = state.members.get(node.name)
+    return member.host if member is not None and member.host else "?"

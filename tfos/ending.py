@@ -1,0 +1,143 @@
+"""How a cluster ends: in order, at once, or because it failed; always completely.
+
+Covers: shutdown and abort, exactly-once raising of a failure, the end at interpreter exit.
+Does not: decide who failed (control.state).
+Runs in: the driver.
+Threads: any number may end the cluster; one does it and the others wait for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from tfos.config import ClusterConfig
+from tfos.console import Console
+from tfos.control.coordinator import Coordinator
+from tfos.control.state import ClusterState
+from tfos.errors import NodeFailedError, ShutdownTimeout
+from tfos.node_jobs import NodeJobs
+from tfos.phases import ClusterPhase
+
+_FORCE_S = 2.0
+"""Grace of a node's child after an abort: enough to flush files, short of the user's patience."""
+_ORDERLY_S = 5.0
+"""Grace of a node's child after main_fun has returned."""
+
+
+class Ending:
+    """Ends one cluster."""
+
+    def __init__(self, coordinator: Coordinator, config: ClusterConfig, console: Console) -> None:
+        self._coordinator = coordinator
+        self._config = config
+        self._console = console
+        self._lock = threading.RLock()
+        self._is_over = False
+        self._is_raised = False
+        self.jobs: NodeJobs | None = None
+        atexit.register(self._at_exit)
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether nodes were started."""
+        return self.jobs is not None
+
+    def shutdown(self, feeds: tuple[str, ...], *, grace_s: float, timeout_s: float) -> None:
+        """End in order: feeds, main_fun, workers, servers, jobs, control plane."""
+        late: ShutdownTimeout | None = None
+        if self._coordinator.phase is ClusterPhase.RUNNING:
+            late = self._finish(feeds, grace_s, timeout_s)
+        try:
+            self._stop_all("shutdown", _FORCE_S if late else _ORDERLY_S)
+        finally:
+            self._coordinator.close(ClusterPhase.CLOSED)
+        self.raise_failure()
+        if late is not None:
+            raise late
+
+    def abort(self, reason: str) -> None:
+        """End at once; a failure that nobody raised stays available to raise_failure()."""
+        try:
+            self._stop_all(reason, _FORCE_S)
+        finally:
+            failed = self._coordinator.error() is not None
+            self._coordinator.close(ClusterPhase.FAILED if failed else ClusterPhase.CLOSED)
+
+    def raise_failure(self) -> None:
+        """Raise the cluster's failure unless a call has raised it before."""
+        with self.raising():
+            error = self._failure()
+            if error is not None:
+                raise error
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Note that the block raised the failure, so that no later call raises it again."""
+        try:
+            yield
+        except NodeFailedError:
+            self._is_raised = True
+            raise
+
+    def _failure(self) -> NodeFailedError | None:
+        if self._is_raised or self._coordinator.error() is None:
+            return None
+        if not self._is_over:  # nodes that still stop may add their records
+            self._await_end(self._coordinator)
+        return self._coordinator.error()
+
+    def _finish(
+        self, feeds: tuple[str, ...], grace_s: float, timeout_s: float
+    ) -> ShutdownTimeout | None:
+        """Let main_fun come to its end; returns the error if it does not in time."""
+        self._coordinator.act(lambda state: state.finish(feeds))
+        ended = self._coordinator.wait(_nobody_trains, timeout_s)
+        if grace_s > 0:
+            self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, grace_s)
+        if ended:
+            return None
+        names = self._coordinator.read(
+            lambda state: [f"{each.name}@{each.host} ({each.phase})" for each in state.training()]
+        )
+        return ShutdownTimeout(
+            f"main_fun did not return within {timeout_s:.0f} s on {', '.join(names)}; the nodes "
+            "were stopped by force. Raise timeout, or let main_fun end when its feed does."
+        )
+
+    def _stop_all(self, reason: str, grace_s: float) -> None:
+        """Stop workers before servers, so that no worker loses its servers while it ends."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            atexit.unregister(self._at_exit)
+            if not self.has_jobs:
+                return
+            coordinator = self._coordinator
+            coordinator.act(lambda state: state.stop(state.workers, reason, grace_s=grace_s))
+            coordinator.wait(
+                lambda state: not any(worker.is_live for worker in state.workers),
+                self._config.abort_s / 2,
+            )
+            coordinator.act(lambda state: state.stop(state.live(), reason, grace_s=grace_s))
+            self._await_end(coordinator)
+            if self.jobs is not None and not self.jobs.end(self._config.abort_s / 2):
+                self._console.warn("a Spark job of this cluster did not end when it was cancelled")
+
+    def _await_end(self, coordinator: Coordinator) -> None:
+        if not coordinator.wait(lambda state: not state.live(), self._config.abort_s):
+            names = coordinator.read(lambda state: [member.name for member in state.live()])
+            self._console.warn(
+                f"{', '.join(names)} did not confirm the stop within {self._config.abort_s:.0f} s; "
+                "their lease ends them"
+            )
+
+    def _at_exit(self) -> None:
+        self.abort("the driver's interpreter exits")
+
+
+def _nobody_trains(state: ClusterState) -> bool:
+    return not state.training() or state.phase is not ClusterPhase.RUNNING

@@ -1,0 +1,330 @@
+"""The driver's part of feeding: one Spark job per epoch, its end at every worker, the accounts.
+
+Covers: train() and inference() below the public API, progress, stalls, failures while feeding.
+Does not: carry rows (feeding.feed_task does, from executors straight to workers).
+Runs in: the driver.
+Threads: several calls may run at once, for different feeds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from feeding.config import FeedConfig
+from feeding.feed_task import FeedTarget, FeedTask, InferenceTask
+from rpc.handshake import Credentials
+from tfos import reports
+from tfos.config import ClusterConfig
+from tfos.console import Console
+from tfos.control.coordinator import Coordinator
+from tfos.control.members import Member
+from tfos.control.state import ClusterState
+from tfos.errors import FeedError, FeedTimeout, PhaseError, SettingsError, TFOSError
+from tfos.phases import ClusterPhase
+from tfos.progress import Progress, Sample
+from tfos.spark_jobs import SparkJob, reason_of
+
+_LOOK_S = 1.0
+"""How often progress is looked at; events end a wait at once."""
+_PLAIN_LINE_S = 5.0
+"""Seconds between progress lines where no live line can be drawn."""
+_CANCEL_S = 5.0
+_BLAME_S = 5.0
+"""A failed feed job is a symptom if a node's failure arrives within this time."""
+
+
+class FeedJobs:
+    """Feeds RDDs to the workers of one cluster."""
+
+    def __init__(
+        self,
+        sc: Any,
+        coordinator: Coordinator,
+        credentials: Credentials,
+        config: ClusterConfig,
+        console: Console,
+    ) -> None:
+        self._sc = sc
+        self._coordinator = coordinator
+        self._credentials = credentials
+        self._config = config
+        self._console = console
+        self._lock = threading.Lock()
+        self._epochs: dict[str, int] = {}
+
+    def train(
+        self, rdd: Any, num_epochs: int, feed: str, *, feed_timeout_s: float
+    ) -> reports.TrainReport:
+        """Feed an RDD `num_epochs` times; see TFCluster.train."""
+        progress = Progress(num_epochs)
+        done: list[reports.EpochReport] = []
+        try:
+            for number in range(num_epochs):
+                progress.start_epoch(number, self._sample(feed))
+                report = self._epoch(rdd, feed, feed_timeout_s, progress)
+                if report is None:
+                    self._console.warn(
+                        f"main_fun has returned on every worker after {number} of {num_epochs} "
+                        f"epochs of {feed!r}: the rest was not fed"
+                    )
+                    break
+                progress.rows_per_epoch = report.fed_rows
+                done.append(report)
+                self._console.progress(_final_line(report, progress), final=True)
+        finally:
+            self._console.end_progress()
+        return reports.TrainReport(tuple(done))
+
+    def inference(self, rdd: Any, feed: str, *, feed_timeout_s: float) -> Any:
+        """Return a lazy RDD of results; see TFCluster.inference."""
+        targets = self._coordinator.read(_targets)
+        if not targets:
+            raise FeedError("no worker takes rows: main_fun has returned on every worker")
+        task = InferenceTask(
+            targets=targets,
+            credentials=self._credentials,
+            feed=feed,
+            epoch=self._next_epoch(feed),
+            config=self._feed_config(feed_timeout_s),
+        )
+        return rdd.mapPartitionsWithIndex(task)
+
+    def _epoch(
+        self, rdd: Any, feed: str, feed_timeout_s: float, progress: Progress
+    ) -> reports.EpochReport | None:
+        targets = self._coordinator.read(_targets)
+        if not targets:
+            return None
+        epoch = self._next_epoch(feed)
+        started_s = time.monotonic()
+        before = self._coordinator.read(lambda state: _counts(state, feed))
+        results = self._feed(rdd, feed, epoch, targets, feed_timeout_s, progress)
+        self._coordinator.act(lambda state: state.flush(feed, epoch))
+        self._watch(
+            lambda state: not state.unflushed(feed, epoch),
+            feed,
+            progress,
+            stall_s=feed_timeout_s,
+            epoch=epoch,
+        )
+        after = self._coordinator.read(lambda state: _counts(state, feed))
+        return _account(feed, epoch, results, before, after, seconds=time.monotonic() - started_s)
+
+    def _feed(
+        self,
+        rdd: Any,
+        feed: str,
+        epoch: int,
+        targets: tuple[FeedTarget, ...],
+        feed_timeout_s: float,
+        progress: Progress,
+    ) -> list[Any]:
+        task = FeedTask(
+            targets=targets,
+            credentials=self._credentials,
+            feed=feed,
+            epoch=epoch,
+            config=self._feed_config(feed_timeout_s),
+        )
+        tag = f"tfos-{self._credentials.cluster_id}-{feed}-{epoch}"
+
+        def run() -> list[Any]:
+            results: list[Any] = rdd.mapPartitionsWithIndex(task).collect()
+            return results
+
+        job = SparkJob(
+            self._sc,
+            tag,
+            f"tfos {self._credentials.cluster_id}: epoch {epoch} of {feed}",
+            run,
+            lambda _: self._coordinator.wake(),
+        )
+        job.start()
+        try:
+            self._watch(lambda _: job.is_ended, feed, progress, job=job)
+        except BaseException:
+            job.cancel(_CANCEL_S)
+            raise
+        if job.error is not None:
+            raise self._feed_failure(feed, epoch, job.error) from None
+        return job.result()
+
+    def _watch(
+        self,
+        done: Callable[[ClusterState], bool],
+        feed: str,
+        progress: Progress,
+        *,
+        job: SparkJob[Any] | None = None,
+        stall_s: float | None = None,
+        epoch: int = 0,
+    ) -> None:
+        """Wait until `done`, showing progress; raise if the cluster fails or nothing moves."""
+        moved_s = shown_s = time.monotonic()
+        last: tuple[float, ...] = ()
+        while True:
+            finished = self._coordinator.wait(
+                lambda state: done(state) or state.phase is not ClusterPhase.RUNNING, _LOOK_S
+            )
+            self._check_running()
+            if finished:
+                return
+            now_s = time.monotonic()
+            sample = self._sample(feed)
+            progress.add(sample)
+            if job is not None:
+                progress.epoch_fraction = self._fraction(job.tag)
+            if self._console.is_terminal or now_s - shown_s >= _PLAIN_LINE_S:
+                shown_s = now_s
+                self._console.progress(str(progress))
+            mark = self._coordinator.read(_movement)
+            if mark != last:
+                last, moved_s = mark, now_s
+            elif stall_s is not None and now_s - moved_s > stall_s:
+                raise self._stalled(feed, epoch, stall_s)
+
+    def _check_running(self) -> None:
+        phase = self._coordinator.phase
+        if phase is ClusterPhase.RUNNING:
+            return
+        raise self._failed_error() or PhaseError(
+            f"the cluster became {phase.name} while it was fed: shutdown() in another thread?"
+        )
+
+    def _failed_error(self) -> TFOSError | None:
+        """Return the failure once every node has stopped, so that all records are in."""
+        self._coordinator.wait(lambda state: not state.live(), self._config.abort_s)
+        return self._coordinator.error()
+
+    def _feed_failure(self, feed: str, epoch: int, error: BaseException) -> TFOSError:
+        if self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, _BLAME_S):
+            failure = self._failed_error()
+            if failure is not None:
+                return failure
+        return FeedError(f"feeding epoch {epoch} of {feed!r} failed in Spark: {reason_of(error)}")
+
+    def _stalled(self, feed: str, epoch: int, stall_s: float) -> FeedTimeout:
+        now_s = self._coordinator.now_s()
+        waiting = self._coordinator.read(
+            lambda state: [member.describe(now_s) for member in state.unflushed(feed, epoch)]
+        )
+        return FeedTimeout(
+            f"no worker took a row or made a step for {stall_s:.0f} s, and epoch {epoch} of "
+            f"{feed!r} has not ended at {'; '.join(waiting)}. If steps are that slow raise "
+            "feed_timeout; if main_fun does not read this feed to its end, let it."
+        )
+
+    def _sample(self, feed: str) -> Sample:
+        def read(state: ClusterState) -> Sample:
+            values = [worker.heartbeat.progress for worker in state.workers if worker.heartbeat]
+            losses = [value["loss"] for value in values if "loss" in value]
+            return Sample(
+                time.monotonic(),
+                sum(worker.feed(feed).taken_rows for worker in state.workers),
+                sum(value.get("steps", 0.0) for value in values),
+                sum(losses) / len(losses) if losses else None,
+            )
+
+        return self._coordinator.read(read)
+
+    def _fraction(self, tag: str) -> float | None:
+        """Return the share of the job's tasks that have ended."""
+        try:
+            tracker = self._sc.statusTracker()
+            stages = [
+                tracker.getStageInfo(stage)
+                for job in tracker.getJobIdsForGroup(tag)
+                for stage in tracker.getJobInfo(job).stageIds
+            ]
+            tasks = sum(stage.numTasks for stage in stages if stage)
+            ended = sum(stage.numCompletedTasks for stage in stages if stage)
+        except Exception:  # noqa: BLE001  # py4j's many errors; an estimate is no reason to fail
+            return None
+        return ended / tasks if tasks else None
+
+    def _next_epoch(self, feed: str) -> int:
+        with self._lock:
+            epoch = self._epochs.get(feed, 0)
+            self._epochs[feed] = epoch + 1
+            return epoch
+
+    def _feed_config(self, feed_timeout_s: float) -> FeedConfig:
+        return FeedConfig(
+            feed_timeout_s=feed_timeout_s, max_inflight_bytes=self._config.max_inflight_bytes
+        )
+
+
+def as_rdd(data: Any) -> Any:
+    """Return the RDD behind an RDD or DataFrame."""
+    if hasattr(data, "mapPartitionsWithIndex"):
+        return data
+    if hasattr(data, "rdd") and hasattr(data, "schema"):
+        return data.rdd
+    raise SettingsError(f"data must be an RDD or a DataFrame, got {type(data).__qualname__}.")
+
+
+def _targets(state: ClusterState) -> tuple[FeedTarget, ...]:
+    return tuple(
+        FeedTarget(member.planned.rank, member.name, member.endpoint)
+        for member in state.training()
+        if member.endpoint is not None
+    )
+
+
+def _movement(state: ClusterState) -> tuple[float, ...]:
+    """Return numbers that change whenever any worker does something."""
+    return tuple(_marks(worker) for worker in state.workers)
+
+
+def _marks(worker: Member) -> float:
+    if worker.heartbeat is None:
+        return 0.0
+    rows = sum(feed.taken_rows + feed.dropped_rows for feed in worker.heartbeat.feeds)
+    return rows + worker.heartbeat.progress.get("steps", 0.0) + len(worker.flushes)
+
+
+def _counts(state: ClusterState, feed: str) -> dict[str, tuple[int, int]]:
+    """Return accepted and taken rows by worker."""
+    return {
+        worker.name: (worker.feed(feed).fed_rows, worker.feed(feed).taken_rows)
+        for worker in state.workers
+    }
+
+
+def _account(
+    feed: str,
+    epoch: int,
+    results: list[Any],
+    before: dict[str, tuple[int, int]],
+    after: dict[str, tuple[int, int]],
+    *,
+    seconds: float,
+) -> reports.EpochReport:
+    fed = sum(result.rows for result in results)
+    accepted = sum(after[name][0] - before[name][0] for name in after)
+    per_worker = {name: after[name][1] - before[name][1] for name in after}
+    trained = sum(per_worker.values())
+    repeated = max(0, accepted - fed)
+    return reports.EpochReport(
+        feed=feed,
+        epoch=epoch,
+        fed_rows=fed,
+        trained_rows=trained,
+        dropped_rows=max(0, fed + repeated - trained),
+        repeated_rows=repeated,
+        seconds=seconds,
+        per_worker=per_worker,
+    )
+
+
+def _final_line(report: reports.EpochReport, progress: Progress) -> str:
+    rate = report.trained_rows / report.seconds if report.seconds > 0 else 0.0
+    return (
+        f"{report}, {progress.steps_per_s:.1f} steps/s, epoch {progress.epoch + 1} of "
+        f"{progress.num_epochs}"
+        if rate
+        else str(report)
+    )

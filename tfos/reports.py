@@ -1,0 +1,121 @@
+"""What train() and status() return: plain records that print as tables. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tfos.control.messages import NodeFailure
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """Where the rows of one epoch of one feed went."""
+
+    feed: str
+    epoch: int
+    """Counts from 0 over the life of the feed, across calls of train()."""
+    fed_rows: int
+    """Rows that workers accepted, as the feed tasks counted them."""
+    trained_rows: int
+    """Rows that main_fun took, as the workers counted them."""
+    dropped_rows: int
+    """Fed but never taken: main_fun had returned, or the worker was lost."""
+    repeated_rows: int
+    """Rows that Spark's retries fed a second time."""
+    seconds: float
+    per_worker: dict[str, int] = field(default_factory=dict)
+    """Rows that each worker took."""
+
+    def __str__(self) -> str:
+        rate = self.trained_rows / self.seconds if self.seconds > 0 else 0.0
+        text = (
+            f"epoch {self.epoch} of {self.feed}: {self.fed_rows} rows fed, {self.trained_rows} "
+            f"trained, {self.dropped_rows} dropped in {self.seconds:.1f} s ({rate:.0f} rows/s)"
+        )
+        return f"{text}, {self.repeated_rows} repeated" if self.repeated_rows else text
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """All epochs of one call of train()."""
+
+    epochs: tuple[EpochReport, ...]
+
+    @property
+    def fed_rows(self) -> int:
+        """Rows fed in all epochs."""
+        return sum(epoch.fed_rows for epoch in self.epochs)
+
+    @property
+    def trained_rows(self) -> int:
+        """Rows taken in all epochs."""
+        return sum(epoch.trained_rows for epoch in self.epochs)
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows fed but never taken in all epochs."""
+        return sum(epoch.dropped_rows for epoch in self.epochs)
+
+    def __str__(self) -> str:
+        return "\n".join(str(epoch) for epoch in self.epochs) or "no epoch was fed"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """One line of status()."""
+
+    name: str
+    status: str
+    phase: str
+    host: str
+    executor_id: str
+    pid: int
+    attempt: int
+    silent_s: float
+    """Since its last sign of life; more than a few heartbeats means trouble."""
+    rss_mib: float
+    steps: float
+    rows: int
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport:
+    """The cluster at one moment; prints as a table."""
+
+    cluster_id: str
+    phase: str
+    nodes: tuple[NodeReport, ...]
+    tensorboard_url: str | None
+    failures: tuple[NodeFailure, ...]
+
+    def __str__(self) -> str:
+        head = (
+            "node", "status", "phase", "host", "executor", "pid", "silent", "MiB", "steps",
+            "rows", "loss",
+        )  # fmt: skip
+        rows = [head, *(_cells(node) for node in self.nodes)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        board = self.tensorboard_url or "none"
+        title = f"cluster {self.cluster_id}: {self.phase}, TensorBoard: {board}"
+        return "\n".join([title, *lines])
+
+
+def _cells(node: NodeReport) -> tuple[str, ...]:
+    return (
+        node.name,
+        node.status,
+        node.phase or "-",
+        node.host or "-",
+        node.executor_id or "-",
+        str(node.pid or "-"),
+        f"{node.silent_s:.1f} s" if node.pid else "-",
+        f"{node.rss_mib:.0f}",
+        f"{node.steps:.0f}",
+        str(node.rows),
+        "-" if node.loss is None else f"{node.loss:.4g}",
+    )

@@ -1,0 +1,124 @@
+"""Spark jobs of ours, each on a thread of its own and under tags of our own.
+
+Covers: running an action beside the user's thread, cancelling exactly it, short reasons.
+Does not: know nodes or feeds; the action is a function.
+Runs in: the driver.
+Threads: one per job; `InheritableThread`, so that the scheduler pool of the user's thread applies
+and py4j's connection is returned when the job ends.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+Result = TypeVar("Result")
+
+_CANCEL_AGAIN_S = 0.5
+"""A job that was not submitted yet when it was cancelled is cancelled again this much later."""
+_PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+)): .+", re.M)
+_MAX_REASON_CHARS = 2000
+
+
+class SparkJob(Generic[Result]):
+    """One action on its own thread.
+
+    Args:
+        sc: the SparkContext.
+        tag: unique; the job is cancelled by it and found by it as job group.
+        description: what Spark's UI shows.
+        action: runs the job and returns its result.
+        on_end: called on the job's thread once it has ended, however it did.
+    """
+
+    def __init__(
+        self,
+        sc: Any,
+        tag: str,
+        description: str,
+        action: Callable[[], Result],
+        on_end: Callable[[SparkJob[Result]], None],
+    ) -> None:
+        self._sc = sc
+        self.tag = tag
+        self._description = description
+        self._action = action
+        self._on_end = on_end
+        self._cancelled = False
+        self._ended = threading.Event()
+        self._result: Result | None = None
+        self.error: BaseException | None = None
+        """Why it failed; None while it runs and when it succeeded."""
+
+    def start(self) -> None:
+        """Submit the job."""
+        from pyspark import InheritableThread
+
+        InheritableThread(target=self._run, name=self.tag, daemon=True).start()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the job is over."""
+        return self._ended.is_set()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled
+
+    def result(self) -> Result:
+        """Return what the action returned. Raises its error."""
+        if self.error is not None:
+            raise self.error
+        if not self.is_ended:
+            raise RuntimeError(f"{self.tag} has not ended")
+        return self._result  # type: ignore[return-value]  # it has ended without an error
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; returns whether it came."""
+        return self._ended.wait(timeout_s)
+
+    def cancel(self, timeout_s: float) -> bool:
+        """Cancel this job and no other; returns whether it ended within `timeout_s`."""
+        self._cancelled = True
+        deadline_s = time.monotonic() + timeout_s
+        while not self.is_ended and time.monotonic() < deadline_s:
+            if self._sc._jsc is None:
+                return self.join(max(0.0, deadline_s - time.monotonic()))
+            try:
+                self._sc.cancelJobsWithTag(self.tag)
+            except Exception:  # noqa: BLE001  # py4j's many errors: the context is stopping
+                return self.join(max(0.0, deadline_s - time.monotonic()))
+            self.join(_CANCEL_AGAIN_S)
+        return self.is_ended
+
+    def _run(self) -> None:
+        try:
+            self._sc.setJobGroup(self.tag, self._description, interruptOnCancel=True)
+            self._sc.clearJobTags()
+            self._sc.addJobTag(self.tag)
+            if not self._cancelled:
+                self._result = self._action()
+        except BaseException as error:  # noqa: BLE001  # reported to the thread that waits
+            self.error = error
+        finally:
+            self._ended.set()
+            self._on_end(self)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the useful part of a failed Spark job's error: the Python exception of the task.
+
+    A Py4JJavaError's text is two stack traces of a hundred lines; what the task raised is the last
+    line of the Python traceback inside it.
+    """
+    java = getattr(error, "java_exception", None)
+    text = str(java.getMessage() if java is not None else error)
+    found = [match for match in _PYTHON_ERROR.findall(text) if not match.startswith("org.apache")]
+    if found:
+        return str(found[-1])[:_MAX_REASON_CHARS]
+    lines = text.strip().splitlines() or [type(error).__qualname__]
+    return lines[0][:_MAX_REASON_CHARS]
