@@ -1,0 +1,325 @@
+"""What a worker uses: pull, push and meet, over all servers at once.
+
+Covers: the public calls, slicing of flat buffers, sequence numbers, combining the servers' answers.
+Does not: reconnect or wait (ps.links), import numba, keras or tensorflow.
+Runs in: worker processes, and drivers for stats and control.
+Threads: any; one call at a time, `_lock` makes others wait. `close` waits for the call under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ps import messages
+from ps.clipping import Clipper
+from ps.errors import PhaseError, SettingsError
+from ps.fleet import Answer, Fleet, check_serving, joined
+from ps.links import Outgoing
+from ps.messages import Ack, Description, Met
+from ps.params import Hyper, Layout, Manifest
+from ps.pieces import Piece, check_arrays, cut_pieces, views_of
+from ps.stats import ServerStats
+from rpc.address import Endpoint
+from rpc.handshake import Credentials, Identity
+
+Array = np.ndarray[Any, Any]
+
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_RECONNECT_S = 10.0
+"""Longer than a restarted server needs to listen again, shorter than a user's patience."""
+
+
+class PSClient:
+    """One worker's view of the parameters.
+
+    Arrays are flat: one 1-d contiguous array per group, all its parameters in the manifest's order,
+    C order. Nothing is copied; they must not change during a call.
+
+    Args:
+        endpoints: all servers, in the order of their ranks.
+        credentials: the cluster's secret.
+        identity: who this worker is; `incarnation` grows when it is restarted.
+        num_workers: of the whole cluster.
+        timeout_s: for every call that does not say otherwise, waiting at a sync barrier included.
+        reconnect_s: a server that cannot be reached for so long is gone.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        credentials: Credentials,
+        identity: Identity,
+        *,
+        num_workers: int,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        reconnect_s: float = DEFAULT_RECONNECT_S,
+    ) -> None:
+        if not 0 < timeout_s <= messages.MAX_WAIT_S:
+            raise SettingsError(
+                f"timeout_s must be in (0, {messages.MAX_WAIT_S:g}], got {timeout_s}"
+            )
+        self.identity = identity
+        self.num_workers = num_workers
+        self.timeout_s = timeout_s
+        self._lock = threading.RLock()
+        self._fleet = Fleet(
+            endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
+        )
+        self._manifest: Manifest | None = None
+        self._hash = ""
+        self._layout = Layout((), ())
+        self._pieces: tuple[tuple[Piece, ...], ...] = ()
+        self._clipper: Clipper | None = None
+        self._meetings: dict[str, int] = {}
+
+    def __enter__(self) -> PSClient:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is trained; after seed() or attach()."""
+        if self._manifest is None:
+            raise PhaseError("this client knows no parameters yet; call seed() or attach() first")
+        return self._manifest
+
+    @property
+    def layout(self) -> Layout:
+        """Where each parameter stands in the flat buffers; after seed() or attach()."""
+        return self._layout
+
+    def describe(self) -> list[Description]:
+        """Phase, manifest hash and clock of every server."""
+        return self._ask(messages.Describe(), Description)
+
+    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
+        """Give the servers their manifest and first values; the chief calls it once.
+
+        A server that already serves this manifest (restored, or seeded before) keeps its values:
+        pull() after it.
+
+        Raises:
+            ManifestMismatch: a server serves other parameters; the text lists the differences.
+            NonFiniteGradient: a value is NaN or infinite.
+        """
+        layout = Layout.of(manifest)
+        check_arrays(layout, values, "values")
+        encoded, digest = manifest.encode(), manifest.hash()
+        if len(encoded) > messages.MAX_MANIFEST_BYTES:
+            raise SettingsError(
+                f"the manifest has {len(encoded)} bytes, limit {messages.MAX_MANIFEST_BYTES}; "
+                "shorten the parameters' names"
+            )
+        request = messages.encode(messages.Seed(digest, len(encoded)))
+        with self._lock:
+            pieces = cut_pieces(layout, len(self._fleet.links))
+            calls = [
+                Outgoing(link, lambda _: request, [encoded, *views_of(values, pieces[link.server])])
+                for link in self._fleet.links
+            ]
+            described = self._fleet.answers(calls, Description, timeout_s=self.timeout_s)
+            self._fleet.check_size(described)
+            self._adopt(manifest)
+
+    def attach(self, *, timeout_s: float | None = None) -> Manifest:
+        """Wait until every server serves, and take over their manifest.
+
+        Raises:
+            RequestTimeout: a server is still EMPTY; has the chief seeded it?
+            PhaseError: a server has failed or is stopping.
+            ManifestMismatch: the servers serve different manifests.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            calls = [
+                Outgoing(link, lambda wait_s: messages.encode(messages.Describe(wait_s)))
+                for link in self._fleet.links
+            ]
+            described = self._fleet.answers(calls, Description, timeout_s=limit_s)
+            self._fleet.check_size(described)
+            check_serving(described, limit_s)
+            request = messages.encode(messages.FetchManifest())
+            call = Outgoing(self._fleet.links[0], lambda _: request)
+            (reply,) = self._fleet.send([call], timeout_s=limit_s)
+            self._adopt(Manifest.decode(reply.payload))
+            return self.manifest
+
+    def pull(self, into: Mapping[str, Array]) -> Ack:
+        """Fill the arrays with the newest values."""
+        with self._lock:
+            request = messages.encode(messages.Pull(self._known_hash()))
+            check_arrays(self._layout, into, "into", writable=True)
+            calls = [
+                Outgoing(link, lambda _: request, into=views_of(into, self._pieces[link.server]))
+                for link in self._fleet.links
+            ]
+            return joined(self._fleet.answers(calls, Ack, timeout_s=self.timeout_s))
+
+    def push(self, grads: Mapping[str, Array], *, hyper: Hyper, rows: int) -> Ack:
+        """Bring a gradient of `rows` rows; in sync mode wait until everybody's is applied.
+
+        Raises:
+            NonFiniteGradient: NaN or infinity; that bucket is unchanged. In sync mode the refusing
+                server counts the push as null, so the barrier holds.
+            StaleIncarnation: a newer attempt of this worker is at work: end this process.
+            WorkerLost: sync: a member of the barrier is gone.
+            RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
+        """
+        return self._push(grads, None, hyper, rows)
+
+    def push_pull(
+        self, grads: Mapping[str, Array], into: Mapping[str, Array], *, hyper: Hyper, rows: int
+    ) -> Ack:
+        """Push, and fill `into` with the values after it, in one round trip. Raises as push()."""
+        return self._push(grads, into, hyper, rows)
+
+    def push_null(self, *, rows: int = 0, into: Mapping[str, Array] | None = None) -> Ack:
+        """Push nothing: the sync barrier stays whole; with `into` the values come back."""
+        return self._push(None, into, None, rows)
+
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Replace the values, as set_weights does; optimizer slots stay. Chief only."""
+        with self._lock:
+            digest = self._known_hash()
+            check_arrays(self._layout, values, "values")
+            self._fleet.change(
+                lambda sequence, _: messages.Assign(digest, sequence),
+                timeout_s=self.timeout_s,
+                payload=lambda link: views_of(values, self._pieces[link.server]),
+            )
+
+    def join(self) -> Ack:
+        """Be waited for in the sync barrier again, from the clock that is open now.
+
+        Servers may be one clock apart at that moment; those behind get a null push, so all of them
+        see this worker's first gradient in the same clock. Workers that must all start an epoch in
+        one clock join first and meet (`rendezvous`) before the first push.
+        """
+        with self._lock:
+            is_sync = self.manifest.consistency == "sync"
+            acks = self._fleet.change(
+                lambda sequence, _: messages.Join(sequence), timeout_s=self.timeout_s
+            )
+            return joined(self._line_up(acks) if is_sync else acks)
+
+    def leave(self) -> Ack:
+        """Push no more until join(): the sync barrier goes on without this worker."""
+        with self._lock:
+            acks = self._fleet.change(
+                lambda sequence, _: messages.Leave(sequence), timeout_s=self.timeout_s
+            )
+            return joined(acks)
+
+    def finish(self) -> None:
+        """Be done for good: neither barrier nor meeting waits for this worker. Idempotent."""
+        with self._lock:
+            self._fleet.change(
+                lambda sequence, _: messages.Finish(sequence), timeout_s=self.timeout_s
+            )
+
+    def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
+        """Bring a value and get those of all live workers that have not finished, by rank.
+
+        All workers use the same keys in the same order; a key may be used again.
+
+        Raises:
+            RequestTimeout: names the workers that did not come.
+        """
+        with self._lock:
+            uses = self._meetings.get(key, 0)
+            name = f"{key}#{uses}" if uses else key
+            call = Outgoing(
+                self._fleet.links[0],
+                lambda wait_s: messages.encode(messages.Meet(name, wait_s)),
+                [value] if value else [],
+            )
+            (reply,) = self._fleet.send([call], timeout_s=timeout_s)
+            self._meetings[key] = uses + 1
+        met = messages.decode_reply(reply.meta, Met)
+        values: dict[int, bytes] = {}
+        start = 0
+        for rank, size in zip(met.ranks, met.sizes, strict=True):
+            values[rank] = bytes(reply.payload[start : start + size])
+            start += size
+        return values
+
+    def stats(self) -> list[ServerStats]:
+        """Every server's counters."""
+        return self._ask(messages.FetchStats(), ServerStats)
+
+    def fence(self, worker_rank: int, incarnation: int) -> None:
+        """Refuse the worker's incarnations below this one. Drivers and supervisors only."""
+        self._ask(messages.Fence(worker_rank, incarnation), Description)
+
+    def worker_lost(self, worker_rank: int, incarnation: int | None = None) -> None:
+        """Tell the servers that a worker is gone. Drivers and supervisors only."""
+        self._ask(messages.Lose(worker_rank, incarnation), Description)
+
+    def stop_servers(self, reason: str = "") -> None:
+        """Drain and end the servers. Drivers and supervisors only."""
+        self._ask(messages.Stop(reason[: messages.MAX_REASON_LENGTH]), Description)
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        with self._lock:
+            self._fleet.close()
+
+    def _push(
+        self,
+        grads: Mapping[str, Array] | None,
+        into: Mapping[str, Array] | None,
+        hyper: Hyper | None,
+        rows: int,
+    ) -> Ack:
+        with self._lock:
+            digest = self._known_hash()
+            if grads is not None:
+                check_arrays(self._layout, grads, "grads")
+                grads = self._clipper.clip(grads) if self._clipper is not None else grads
+            if into is not None:
+                check_arrays(self._layout, into, "into", writable=True)
+            ready, target = grads, into
+            acks = self._fleet.change(
+                lambda sequence, wait_s: messages.Push(
+                    digest, sequence, rows, hyper, into is not None, grads is None, wait_s
+                ),
+                timeout_s=self.timeout_s,
+                payload=lambda link: views_of(ready, self._pieces[link.server]) if ready else (),
+                into=lambda link: views_of(target, self._pieces[link.server]) if target else None,
+            )
+            return joined(acks)
+
+    def _line_up(self, acks: Sequence[Ack]) -> Sequence[Ack]:
+        """Fill the open clock of the servers that are one behind with a null push."""
+        newest = max(ack.clock for ack in acks)
+        pairs = zip(self._fleet.links, acks, strict=True)
+        behind = [link for link, ack in pairs if ack.clock < newest]
+        if not behind:
+            return acks
+        digest = self._known_hash()
+        lined_up = self._fleet.change(
+            lambda sequence, wait_s: messages.Push(digest, sequence, 0, None, False, True, wait_s),
+            timeout_s=self.timeout_s,
+            links=behind,
+        )
+        return [Ack(newest), *lined_up]
+
+    def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
+        with self._lock:
+            return self._fleet.ask(request, answer, timeout_s=self.timeout_s)
+
+    def _adopt(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._hash = manifest.hash()
+        self._layout = Layout.of(manifest)
+        self._pieces = cut_pieces(self._layout, len(self._fleet.links))
+        self._clipper = Clipper(manifest, num_workers=self.num_workers)
+
+    def _known_hash(self) -> str:
+        return self._hash if self._manifest is not None else self.manifest.hash()

@@ -1,0 +1,129 @@
+"""The command line of a hand-started parameter server: `python -m ps.server`.
+
+Covers: arguments, the secret's file, the line that tells where it listens, ending on a signal.
+Does not: what a node of a Spark cluster does (tfos.node.server).
+Runs in: the main thread of its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ps.errors import SettingsError
+from ps.lifecycle import ServerSettings
+from ps.server import PSServer
+from rpc.errors import RpcError
+from rpc.handshake import Credentials
+
+MIN_SECRET_BYTES = 16
+MAX_SECRET_BYTES = 4096
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_POLL_S = 0.2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until SIGTERM, SIGINT or a stop request; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=options.log_level, format="%(asctime)s %(name)s %(message)s")
+    try:
+        credentials = Credentials(options.cluster_id, read_secret(Path(options.secret_file)))
+        settings = ServerSettings(
+            rank=options.rank,
+            num_servers=options.num_servers,
+            num_workers=options.num_workers,
+            on_lost=options.on_lost,
+        )
+        server = PSServer(settings, credentials)
+        server.bind_tcp(options.host, options.port)
+    except (SettingsError, RpcError, OSError) as error:
+        sys.stderr.write(f"ps.server: {error}\n")
+        return 2
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # before threads, which inherit it
+    with server:
+        if options.unix:
+            server.bind_unix()
+        server.start()
+        _announce(server)
+        _wait_for_end(server)
+    return 0
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the secret in a file that only its owner may read.
+
+    Raises:
+        SettingsError: the file may be read by others, or the secret is too short or too long.
+    """
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & 0o077:
+            raise SettingsError(
+                f"{path} has mode {mode:04o}: others may read the secret; chmod 0600 {path}"
+            )
+        if status.st_uid not in (os.geteuid(), 0):
+            raise SettingsError(f"{path} belongs to user id {status.st_uid}, not to this user")
+        secret = file.read(MAX_SECRET_BYTES + 1).strip()
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+        raise SettingsError(
+            f"the secret in {path} has {len(secret)} bytes, it needs {MIN_SECRET_BYTES}.."
+            f"{MAX_SECRET_BYTES}; make one with: head -c 32 /dev/urandom | base64 > {path}"
+        )
+    return secret
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ps.server",
+        description="Serve one shard of the parameters. Prints one JSON line with its endpoint, "
+        "then serves until SIGTERM, SIGINT or a stop request.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
+    parser.add_argument("--port", type=int, default=0, help="0, the default, takes any free port")
+    parser.add_argument("--unix", action="store_true", help="listen on a Unix socket as well")
+    parser.add_argument("--rank", type=int, default=0, help="this server, from 0")
+    parser.add_argument("--num-servers", type=int, default=1, help="servers that share the buckets")
+    parser.add_argument("--num-workers", type=int, required=True, help="workers of the cluster")
+    parser.add_argument("--secret-file", required=True, help="file of mode 0600 with the secret")
+    parser.add_argument("--cluster-id", required=True, help="name that all processes give")
+    parser.add_argument(
+        "--on-lost",
+        choices=("fail", "continue"),
+        default="fail",
+        help="what a lost worker does to a sync barrier",
+    )
+    parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR")
+    return parser
+
+
+def _announce(server: PSServer) -> None:
+    endpoint = server.endpoint
+    line = {
+        "server": str(server),
+        "pid": os.getpid(),
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "unix_path": endpoint.unix_path,
+        "boot_id": endpoint.boot_id,
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _wait_for_end(server: PSServer) -> None:
+    """Wait for a signal or a stop request.
+
+    The signals are blocked and fetched, not handled: a handler that takes a lock may meet its own
+    thread holding it.
+    """
+    while not server.wait_stopped(0):
+        if signal.sigtimedwait(_SIGNALS, _POLL_S) is not None:
+            return

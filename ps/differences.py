@@ -1,0 +1,57 @@
+"""Says in words how two manifests differ. Pure.
+
+Covers: the sentences of ManifestMismatch.      Does not: decide whether a difference matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ps.params import GroupSpec, Manifest
+
+MAX_SHOWN = 8
+
+
+def manifest_differences(expected: Manifest, found: Manifest) -> tuple[str, ...]:
+    """Return one short sentence per difference, the most telling first, at most MAX_SHOWN."""
+    sentences = list(_differences(expected, found))
+    if len(sentences) > MAX_SHOWN:
+        left = len(sentences) - MAX_SHOWN
+        sentences = [*sentences[:MAX_SHOWN], f"and {left} more"]
+    return tuple(sentences)
+
+
+def _differences(expected: Manifest, found: Manifest) -> Iterator[str]:
+    ours = {group.name: group for group in expected.groups}
+    theirs = {group.name: group for group in found.groups}
+    yield from _names("group", ours.keys(), theirs.keys())
+    for name in ours.keys() & theirs.keys():
+        yield from _group_differences(ours[name], theirs[name])
+    for field in ("consistency", "reduction", "bucket_bytes"):
+        one, other = getattr(expected, field), getattr(found, field)
+        if one != other:
+            yield f"{field}: expected {one!r}, found {other!r}"
+
+
+def _group_differences(ours: GroupSpec, theirs: GroupSpec) -> Iterator[str]:
+    where = f"group {ours.name!r}"
+    if ours.dtype != theirs.dtype:
+        yield f"{where}: expected dtype {ours.dtype}, found {theirs.dtype}"
+    if ours.rule != theirs.rule:
+        yield f"{where}: expected rule {ours.rule}, found {theirs.rule}"
+    shapes = {param.name: param.shape for param in ours.params}
+    found = {param.name: param.shape for param in theirs.params}
+    yield from _names(f"{where}: parameter", shapes.keys(), found.keys())
+    for name, shape in shapes.items():
+        if name in found and found[name] != shape:
+            yield f"{where}: {name!r} expected shape {shape}, found {found[name]}"
+    if shapes == found and ours.params != theirs.params:
+        yield f"{where}: the same parameters in another order"
+
+
+def _names(what: str, ours: object, theirs: object) -> Iterator[str]:
+    mine, other = set[str](ours), set[str](theirs)  # type: ignore[call-overload]  # key views
+    for name in sorted(mine - other):
+        yield f"{what} {name!r} is missing"
+    for name in sorted(other - mine):
+        yield f"{what} {name!r} is unexpected"

@@ -1,0 +1,173 @@
+"""All servers of a cluster as one: the same request to each, their answers together.
+
+Covers: sequence numbers, what follows from a request without an answer, the cluster's size.
+Does not: know tensors (ps.client), reconnect (ps.links).
+Threads: one at a time; ps.client holds its lock around every call, except for `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ps import messages
+from ps.errors import (
+    ClosedError,
+    ManifestMismatch,
+    PhaseError,
+    PSError,
+    RequestTimeout,
+    SettingsError,
+    TransportError,
+)
+from ps.links import Link, Outgoing, exchange
+from ps.messages import Ack, Description
+from ps.permissions import Phase
+from rpc.address import Endpoint
+from rpc.connection import Buffer, Reply
+from rpc.handshake import Credentials, Identity
+
+Answer = TypeVar("Answer")
+ChangingRequest = Callable[[int, float], messages.Changing]
+"""Makes a request from its sequence number and the seconds that the server may let us wait."""
+
+
+class Fleet:
+    """The links to all servers, in the order of their ranks.
+
+    Args:
+        endpoints: all servers.
+        credentials: the cluster's secret.
+        identity: who this client is.
+        num_workers: of the whole cluster; compared with what the servers were started with.
+        reconnect_s: a server that cannot be reached for so long is gone.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        credentials: Credentials,
+        identity: Identity,
+        *,
+        num_workers: int,
+        reconnect_s: float,
+    ) -> None:
+        if not endpoints:
+            raise SettingsError("a client needs at least one server's endpoint, got none")
+        if reconnect_s <= 0:
+            raise SettingsError(f"reconnect_s must be above 0, got {reconnect_s}")
+        self.links = tuple(
+            Link(rank, endpoint, credentials, identity) for rank, endpoint in enumerate(endpoints)
+        )
+        self._num_workers = num_workers
+        self._reconnect_s = reconnect_s
+        self._unknown: PSError | None = None
+        self._closed = False
+
+    def ask(
+        self, request: messages.Request, answer: type[Answer], *, timeout_s: float
+    ) -> list[Answer]:
+        """Make the same request to every server."""
+        encoded = messages.encode(request)
+        calls = [Outgoing(link, lambda _: encoded) for link in self.links]
+        return self.answers(calls, answer, timeout_s=timeout_s)
+
+    def answers(
+        self, calls: Sequence[Outgoing], answer: type[Answer], *, timeout_s: float
+    ) -> list[Answer]:
+        """Make these requests and decode their replies' meta."""
+        replies = self.send(calls, timeout_s=timeout_s)
+        return [messages.decode_reply(reply.meta, answer) for reply in replies]
+
+    def send(self, calls: Sequence[Outgoing], *, timeout_s: float) -> list[Reply]:
+        """Make these requests.
+
+        Raises:
+            ClosedError: after close().
+            PSError: see ps.links.exchange.
+        """
+        if self._closed:
+            raise ClosedError("this client is closed; make a new one")
+        return exchange(calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s)
+
+    def change(
+        self,
+        request: ChangingRequest,
+        *,
+        timeout_s: float,
+        payload: Callable[[Link], Sequence[Buffer]] = lambda _: (),
+        into: Callable[[Link], Sequence[memoryview] | None] = lambda _: None,
+        links: Sequence[Link] | None = None,
+    ) -> list[Ack]:
+        """Make one changing request, under the next sequence number of each server.
+
+        Raises:
+            PhaseError: an earlier one got no answer, so the numbers of both sides may differ.
+        """
+        if self._unknown is not None:
+            raise PhaseError(
+                f"an earlier request of this worker got no answer ({self._unknown}): nobody knows "
+                "whether it was applied; restart the worker with a new incarnation"
+            )
+        calls = [
+            Outgoing(link, _numbered(request, link.next_sequence()), payload(link), into(link))
+            for link in (self.links if links is None else links)
+        ]
+        try:
+            return self.answers(calls, Ack, timeout_s=timeout_s)
+        except TransportError as error:
+            self._unknown = error
+            raise
+
+    def check_size(self, described: Sequence[Description]) -> None:
+        """Refuse servers that were started for another number of servers or workers."""
+        ours = (len(self.links), self._num_workers)
+        for server in described:
+            theirs = (server.num_servers, server.num_workers)
+            if theirs != ours:
+                raise ManifestMismatch(
+                    f"ps:{server.server} belongs to {theirs[0]} servers and {theirs[1]} workers, "
+                    f"this client to {ours[0]} and {ours[1]}; start both with the same numbers"
+                )
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._closed = True
+        for link in self.links:
+            link.close()
+
+
+def check_serving(described: Sequence[Description], waited_s: float) -> None:
+    """Refuse servers that do not all serve the same manifest.
+
+    Raises:
+        RequestTimeout: one is still EMPTY.
+        PhaseError: one has failed or is stopping.
+        ManifestMismatch: they serve different manifests.
+    """
+    for server in described:
+        if server.phase == Phase.EMPTY:
+            raise RequestTimeout(
+                f"ps:{server.server} is still EMPTY after {waited_s:g} s; has the chief seeded it?",
+                {"server": str(server.server)},
+            )
+        if server.phase != Phase.SERVING:
+            raise PhaseError(f"ps:{server.server} is {server.phase}: {server.reason}")
+    hashes = {server.manifest_hash for server in described}
+    if len(hashes) > 1:
+        raise ManifestMismatch(
+            f"the servers serve different manifests: {sorted(hashes)}; start all of them anew"
+        )
+
+
+def joined(acks: Sequence[Ack]) -> Ack:
+    """Return one answer for all servers."""
+    return Ack(
+        clock=max(ack.clock for ack in acks),
+        applied=any(ack.applied for ack in acks),
+        staleness=max(ack.staleness for ack in acks),
+    )
+
+
+def _numbered(request: ChangingRequest, sequence: int) -> Callable[[float], bytes]:
+    return lambda wait_s: messages.encode(request(sequence, wait_s))

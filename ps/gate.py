@@ -1,0 +1,299 @@
+"""Between the pure decisions and the threads: one lock, the waits, and the execution of actions.
+
+Covers: exactly-once verdicts, the barrier's staged gradients, waiting with deadlines, membership.
+Does not: read sockets or hold parameters; reducing is a callable that the shard gives.
+Threads: any. `_changed` guards record, policy and arrivals;
+a reduction runs under it, so between two clocks nobody sees half of an update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ps.applied import AppliedRecord, Verdict
+from ps.consistency import Action, Admission, Break, Drop, Policy, Reduce, Release, worker_lost
+from ps.errors import PeerGone, PSError, RequestTimeout, ServerError
+from ps.params import Hyper, WorkerRank
+
+_logger = logging.getLogger(__name__)
+
+_CHECK_PEER_S = 0.25
+"""How often a waiting push looks whether its sender is still there; costs one poll() each."""
+
+Gradient = TypeVar("Gradient")
+
+
+@dataclass(slots=True)
+class Arrival(Generic[Gradient]):
+    """A push that is completely here, and later its outcome: `clock` or `error`."""
+
+    worker: WorkerRank
+    incarnation: int
+    sequence: int
+    rows: int
+    hyper: Hyper | None
+    """None: a null push."""
+    gradient: Gradient | None = None
+    """What was staged; None for a null push and for one that was applied as it arrived."""
+    staleness: int = 0
+    clock: int | None = None
+    error: PSError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its sender can be answered."""
+        return self.clock is not None or self.error is not None
+
+
+Contributions = Sequence[Arrival[Gradient]]
+
+
+class Gate(Generic[Gradient]):
+    """Serialises what workers do to one shard.
+
+    Args:
+        policy: decides; see ps.consistency.
+        record: remembers; see ps.applied.
+        reduce: applies the staged gradients, in the given order, as one update.
+        on_applied: told once for every push that has become part of the parameters.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        record: AppliedRecord,
+        reduce: Callable[[Contributions[Gradient]], None],
+        on_applied: Callable[[Arrival[Gradient]], None],
+    ) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._policy = policy
+        self._record = record
+        self._reduce = reduce
+        self._on_applied = on_applied
+        self._waiting: dict[WorkerRank, Arrival[Gradient]] = {}
+        self._refused: dict[WorkerRank, tuple[int, int, PSError]] = {}
+        self._seen_clock: dict[WorkerRank, int] = {}
+        self._closed: PSError | None = None
+
+    @property
+    def clock(self) -> int:
+        """Updates so far."""
+        return self._policy.clock
+
+    def missing(self) -> tuple[WorkerRank, ...]:
+        """The workers that the open barrier waits for."""
+        with self._changed:
+            return self._policy.missing()
+
+    def begin(
+        self, worker: WorkerRank, incarnation: int, sequence: int
+    ) -> tuple[Verdict, Arrival[Gradient] | None]:
+        """Say what a changing request is, and find it if it already waits at the barrier.
+
+        Raises:
+            StaleIncarnation, SequenceGap: see ps.applied.
+            PSError: what this very request was refused with before.
+        """
+        with self._changed:
+            self._refuse_closed()
+            verdict = self._record.begin(worker, incarnation, sequence)
+            refused = self._refused.get(worker)
+            if refused is not None and refused[:2] == (incarnation, sequence):
+                raise refused[2]
+            waiting = self._waiting.get(worker)
+            if waiting is None or waiting.sequence != sequence:
+                return verdict, None
+            return verdict, waiting if waiting.incarnation == incarnation else None
+
+    def admit(self, worker: WorkerRank) -> Admission:
+        """Whether to apply a gradient as it arrives or to stage it."""
+        with self._changed:
+            return self._policy.admit(worker)
+
+    def staleness_of(self, worker: WorkerRank) -> int:
+        """Updates by others since this worker last pulled."""
+        with self._changed:
+            return self._policy.clock - self._seen_clock.get(worker, 0)
+
+    def pulled(self, worker: WorkerRank, clock: int) -> None:
+        """Note which clock's parameters the worker has got."""
+        with self._changed:
+            self._seen_clock[worker] = clock
+
+    def arrive(self, arrival: Arrival[Gradient]) -> Arrival[Gradient]:
+        """A push is completely here: let the policy decide and execute what it decides.
+
+        Returns:
+            The arrival to wait for; another object if a copy of the same push was faster, and then
+            the given one is not kept.
+        """
+        worker = arrival.worker
+        with self._changed:
+            verdict, earlier = self.begin(worker, arrival.incarnation, arrival.sequence)
+            if earlier is not None:
+                return earlier
+            if verdict is Verdict.REPEATED:
+                return dataclasses.replace(arrival, gradient=None, clock=self._policy.clock)
+            self._enter(arrival)
+        return arrival
+
+    def refuse(self, arrival: Arrival[Gradient], error: PSError) -> None:
+        """A push is refused for what is in it; at a barrier it counts as present, without gradient.
+
+        So the barrier stays whole and all servers agree on the clock, though one refused its part.
+        """
+        worker = arrival.worker
+        with self._changed:
+            known = self._refused.get(worker)
+            self._refused[worker] = (arrival.incarnation, arrival.sequence, error)
+            if known is not None and known[:2] == (arrival.incarnation, arrival.sequence):
+                return  # a late copy of the same push
+            if self._policy.admit(worker) is Admission.STAGE:
+                self._enter(dataclasses.replace(arrival, hyper=None, gradient=None))
+            else:
+                self._record.complete(worker, arrival.incarnation, arrival.sequence)
+
+    def wait(
+        self, arrival: Arrival[Gradient], deadline_s: float, is_gone: Callable[[], bool]
+    ) -> int:
+        """Wait until the push is part of a clock.
+
+        Returns:
+            That clock.
+
+        Raises:
+            RequestTimeout: not before `deadline_s` (monotonic); names the missing workers.
+            PeerGone: the sender is gone; its push stays staged for its retry.
+            PSError: why the barrier broke.
+        """
+        with self._changed:
+            while not arrival.is_done:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    missing = ", ".join(str(rank) for rank in self._policy.missing())
+                    raise RequestTimeout(
+                        f"clock {self._policy.clock} still waits for worker {missing}; raise the "
+                        "timeout or let idle workers leave()",
+                        {"missing": missing},
+                    )
+                if is_gone():
+                    raise PeerGone(f"worker {arrival.worker} closed its connection while waiting")
+                self._changed.wait(min(left_s, _CHECK_PEER_S))
+            if arrival.error is not None:
+                raise arrival.error
+            return arrival.clock or 0
+
+    def change(
+        self,
+        worker: WorkerRank,
+        incarnation: int,
+        sequence: int,
+        event: Callable[[WorkerRank], list[Action]],
+    ) -> bool:
+        """Execute a membership event once; False when this request was executed before."""
+        with self._changed:
+            verdict, _ = self.begin(worker, incarnation, sequence)
+            if verdict is Verdict.REPEATED:
+                return False
+            self._execute(event(worker))
+            self._record.complete(worker, incarnation, sequence)
+            return True
+
+    def join(self, worker: WorkerRank) -> list[Action]:
+        """See ps.consistency; an event for `change`, as `leave` and `finish`."""
+        return self._policy.on_join(worker)
+
+    def leave(self, worker: WorkerRank) -> list[Action]:
+        """See `join`."""
+        return self._policy.on_leave(worker)
+
+    def finish(self, worker: WorkerRank) -> list[Action]:
+        """See `join`."""
+        return self._policy.on_finish(worker)
+
+    def fence(self, worker: WorkerRank, least_incarnation: int) -> None:
+        """Refuse older incarnations of the worker from now on, also in the middle of a push."""
+        with self._changed:
+            self._record.fence(worker, least_incarnation)
+
+    def lose(self, worker: WorkerRank, incarnation: int | None = None) -> None:
+        """The worker is gone: fence what is left of it and let the policy decide about the others.
+
+        Args:
+            worker: its rank.
+            incarnation: the one that is gone, the newest known if None. Nothing happens when a
+                newer one is at work already.
+        """
+        with self._changed:
+            known = self._record.incarnation_of(worker)
+            lost = known if incarnation is None else incarnation
+            if lost < known:
+                return
+            self._record.fence(worker, lost + 1)
+            self._execute(self._policy.on_lost(worker))
+
+    @contextlib.contextmanager
+    def between_clocks(self) -> Iterator[int]:
+        """Hold all barriers open: no reduction runs meanwhile. Yields the clock."""
+        with self._changed:
+            yield self._policy.clock
+
+    def close(self, error: PSError) -> None:
+        """End all waits with `error`; later requests get it too."""
+        with self._changed:
+            self._closed = error
+            for arrival in self._waiting.values():
+                arrival.error = error
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _enter(self, arrival: Arrival[Gradient]) -> None:
+        is_null = arrival.hyper is None
+        actions = self._policy.on_push(arrival.worker, arrival.rows, null=is_null)
+        self._waiting[arrival.worker] = arrival
+        self._execute(actions)
+
+    def _refuse_closed(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+    def _execute(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Reduce):
+                self._reduce_staged(action)
+            elif isinstance(action, Release):
+                self._release(action)
+            elif isinstance(action, Drop):
+                self._waiting.pop(action.worker, None)
+            else:
+                self._break(action)
+        self._changed.notify_all()
+
+    def _reduce_staged(self, action: Reduce) -> None:
+        staged = [self._waiting[part.worker] for part in action.contributions]
+        try:
+            self._reduce(staged)
+        except Exception as error:  # whatever it is, the waiting workers must hear of it
+            _logger.exception("reducing clock %d failed", self._policy.clock)
+            self.close(ServerError(f"reducing clock {self._policy.clock} failed: {error}"))
+            raise
+
+    def _release(self, action: Release) -> None:
+        for worker in action.workers:
+            arrival = self._waiting.pop(worker)
+            arrival.clock = action.clock
+            self._seen_clock[worker] = self._seen_clock.get(worker, 0) + (arrival.hyper is not None)
+            self._record.complete(worker, arrival.incarnation, arrival.sequence)
+            if arrival.hyper is not None:
+                self._on_applied(arrival)
+
+    def _break(self, action: Break) -> None:
+        for worker in action.workers:
+            self._waiting.pop(worker).error = worker_lost(action.lost)

@@ -1,0 +1,242 @@
+"""The client's connections to all servers, and one exchange with all of them that survives cuts.
+
+Covers: connecting, reconnecting with back-off, sending again with the same numbers, deadlines.
+Does not: know what the requests mean (ps.client).
+Threads: one at a time; ps.client holds its lock around every exchange.
+
+A cut connection is no error yet: the request is sent again, with the same sequence number, until
+the deadline. A server that cannot be reached for `reconnect_s` is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ps.errors import PeerGone, PSError, RequestTimeout, SettingsError, from_remote
+from ps.rendezvous import MAX_OPEN_BYTES
+from rpc.address import Endpoint
+from rpc.connection import Buffer, Connection, OutCall, Reply, call_all, connect
+from rpc.errors import (
+    AuthError,
+    DeadlineExceeded,
+    IntegrityError,
+    RemoteError,
+    RpcError,
+    TransportError,
+)
+from rpc.frame import Limits
+from rpc.handshake import Credentials, Identity, Role
+
+_logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+ANSWER_SHARE = 0.1
+"""Part of the remaining time, at most a second, that is left for a server's typed answer to arrive
+after its wait has ended."""
+
+_LIMITS = Limits(max_reply_bytes=MAX_OPEN_BYTES)
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One request to one server, ready to be sent more than once."""
+
+    link: Link
+    meta: Callable[[float], bytes]
+    """Encodes the meta for the seconds that the server may let us wait."""
+    payload: Sequence[Buffer] = ()
+    into: Sequence[memoryview] | None = None
+    reply: Reply | None = None
+    error: Exception | None = None
+    last_cut: RpcError | None = field(default=None, repr=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has neither a reply nor a final error."""
+        return self.reply is None and self.error is None
+
+
+class Link:
+    """The connection to one server, made when it is needed and made again when it was cut."""
+
+    def __init__(
+        self, server: int, endpoint: Endpoint, credentials: Credentials, identity: Identity
+    ) -> None:
+        self.server = server
+        self.name = f"ps:{server} at {endpoint}"
+        self.sequence = 0
+        """Number of the last changing request sent to this server."""
+        self._endpoint = endpoint
+        self._credentials = credentials
+        self._identity = identity
+        self._connection: Connection | None = None
+        self._unreachable_since_s: float | None = None
+        self._pause_s = 0.0
+        self._next_attempt_s = 0.0
+        self._was_connected = False
+
+    def next_sequence(self) -> int:
+        """Number a new changing request."""
+        self.sequence += 1
+        return self.sequence
+
+    def open_connection(self, left_s: float) -> Connection | None:
+        """Return a usable connection, or None when the next attempt has to wait.
+
+        Raises:
+            AuthError: the server has another secret; final.
+            SettingsError: another server answers there.
+        """
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        now_s = time.monotonic()
+        if now_s < self._next_attempt_s:
+            return None
+        try:
+            connection = connect(
+                self._endpoint,
+                self._identity,
+                self._credentials,
+                expect=Role.SERVER,
+                timeout_s=min(CONNECT_TIMEOUT_S, max(0.01, left_s)),
+                limits=_LIMITS,
+            )
+        except (TransportError, AuthError) as error:
+            # After a first success the secret is known to be right: a server that dies while it
+            # shakes hands looks like a refusal.
+            if isinstance(error, AuthError) and not self._was_connected:
+                raise
+            self._note_failure(now_s)
+            _logger.debug("%s: %s", self.name, error)
+            return None
+        if connection.peer.rank != self.server:
+            connection.close()
+            raise SettingsError(
+                f"{self.name} is ps:{connection.peer.rank}; give the endpoints in order of ranks"
+            )
+        self._connection = connection
+        self._was_connected = True
+        self._unreachable_since_s = None
+        return connection
+
+    def pause_after_cut(self) -> None:
+        """Wait a little longer each time before the connection is made again."""
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S)
+        self._next_attempt_s = time.monotonic() + self._pause_s
+
+    def succeeded(self) -> None:
+        """A reply has come: the next cut is a new story."""
+        self._pause_s = 0.0
+        self._next_attempt_s = 0.0
+
+    def unreachable_s(self) -> float:
+        """How long every attempt to connect has failed."""
+        since_s = self._unreachable_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def wait_s(self) -> float:
+        """How long until the next attempt."""
+        return max(0.0, self._next_attempt_s - time.monotonic())
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _note_failure(self, now_s: float) -> None:
+        if self._unreachable_since_s is None:
+            self._unreachable_since_s = now_s
+        self.pause_after_cut()
+
+
+def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float) -> list[Reply]:
+    """Send all requests at once and return all replies, in order.
+
+    Every server gets its chance to answer even when another one refuses, so that all of them agree
+    on what was pushed.
+
+    Raises:
+        PSError: the first server's refusal, as the server raised it.
+        PeerGone: a server could not be reached for `reconnect_s`.
+        RequestTimeout: no answer within `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while waiting := [call for call in calls if call.is_open]:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise _timeout(waiting, timeout_s)
+        _attempt(waiting, left_s)
+        for call in waiting:
+            if call.is_open and call.link.unreachable_s() > reconnect_s:
+                raise _gone(call, reconnect_s)
+    for call in calls:
+        if call.error is not None:
+            raise call.error
+    return [call.reply for call in calls if call.reply is not None]
+
+
+def _attempt(calls: Sequence[Outgoing], left_s: float) -> None:
+    """Try every call once on the connections that are there or can be made now."""
+    ready: list[tuple[Outgoing, OutCall]] = []
+    wait_s = left_s - min(1.0, ANSWER_SHARE * left_s)
+    for call in calls:
+        try:
+            connection = call.link.open_connection(left_s)
+        except (AuthError, SettingsError) as error:
+            call.error = error
+            continue
+        if connection is not None:
+            out = OutCall(connection, call.meta(wait_s), call.payload, call.into)
+            ready.append((call, out))
+    if not ready:
+        pause_s = min((call.link.wait_s() for call in calls), default=0.0)
+        time.sleep(min(pause_s, left_s))
+        return
+    outcomes = call_all([out for _, out in ready], timeout_s=left_s)
+    for (call, _), outcome in zip(ready, outcomes, strict=True):
+        _settle(call, outcome, left_s)
+
+
+def _settle(call: Outgoing, outcome: Reply | RpcError, left_s: float) -> None:
+    if isinstance(outcome, Reply):
+        call.reply = outcome
+        call.link.succeeded()
+    elif isinstance(outcome, RemoteError):
+        call.error = _named(from_remote(outcome), call.link)
+        call.link.succeeded()
+    elif isinstance(outcome, DeadlineExceeded):
+        call.error = RequestTimeout(
+            f"{call.link.name} gave no answer within {left_s:.1f} s ({outcome}); it is frozen or "
+            "overloaded: look at its log, or raise timeout_s",
+            {"server": str(call.link.server)},
+        )
+    elif isinstance(outcome, (TransportError, IntegrityError)):
+        call.last_cut = outcome
+        call.link.pause_after_cut()
+    else:
+        call.error = outcome
+
+
+def _named(error: PSError, link: Link) -> PSError:
+    error.details.setdefault("server", str(link.server))
+    return error
+
+
+def _timeout(calls: Sequence[Outgoing], timeout_s: float) -> RequestTimeout:
+    names = ", ".join(call.link.name for call in calls)
+    cut = next((call.last_cut for call in calls if call.last_cut is not None), None)
+    why = f"; last failure: {cut}" if cut is not None else ""
+    return RequestTimeout(f"no answer from {names} within {timeout_s:g} s{why}")
+
+
+def _gone(call: Outgoing, reconnect_s: float) -> PeerGone:
+    why = f"; the connection ended by: {call.last_cut}" if call.last_cut is not None else ""
+    return PeerGone(
+        f"{call.link.name} could not be reached for {reconnect_s:g} s{why}; is the process alive?",
+        {"server": str(call.link.server)},
+    )

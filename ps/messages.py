@@ -1,0 +1,247 @@
+"""Every request to a parameter server and every reply, as typed structs.
+
+Covers: what stands in a frame's meta (msgpack), its limits, and what the payload then is.
+Does not: transport (rpc), decisions (ps.consistency, ps.applied), execution (ps.server).
+Pure; no threads.
+
+    request        payload                          reply          payload
+    Describe                                        Description
+    FetchManifest                                   Description    the manifest's canonical bytes
+    Seed           manifest, then values            Description
+    Pull                                            Ack            values
+    Push           gradient, none if `null`         Ack            fresh values if `pull`
+    Assign         values                           Ack
+    Join, Leave, Finish                             Ack
+    Meet           the value                        Met            the values, as in `ranks`
+    Save                                            Saved          the shard's manifest entry
+    Restore                                         Description
+    FetchStats                                      ps.stats.ServerStats
+    Fence, Lose, Stop                               Description
+
+"Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding.
+`sequence` counts a worker's changing requests to one server from 1; see ps.applied.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from ps.applied import MAX_SEQUENCE
+from ps.errors import SettingsError
+from ps.params import Hyper
+from ps.rendezvous import MAX_KEY_LENGTH
+
+MAX_MANIFEST_BYTES = 16 << 20
+"""100,000 parameters with names of 150 characters."""
+MAX_WAIT_S = 86_400.0
+MAX_PATH_LENGTH = 4096
+MAX_REASON_LENGTH = 1024
+
+Sequence = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCE)]
+Incarnation = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+Rows = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_WAIT_S)]
+Digest = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+DirectoryName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATH_LENGTH)]
+
+
+class Describe(msgspec.Struct, frozen=True, tag="describe"):
+    """Ask for phase and clock; answered when the shard is SERVING, at the latest after `wait_s`."""
+
+    wait_s: Seconds = 0.0
+
+
+class FetchManifest(msgspec.Struct, frozen=True, tag="manifest"):
+    """Ask for the manifest of a seeded shard."""
+
+
+class Seed(msgspec.Struct, frozen=True, tag="seed"):
+    """Give an EMPTY shard its manifest and first values; a SERVING one keeps what it has."""
+
+    manifest_hash: Digest
+    manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
+
+
+class Pull(msgspec.Struct, frozen=True, tag="pull"):
+    """Ask for the newest values."""
+
+    manifest_hash: Digest
+
+
+class Push(msgspec.Struct, frozen=True, tag="push"):
+    """Bring a gradient; `wait_s` bounds the wait at the sync barrier."""
+
+    manifest_hash: Digest
+    sequence: Sequence
+    rows: Rows
+    hyper: Hyper | None = None
+    pull: bool = False
+    null: bool = False
+    wait_s: Seconds = 0.0
+
+
+class Assign(msgspec.Struct, frozen=True, tag="assign"):
+    """Replace the values; optimizer slots stay."""
+
+    manifest_hash: Digest
+    sequence: Sequence
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """This worker will push from now on."""
+
+    sequence: Sequence
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """This worker will not push until it joins again."""
+
+    sequence: Sequence
+
+
+class Finish(msgspec.Struct, frozen=True, tag="finish"):
+    """This worker is done for good."""
+
+    sequence: Sequence
+
+
+class Meet(msgspec.Struct, frozen=True, tag="meet"):
+    """Bring the payload to the meeting `key` and wait for everybody's."""
+
+    key: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_LENGTH)]
+    wait_s: Seconds
+
+
+class Save(msgspec.Struct, frozen=True, tag="save"):
+    """Write the shard for checkpoint `step`; the client commits when all servers have."""
+
+    directory: DirectoryName
+    checkpoint_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{1,64}$")]
+    step: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+
+
+class Restore(msgspec.Struct, frozen=True, tag="restore"):
+    """Fill an EMPTY shard from the checkpoint."""
+
+    directory: DirectoryName
+
+
+class FetchStats(msgspec.Struct, frozen=True, tag="stats"):
+    """Ask for the counters."""
+
+
+class Fence(msgspec.Struct, frozen=True, tag="fence"):
+    """Refuse all incarnations of the worker below this one."""
+
+    worker: Rank
+    incarnation: Incarnation
+
+
+class Lose(msgspec.Struct, frozen=True, tag="worker_lost"):
+    """This incarnation of the worker (None: the newest known) is gone: fence it, wait no longer."""
+
+    worker: Rank
+    incarnation: Incarnation | None = None
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Drain and close the shard."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_LENGTH)] = ""
+
+
+Changing = Push | Assign | Join | Leave | Finish
+Request = (
+    Describe
+    | FetchManifest
+    | Seed
+    | Pull
+    | Push
+    | Assign
+    | Join
+    | Leave
+    | Finish
+    | Meet
+    | Save
+    | Restore
+    | FetchStats
+    | Fence
+    | Lose
+    | Stop
+)
+
+
+class Description(msgspec.Struct, frozen=True):
+    """One server as it is now."""
+
+    server: int
+    num_servers: int
+    num_workers: int
+    phase: str
+    manifest_hash: str = ""
+    clock: int = 0
+    num_buckets: int = 0
+    reason: str = ""
+    """Why the shard has FAILED or stopped; empty otherwise."""
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """A request that is done."""
+
+    clock: int
+    """Updates of the parameters so far: pushes (async) or barriers (sync)."""
+    applied: bool = False
+    """Whether this very request changed something; false for a repeated or null push."""
+    staleness: int = 0
+    """Updates by others between this worker's last pull and this push."""
+
+
+class Met(msgspec.Struct, frozen=True):
+    """A meeting that is closed; the payload holds the values one after the other."""
+
+    ranks: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A shard that is written but not committed; the payload is its entry for the manifest."""
+
+    server: int
+    clock: int
+
+
+_Reply = TypeVar("_Reply")
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Return the meta bytes of a request or reply."""
+    return _encoder.encode(message)
+
+
+def decode_request(meta: bytes) -> Request:
+    """Return the request in a frame's meta.
+
+    Raises:
+        SettingsError: not a request that this version knows; the message names the field.
+    """
+    try:
+        return _request_decoder.decode(meta)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"not a request that this server knows: {error}") from error
+
+
+def decode_reply(meta: bytes, reply: type[_Reply]) -> _Reply:
+    """Return the reply in a frame's meta.
+
+    Raises:
+        SettingsError: the server sent something else; client and server differ in version.
+    """
+    try:
+        return msgspec.msgpack.decode(meta, type=reply)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"the server's answer is no {reply.__name__}: {error}") from error

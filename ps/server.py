@@ -1,0 +1,107 @@
+"""A parameter server: one listener, one shard. `python -m ps.server --help` starts one by hand.
+
+Covers: the object a process (or a test) starts and closes.
+Does not: answer requests (ps.service), the command line (ps.command).
+Runs in: PS processes; never imports tensorflow or pyspark.
+Threads: any; requests run on the listener's threads.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ps.lifecycle import ServerSettings
+from ps.params import WorkerRank
+from ps.permissions import Phase
+from ps.service import Service
+from ps.stats import ServerStats
+from rpc.address import Endpoint
+from rpc.handshake import Credentials, Identity, Role
+from rpc.listener import Listener
+
+__all__ = ["PSServer", "Phase", "ServerSettings", "ServerStats"]
+
+
+class PSServer:
+    """Serves one shard until it is closed.
+
+    Args:
+        settings: its place in the cluster.
+        credentials: the cluster's secret.
+        incarnation: grows when this server is replaced.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, credentials: Credentials, *, incarnation: int = 0
+    ) -> None:
+        self.settings = settings
+        identity = Identity(Role.SERVER, settings.rank, incarnation)
+        self._service = Service(
+            settings,
+            open_connections=lambda: self._listener.stats().open_connections,
+            cluster_id=credentials.cluster_id,
+        )
+        self._listener = Listener(self._service.handle, credentials, identity)
+
+    def __enter__(self) -> PSServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return f"ps:{self.settings.rank}"
+
+    def bind_tcp(self, host: str, port: int = 0) -> None:
+        """Listen on TCP; port 0 takes any free one."""
+        self._listener.bind_tcp(host, port)
+
+    def bind_unix(self, directory: str | None = None) -> None:
+        """Listen on a Unix socket as well, for clients on the same host."""
+        self._listener.bind_unix(directory)
+
+    def bind_inproc(self, name: str) -> None:
+        """Listen in this process only, for tests."""
+        self._listener.bind_inproc(name)
+
+    def start(self) -> None:
+        """Let clients in. The shard is EMPTY until the chief seeds it or it is restored."""
+        self._listener.start()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where clients find this server; after the binds."""
+        return self._listener.endpoint
+
+    @property
+    def phase(self) -> Phase:
+        """Where the shard is in its life."""
+        return self._service.life.phase
+
+    def stats(self) -> ServerStats:
+        """The counters as they are now."""
+        return self._service.stats()
+
+    def fence(self, worker: WorkerRank, incarnation: int) -> None:
+        """Refuse the worker's incarnations below this one from now on."""
+        self._service.life.fence(worker, incarnation)
+
+    def worker_lost(self, worker: WorkerRank, incarnation: int | None = None) -> None:
+        """Stop waiting for this incarnation of the worker (None: the newest known); fence it."""
+        self._service.worker_lost(worker, incarnation)
+
+    def wait_stopped(self, timeout_s: float) -> bool:
+        """Wait until somebody entitled has asked this server to stop."""
+        return self._service.life.stopping.wait(timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End all waits, close the connections and the ports. Idempotent."""
+        self._service.stop("closed")
+        self._listener.close(timeout_s)
+        self._service.life.close()
+
+
+if __name__ == "__main__":
+    from ps.command import main
+
+    sys.exit(main(sys.argv[1:]))

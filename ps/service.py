@@ -1,0 +1,247 @@
+"""What a parameter server answers: one method per request.
+
+Covers: decoding, permission, seeding, membership, meetings, checkpoints, statistics.
+Does not: listen (ps.server), change phases (ps.lifecycle), move gradients (ps.serving).
+Runs in: PS processes.
+Threads: `handle` is called by one thread per connection; what it shares guards itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ps import messages
+from ps.applied import WorkerCut
+from ps.consistency import Action, make_policy
+from ps.dense import DenseShard
+from ps.differences import manifest_differences
+from ps.errors import ManifestMismatch, SettingsError, ShapeError
+from ps.gate import Gate
+from ps.lifecycle import Lifecycle, ServerSettings
+from ps.meetings import Meetings
+from ps.messages import Ack, Met
+from ps.params import Layout, Manifest, WorkerRank
+from ps.permissions import check_caller, check_phase
+from ps.rendezvous import MAX_VALUE_BYTES
+from ps.serving import ServingShard
+from ps.sharding import deal
+from ps.staging import StagedGradient
+from ps.stats import Counters, ServerStats
+from rpc.listener import Call
+
+_EVENTS: dict[type, Callable[[Gate[StagedGradient]], Callable[[WorkerRank], list[Action]]]] = {
+    messages.Join: lambda gate: gate.join,
+    messages.Leave: lambda gate: gate.leave,
+    messages.Finish: lambda gate: gate.finish,
+}
+
+
+class Service:
+    """The handler behind one server's listener."""
+
+    def __init__(
+        self, settings: ServerSettings, *, cluster_id: str, open_connections: Callable[[], int]
+    ) -> None:
+        self.settings = settings
+        self._cluster_id = cluster_id
+        self.life = Lifecycle(settings)
+        self._open_connections = open_connections
+        self._counters = Counters()
+        self._meetings = Meetings(settings.num_workers)
+        self._handlers: dict[type, Callable[[Call, Any], None]] = {
+            messages.Describe: self._describe,
+            messages.FetchManifest: self._fetch_manifest,
+            messages.Seed: self._seed,
+            messages.Pull: self._pull,
+            messages.Push: self._push,
+            messages.Assign: self._assign,
+            messages.Join: self._change_membership,
+            messages.Leave: self._change_membership,
+            messages.Finish: self._change_membership,
+            messages.Meet: self._meet,
+            messages.FetchStats: self._fetch_stats,
+            messages.Fence: self._fence,
+            messages.Lose: self._lose,
+            messages.Stop: self._stop,
+        }
+
+    def handle(self, call: Call) -> None:
+        """Answer one request.
+
+        Raises:
+            PSError: becomes the error frame that the client gets.
+        """
+        self._counters.add(calls=1)
+        try:
+            request = messages.decode_request(call.meta)
+            check_caller(request, call.peer, self.settings.num_workers)
+            check_phase(request, self.settings.rank, self.life.phase, self.life.reason)
+            self._handlers[type(request)](call, request)
+        except Exception:
+            self._counters.add(errors=1)
+            raise
+
+    def stats(self) -> ServerStats:
+        """The counters as they are now."""
+        shard = self.life.shard
+        base = ServerStats(
+            self.settings.rank,
+            self.life.phase.value,
+            clock=0,
+            uptime_s=0.0,
+            connections=self._open_connections(),
+        )
+        if shard is not None:
+            base = msgspec.structs.replace(
+                base,
+                clock=shard.gate.clock,
+                missing=shard.gate.missing(),
+                lost_requests=shard.lost_requests,
+                parameter_bytes=shard.dense.value_nbytes,
+            )
+        return self._counters.snapshot(base)
+
+    def worker_lost(self, worker: WorkerRank, incarnation: int | None = None) -> None:
+        """Stop waiting for the worker anywhere, and fence what is left of it."""
+        self.life.lose(worker, incarnation)
+        self._meetings.lose(worker)
+
+    def stop(self, reason: str) -> None:
+        """End all waits; what is under way is answered with the reason."""
+        self._meetings.end(f"ps:{self.settings.rank} stops: {reason}")
+        self.life.stop(reason)
+
+    def _describe(self, call: Call, request: messages.Describe) -> None:
+        self.life.wait_until_filled(time.monotonic() + request.wait_s, call.peer_gone)
+        self._reply_description(call)
+
+    def _reply_description(self, call: Call) -> None:
+        call.reply(messages.encode(self.life.describe()))
+
+    def _fetch_manifest(self, call: Call, _request: messages.FetchManifest) -> None:
+        manifest = self.life.loaded().manifest
+        call.reply(messages.encode(self.life.describe()), [manifest.encode()])
+
+    def _seed(self, call: Call, request: messages.Seed) -> None:
+        manifest = self._read_manifest(call, request)
+        if self.life.shard is None:
+            expected = self._value_nbytes(manifest)
+            if call.remaining != expected:
+                raise ShapeError(
+                    f"seed brought {call.remaining} bytes of values, the buckets of "
+                    f"ps:{self.settings.rank} of {self.settings.num_servers} take {expected}"
+                )
+            shard = self.build_shard(manifest)
+            shard.fill(call)
+            self._counters.add(bytes_in=expected)
+            self.life.install(shard)
+        self._refuse_other(manifest)
+        call.discard_rest()
+        self._reply_description(call)
+
+    def build_shard(
+        self, manifest: Manifest, *, clock: int = 0, cuts: Sequence[WorkerCut] = ()
+    ) -> ServingShard:
+        """Make a shard of this server for the manifest; loads or compiles its kernels."""
+        settings = self.settings
+        dense = DenseShard(
+            manifest,
+            rank=settings.rank,
+            num_servers=settings.num_servers,
+            num_workers=settings.num_workers,
+        )
+        policy = make_policy(manifest, settings.num_workers, on_lost=settings.on_lost, clock=clock)
+        return ServingShard(dense, policy, self._counters, cuts)
+
+    def _read_manifest(self, call: Call, request: messages.Seed) -> Manifest:
+        if call.payload_bytes < request.manifest_bytes:
+            raise ShapeError(
+                f"seed announced a manifest of {request.manifest_bytes} bytes in a payload of "
+                f"{call.payload_bytes}"
+            )
+        data = bytearray(request.manifest_bytes)
+        call.read_into(memoryview(data))
+        manifest = Manifest.decode(bytes(data))
+        if manifest.hash() != request.manifest_hash:
+            raise ManifestMismatch(
+                f"the manifest's hash is {manifest.hash()}, announced was {request.manifest_hash}; "
+                "both sides must run the same version"
+            )
+        return manifest
+
+    def _value_nbytes(self, manifest: Manifest) -> int:
+        sizes = Layout.of(manifest).bucket_bytes()
+        owned = deal(sizes, self.settings.num_servers)[self.settings.rank]
+        return sum(sizes[owned.start : owned.stop])
+
+    def _refuse_other(self, manifest: Manifest) -> None:
+        serving = self.life.loaded().manifest
+        if serving.hash() == manifest.hash():
+            return
+        differences = "; ".join(manifest_differences(serving, manifest))
+        raise ManifestMismatch(
+            f"ps:{self.settings.rank} serves other parameters than this seed: {differences}. "
+            "Build the same model, or start new servers",
+            {"serving": serving.hash(), "seed": manifest.hash()},
+        )
+
+    def _pull(self, call: Call, request: messages.Pull) -> None:
+        shard = self.life.loaded()
+        shard.check_manifest(request.manifest_hash)
+        shard.pull(call)
+
+    def _push(self, call: Call, request: messages.Push) -> None:
+        self.life.loaded().push(call, request)
+
+    def _assign(self, call: Call, request: messages.Assign) -> None:
+        self.life.loaded().assign(call, request)
+
+    def _change_membership(
+        self, call: Call, request: messages.Join | messages.Leave | messages.Finish
+    ) -> None:
+        worker, incarnation = WorkerRank(call.peer.rank), call.peer.incarnation
+        shard = self.life.shard
+        clock = 0
+        if shard is not None:
+            event = _EVENTS[type(request)](shard.gate)
+            shard.gate.change(worker, incarnation, request.sequence, event)
+            clock = shard.gate.clock
+        if isinstance(request, messages.Finish):
+            self._meetings.finish(worker)
+        call.reply(messages.encode(Ack(clock)))
+
+    def _meet(self, call: Call, request: messages.Meet) -> None:
+        if self.settings.rank != 0:
+            raise SettingsError(f"workers meet on ps:0, this is ps:{self.settings.rank}")
+        if call.payload_bytes > MAX_VALUE_BYTES:
+            raise SettingsError(
+                f"a meeting's value has at most {MAX_VALUE_BYTES} bytes, got {call.payload_bytes}"
+            )
+        value = bytearray(call.payload_bytes)
+        call.read_into(memoryview(value))
+        deadline_s = time.monotonic() + request.wait_s
+        worker = WorkerRank(call.peer.rank)
+        values = self._meetings.meet(request.key, worker, bytes(value), deadline_s, call.peer_gone)
+        sizes = tuple(len(item) for item in values.values())
+        call.reply(
+            messages.encode(Met(tuple(values), sizes)), [item for item in values.values() if item]
+        )
+
+    def _fetch_stats(self, call: Call, _request: messages.FetchStats) -> None:
+        call.reply(messages.encode(self.stats()))
+
+    def _fence(self, call: Call, request: messages.Fence) -> None:
+        self.life.fence(WorkerRank(request.worker), request.incarnation)
+        self._reply_description(call)
+
+    def _lose(self, call: Call, request: messages.Lose) -> None:
+        self.worker_lost(WorkerRank(request.worker), request.incarnation)
+        self._reply_description(call)
+
+    def _stop(self, call: Call, request: messages.Stop) -> None:
+        self.stop(request.reason or f"asked by {call.peer}")
+        self._reply_description(call)

@@ -1,0 +1,353 @@
+"""A seeded shard at work: gradients in, fresh values out, exactly once.
+
+Covers: the data path of push, pull and assign on one server's buckets.
+Does not: phases, roles, membership calls (ps.service), arithmetic (ps.dense), decisions (ps.gate).
+Runs in: PS processes.
+
+Threads: one per connection calls `push`, `pull`, `assign`. A bucket's lock here makes "apply and
+note it in the record" one step, for late copies of a push and for checkpoints; ps.dense has its own
+locks below it. Lock order: the gate's, a bucket's here, the bucket's in ps.dense.
+
+A push in async mode, with `pull`:
+
+    socket ──read──► scratch (1 MiB) ──apply each bucket──► values ──send 4 MiB parts──► socket
+
+so applying overlaps the receiving of the next bytes (they wait in the socket's buffer) and the
+sending of values that are already fresh. In sync mode the whole gradient goes to a staging buffer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ps import kernels, messages
+from ps.applied import AppliedRecord, Verdict, WorkerCut
+from ps.consistency import Admission, Policy
+from ps.dense import DenseShard
+from ps.errors import ManifestMismatch, NonFiniteGradient, SettingsError, ShapeError
+from ps.gate import Arrival, Contributions, Gate
+from ps.messages import Ack
+from ps.params import Average, Bucket, Hyper, Manifest, WorkerRank
+from ps.staging import Run, StagedGradient, StagingPool, cut_runs
+from ps.stats import Counters
+from rpc.connection import Buffer
+from rpc.handshake import Identity, Role
+
+Array = np.ndarray[Any, Any]
+
+READ_BYTES = 1 << 20
+"""Read from the socket at once: few system calls, and it stays in the second-level cache."""
+SEND_BYTES = 4 << 20
+"""A part of a push_pull's reply; smaller parts cost a header and a system call each."""
+
+
+class Incoming(Protocol):
+    """The part of rpc's Call that the data path uses."""
+
+    peer: Identity
+    payload_bytes: int
+
+    def read_into(self, view: memoryview) -> None:
+        """Read exactly the view's bytes of the request's payload."""
+
+    def discard_rest(self) -> None:
+        """Read what is left of the payload and forget it."""
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Send a part of the reply's payload."""
+
+    def reply(self, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
+        """Send the last part of the reply."""
+
+    def peer_gone(self) -> bool:
+        """Whether nobody waits for the reply any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """Who pushes, as it stands in the record."""
+
+    worker: WorkerRank
+    incarnation: int
+    sequence: int
+
+
+class ServingShard:
+    """The buckets of one server, their record and their gate.
+
+    Args:
+        dense: values and slots.
+        policy: when to apply; see ps.consistency.
+        counters: where to count.
+        cuts: the exactly-once record of a restored checkpoint of the same run.
+    """
+
+    def __init__(
+        self,
+        dense: DenseShard,
+        policy: Policy,
+        counters: Counters,
+        cuts: Sequence[WorkerCut] = (),
+    ) -> None:
+        self.dense = dense
+        self.manifest_hash = dense.manifest.hash()
+        self._counters = counters
+        self._indices = {bucket.id: index for index, bucket in enumerate(dense.buckets)}
+        self._locks = [threading.Lock() for _ in dense.buckets]
+        self._values = [dense.value_bytes(bucket.id) for bucket in dense.buckets]
+        self._runs = cut_runs(dense.buckets, READ_BYTES)
+        self._pool = StagingPool(dense.buckets, dense.dtype)
+        self._record = AppliedRecord(len(dense.buckets))
+        self._record.restore(cuts)
+        self.gate: Gate[StagedGradient] = Gate(policy, self._record, self._reduce, self._count)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is trained."""
+        return self.dense.manifest
+
+    @property
+    def lost_requests(self) -> int:
+        """See ps.applied."""
+        return self._record.lost_requests
+
+    def check_manifest(self, manifest_hash: str) -> None:
+        """Refuse a caller that means other parameters."""
+        if manifest_hash != self.manifest_hash:
+            raise ManifestMismatch(
+                f"the caller's manifest is {manifest_hash}, this shard's {self.manifest_hash}; "
+                "attach() again to get the shard's"
+            )
+
+    def pull(self, call: Incoming) -> None:
+        """Answer with the newest values."""
+        clock = self.gate.clock
+        call.reply(messages.encode(Ack(clock)), self._values)
+        self._counters.add(bytes_out=self.dense.value_nbytes)
+        if call.peer.role is Role.WORKER:
+            self.gate.pulled(WorkerRank(call.peer.rank), clock)
+
+    def push(self, call: Incoming, request: messages.Push) -> None:
+        """Take a gradient (or a null push) and answer when it is part of the parameters."""
+        self._check_push(call, request)
+        deadline_s = time.monotonic() + request.wait_s
+        sender = _sender(call, request.sequence)
+        staleness = self.gate.staleness_of(sender.worker)
+        verdict, arrival = self.gate.begin(sender.worker, sender.incarnation, sender.sequence)
+        sent = 0
+        if verdict is Verdict.REPEATED or arrival is not None:
+            self._counters.count(sender.worker, repeated=1)
+            call.discard_rest()
+            arrival = arrival or self._arrival(sender, request, clock=self.gate.clock)
+        elif request.null or self.gate.admit(sender.worker) is Admission.APPLY:
+            if request.null:
+                self._counters.count(sender.worker, null_pushes=1)
+            else:
+                sent = self._apply_arriving(call, request, sender)
+            arrival = self.gate.arrive(self._arrival(sender, request, staleness=staleness))
+        else:
+            arrival = self._stage(call, request, sender)
+        clock = self._wait(call, arrival, deadline_s)
+        ack = Ack(clock, not request.null, staleness)
+        rest = self._values[sent:] if request.pull else ()
+        call.reply(messages.encode(ack), rest)
+        if request.pull:
+            self._counters.add(bytes_out=self.dense.value_nbytes)
+            self.gate.pulled(sender.worker, clock)
+
+    def assign(self, call: Incoming, request: messages.Assign) -> None:
+        """Replace the values by the chief's; between two clocks in sync mode."""
+        self.check_manifest(request.manifest_hash)
+        self.check_size(call.payload_bytes, "assign")
+        sender = _sender(call, request.sequence)
+        staged = self._pool.take()
+        try:
+            self._read_staged(call, staged)
+            with self.gate.between_clocks():
+                verdict, _ = self.gate.begin(sender.worker, sender.incarnation, sender.sequence)
+                if verdict is not Verdict.REPEATED:
+                    for bucket, array in zip(self.dense.buckets, staged.arrays, strict=True):
+                        self.dense.set_values(bucket.id, array)
+                    self._record.complete(sender.worker, sender.incarnation, sender.sequence)
+        finally:
+            self._pool.give(staged)
+        call.reply(messages.encode(Ack(self.gate.clock, applied=True)))
+
+    def fill(self, call: Incoming) -> None:
+        """Read the first values from a seed's payload; nobody else sees the shard yet."""
+        scratch = self._scratch()
+        for run in self._runs:
+            call.read_into(scratch.data[: run.nbytes])
+            for bucket, values in self._buckets_in(run, scratch):
+                self.dense.check_finite(bucket.id, values)
+                self.dense.set_values(bucket.id, values)
+
+    def check_size(self, got: int, what: str) -> None:
+        """Refuse a payload that is not exactly one value per owned element."""
+        if got != self.dense.value_nbytes:
+            raise ShapeError(
+                f"{what} brought {got} bytes, this shard's {len(self.dense.buckets)} buckets take "
+                f"{self.dense.value_nbytes}; slice the flat buffers as ps.pieces does"
+            )
+
+    def column_at(self, bucket_id: int) -> dict[WorkerRank, tuple[int, int]]:
+        """The record at one bucket; call it while `holding` that bucket."""
+        return self._record.applied_at(self._indices[bucket_id])
+
+    def holding(self, bucket_id: int) -> threading.Lock:
+        """The lock under which a bucket's values and its record change together."""
+        return self._locks[self._indices[bucket_id]]
+
+    def _check_push(self, call: Incoming, request: messages.Push) -> None:
+        self.check_manifest(request.manifest_hash)
+        if request.null:
+            if call.payload_bytes:
+                raise ShapeError(f"a null push takes no payload, got {call.payload_bytes} bytes")
+            return
+        self.check_size(call.payload_bytes, "push")
+        if request.hyper is None:
+            raise SettingsError("a push needs the learning rate: send `hyper`, or push_null()")
+        if request.rows < 1:
+            raise SettingsError(f"a push stands for at least 1 row, got {request.rows}")
+
+    def _apply_arriving(self, call: Incoming, request: messages.Push, sender: _Sender) -> int:
+        """Apply each bucket when it is here; returns how many buckets' values were sent back."""
+        hyper = request.hyper or Hyper(0.0)
+        scratch = self._scratch()
+        sent, unsent_bytes, apply_s = 0, 0, 0.0
+        try:
+            for run in self._runs:
+                call.read_into(scratch.data[: run.nbytes])
+                started_s = time.perf_counter()
+                self._apply_run(run, scratch, hyper, sender)
+                apply_s += time.perf_counter() - started_s
+                unsent_bytes += run.nbytes
+                if request.pull and unsent_bytes >= SEND_BYTES:
+                    call.send(self._values[sent : run.stop])
+                    sent, unsent_bytes = run.stop, 0
+        except NonFiniteGradient as error:
+            self._refuse(call, self._arrival(sender, request), error)
+        finally:
+            self._counters.add_time("apply_s", apply_s)
+            self._counters.add(bytes_in=call.payload_bytes)
+        return sent
+
+    def _apply_run(self, run: Run, scratch: Array, hyper: Hyper, sender: _Sender) -> None:
+        for index, (bucket, gradient) in enumerate(self._buckets_in(run, scratch), run.start):
+            with self._locks[index]:
+                if self._record.needs(sender.worker, sender.incarnation, sender.sequence, index):
+                    self.dense.apply(bucket.id, gradient, hyper)
+                    self._record.mark(sender.worker, sender.sequence, index)
+
+    def _scratch(self) -> Array:
+        return np.empty(max((run.nbytes for run in self._runs), default=0), np.uint8)
+
+    def _buckets_in(self, run: Run, scratch: Array) -> Iterator[tuple[Bucket, Array]]:
+        """Give each bucket of a run with its part of the bytes that were read."""
+        offset = 0
+        for bucket in self.dense.buckets[run.start : run.stop]:
+            stop = offset + bucket.nbytes
+            yield bucket, scratch[offset:stop].view(self.dense.dtype(bucket.id))
+            offset = stop
+
+    def _stage(
+        self, call: Incoming, request: messages.Push, sender: _Sender
+    ) -> Arrival[StagedGradient]:
+        """Receive a whole gradient and bring it to the barrier."""
+        staged = self._pool.take()
+        arrival = self._arrival(sender, request, gradient=staged)
+        try:
+            self._read_staged(call, staged)
+        except NonFiniteGradient as error:
+            self._pool.give(staged)
+            self._refuse(call, self._arrival(sender, request), error)
+        taken = self.gate.arrive(arrival)
+        if taken is not arrival:
+            self._pool.give(staged)
+        return taken
+
+    def _read_staged(self, call: Incoming, staged: StagedGradient) -> None:
+        for run in self._runs:
+            call.read_into(staged.window(run))
+            for index in range(run.start, run.stop):
+                self.dense.check_finite(self.dense.buckets[index].id, staged.arrays[index])
+        self._counters.add(bytes_in=call.payload_bytes)
+
+    def _refuse(
+        self, call: Incoming, arrival: Arrival[StagedGradient], error: NonFiniteGradient
+    ) -> None:
+        """Drain and refuse: the bucket is unchanged, and a barrier counts the push as null."""
+        call.discard_rest()
+        refused = NonFiniteGradient(
+            f"{error.message} (pushed by worker:{arrival.worker}, push {arrival.sequence})",
+            {**error.details, "worker": str(arrival.worker)},
+        )
+        self._counters.count(arrival.worker, refused=1)
+        self.gate.refuse(arrival, refused)
+        raise refused from error
+
+    def _wait(self, call: Incoming, arrival: Arrival[StagedGradient], deadline_s: float) -> int:
+        if arrival.is_done and arrival.error is None:
+            return arrival.clock or 0
+        started_s = time.monotonic()
+        try:
+            return self.gate.wait(arrival, deadline_s, call.peer_gone)
+        finally:
+            self._counters.add_time("barrier_wait_s", time.monotonic() - started_s)
+
+    def _arrival(
+        self,
+        sender: _Sender,
+        request: messages.Push,
+        *,
+        gradient: StagedGradient | None = None,
+        clock: int | None = None,
+        staleness: int = 0,
+    ) -> Arrival[StagedGradient]:
+        return Arrival(
+            sender.worker,
+            sender.incarnation,
+            sender.sequence,
+            request.rows,
+            None if request.null else request.hyper,
+            gradient,
+            staleness=staleness,
+            clock=clock,
+        )
+
+    def _reduce(self, staged: Contributions[StagedGradient]) -> None:
+        """Apply the weighted sum of the staged gradients, bucket by bucket, in the given order."""
+        started_s = time.perf_counter()
+        hyper = staged[0].hyper or Hyper(0.0)
+        total_rows = sum(arrival.rows for arrival in staged)
+        means = [arrival.rows / total_rows for arrival in staged]
+        ones = [1.0] * len(staged)
+        gradients = [arrival.gradient for arrival in staged if arrival.gradient is not None]
+        for index, bucket in enumerate(self.dense.buckets):
+            parts = [gradient.arrays[index] for gradient in gradients]
+            is_mean = self.manifest.reduction == "mean" or self._is_statistic(bucket)
+            if len(parts) > 1:
+                # In place: the first gradient's buffer is not read again.
+                kernels.reduce_weighted(parts[0], parts, means if is_mean else ones)
+            with self._locks[index]:
+                self.dense.apply(bucket.id, parts[0], hyper)
+        self._counters.add_time("apply_s", time.perf_counter() - started_s)
+
+    def _is_statistic(self, bucket: Bucket) -> bool:
+        return isinstance(self.manifest.group(bucket.group).rule, Average)
+
+    def _count(self, arrival: Arrival[StagedGradient]) -> None:
+        if arrival.gradient is not None:
+            self._pool.give(arrival.gradient)
+            arrival.gradient = None
+        self._counters.count_push(arrival.worker, arrival.rows, arrival.staleness)
+
+
+def _sender(call: Incoming, sequence: int) -> _Sender:
+    return _Sender(WorkerRank(call.peer.rank), call.peer.incarnation, sequence)
