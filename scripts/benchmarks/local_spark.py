@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Iterator
 from typing import Any
+
+START_TIMEOUT_S = 120.0
 
 
 @contextlib.contextmanager
@@ -20,15 +24,16 @@ def executors(count: int, name: str) -> Iterator[Any]:
     }
     conf = SparkConf().setMaster(f"local-cluster[{count},1,1024]").setAppName(name)
     with SparkContext(conf=conf.setAll(list(settings.items()))) as sc:
-        seen: set[str] = set()
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        seen: set[int] = set()
         while len(seen) < count:  # an executor that is still starting takes no task
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(
+                    f"{len(seen)} of {count} executors after {START_TIMEOUT_S:.0f} s"
+                )
             seen = set(sc.parallelize(range(4 * count), 4 * count).map(_executor_pid).collect())
         yield sc
 
 
-def _executor_pid(_: int) -> str:
-    import os
-
-    from pyspark import SparkFiles
-
-    return f"{os.getppid()} {SparkFiles.getRootDirectory()}"
+def _executor_pid(_: int) -> int:
+    return os.getppid()  # the daemon that forks an executor's Python workers

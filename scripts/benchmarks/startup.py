@@ -3,8 +3,8 @@
 Figures: P15, P16.
 Method: three executors of one core that are up already, 1 PS + 2 workers. P15 from the call of
     `reserve()` to the first line of `main_fun` in the later worker, which writes the system's
-    monotonic clock to a file; `main_fun` imports nothing. The reference is an empty Spark job on the
-    same executors. P16 is the call of `shutdown()` after `main_fun` has returned everywhere.
+    monotonic clock to a file; `main_fun` imports nothing. The reference is an empty Spark job on
+    the same executors. P16 is the call of `shutdown()` after `main_fun` has returned everywhere.
 Caveats: three interpreters start at once on the cores of one machine.
 Bars: P15 at most 2 s more than the empty job; P16 at most 1.5 s.
 Last result: docs/performance.md.

@@ -41,7 +41,7 @@ def step_seconds(model: Any, num_steps: int, batch_size: int, skip: int) -> list
 
     ends: list[float] = []
     clock = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_: ends.append(time.perf_counter())
+        on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())  # noqa: ARG005  # Keras passes both by name
     )
     images, labels = digits_like(num_steps * batch_size)
     model.fit(images, labels, batch_size=batch_size, epochs=1, verbose=0, callbacks=[clock])

@@ -1,0 +1,60 @@
+"""Every benchmark still works, at toy size; no time is asserted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FIELDS = {"id", "name", "unit", "better", "ours", "reference", "ratio", "repeats", "command"}
+
+
+def figures(name: str) -> list[str]:
+    """Run a benchmark and return the ids of its lines after checking their form."""
+    result = subprocess.run(
+        [sys.executable, "-m", f"scripts.benchmarks.{name}", "--toy"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=110,
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYSPARK_PYTHON": sys.executable},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-6000:]
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    for line in lines:
+        assert FIELDS <= set(line)
+        assert line["ours"]["min"] <= line["ours"]["median"] <= line["ours"]["max"]
+        assert line["ours"]["min"] > 0
+    return [line["id"] for line in lines]
+
+
+@pytest.mark.slow
+def test_dense():
+    assert figures("dense") == ["P01", "P01", "P03"]
+
+
+@pytest.mark.slow
+def test_small():
+    assert figures("small") == ["P05"]
+
+
+@pytest.mark.tf
+def test_keras_step():
+    assert figures("keras_step") == ["P13"]
+
+
+@pytest.mark.spark
+def test_feed_rdd():
+    assert figures("feed_rdd") == ["P08"]
+
+
+@pytest.mark.spark
+def test_startup():
+    assert figures("startup") == ["P15", "P16"]
