@@ -379,6 +379,6 @@ def main(body: bytes) -> None:
     spec = msgspec.msgpack.decode(body, type=SupervisorSpec)
     supervisor = Supervisor(spec)
     for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which children would inherit
     signal.signal(signal.SIGTERM, lambda *_: supervisor.terminate())
     supervisor.run()

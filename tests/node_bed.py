@@ -1,0 +1,211 @@
+"""Whole nodes without Spark: real supervisors and children against a control server of the test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+import pytest
+
+from rpc.handshake import Credentials
+from tests.control_bed import ControlBed
+from tests.spark.marked_processes import MARKER, kill, marked, wait_gone
+from tfos.control import messages
+from tfos.node.bundle import NodeBundle, NodeSettings
+from tfos.node.task import NodeResult, NodeTask
+
+WAIT_S = 20.0
+EventType = TypeVar("EventType")
+
+
+class NodeRun:
+    """One node task on a thread."""
+
+    def __init__(self, task: NodeTask, bundle: NodeBundle) -> None:
+        self.name = bundle.name
+        self.result: NodeResult | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(task, bundle), daemon=True)
+        self._thread.start()
+
+    def _run(self, task: NodeTask, bundle: NodeBundle) -> None:
+        try:
+            (self.result,) = task(0, iter([bundle]))
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def wait(self, timeout_s: float = WAIT_S) -> NodeResult:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), f"the task of {self.name} still runs"
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+
+class NodeBed:
+    """Starts nodes, hands out rosters, and finds whatever they leave behind."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.control = ControlBed(cluster_id=f"bed{os.getpid()}")
+        self.credentials = Credentials(self.control.cluster_id, os.urandom(32))
+        self.temp = Path(tempfile.mkdtemp(prefix="tb", dir="/tmp"))  # short: Unix sockets
+        self.mark = f"{os.getpid()}-{self.temp.name}"
+        monkeypatch.setenv(MARKER, self.mark)
+        monkeypatch.setenv("TMPDIR", str(self.temp))
+        monkeypatch.setattr(tempfile, "tempdir", str(self.temp))
+        self.shm_before = set(os.listdir("/dev/shm"))
+
+    def bundle(
+        self,
+        name: str,
+        main_fun: Callable[[Any, Any], Any] | None = None,
+        args: Any = None,
+        *,
+        rank: int = 0,
+        **settings: Any,
+    ) -> NodeBundle:
+        role, index = name.split(":")
+        keys = self.control.authority.node(name)
+        options = {"num_workers": 1, "num_ps": 1, "loopback": True, **settings}
+        return NodeBundle(
+            role=role,
+            index=int(index),
+            rank=rank,
+            is_chief=role != "ps" and rank == 0,
+            cert_pem=keys.cert_pem,
+            key_pem=keys.key_pem,
+            ca_pem=keys.ca_pem,
+            rpc_secret=self.credentials.secret,
+            main_fun=b"" if main_fun is None else cloudpickle.dumps((main_fun, args)),
+            settings=NodeSettings(**options),
+        )
+
+    def task(self, *, hold_slot: bool = True, attempt: int = 0) -> NodeTask:
+        return NodeTask(
+            cluster_id=self.control.cluster_id,
+            driver_address=self.control.address,
+            hold_slot=hold_slot,
+            first_attempt=attempt,
+        )
+
+    def start(self, bundle: NodeBundle, *, hold_slot: bool = True, attempt: int = 0) -> NodeRun:
+        return NodeRun(self.task(hold_slot=hold_slot, attempt=attempt), bundle)
+
+    def registered(self, name: str, attempt: int = 0) -> messages.Register:
+        return self._await(
+            lambda kind, value: (
+                kind == "register" and value.node.name == name and value.node.attempt == attempt
+            )
+        )
+
+    def event(
+        self, name: str, kind: type[EventType], accept: Callable[[EventType], bool] = lambda _: True
+    ) -> EventType:
+        """Wait for an event of this node and type."""
+
+        def matches(note: str, value: Any) -> bool:
+            if note != "event":
+                return False
+            node, event = value
+            return node.name == name and isinstance(event, kind) and accept(event)
+
+        return self._await(matches)[1]
+
+    def heartbeat(
+        self, name: str, accept: Callable[[messages.Heartbeat], bool]
+    ) -> messages.Heartbeat:
+        return self._await(
+            lambda kind, value: kind == "heartbeat" and value.node.name == name and accept(value)
+        )
+
+    def log_line(self, text: str) -> str:
+        """Wait for a line of output that contains this text."""
+
+        def matches(kind: str, value: Any) -> bool:
+            return kind == "log" and any(text in line for line in value.lines)
+
+        batch = self._await(matches)
+        return next(line for line in batch.lines if text in line)
+
+    def failure(self, name: str) -> messages.NodeFailure:
+        return self.event(name, messages.Failed).failure
+
+    def entry(self, name: str, rank: int = 0) -> messages.RosterEntry:
+        register = self.registered(name)
+        listening = self.event(name, messages.Listening)
+        return messages.RosterEntry(
+            register.node, rank, register.host, register.executor_id, listening.endpoint
+        )
+
+    def order(self, name: str, order: messages.Order, attempt: int = 0) -> None:
+        role, index = name.split(":")
+        self.control.server.send(messages.NodeId(role, int(index), attempt), order)
+
+    def release(self, *names: str) -> tuple[messages.RosterEntry, ...]:
+        """Wait until these nodes listen, then start them all."""
+        ranks = {"ps": 0, "worker": 0}
+        entries = []
+        for name in names:
+            kind = "ps" if name.startswith("ps") else "worker"
+            entries.append(self.entry(name, ranks[kind]))
+            ranks[kind] += 1
+        for name in names:
+            self.order(name, messages.Start(tuple(entries)))
+        return tuple(entries)
+
+    def child_pid(self, name: str) -> int:
+        return self.heartbeat(name, lambda beat: beat.child_pid > 0).child_pid
+
+    def processes(self) -> dict[int, str]:
+        return marked(self.mark)
+
+    def assert_nothing_left(self, timeout_s: float = WAIT_S) -> None:
+        """No process, no temporary directory, no shared memory; ports end with their processes."""
+        assert wait_gone(self.mark, timeout_s) == {}
+        assert [path.name for path in self.temp.iterdir() if path.name.startswith("tfos")] == []
+        assert set(os.listdir("/dev/shm")) - self.shm_before == set()
+
+    def close(self) -> None:
+        kill(marked(self.mark))
+        wait_gone(self.mark, WAIT_S)
+        self.control.close()
+        shutil.rmtree(self.temp, ignore_errors=True)
+
+    def _await(self, matches: Callable[[str, Any], bool]) -> Any:
+        handler = self.control.handler
+
+        def found() -> list[Any]:
+            return [value for kind, value in handler.notes if matches(kind, value)]
+
+        deadline_s = time.monotonic() + WAIT_S
+        with handler.changed:
+            while not (values := found()):
+                left_s = deadline_s - time.monotonic()
+                assert left_s > 0, f"not among {handler.notes}"
+                handler.changed.wait(left_s)
+            return values[0]
+
+
+def exited(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    os.kill(pid, number)

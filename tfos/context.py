@@ -1,0 +1,183 @@
+"""What main_fun is given: where it runs, whom it trains with, how it gets rows and parameters.
+
+Covers: TensorFlowOnSpark's `ctx` with its names, and the doors to feeding, ps and Keras.
+Does not: do any of their work; it only connects them.
+Runs in: the worker's process.      Threads: `report_progress` from any; the rest from main_fun's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfos import paths
+from tfos.control.messages import RosterEntry
+from tfos.node.errors import NoServersError
+from tfos.node.spec import ChildSpec
+
+if TYPE_CHECKING:
+    from feeding.channel import FeedChannel
+    from feeding.data_feed import DataFeed
+    from ps.client import PSClient
+    from rpc.handshake import Credentials
+
+_logger = logging.getLogger(__name__)
+
+
+class NodeContext:
+    """The second argument of main_fun.
+
+    Attributes:
+        job_name: `chief`, `master` or `worker`.
+        task_index: among nodes of this job.
+        executor_id: Spark's id of the executor.
+        rank: among all workers, from 0; `worker_num` and `worker_rank` are other names of it.
+        num_workers: workers that train together, the chief included.
+        is_chief: whether this worker has rank 0, seeds the servers and exports.
+        cluster_spec: job name -> `host:port` of each node by index; also in TF_CONFIG.
+        defaultFS: Hadoop's default file system.
+        working_dir: the executor's working directory; relative local paths mean this one.
+        log_dir: where TensorBoard's event files go.
+        feed_channel: the rows that arrive here; `get_data_feed` and `dataset` read it.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        roster: Sequence[RosterEntry],
+        *,
+        feed_channel: FeedChannel,
+        credentials: Credentials,
+        on_progress: Callable[[dict[str, float]], None],
+    ) -> None:
+        bundle = spec.bundle
+        self.job_name = bundle.role
+        self.task_index = bundle.index
+        self.executor_id = spec.executor.executor_id
+        self.rank = bundle.rank
+        self.num_workers = bundle.settings.num_workers
+        self.is_chief = bundle.is_chief
+        self.cluster_spec = _cluster_spec(roster)
+        self.defaultFS = bundle.settings.default_fs
+        self.working_dir = spec.executor.cwd
+        self.log_dir = spec.log_dir
+        self.feed_channel = feed_channel
+        self._name = bundle.name
+        self._attempt = spec.attempt
+        self._servers = sorted(
+            (entry for entry in roster if entry.node.role == "ps"), key=lambda entry: entry.rank
+        )
+        self._credentials = credentials
+        self._on_progress = on_progress
+        self._client: PSClient | None = None
+        self._client_lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"NodeContext({self._name}, {self.num_workers} workers, {len(self._servers)} ps)"
+
+    @property
+    def worker_num(self) -> int:
+        """TensorFlowOnSpark's name of `rank`."""
+        return self.rank
+
+    @property
+    def worker_rank(self) -> int:
+        """`rank`, as the Keras binding calls it."""
+        return self.rank
+
+    def absolute_path(self, path: str) -> str:
+        """Return `path` with scheme and directory, resolved against `defaultFS`."""
+        return paths.absolute_path(path, default_fs=self.defaultFS, working_dir=self.working_dir)
+
+    def get_data_feed(
+        self,
+        train_mode: bool = True,
+        qname_in: str = "input",
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+    ) -> DataFeed:
+        """Return TensorFlowOnSpark's DataFeed over the rows that arrive here."""
+        from feeding.data_feed import DataFeed
+
+        return DataFeed(self.feed_channel, train_mode, qname_in, qname_out, input_mapping)
+
+    def ps_client(self) -> PSClient:
+        """Return this process's connection to the parameter servers, the same on every call.
+
+        Raises:
+            NoServersError: the cluster has none.
+        """
+        from ps.client import PSClient
+        from rpc.handshake import Identity, Role
+
+        if not self._servers:
+            raise NoServersError(
+                f"{self._name}: this cluster has num_ps=0, so there are no parameters to share; "
+                "use TFCluster.reserve(..., num_ps=1) or train without ctx.distribute"
+            )
+        with self._client_lock:
+            if self._client is None:
+                self._client = PSClient(
+                    [entry.endpoint for entry in self._servers],
+                    self._credentials,
+                    Identity(Role.WORKER, self.rank, self._attempt),
+                    num_workers=self.num_workers,
+                )
+            return self._client
+
+    def dataset(self, batch_size: int, **options: Any) -> Any:
+        """Return the rows that arrive here as data for `model.fit`; see tfos.keras.dataset."""
+        from tfos.keras.dataset import FeedDataset
+
+        return FeedDataset(self, batch_size, **options)
+
+    def distribute(self, model: Any, **options: Any) -> Any:
+        """Move the model's parameters to the servers; see tfos.keras.distribute."""
+        from tfos.keras.distribute import distribute
+
+        return distribute(model, self, **options)
+
+    def callbacks(self) -> list[Any]:
+        """Return the callbacks that `model.fit` needs; see tfos.keras.callbacks."""
+        from tfos.keras.callbacks import callbacks
+
+        return list(callbacks(self))
+
+    def export(self, model: Any, path: str) -> None:
+        """Save the model with the servers' parameters as a plain Keras model or SavedModel."""
+        from tfos.keras.export import export
+
+        export(model, path, self)
+
+    def report_progress(
+        self, step: int, rows: int, loss: float | None = None, **metrics: float
+    ) -> None:
+        """Tell the driver how far training is; cheap, replaces the last report, never raises."""
+        values = {"steps": step, "rows": rows, "loss": loss, **metrics}
+        try:
+            numbers = {name: float(value) for name, value in values.items() if value is not None}
+        except (TypeError, ValueError) as error:
+            _logger.warning("report_progress ignored %r: %s", values, error)
+            return
+        self._on_progress(numbers)
+
+    def release_port(self) -> None:
+        """Do nothing: ports are bound once and kept, so there is no reserved one to release."""
+
+    def finish(self) -> None:
+        """Leave the training for good: nobody waits for this worker any more."""
+        with self._client_lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.finish()
+            client.close()
+
+
+def _cluster_spec(roster: Sequence[RosterEntry]) -> dict[str, list[str]]:
+    spec: dict[str, list[str]] = {}
+    for entry in sorted(roster, key=lambda entry: (entry.node.role, entry.node.index)):
+        address = f"{entry.endpoint.host}:{entry.endpoint.port}"
+        spec.setdefault(entry.node.role, []).append(address)
+    return spec

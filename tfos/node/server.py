@@ -1,0 +1,101 @@
+"""A parameter server's process on a node: one shard, obeying the supervisor.
+
+Covers: binding, telling where it listens, numbers for the heartbeat, losing workers, stopping.
+Does not: hold or update parameters (ps.server), unpickle anything.
+Runs in: a child of the supervisor; never imports tensorflow, keras or pyspark.
+Threads: `tfos-obey` carries out orders; the main thread reports and waits for the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import traceback
+
+import msgspec
+
+from ps.params import WorkerRank
+from ps.server import PSServer, ServerSettings, ServerStats
+from rpc.handshake import Credentials
+from tfos.control import messages
+from tfos.node.link import Link, Progress, Raised
+from tfos.node.obey import start_obeying
+from tfos.node.spec import ChildSpec
+
+PROGRESS_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class ServerProcess:
+    """One parameter server between its supervisor and its clients."""
+
+    def __init__(self, spec: ChildSpec, link: Link[messages.Order]) -> None:
+        self._spec = spec
+        self._link = link
+        bundle = spec.bundle
+        settings = ServerSettings(
+            rank=bundle.rank,
+            num_servers=bundle.settings.num_ps,
+            num_workers=bundle.settings.num_workers,
+        )
+        credentials = Credentials(spec.cluster_id, bundle.rpc_secret)
+        self._server = PSServer(settings, credentials, incarnation=spec.attempt)
+
+    def run(self) -> None:
+        """Serve until the supervisor or an entitled client says stop."""
+        with self._server:
+            self._server.bind_tcp(self._spec.executor.host)
+            self._server.bind_unix(self._spec.socket_dir)
+            self._server.start()
+            self._link.send(messages.Listening(self._server.endpoint))
+            self._link.send(messages.PhaseChanged("serving"))
+            start_obeying(self._link, self._obey)
+            while not self._server.wait_stopped(PROGRESS_S):
+                self._send_progress()
+        self._send_progress()
+        self._link.send(messages.Done())
+
+    def _send_progress(self) -> None:
+        self._link.send(Progress(progress_values(self._server.stats())))
+
+    def _obey(self, order: messages.Order) -> None:
+        match order:
+            case messages.WorkerLost(rank=rank, incarnation=incarnation, reason=reason):
+                _logger.info("worker rank %d, attempt %d is lost: %s", rank, incarnation, reason)
+                self._server.worker_lost(WorkerRank(rank), incarnation)
+            case messages.Stop(reason=reason):
+                _logger.info("stopping: %s", reason)
+                self._server.close(CLOSE_TIMEOUT_S)
+            case _:
+                pass  # the roster and the feeds are the workers'
+
+
+def progress_values(stats: ServerStats) -> dict[str, float]:
+    """Return a server's counters as numbers for the driver."""
+    return {
+        "clock": float(stats.clock),
+        "pushes": float(sum(worker.pushes for worker in stats.workers)),
+        "connections": float(stats.connections),
+        "bytes_in": float(stats.bytes_in),
+        "bytes_out": float(stats.bytes_out),
+        "apply_s": stats.apply_s,
+        "barrier_wait_s": stats.barrier_wait_s,
+        "parameter_bytes": float(stats.parameter_bytes),
+    }
+
+
+def main(body: bytes) -> None:
+    """Run the parameter server that this document describes."""
+    spec = msgspec.msgpack.decode(body, type=ChildSpec)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    link: Link[messages.Order] = Link(socket.socket(fileno=spec.link_fd), messages.Order)
+    try:
+        ServerProcess(spec, link).run()
+    except BaseException as error:  # whatever it is, the driver must read it
+        name = f"{type(error).__module__}.{type(error).__qualname__}"
+        link.send(Raised(name, str(error), traceback.format_exc()))
+        raise

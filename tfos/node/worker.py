@@ -1,0 +1,249 @@
+"""A worker's process: accepts rows from the start, runs main_fun once the roster is there.
+
+Covers: listening for feeders, the environment that main_fun finds, its end in all its forms.
+Does not: feed or batch (feeding), exchange parameters (ps), report to the driver (supervisor).
+Runs in: a child of the supervisor; main_fun runs in the main thread.
+Threads: `tfos-obey` carries out orders, `tfos-progress` reports numbers, one short-lived thread
+per flush waits for its epoch to be consumed; the listener has its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from feeding.channel import FeedChannel
+from feeding.config import FeedConfig
+from feeding.errors import FeedClosed, FeedError
+from feeding.feed_queue import FeedStats
+from rpc.handshake import Credentials, Identity, Role
+from rpc.listener import Listener
+from tfos.context import NodeContext
+from tfos.control import messages
+from tfos.node import failure
+from tfos.node.link import Link, Progress, Raised
+from tfos.node.obey import start_obeying
+from tfos.node.spec import ChildSpec
+
+PROGRESS_S = 1.0
+_MAX_MESSAGE_CHARS = 16_000
+_MAX_TRACEBACK_CHARS = 128_000
+_FLUSH_WAIT_S = 60.0
+
+_logger = logging.getLogger(__name__)
+
+
+class WorkerProcess:
+    """One run of main_fun and everything around it."""
+
+    def __init__(self, spec: ChildSpec, link: Link[messages.Order]) -> None:
+        self._spec = spec
+        self._link = link
+        bundle = spec.bundle
+        self._credentials = Credentials(spec.cluster_id, bundle.rpc_secret)
+        self._channel = FeedChannel(
+            FeedConfig(max_inflight_bytes=bundle.settings.max_inflight_bytes), worker=bundle.name
+        )
+        self._listener = Listener(
+            self._channel.handler,
+            self._credentials,
+            Identity(Role.WORKER, bundle.rank, spec.attempt),
+            on_disconnect=self._channel.on_disconnect,
+        )
+        self._roster: tuple[messages.RosterEntry, ...] = ()
+        self._started = threading.Event()
+        self._stop: messages.Stop | None = None
+        self._stopped = threading.Event()
+        self._progress: dict[str, float] = {}
+        self._in_user_code = False
+
+    def run(self) -> int:
+        """Serve, wait for the roster, run main_fun; returns the exit code."""
+        self._listener.bind_tcp(self._spec.executor.host)
+        self._listener.bind_unix(self._spec.socket_dir)
+        self._listener.start()
+        self._link.send(messages.Listening(self._listener.endpoint))
+        self._enter_phase("waiting for roster")
+        start_obeying(self._link, self._obey)
+        threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
+        self._prepare_spark_files()
+        self._started.wait()
+        if self._stop is not None:
+            return 0
+        return self._run_main_fun()
+
+    def close(self) -> None:
+        """Stop listening and release whoever waits for a feed."""
+        self._channel.close()
+        self._listener.close(timeout_s=1.0)
+
+    def _run_main_fun(self) -> int:
+        context = self._make_context()
+        try:
+            self._prepare_environment(context)
+            self._enter_phase("importing")
+            main_fun, args = cloudpickle.loads(self._spec.bundle.main_fun)
+            sys.argv = list(args) if isinstance(args, list) else [self._spec.bundle.name]
+            self._enter_phase("main_fun")
+            self._call(lambda: main_fun(args, context))
+            self._enter_phase("finishing")
+            self._channel.drain()
+            context.finish()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
+            return self._raised(error)
+        self._send_progress()
+        self._link.send(messages.Done())
+        self._stopped.wait()  # feeders may still come; their rows are counted as dropped
+        return 0
+
+    def _call(self, user_code: Callable[[], Any]) -> None:
+        self._in_user_code = True
+        try:
+            user_code()
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        finally:
+            self._in_user_code = False
+
+    def _raised(self, error: BaseException) -> int:
+        if self._stop is not None and isinstance(error, KeyboardInterrupt | FeedClosed):
+            _logger.info("main_fun was interrupted: %s", self._stop.reason)
+            return 0
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else _qualified(kind)
+        ours = frozenset({__file__, cloudpickle.__file__})
+        text = failure.user_traceback(error, ours)[-_MAX_TRACEBACK_CHARS:]
+        message = str(error)[:_MAX_MESSAGE_CHARS]
+        self._channel.fail(message, error_type=name, remote_traceback=text)
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        self._link.send(Raised(name, message, text))
+        return 1
+
+    def _obey(self, order: messages.Order) -> None:
+        match order:
+            case messages.Start(roster=roster):
+                self._roster = roster
+                self._started.set()
+            case messages.Flush(feed=feed, epoch=epoch):
+                self._channel.flush(feed, epoch)
+                threading.Thread(
+                    target=self._await_flush, args=(feed, epoch), name="tfos-flush", daemon=True
+                ).start()
+            case messages.FinishFeed(feed=feed):
+                self._channel.finish(feed)
+            case messages.WorkerLost():
+                pass  # servers act on it
+            case messages.Stop():
+                self._begin_stop(order)
+
+    def _begin_stop(self, stop: messages.Stop) -> None:
+        """Let main_fun end: its feeds close, then it is interrupted, then the supervisor kills."""
+        if self._stop is not None:
+            return
+        self._stop = stop
+        self._started.set()
+        self._stopped.set()
+        self._channel.close(stop.reason)
+        timer = threading.Timer(stop.grace_s / 2, self._interrupt)
+        timer.daemon = True
+        timer.start()
+
+    def _interrupt(self) -> None:
+        main_thread = threading.main_thread().ident
+        if self._in_user_code and main_thread is not None:
+            # A signal, unlike an exception from Python, also ends a system call that blocks.
+            signal.pthread_kill(main_thread, signal.SIGINT)
+
+    def _await_flush(self, feed: str, epoch: int) -> None:
+        try:
+            while not self._channel.wait_flushed(feed, epoch, _FLUSH_WAIT_S):
+                if self._stopped.is_set():
+                    return
+            stats = _snapshot(self._channel.stats(feed))
+        except FeedError:
+            return  # the channel ended; the reason travels another way
+        self._link.send(messages.FlushReached(feed, epoch, stats))
+
+    def _report_progress(self) -> None:
+        while not self._stopped.wait(PROGRESS_S):
+            self._send_progress()
+
+    def _send_progress(self) -> None:
+        feeds = tuple(_snapshot(stats) for stats in self._channel.feeds())
+        self._link.send(Progress(dict(self._progress), feeds))
+
+    def _note_progress(self, values: dict[str, float]) -> None:
+        self._progress = values
+
+    def _enter_phase(self, phase: str) -> None:
+        self._link.send(messages.PhaseChanged(phase))
+
+    def _make_context(self) -> NodeContext:
+        return NodeContext(
+            self._spec,
+            self._roster,
+            feed_channel=self._channel,
+            credentials=self._credentials,
+            on_progress=self._note_progress,
+        )
+
+    def _prepare_environment(self, context: NodeContext) -> None:
+        task = {"type": context.job_name, "index": context.task_index}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": context.cluster_spec, "task": task})
+
+    def _prepare_spark_files(self) -> None:
+        """Make SparkFiles.get work as in a task; done while the roster is awaited anyway."""
+        if self._spec.executor.spark_files:
+            with contextlib.suppress(ImportError):
+                from pyspark import SparkFiles
+
+                SparkFiles._root_directory = self._spec.executor.spark_files
+                SparkFiles._is_running_on_worker = True
+
+
+def main(body: bytes) -> None:
+    """Run the worker that this document describes; the process ends with main_fun's exit code."""
+    spec = msgspec.msgpack.decode(body, type=ChildSpec)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    link: Link[messages.Order] = Link(socket.socket(fileno=spec.link_fd), messages.Order)
+    worker = WorkerProcess(spec, link)
+    try:
+        exit_code = worker.run()
+    except BaseException as error:  # noqa: BLE001 - e.g. the port cannot be bound
+        text = "".join(traceback.format_exception(error))
+        link.send(Raised(_qualified(type(error)), str(error)[:_MAX_MESSAGE_CHARS], text))
+        exit_code = 1
+    worker.close()
+    if exit_code:
+        raise SystemExit(exit_code)
+
+
+def _qualified(kind: type[BaseException]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:
+    return messages.FeedSnapshot(
+        feed=stats.feed,
+        fed_rows=stats.fed_rows,
+        taken_rows=stats.taken_rows,
+        dropped_rows=stats.dropped_rows,
+        unread_bytes=stats.unread_bytes,
+        starved_s=stats.starved_s,
+        epochs_done=stats.epochs_done,
+    )
