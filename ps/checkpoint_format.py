@@ -28,7 +28,7 @@ import numpy as np
 
 from ps.errors import CheckpointError
 from ps.optimizers import rule_of
-from ps.params import Layout, Manifest
+from ps.params import UNREADABLE, Layout, Manifest
 
 Array = np.ndarray[Any, Any]
 
@@ -169,7 +169,7 @@ def decode_manifest(data: bytes, path: Path) -> Checkpoint:
         )
     try:
         checkpoint = msgspec.json.decode(body, type=Checkpoint)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a manifest of format {FORMAT}: {error}") from error
     if checkpoint.format != FORMAT:
         raise CheckpointError(f"{path} has format {checkpoint.format}; this version reads {FORMAT}")

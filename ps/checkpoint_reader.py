@@ -39,7 +39,7 @@ from ps.checkpoint_format import (
 )
 from ps.errors import CheckpointError
 from ps.optimizers import rule_of
-from ps.params import Layout, Manifest
+from ps.params import UNREADABLE, Layout, Manifest
 
 if TYPE_CHECKING:
     from ps.dense import DenseShard
@@ -121,7 +121,7 @@ def load_index(
         )
     try:
         index = msgspec.msgpack.decode(data, type=ShardIndex)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{path} has no index of format {FORMAT}: {error}") from error
     count = len(index.bucket_ids)
     if len(index.steps) != count or len(index.digests) != count:

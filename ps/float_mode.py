@@ -15,7 +15,7 @@ from llvmlite import ir  # type: ignore[import-untyped]  # llvmlite has no stubs
 from numba import types
 from numba.extending import intrinsic
 
-_IS_X86 = platform.machine() in ("x86_64", "AMD64")
+FLUSHES_DENORMALS = platform.machine() in ("x86_64", "AMD64")
 _FLUSH_RESULTS_AND_OPERANDS = 0x8040  # bits FTZ and DAZ of MXCSR
 _WORD = ir.IntType(32)
 _STORE = "llvm.x86.sse.stmxcsr"
@@ -34,7 +34,7 @@ def flush_denormals(_typing_context: Any) -> Any:
     """Switch the calling thread to flush-to-zero; return the mode to restore."""
 
     def generate(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        if not _IS_X86:
+        if not FLUSHES_DENORMALS:
             return ir.Constant(_WORD, 0)
         slot = builder.alloca(_WORD)
         _call(builder, _STORE, slot)
@@ -52,7 +52,7 @@ def restore(_typing_context: Any, mode: Any) -> Any:
     """Switch the calling thread back to the mode that `flush_denormals` returned."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        if _IS_X86:
+        if FLUSHES_DENORMALS:
             slot = builder.alloca(_WORD)
             builder.store(arguments[0], slot)
             _call(builder, _LOAD, slot)

@@ -141,10 +141,23 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]  # numba is untyped
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Make a top-level function a kernel: compiled on demand, without the GIL, kept on disk.
+    """Make a top-level function a kernel: compiled by `load`, running without the GIL.
 
     No fast math: operations are neither reordered nor contracted, or parity with Keras would end.
     """
-    dispatcher = numba.njit(nogil=True, fastmath=False, error_model="numpy")(function)
-    dispatcher._cache = _Cache(function)
-    return dispatcher
+    return numba.njit(nogil=True, fastmath=False, error_model="numpy")(function)
+
+
+def load(dispatcher: Any, signature: tuple[Any, ...]) -> bool:
+    """Take a kernel from the cache or compile it; return False if it was loaded already.
+
+    Not to be entered by two threads at once.
+    """
+    if signature in dispatcher.overloads:
+        return False
+    if not isinstance(dispatcher._cache, _Cache):  # not at import, which should not touch disks
+        dispatcher._cache = _Cache(dispatcher.py_func)
+    dispatcher.disable_compile(False)
+    dispatcher.compile(signature)
+    dispatcher.disable_compile()  # a wrong argument is an error, not seconds of compiling
+    return True

@@ -5,7 +5,8 @@ Runs in: PS processes; importing it imports numba.      Threads: kernels may run
 different buckets.
 
 `python -m ps.kernels --warm DIR` compiles everything into DIR, for environments that are packed
-once and unpacked on many hosts; set TFOS_KERNEL_CACHE=DIR there.
+once and unpacked on many hosts; set TFOS_KERNEL_CACHE=DIR there. Hosts with another CPU or Python
+version compile for themselves.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ def _signature(name: str, dtype: str) -> tuple[Any, tuple[Any, ...]]:
     return {"clip": clip, "scale": scale, "add_scaled": add_scaled}[name], (read, write, read)
 
 
-_ALL_NAMES = (*UPDATES, "decay", "clip", "scale", "add_scaled", "count_all_ones")
+ALL_NAMES = (*UPDATES, "decay", "clip", "scale", "add_scaled", "count_all_ones")
 _compile_lock = threading.Lock()
 
 
@@ -255,17 +256,8 @@ def _names_for(manifest: Manifest) -> set[tuple[str, str]]:
 
 def warm(wanted: Iterable[tuple[str, str]]) -> int:
     """Load or compile kernels, by (name, dtype); return how many were not in memory yet."""
-    loaded = 0
-    with _compile_lock:  # numba's compiler is not to be entered by two threads at once
-        for name, dtype in sorted(wanted):
-            dispatcher, signature = _signature(name, dtype)
-            if signature in dispatcher.overloads:
-                continue
-            dispatcher.disable_compile(False)
-            dispatcher.compile(signature)
-            dispatcher.disable_compile()  # a wrong argument is an error, not seconds of compiling
-            loaded += 1
-    return loaded
+    with _compile_lock:
+        return sum(kernel_cache.load(*_signature(name, dtype)) for name, dtype in sorted(wanted))
 
 
 def warm_for(manifest: Manifest) -> int:
@@ -281,7 +273,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ[kernel_cache.CACHE_VARIABLE] = str(directory)
     kernel_cache.directory.cache_clear()
     start_s = time.monotonic()
-    count = warm((name, dtype) for name in _ALL_NAMES for dtype in ("float32", "float64"))
+    from ps.kernels import warm as load_all  # not __main__'s: the module's name is cached too
+
+    count = load_all((name, dtype) for name in ALL_NAMES for dtype in ("float32", "float64"))
     used = kernel_cache.directory()
     if used.parent != directory:
         parser.error(f"{directory} cannot be used (owner, mode or disk); kernels went to {used}")

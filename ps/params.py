@@ -26,6 +26,10 @@ WorkerRank = NewType("WorkerRank", int)
 
 DType = Literal["float32", "float64"]
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes of a peer that it cannot decode: the last two for text that is not
+UTF-8 and for nesting, both met by fuzzing."""
+
 MAX_PARAMS = 100_000
 MAX_NAME_LENGTH = 512
 MAX_RANK = 32
@@ -212,7 +216,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """
         try:
             return msgspec.msgpack.decode(data, type=cls)
-        except msgspec.DecodeError as error:  # ValidationError too: it is a subclass
+        except UNREADABLE as error:
             raise ManifestMismatch(f"not a manifest that this version reads: {error}") from error
 
     def hash(self) -> str:

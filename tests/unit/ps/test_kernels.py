@@ -1,0 +1,220 @@
+"""Compiled loops: equal to the formulas element by element, finite check, reduction, cache."""
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from ps import float_mode, kernel_cache, kernels, optimizers
+from ps.optimizers import rule_of, step_scalars
+from ps.params import SGD, Adagrad, Adam, Hyper
+
+DTYPES = ["float32", "float64"]
+RULES = [SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Adagrad(), Adam()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm():
+    kernels.warm((name, dtype) for name in kernels.ALL_NAMES for dtype in DTYPES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", RULES, ids=lambda config: rule_of(config).name)
+@pytest.mark.parametrize("size", [0, 1, 7, 64, 1001])
+def test_a_kernel_equals_its_formula_bit_for_bit(config, dtype, size):
+    rng = np.random.default_rng(size)
+    rule = rule_of(config)
+    v, g = rng.standard_normal((2, size)).astype(dtype)
+    slots = [np.abs(rng.standard_normal(size)).astype(dtype) for _ in rule.slots]
+    scalars = step_scalars(config, "g", Hyper(0.01), 3, np.dtype(dtype))
+    expected = getattr(optimizers, rule.name)(g, v, *slots, *scalars)
+    expected = expected if rule.slots else (expected,)
+    gradient = g.copy()
+    gradient.flags.writeable = False
+    kernels.UPDATES[rule.name](gradient, v, *slots, scalars)
+    for got, wanted in zip((v, *slots), expected, strict=True):
+        assert got.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_average_and_decay_equal_their_formulas(dtype):
+    rng = np.random.default_rng(1)
+    v, p = rng.standard_normal((2, 100)).astype(dtype)
+    for name, scalars in (("add", ()), ("average", (3,)), ("decay", (0.1, 0.01))):
+        s = np.array(scalars, dtype)
+        got = v.copy()
+        if name == "decay":
+            wanted = optimizers.decay(v, *s)
+            kernels.decay(got, s)
+        else:
+            wanted = getattr(optimizers, name)(p, v, *s)
+            kernels.UPDATES[name](p, got, s)
+        assert got.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.skipif(not float_mode.FLUSHES_DENORMALS, reason="flush-to-zero is x86-64 only")
+def test_denormals_are_flushed_inside_a_kernel_and_not_after_it():
+    tiny = np.full(9, 1e-40, np.float32)
+    value = np.zeros(9, np.float32)
+    kernels.momentum(np.zeros(9, np.float32), value, tiny, np.array([0.1, 0.9], np.float32))
+    assert not tiny.view(np.uint32).any()
+    assert np.float32(1e-30) * np.float32(1e-10) != 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=st.data())
+def test_nonfinite_values_are_counted(dtype, data):
+    values = data.draw(arrays.arrays(dtype, st.integers(0, 300)))
+    assert kernels.count_nonfinite(values) == np.count_nonzero(~np.isfinite(values))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_extreme_values_are_told_apart(dtype):
+    largest = np.finfo(dtype).max
+    fine = np.array([0.0, -0.0, largest, -largest, np.finfo(dtype).tiny / 2], dtype)
+    assert kernels.count_nonfinite(fine) == 0
+    assert kernels.count_nonfinite(np.array([np.nan, -np.nan, np.inf, -np.inf, 1], dtype)) == 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reduction_rounds_after_each_operation_in_the_given_order(dtype):
+    rng = np.random.default_rng(2)
+    parts = list(rng.standard_normal((3, 500)).astype(dtype))
+    weights = [0.3, 0.5, 0.2]
+    scaled = [part * np.dtype(dtype).type(w) for part, w in zip(parts, weights, strict=True)]
+    out = np.empty(500, dtype)
+    kernels.reduce_weighted(out, parts, weights)
+    assert out.tobytes() == ((scaled[0] + scaled[1]) + scaled[2]).tobytes()
+    backward = np.empty(500, dtype)
+    kernels.reduce_weighted(backward, parts[::-1], weights[::-1])
+    assert backward.tobytes() != out.tobytes()
+
+
+def test_one_gradient_with_weight_one_comes_out_exactly():
+    part = np.random.default_rng(3).standard_normal(100).astype(np.float32)
+    out = np.empty_like(part)
+    kernels.reduce_weighted(out, [part], [1.0])
+    assert out.tobytes() == part.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("parts", "weights"),
+    [
+        ([], []),
+        ([np.zeros(3, np.float32)], [1.0, 2.0]),
+        ([np.zeros(4, np.float32)], [1.0]),
+        ([np.zeros(3, np.float64)], [1.0]),
+    ],
+)
+def test_a_reduction_that_does_not_fit_is_refused(parts, weights):
+    with pytest.raises(ValueError, match=r"gradients need|cannot reduce"):
+        kernels.reduce_weighted(np.empty(3, np.float32), parts, weights)
+
+
+def test_wrong_arguments_are_an_error_and_not_seconds_of_compiling():
+    with pytest.raises(TypeError, match="No matching definition"):
+        kernels.sgd(np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64))
+
+
+def test_compiled_code_contracts_no_multiply_and_add():
+    script = (
+        "from ps import kernels; from ps.kernel_cache import source_digest\n"
+        "kernels.warm([('adam', 'float32')])\n"
+        "asm = next(iter(kernels.adam.inspect_asm().values()))\n"
+        "assert 'sqrtps' in asm or 'fsqrt' in asm, 'not vectorized'\n"
+        "import re; assert not re.search(r'vfn?m(add|sub)|fmla|fmadd', asm)\n"
+    )
+    run_python(script, {"TFOS_KERNEL_CACHE": ""}, fresh=True)
+
+
+def run_python(script, environment, *, fresh=False):
+    """Run a script in a new process; `fresh` gives it an empty kernel cache of its own."""
+    with tempfile.TemporaryDirectory() as empty:
+        settings = {**os.environ, **environment}
+        if fresh:
+            settings["TFOS_KERNEL_CACHE"] = empty
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=settings, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class TestCacheDirectory:
+    @pytest.fixture(autouse=True)
+    def _forget(self, monkeypatch):
+        kernel_cache.directory.cache_clear()
+        yield
+        monkeypatch.undo()
+        kernel_cache.directory.cache_clear()
+
+    def test_the_configured_place_is_made_private_and_named_by_the_sources(
+        self, tmp_path, monkeypatch
+    ):
+        monkeypatch.setenv("TFOS_KERNEL_CACHE", str(tmp_path / "deep" / "cache"))
+        used = kernel_cache.directory()
+        assert used.parent == tmp_path / "deep" / "cache"
+        assert kernel_cache.source_digest() in used.name
+        assert stat.S_IMODE(used.stat().st_mode) == 0o700
+
+    def test_a_place_that_others_can_write_is_not_used(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("TFOS_KERNEL_CACHE", str(tmp_path))
+        planted = tmp_path / f"kernels-{kernel_cache.source_digest()}"
+        planted.mkdir()
+        planted.chmod(0o777)
+        assert kernel_cache.directory() != planted
+
+    def test_a_link_is_not_followed(self, tmp_path, monkeypatch):
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        monkeypatch.setenv("TFOS_KERNEL_CACHE", str(tmp_path))
+        (tmp_path / f"kernels-{kernel_cache.source_digest()}").symlink_to(tmp_path / "elsewhere")
+        assert kernel_cache.directory().parent != tmp_path
+
+    def test_without_any_writable_place_a_private_one_is_made_and_filled_from_the_packed_one(
+        self, tmp_path, monkeypatch
+    ):
+        packed = tmp_path / "packed"
+        name = f"kernels-{kernel_cache.source_digest()}"
+        (packed / name).mkdir(parents=True, mode=0o700)
+        (packed / name / "kernels.sgd-1.py311.nbi").write_bytes(b"index")
+        monkeypatch.setenv("TFOS_KERNEL_CACHE", str(packed))
+        monkeypatch.setattr(kernel_cache, "_usable", lambda _: False)  # as on a read-only disk
+        used = kernel_cache.directory()
+        assert used.parent == Path(tempfile.gettempdir())
+        assert stat.S_IMODE(used.stat().st_mode) == 0o700
+        assert (used / "kernels.sgd-1.py311.nbi").read_bytes() == b"index"
+
+
+def test_a_warmed_directory_spares_the_next_process_the_compiler(tmp_path):
+    warmed = subprocess.run(
+        [sys.executable, "-m", "ps.kernels", "--warm", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert warmed.returncode == 0, warmed.stderr
+    script = (
+        "import numpy as np, ps.kernels as k; from numba.core import compiler\n"
+        "def never(*args, **kwargs): raise AssertionError('compiled')\n"
+        "compiler.compile_extra = never\n"
+        "assert k.warm((n, d) for n in k.ALL_NAMES for d in ('float32', 'float64')) == 24\n"
+        "v = np.ones(3, np.float32); k.add(v, v, np.empty(0, np.float32)); assert v[0] == 2\n"
+    )
+    run_python(script, {"TFOS_KERNEL_CACHE": str(tmp_path)})
+
+
+def test_clients_do_not_load_the_compiler():
+    script = (
+        "import sys, ps.params, ps.errors, ps.sharding, ps.clipping, ps.checkpoint\n"
+        "import ps.checkpoint_reader, ps.optimizers\n"
+        "assert 'numba' not in sys.modules\n"
+    )
+    run_python(script, {})
