@@ -64,6 +64,7 @@ class Doorkeeper:
         self._accept_again_at = 0.0
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_lock = threading.Lock()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._listen()
         self._thread = threading.Thread(target=self._run, name="rpc-doorkeeper", daemon=True)
@@ -77,7 +78,9 @@ class Doorkeeper:
     def close(self, timeout_s: float) -> None:
         """Close the acceptors and all strangers; join the thread."""
         self._closing = True
-        os.eventfd_write(self._wake, 1)
+        with self._wake_lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -95,7 +98,9 @@ class Doorkeeper:
                 self._forget(stranger)
                 stranger.stream.close()
             self._selector.close()
-            os.close(self._wake)
+            with self._wake_lock:
+                os.close(self._wake)
+                self._wake = -1
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(self._wait_s()):

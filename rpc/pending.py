@@ -38,6 +38,7 @@ class Line:
         # Held by the thread that moves bytes or waits: `close` from another thread must not free
         # the descriptor under it.
         self.driving = threading.Lock()
+        self._beginning = threading.Lock()
         self._limits = limits
         self._request_ids = itertools.count(1)
         self._pending: PendingCall | None = None
@@ -50,16 +51,17 @@ class Line:
             BusyError: it carries another call.
             LimitExceeded: the request is larger than any peer accepts.
         """
-        if self.closed:
-            raise ClosedError(f"connection to {self.peer} is closed; connect again")
-        if self._pending is not None:
-            raise BusyError(f"a call to {self.peer} is under way; take its result first")
-        exchange = Exchange(
-            next(self._request_ids), request, self.reader, self.writer, self._limits
-        )
-        self.calls += 1
-        self._pending = PendingCall(self, exchange)
-        return self._pending
+        with self._beginning:
+            if self.closed:
+                raise ClosedError(f"connection to {self.peer} is closed; connect again")
+            if self._pending is not None:
+                raise BusyError(f"a call to {self.peer} is under way; take its result first")
+            exchange = Exchange(
+                next(self._request_ids), request, self.reader, self.writer, self._limits
+            )
+            self.calls += 1
+            self._pending = pending = PendingCall(self, exchange)
+        return pending
 
     def settled(self, error: RpcError | None, broken: bool) -> None:
         """Note that the call under way has ended."""

@@ -98,7 +98,7 @@ class SocketStream:
     def sendmsg(self, views: Sequence[memoryview]) -> int | None:
         """See Stream."""
         try:
-            return self._sock.sendmsg(views)
+            return self._sock.sendmsg(views, (), socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return None
         except OSError as error:
