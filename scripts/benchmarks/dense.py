@@ -37,7 +37,7 @@ def pull_and_push(raw: RawPeer, num_bytes: int, repeats: int) -> None:
     """P01: each direction alone."""
     gradient = np.ones(num_bytes // 4, np.float32)
     into = np.zeros_like(gradient)
-    data = memoryview(gradient).cast("B")
+    data = gradient.data.cast("B")
     raw_into = memoryview(bytearray(num_bytes))
     with served() as client:
         client.seed(manifest(Add(), gradient.size), {GROUP: into})
@@ -52,7 +52,8 @@ def pull_and_push(raw: RawPeer, num_bytes: int, repeats: int) -> None:
             measure()  # connections, buffers and pages are there afterwards
         seconds = interleave(repeats, *(lambda m=m: timed(m) for m in measures))
     speeds = [[num_bytes / 1e9 / value for value in values] for values in seconds]
-    for name, ours, reference in (("push", *speeds[:2]), ("pull", *speeds[2:])):
+    for index, name in enumerate(("push", "pull")):
+        ours, reference = speeds[2 * index : 2 * index + 2]
         figure = Figure("P01", f"dense {name} of {num_bytes / MIB:g} MiB, TCP", "GB/s", "higher")
         report(figure, ours, reference, "raw TCP socket")
 
@@ -61,7 +62,7 @@ def push_pull_adam(raw: RawPeer, num_bytes: int, repeats: int) -> None:
     """P03: the whole round trip of a training step against its parts in sequence."""
     gradient = np.full(num_bytes // 4, 1e-3, np.float32)
     into = np.zeros_like(gradient)
-    data = memoryview(gradient).cast("B")
+    data = gradient.data.cast("B")
     raw_into = memoryview(bytearray(num_bytes))
     shape = manifest(Adam(), gradient.size)
     local = DenseShard(shape, rank=0, num_servers=1, num_workers=1)

@@ -18,8 +18,7 @@ def figures(name: str) -> list[str]:
     """Run a benchmark and return the ids of its lines after checking their form."""
     result = subprocess.run(
         [sys.executable, "-m", f"scripts.benchmarks.{name}", "--toy"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=110,
         cwd=ROOT,
@@ -29,7 +28,7 @@ def figures(name: str) -> list[str]:
     assert result.returncode == 0, result.stderr[-6000:]
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     for line in lines:
-        assert FIELDS <= set(line)
+        assert set(line) >= FIELDS
         assert line["ours"]["min"] <= line["ours"]["median"] <= line["ours"]["max"]
         assert line["ours"]["min"] > 0
     return [line["id"] for line in lines]
