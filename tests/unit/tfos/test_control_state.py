@@ -1,0 +1,320 @@
+"""The driver's decisions, as lists of events and the actions they must give."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpc.address import Endpoint
+from tfos.config import ClusterConfig
+from tfos.control import messages
+from tfos.control.members import NodeStatus
+from tfos.control.state import Action, ClusterState, Send, Tell, Warn
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
+
+NOW = 100.0
+
+
+def _state(cluster_size: int = 3, num_ps: int = 1, **config: object) -> ClusterState:
+    state = ClusterState(plan(cluster_size, num_ps), ClusterConfig(**config))  # type: ignore[arg-type]
+    state.move(ClusterPhase.RESERVED)
+    return state
+
+
+def _id(name: str, attempt: int = 0) -> messages.NodeId:
+    role, _, index = name.partition(":")
+    return messages.NodeId(role, int(index), attempt)
+
+
+def _register(
+    state: ClusterState, name: str, attempt: int = 0, now_s: float = NOW, pid: int = 0
+) -> tuple[messages.RegisterReply, list[Action]]:
+    register = messages.Register(_id(name, attempt), "5", "host-b", pid or 1000 + attempt)
+    return state.on_register(register, now_s)
+
+
+def _listen(state: ClusterState, name: str, attempt: int = 0, now_s: float = NOW) -> list[Action]:
+    return state.on_event(_id(name, attempt), messages.Listening(Endpoint("h", 1)), now_s)
+
+
+def _running(cluster_size: int = 3, num_ps: int = 1, **config: object) -> ClusterState:
+    state = _state(cluster_size, num_ps, **config)
+    for name in state.members:
+        _register(state, name)
+        _listen(state, name)
+    assert state.phase is ClusterPhase.RUNNING
+    return state
+
+
+def _fail(state: ClusterState, name: str, **fields: object) -> list[Action]:
+    failure = messages.NodeFailure(_id(name), "host-b", 7, **fields)  # type: ignore[arg-type]
+    return state.on_event(_id(name), messages.Failed(failure), NOW)
+
+
+def _orders(actions: list[Action], kind: type) -> set[str]:
+    return {
+        action.node.name
+        for action in actions
+        if isinstance(action, Send) and isinstance(action.order, kind)
+    }
+
+
+def test_the_last_node_to_serve_starts_all():
+    state = _state()
+    for name in ("worker:1", "ps:0"):
+        _register(state, name)
+        assert _listen(state, name) == []
+    _register(state, "worker:0")
+    actions = _listen(state, "worker:0")
+    assert _orders(actions, messages.Start) == {"ps:0", "worker:0", "worker:1"}
+    start = next(action.order for action in actions if isinstance(action, Send))
+    assert isinstance(start, messages.Start)
+    assert [(entry.node.name, entry.rank) for entry in start.roster] == [
+        ("ps:0", 0),
+        ("worker:0", 0),
+        ("worker:1", 1),
+    ]
+
+
+@pytest.mark.fault("F20")
+def test_a_newer_attempt_replaces_and_fences_the_older_one():
+    state = _state()
+    _register(state, "worker:0")
+    _listen(state, "worker:0")
+    reply, actions = _register(state, "worker:0", attempt=1)
+    assert reply.accepted
+    assert actions == [
+        Send(_id("worker:0", 0), messages.Stop("replaced by a newer attempt")),
+    ]
+    assert [member.name for member in state.missing()] == ["ps:0", "worker:0", "worker:1"]
+    beat, _ = state.on_heartbeat(messages.Heartbeat(_id("worker:0", 0), 9, "x"), NOW)
+    assert beat.fenced
+    assert _listen(state, "worker:0", attempt=0) == []
+    assert state.members["worker:0"].status is NodeStatus.REGISTERED
+
+
+@pytest.mark.fault("F20")
+def test_an_older_attempt_that_comes_late_is_refused():
+    state = _state()
+    _register(state, "worker:0", attempt=2)
+    reply, actions = _register(state, "worker:0", attempt=1)
+    assert not reply.accepted
+    assert "attempt 2" in reply.reason
+    assert actions == []
+
+
+@pytest.mark.fault("F20")
+def test_registering_twice_counts_once_and_a_double_of_the_same_attempt_is_refused():
+    state = _state()
+    assert _register(state, "worker:0", pid=11)[0].accepted
+    assert _register(state, "worker:0", pid=11)[0].accepted
+    reply, _ = _register(state, "worker:0", pid=12)
+    assert not reply.accepted
+    assert "pid 11" in reply.reason
+    assert len(state.missing()) == 3
+
+
+def test_a_node_that_is_not_planned_is_refused():
+    reply, _ = _register(_state(), "worker:7")
+    assert not reply.accepted
+    assert "worker:7" in reply.reason
+
+
+@pytest.mark.fault("F01")
+def test_a_worker_killed_from_outside_is_a_warning_and_the_servers_fence_it():
+    state = _running()
+    actions = _fail(state, "worker:1", signal=9, message="killed by SIGKILL")
+    assert _orders(actions, messages.WorkerLost) == {"ps:0"}
+    lost = next(action.order for action in actions if isinstance(action, Send))
+    assert lost == messages.WorkerLost(1, 0, "killed by SIGKILL")
+    warning = next(action for action in actions if isinstance(action, Warn))
+    assert "worker:1@host-b was lost: killed by SIGKILL; worker:0 go on" in warning.text
+    assert state.phase is ClusterPhase.RUNNING
+    assert [failure.node.name for failure in state.failures] == ["worker:1"]
+    assert state.fatal == []
+
+
+@pytest.mark.parametrize("name", ["ps:0", "worker:0"])
+def test_losing_a_server_or_the_chief_fails_the_cluster(name):
+    state = _running()
+    actions = _fail(state, name, signal=9)
+    assert state.phase is ClusterPhase.FAILED
+    assert _orders(actions, messages.Stop) == {"ps:0", "worker:0", "worker:1"} - {name}
+
+
+def test_losing_workers_one_by_one_ends_in_failure():
+    state = _running(4, 1)
+    _fail(state, "worker:1", signal=9)
+    _fail(state, "worker:2", signal=15)
+    assert state.fatal == []
+    _fail(state, "worker:0", signal=9)
+    assert state.phase is ClusterPhase.FAILED
+
+
+def test_a_lost_worker_is_fatal_when_the_user_wants_that():
+    state = _running(tolerate_lost_workers=False)
+    _fail(state, "worker:1", signal=9)
+    assert state.phase is ClusterPhase.FAILED
+
+
+@pytest.mark.fault("F03")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"exit_code": 1, "error_type": "ValueError", "traceback": "Traceback ..."},
+        {"exit_code": 1, "message": "exited with code 1"},
+        {"signal": 11, "message": "killed by SIGSEGV"},
+    ],
+)
+def test_an_exception_or_crash_of_any_worker_stops_all(fields):
+    state = _running()
+    actions = _fail(state, "worker:1", **fields)
+    assert state.phase is ClusterPhase.FAILED
+    assert _orders(actions, messages.Stop) == {"ps:0", "worker:0"}
+
+
+def test_failures_keep_their_order_of_arrival():
+    state = _running(4, 1)
+    _fail(state, "worker:2", error_type="ValueError", traceback="T2")
+    _fail(state, "worker:1", error_type="KeyError", traceback="T1")
+    assert [failure.node.name for failure in state.failures] == ["worker:2", "worker:1"]
+    assert [failure.node.name for failure in state.fatal] == ["worker:2"]
+
+
+def test_what_a_node_says_after_its_failure_is_ignored():
+    state = _running()
+    _fail(state, "worker:1", signal=9)
+    assert state.on_event(_id("worker:1"), messages.Done(), NOW) == []
+    assert state.members["worker:1"].status is NodeStatus.LOST
+    beat, _ = state.on_heartbeat(messages.Heartbeat(_id("worker:1"), 5, "x"), NOW)
+    assert beat.fenced
+
+
+@pytest.mark.fault("F06")
+def test_a_silent_node_is_given_up_after_the_limit_and_fenced_when_it_thaws():
+    state = _running()
+    for name in ("ps:0", "worker:0"):
+        state.on_heartbeat(messages.Heartbeat(_id(name), 1, "x"), NOW + 19)
+    assert state.on_tick(NOW + 19.9) == []
+    actions = state.on_tick(NOW + 20.1)
+    assert _orders(actions, messages.WorkerLost) == {"ps:0"}
+    assert state.failures[0].error_type == messages.NODE_SILENT
+    assert "20.1 s (limit 20 s)" in state.failures[0].message
+    beat, _ = state.on_heartbeat(messages.Heartbeat(_id("worker:1"), 2, "x"), NOW + 25)
+    assert beat.fenced
+
+
+def test_a_broken_connection_that_does_not_come_back_is_a_loss_within_seconds():
+    state = _running()
+    state.on_stream_closed(_id("worker:1"), NOW)
+    assert state.on_tick(NOW + 2.9) == []
+    assert _orders(state.on_tick(NOW + 3.1), messages.WorkerLost) == {"ps:0"}
+
+
+def test_a_connection_that_comes_back_is_no_loss():
+    state = _running()
+    state.on_stream_closed(_id("worker:1"), NOW)
+    assert state.on_stream_opened(_id("worker:1"), NOW + 2) == ""
+    assert state.on_tick(NOW + 4) == []
+    state.on_stream_closed(_id("worker:1"), NOW + 5)
+    state.on_heartbeat(messages.Heartbeat(_id("worker:1"), 2, "x"), NOW + 7)
+    assert state.on_tick(NOW + 8.5) == []
+
+
+def test_a_node_lost_while_starting_may_come_again():
+    state = _state()
+    _register(state, "worker:0")
+    _listen(state, "worker:0")
+    state.on_stream_closed(_id("worker:0"), NOW)
+    actions = state.on_tick(NOW + 4)
+    assert [type(action) for action in actions] == [Warn]
+    assert state.phase is ClusterPhase.RESERVED
+    assert _register(state, "worker:0", attempt=1)[0].accepted
+
+
+def test_a_retried_task_of_a_running_cluster_is_refused_and_its_old_attempt_lost():
+    state = _running()
+    reply, actions = _register(state, "worker:1", attempt=1)
+    assert not reply.accepted
+    assert _orders(actions, messages.WorkerLost) == {"ps:0"}
+    assert state.failures[0].error_type == messages.EXECUTOR_LOST
+
+
+def test_a_flush_goes_to_those_who_train_and_waits_for_them_only():
+    state = _running(4, 1)
+    state.on_event(_id("worker:0"), messages.Done(), NOW)
+    actions = state.flush("input", 0)
+    assert _orders(actions, messages.Flush) == {"worker:1", "worker:2"}
+    state.on_event(_id("worker:1"), messages.FlushReached("input", 0), NOW)
+    assert [member.name for member in state.unflushed("input", 0)] == ["worker:2"]
+    _fail(state, "worker:2", signal=9)
+    assert state.unflushed("input", 0) == []
+
+
+def test_a_flush_carries_the_counts_of_its_moment():
+    state = _running()
+    old = messages.FeedSnapshot("input", fed_rows=10, taken_rows=4)
+    beat = messages.Heartbeat(_id("worker:1"), 1, "x", feeds=(old,))
+    state.on_heartbeat(beat, NOW)
+    final = messages.FeedSnapshot("input", fed_rows=10, taken_rows=10)
+    state.on_event(_id("worker:1"), messages.FlushReached("input", 0, final), NOW)
+    assert state.members["worker:1"].feed("input") == final
+
+
+def test_an_orderly_end_is_no_failure():
+    state = _running()
+    assert _orders(state.finish(("input",)), messages.FinishFeed) == {"worker:0", "worker:1"}
+    for name in ("worker:0", "worker:1"):
+        state.on_event(_id(name), messages.Done(), NOW)
+    assert state.training() == []
+    assert _orders(state.stop(state.live(), "bye", grace_s=1), messages.Stop) == set(state.members)
+    assert state.stop(state.live(), "again", grace_s=1) == []
+    for name in state.members:
+        state.on_stream_closed(_id(name), NOW)
+    assert state.live() == []
+    assert state.failures == []
+
+
+def test_a_server_that_ends_by_itself_fails_the_cluster():
+    state = _running()
+    state.on_event(_id("ps:0"), messages.Done(), NOW)
+    assert state.phase is ClusterPhase.FAILED
+    assert "ended without being told to" in state.fatal[0].message
+
+
+def test_a_worker_killed_by_our_own_stop_is_no_failure():
+    state = _running()
+    state.stop(state.live(), "bye", grace_s=1)
+    _fail(state, "worker:1", signal=9)
+    assert state.failures == []
+    assert state.members["worker:1"].status is NodeStatus.ENDED
+
+
+def test_nobody_joins_a_cluster_that_ends():
+    state = _state()
+    state.fail(state.members["ps:0"].failure("X", "y"))
+    reply, _ = _register(state, "worker:0")
+    assert not reply.accepted
+    assert "FAILED" in reply.reason
+
+
+def test_tensorboard_is_told_and_its_absence_is_a_warning():
+    state = _running()
+    up = messages.TensorBoardUp("http://127.0.0.1:6006")
+    assert state.on_event(_id("worker:0"), up, NOW) == [Tell("TensorBoard: http://127.0.0.1:6006")]
+    down = messages.TensorBoardUp("", "not installed")
+    assert state.on_event(_id("worker:0"), down, NOW) == [Warn("no TensorBoard: not installed")]
+
+
+@pytest.mark.fault("F19")
+def test_a_missing_node_is_described_with_place_age_and_phase():
+    state = _state()
+    _register(state, "worker:1")
+    event = messages.PhaseChanged("import tensorflow")
+    state.on_event(_id("worker:1"), event, NOW + 1)
+    text = state.members["worker:1"].describe(NOW + 58)
+    assert text == (
+        "worker:1 (executor 5 on host-b, pid 1000, 58 s since it registered, "
+        "last phase: import tensorflow)"
+    )
+    assert "never registered" in state.members["worker:0"].describe(NOW)

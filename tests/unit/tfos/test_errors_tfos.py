@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pickle
+import traceback
+
+import pytest
+
+from tfos.control.messages import NodeFailure, NodeId
+from tfos.errors import NodeFailedError, TFOSError
+
+TEXT = 'Traceback (most recent call last):\n  File "train.py", line 3\nZeroDivisionError: by zero'
+
+
+def _failure(name: str = "worker:2", **fields: object) -> NodeFailure:
+    role, _, index = name.partition(":")
+    return NodeFailure(
+        NodeId(role, int(index)),
+        "host-b",
+        881,
+        executor_id="5",
+        phase="main_fun",
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.fault("F03")
+def test_the_original_traceback_is_the_cause_and_printed_once_and_first():
+    failure = _failure(
+        error_type="ZeroDivisionError", message="by zero", traceback=TEXT, log_path="/var/log/w2"
+    )
+    shown = "".join(traceback.format_exception(error_of(failure)))
+    assert shown.count('File "train.py"') == 1
+    where = "raised in worker:2 (executor 5, host-b, pid 881, phase main_fun); log: /var/log/w2"
+    assert shown.index('File "train.py"') < shown.index(where)
+    assert "ZeroDivisionError: by zero" in str(error_of(failure)).splitlines()[0]
+
+
+def error_of(*failures: NodeFailure) -> NodeFailedError:
+    return NodeFailedError(list(failures))
+
+
+def test_later_failures_are_counted_not_printed():
+    error = error_of(
+        _failure("worker:2", error_type="E", traceback="T"),
+        _failure("worker:1", message="secret text"),
+        _failure("ps:0", message="other"),
+    )
+    assert "2 more failures after it: ps:0, worker:1" in str(error)
+    assert "secret text" not in str(error)
+    assert [failure.node.name for failure in error.failures] == ["worker:2", "worker:1", "ps:0"]
+
+
+@pytest.mark.fault("F04")
+def test_a_death_without_a_traceback_shows_the_last_lines():
+    error = error_of(_failure(signal=11, message="killed by SIGSEGV", log_tail=("a", "b")))
+    assert str(error).splitlines()[0] == "killed by SIGSEGV"
+    assert "last lines of its output:\n    a\n    b" in str(error)
+    assert error.__cause__ is None
+
+
+def test_the_error_survives_pickling():
+    error = error_of(_failure(error_type="E", message="m", traceback="T"))
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert again.failures == error.failures
+    assert isinstance(again, TFOSError)

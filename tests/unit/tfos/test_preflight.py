@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tfos import preflight, spark_facts
+from tfos.config import ClusterConfig, InputMode
+from tfos.errors import ConfigError, SettingsError, UnsupportedError
+
+
+def _facts(master: str, **conf: str) -> spark_facts.SparkFacts:
+    settings = {key.replace("_", "."): value for key, value in conf.items()}
+    return spark_facts.SparkFacts(master, "app", settings, "hdfs://nn:8020")
+
+
+def test_dynamic_allocation_is_refused_unless_allowed():
+    conf = {"spark.dynamicAllocation.enabled": "true"}
+    with pytest.raises(ConfigError, match="allow_dynamic=True"):
+        preflight.check_spark(conf, ClusterConfig())
+    preflight.check_spark(conf, ClusterConfig(allow_dynamic=True))
+
+
+def test_speculation_is_refused_unless_allowed():
+    conf = {"spark.speculation": "true"}
+    with pytest.raises(ConfigError, match="allow_speculation=True"):
+        preflight.check_spark(conf, ClusterConfig())
+    preflight.check_spark(conf, ClusterConfig(allow_speculation=True))
+
+
+def test_a_limit_on_the_address_space_is_refused_with_the_arithmetic():
+    conf = {"spark.executor.pyspark.memory": "2g", "spark.executor.cores": "2"}
+    with pytest.raises(ConfigError) as caught:
+        preflight.check_spark(conf, ClusterConfig())
+    assert "1024 MiB (2g / 2 cores)" in str(caught.value)
+    assert "spark.executor.memoryOverhead=4096m" in str(caught.value)
+    preflight.check_spark({"spark.executor.pyspark.memory": "0"}, ClusterConfig())
+
+
+def test_ordinary_settings_pass():
+    preflight.check_spark({"spark.executor.memory": "4g"}, ClusterConfig())
+
+
+@pytest.mark.attack("A28")
+def test_unencrypted_rpc_is_one_line_and_only_off_this_host():
+    assert preflight.notes(_facts("local[4]")) == []
+    assert preflight.notes(_facts("local-cluster[3,1,1024]")) == []
+    (line,) = preflight.notes(_facts("spark://h:7077"))
+    assert "spark.network.crypto.enabled=true" in line
+    assert preflight.notes(_facts("spark://h:7077", spark_network_crypto_enabled="true")) == []
+
+
+def test_yarn_users_learn_where_nodes_take_their_memory():
+    lines = preflight.notes(_facts("yarn", spark_network_crypto_enabled="true"))
+    assert ["memoryOverhead=default" in line for line in lines] == [True]
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [
+        ("local[4]", 1),
+        ("local-cluster[3,1,1024]", 3),
+        ("local-cluster[ 2 , 1 , 512 ]", 2),
+        ("spark://h:7077", None),
+        ("yarn", 2),
+    ],
+)
+def test_promised_executors_come_from_the_master(master, expected):
+    assert _facts(master).expected_executors == expected
+
+
+def test_promised_executors_of_yarn_can_be_set():
+    assert _facts("yarn", spark_executor_instances="7").expected_executors == 7
+
+
+def test_local_masters_use_loopback_and_others_the_drivers_host():
+    assert _facts("local-cluster[3,1,1024]").driver_host == "127.0.0.1"
+    remote = _facts("spark://h:7077", spark_driver_host="10.0.0.1")
+    assert (remote.driver_host, remote.bind_host, remote.loopback) == (
+        "10.0.0.1",
+        "10.0.0.1",
+        False,
+    )
+    bound = _facts("yarn", spark_driver_host="10.0.0.1", spark_driver_bindAddress="0.0.0.0")
+    assert (bound.driver_host, bound.bind_host) == ("10.0.0.1", "0.0.0.0")
+
+
+class _ConnectSession:
+    pass
+
+
+_ConnectSession.__module__ = "pyspark.sql.connect.session"
+
+
+def test_a_connect_session_is_refused_with_a_way_out():
+    with pytest.raises(UnsupportedError, match=r"Spark Connect.*spark\.api\.mode=classic"):
+        spark_facts.classic_context(_ConnectSession())
+
+
+@pytest.mark.parametrize("value", [None, "local[4]", 3])
+def test_what_is_no_spark_is_refused(value):
+    with pytest.raises(UnsupportedError, match="must be a SparkContext"):
+        spark_facts.classic_context(value)
+
+
+def test_two_options_of_tensorflowonspark_are_refused():
+    with pytest.raises(UnsupportedError, match="driver_ps_nodes=True"):
+        preflight.check_ported_options(driver_ps_nodes=True, eval_node=False)
+    with pytest.raises(UnsupportedError, match="eval_node=True"):
+        preflight.check_ported_options(driver_ps_nodes=False, eval_node=True)
+    preflight.check_ported_options(driver_ps_nodes=False, eval_node=False)
+
+
+def test_queues_of_tensorflowonspark_name_one_feed():
+    assert preflight.check_queues(["input", "output", "error"]) == ("input",)
+    assert preflight.check_queues(["train", "val"]) == ("train", "val")
+
+
+@pytest.mark.parametrize(
+    ("queues", "text"),
+    [
+        ("input", "got the str 'input'"),
+        ([], "names no feed"),
+        (["output"], "names no feed"),
+        (["a", "a"], "holds a name twice"),
+        ([3], "got 3"),
+        (["a\n"], "printable"),
+    ],
+)
+def test_unusable_queues_are_refused(queues, text):
+    with pytest.raises(SettingsError, match=text):
+        preflight.check_queues(queues)
+
+
+def test_input_modes_are_those_of_tensorflowonspark():
+    assert preflight.check_mode(1) is InputMode.SPARK
+    assert preflight.check_mode(InputMode.TENSORFLOW) is InputMode.TENSORFLOW
+    with pytest.raises(SettingsError, match="got 'spark'"):
+        preflight.check_mode("spark")
+
+
+def test_main_fun_must_take_args_and_ctx():
+    preflight.check_main_fun(lambda args, ctx: None)
+    preflight.check_main_fun(lambda *everything: None)
+    with pytest.raises(SettingsError, match="does not take two positional arguments"):
+        preflight.check_main_fun(lambda args: None)
+    with pytest.raises(SettingsError, match="got str"):
+        preflight.check_main_fun("main_fun")  # type: ignore[arg-type]
+
+
+def test_zero_epochs_mean_ten():
+    assert preflight.check_epochs(0) == 10
+    assert preflight.check_epochs(3) == 3
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "3", True, None])
+def test_unusable_epochs_are_refused(value):
+    with pytest.raises(SettingsError, match="num_epochs must be an int >= 0"):
+        preflight.check_epochs(value)
+
+
+@pytest.mark.parametrize("value", [0, -1, "5", True, math.nan, math.inf])
+def test_unusable_timeouts_are_refused(value):
+    with pytest.raises(SettingsError, match="feed_timeout must be"):
+        preflight.check_timeout("feed_timeout", value)
+
+
+def test_a_limit_below_three_heartbeats_is_refused():
+    with pytest.raises(SettingsError, match=r"hang_s >= 21\.0"):
+        ClusterConfig(heartbeat_s=7.0)
+    with pytest.raises(SettingsError, match="abort_s must be > 0"):
+        ClusterConfig(abort_s=0)

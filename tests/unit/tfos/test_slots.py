@@ -1,0 +1,99 @@
+"""Slot arithmetic with an injected time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfos.config import ClusterConfig, InputMode
+from tfos.errors import NotEnoughSlots
+from tfos.slots import Executor, Offer, SlotWait, shortage, workers_hold_slots
+from tfos.topology import plan
+
+
+def _offer(*busy: int, slots: int = 1, expected: int | None = None) -> Offer:
+    return Offer(
+        tuple(Executor(str(i), "h", slots, count) for i, count in enumerate(busy)), expected
+    )
+
+
+def _wait(cluster_size: int = 4, **config: float) -> SlotWait:
+    return SlotWait(plan(cluster_size, 1), ClusterConfig(**config), started_s=0.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.fault("F18")
+def test_a_cluster_that_fits_starts_at_once():
+    assert _wait(3).ready(_offer(0, 0, 0), 0.0)
+
+
+@pytest.mark.fault("F18")
+def test_too_small_with_all_promised_executors_there_fails_at_once_with_the_arithmetic():
+    with pytest.raises(NotEnoughSlots) as caught:
+        _wait().ready(_offer(0, 0, 0, expected=3), 0.0)
+    text = str(caught.value)
+    assert "need 4 task slots at once (1 ps + 3 workers), Spark offers 3" in text
+    assert "executors 0, 1, 2: 3 x 1 slot" in text
+    assert "Lower cluster_size or raise --num-executors" in text
+
+
+@pytest.mark.fault("F18")
+def test_promised_executors_are_awaited_for_a_minute_then_named():
+    wait = _wait()
+    for now_s in (0.0, 10.0, 30.0, 59.9):
+        assert not wait.ready(_offer(0, 0, expected=4), now_s)
+    with pytest.raises(NotEnoughSlots, match="4 executors are configured"):
+        wait.ready(_offer(0, 0, expected=4), 60.0)
+
+
+@pytest.mark.fault("F18")
+def test_late_executors_start_the_cluster_when_they_are_there():
+    wait = _wait()
+    assert not wait.ready(_offer(expected=4), 0.0)
+    assert not wait.ready(_offer(0, expected=4), 20.0)
+    assert wait.ready(_offer(0, 0, 0, 0, expected=4), 41.0)
+
+
+@pytest.mark.fault("F18")
+def test_without_a_promise_the_offer_must_stand_still_for_some_seconds():
+    wait = _wait()
+    assert not wait.ready(_offer(0), 0.0)
+    assert not wait.ready(_offer(0, 0), 3.0)
+    assert not wait.ready(_offer(0, 0), 6.9)
+    with pytest.raises(NotEnoughSlots):
+        wait.ready(_offer(0, 0), 7.1)
+
+
+@pytest.mark.fault("F18")
+def test_without_any_executor_the_wait_is_long():
+    wait = _wait()
+    assert not wait.ready(_offer(), 30.0)
+    with pytest.raises(NotEnoughSlots, match="no executor has registered"):
+        wait.ready(_offer(), 60.0)
+
+
+@pytest.mark.fault("F18")
+def test_slots_that_other_jobs_hold_do_not_count_and_may_become_free():
+    wait = _wait(3)
+    assert not wait.ready(_offer(1, 0, 0, expected=3), 0.0)
+    assert wait.ready(_offer(0, 0, 0, expected=3), 1.0)
+    other = _wait(3)
+    assert not other.ready(_offer(1, 0, 0, expected=3), 0.0)
+    with pytest.raises(NotEnoughSlots, match=r"offers 2 .*1 of them held by running tasks"):
+        other.ready(_offer(1, 0, 0, expected=3), 4.1)
+
+
+def test_the_sentence_adds_up_executors_of_different_sizes():
+    offer = Offer((Executor("1", "a", 1), Executor("2", "a", 1), Executor("3", "b", 2)))
+    assert "2 x 1 slot + 1 x 2 slots" in shortage(plan(5, 1), offer)
+
+
+@pytest.mark.parametrize(
+    ("mode", "slots_each", "holds"),
+    [
+        (InputMode.TENSORFLOW, 1, True),
+        (InputMode.SPARK, 1, False),
+        (InputMode.SPARK, 2, True),
+    ],
+)
+def test_a_worker_keeps_its_slot_only_where_feed_tasks_find_another(mode, slots_each, holds):
+    offer = _offer(0, 0, 0, slots=slots_each)
+    assert workers_hold_slots(plan(3, 1), mode, offer.executors) is holds

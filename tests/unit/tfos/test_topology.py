@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from tfos.errors import SettingsError, UnsupportedError
+from tfos.topology import plan
+
+
+def _names(nodes) -> list[tuple[str, int]]:
+    return [(node.name, node.rank) for node in nodes]
+
+
+def test_servers_come_first_and_worker_0_is_the_chief():
+    made = plan(4, 1)
+    assert _names(made.nodes) == [("ps:0", 0), ("worker:0", 0), ("worker:1", 1), ("worker:2", 2)]
+    assert made.chief.name == "worker:0"
+    assert [node.is_chief for node in made.workers] == [True, False, False]
+    assert str(made) == "1 ps + 3 workers"
+
+
+@pytest.mark.parametrize("name", ["chief", "master"])
+def test_a_named_chief_has_rank_0_and_workers_count_from_0(name):
+    made = plan(4, 1, master_node=name)
+    assert _names(made.workers) == [(f"{name}:0", 0), ("worker:0", 1), ("worker:1", 2)]
+    assert made.num_workers == 3
+    assert [node.is_chief for node in made.workers] == [True, False, False]
+
+
+def test_one_node_is_one_worker():
+    assert _names(plan(1, 0).nodes) == [("worker:0", 0)]
+
+
+@pytest.mark.parametrize(
+    ("cluster_size", "num_ps", "text"),
+    [
+        (3, 3, "num_ps=3 leaves no worker: cluster_size=3. Use num_ps <= 2."),
+        (3, 5, "num_ps=5 leaves no worker: cluster_size=3. Use num_ps <= 2."),
+        (1, 1, "num_ps=1 leaves no worker: cluster_size=1. Use cluster_size >= 2"),
+        (0, 0, "cluster_size must be >= 1, got 0."),
+        (-1, 0, "cluster_size must be >= 1, got -1."),
+        (3, -1, "num_ps must be >= 0, got -1."),
+        ("3", 1, "cluster_size must be an int >= 1, got '3' (str)."),
+        (3, 1.5, "num_ps must be an int >= 0, got 1.5 (float)."),
+        (True, 0, "cluster_size must be an int >= 1, got True (bool)."),
+    ],
+)
+def test_impossible_sizes_say_both_values_and_the_next_step(cluster_size, num_ps, text):
+    with pytest.raises(SettingsError) as caught:
+        plan(cluster_size, num_ps)
+    assert text in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_an_unknown_chief_role_is_refused():
+    with pytest.raises(UnsupportedError, match="'boss' is no role"):
+        plan(3, 1, master_node="boss")
