@@ -78,7 +78,7 @@ class Connection:
         meta: bytes,
         payload: Sequence[Buffer] = (),
         *,
-        into: Sequence[memoryview] | None = None,
+        into: Sequence[Buffer] | None = None,
         timeout_s: float,
     ) -> Reply:
         """Send a request and return its reply, sending and receiving at the same time.
@@ -103,7 +103,7 @@ class Connection:
         meta: bytes,
         payload: Sequence[Buffer] = (),
         *,
-        into: Sequence[memoryview] | None = None,
+        into: Sequence[Buffer] | None = None,
         timeout_s: float,
     ) -> PendingCall:
         """Send a request and return without its reply.
@@ -137,7 +137,7 @@ class OutCall:
     connection: Connection
     meta: bytes
     payload: Sequence[Buffer] = ()
-    into: Sequence[memoryview] | None = None
+    into: Sequence[Buffer] | None = None
 
 
 def call_all(calls: Sequence[OutCall], *, timeout_s: float) -> list[Reply | RpcError]:

@@ -34,7 +34,7 @@ class Request:
 
     meta: bytes
     payload: Sequence[Buffer] = ()
-    into: Sequence[memoryview] | None = None
+    into: Sequence[Buffer] | None = None
 
 
 class Exchange:
@@ -172,7 +172,7 @@ class Exchange:
 class _Sink:
     """Where reply payload goes: the caller's views in order, or memory taken frame by frame."""
 
-    def __init__(self, into: Sequence[memoryview] | None, max_bytes: int) -> None:
+    def __init__(self, into: Sequence[Buffer] | None, max_bytes: int) -> None:
         self._given = into is not None
         self._views = as_views(into or ())
         if any(view.readonly for view in self._views):

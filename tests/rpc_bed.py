@@ -1,0 +1,227 @@
+"""A listener whose handler does what the request's meta says, and raw clients to attack it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from rpc.address import Endpoint
+from rpc.connection import Connection, connect
+from rpc.errors import RpcError
+from rpc.frame import Kind, Opener, Sealer
+from rpc.handshake import ClientHandshake, Credentials, Identity, Role, Session
+from rpc.limits import Limits
+from rpc.listener import Call, Listener
+
+WAIT_S = 20.0
+TRANSPORTS = ("tcp", "unix", "inproc")
+WORKER = Identity(Role.WORKER, 3, 1)
+SERVER = Identity(Role.SERVER, 0)
+PART_BYTES = 64 * 1024
+
+
+def wait_until(condition: Callable[[], bool], what: str = "the condition") -> None:
+    """Poll a condition that another thread makes true."""
+    deadline = time.monotonic() + WAIT_S
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true within {WAIT_S} s"
+        pause.wait(0.002)
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def rss_bytes() -> int:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class CodedError(Exception):
+    code = "shape"
+
+    def __init__(self, message: str, details: dict[str, str]) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class Bed:
+    """Handler and listener; `gate` holds back calls whose meta is `wait`."""
+
+    def __init__(self, transport: str = "tcp", limits: Limits | None = None) -> None:
+        self.credentials = Credentials.generate()
+        self.gate = threading.Event()
+        self.waiting = threading.Semaphore(0)
+        self.handled: list[bytes] = []
+        self.disconnected: list[Identity] = []
+        self.saw_peer_gone = threading.Event()
+        self.limits = limits or Limits()
+        self.listener = Listener(
+            self.handle,
+            self.credentials,
+            SERVER,
+            limits=self.limits,
+            on_disconnect=self.disconnected.append,
+        )
+        if transport == "tcp":
+            self.listener.bind_tcp("127.0.0.1")
+        elif transport == "unix":
+            self.listener.bind_unix()
+        else:
+            self.listener.bind_inproc(f"bed-{id(self)}")
+        self.listener.start()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self.listener.endpoint
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return (self.endpoint.host, self.endpoint.port)
+
+    def connect(self, **changes: object) -> Connection:
+        wanted: dict[str, object] = {"expect": Role.SERVER, "limits": self.limits} | changes
+        return connect(self.endpoint, WORKER, self.credentials, **wanted)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.gate.set()
+        self.listener.close()
+
+    def handle(self, call: Call) -> None:
+        self.handled.append(call.meta)
+        action = getattr(self, "do_" + call.meta.decode().split(":")[0], None)
+        if action is None:
+            call.fail("unknown", f"no such call: {call.meta[:40]!r}")
+        else:
+            action(call)
+
+    def do_echo(self, call: Call) -> None:
+        data = np.empty(call.payload_bytes, np.uint8)
+        call.read_into(data.data)
+        call.reply(b"done", [data])
+
+    def do_exchange(self, call: Call) -> None:
+        """Reply part by part while the request is still coming."""
+        part = memoryview(bytearray(PART_BYTES))
+        while call.remaining:
+            now = part[: min(PART_BYTES, call.remaining)]
+            call.read_into(now)
+            call.send([bytes(now)])
+        call.reply(b"exchanged")
+
+    def do_ignore(self, call: Call) -> None:
+        call.reply(b"ignored")
+
+    def do_parts(self, call: Call) -> None:
+        for part in (b"one", b"", b"two"):
+            call.send([part])
+        call.reply(b"parts", [b"three"])
+
+    def do_fail(self, call: Call) -> None:
+        call.fail("refused", "not today", {"why": "test"})
+
+    def do_fail_midway(self, call: Call) -> None:
+        part = memoryview(bytearray(min(10, call.remaining)))
+        call.read_into(part)
+        call.send([bytes(part)])
+        raise CodedError("midway", {"at": "10"})
+
+    def do_raise(self, call: Call) -> None:
+        raise ZeroDivisionError("secret inner detail")
+
+    def do_silent(self, call: Call) -> None:
+        pass
+
+    def do_overread(self, call: Call) -> None:
+        call.read_into(memoryview(bytearray(call.payload_bytes + 1)))
+
+    def do_twice(self, call: Call) -> None:
+        call.reply(b"first")
+        call.reply(b"second")
+
+    def do_wait(self, call: Call) -> None:
+        self.waiting.release()
+        deadline = time.monotonic() + WAIT_S
+        while not self.gate.wait(0.005) and time.monotonic() < deadline:
+            if call.peer_gone():
+                self.saw_peer_gone.set()
+                return
+        call.reply(b"waited")
+
+    def do_leave_unread(self, call: Call) -> None:
+        """Hold the request unread until the gate opens."""
+        self.do_wait(call)
+
+
+@contextlib.contextmanager
+def bed(transport: str = "tcp", limits: Limits | None = None) -> Iterator[Bed]:
+    made = Bed(transport, limits)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class RawClient:
+    """A TCP client that sends whatever bytes it likes."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.sock = socket.create_connection(address, timeout=WAIT_S)
+        self.session: Session | None = None
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.sock.close()
+
+    def receive(self, num_bytes: int) -> bytes:
+        data = b""
+        while len(data) < num_bytes:
+            chunk = self.sock.recv(num_bytes - len(data))
+            if not chunk:
+                break
+            data += chunk
+        return data
+
+    def until_closed(self) -> bytes:
+        """Return all bytes that come before the peer closes; fails if it does not."""
+        data = b""
+        try:
+            while chunk := self.sock.recv(65536):
+                data += chunk
+        except ConnectionResetError:
+            pass
+        return data
+
+    def authenticate(self, credentials: Credentials, identity: Identity = WORKER) -> RawClient:
+        handshake = ClientHandshake(identity, credentials)
+        while handshake.session is None:
+            self.sock.sendall(handshake.feed(self.receive(handshake.wanted)))
+        self.session = handshake.session
+        self.sealer = Sealer(self.session.send_key)
+        self.opener = Opener(self.session.receive_key, Limits())
+        return self
+
+    def sealed(self, meta: bytes, payload_bytes: int = 0, request_id: int = 1) -> bytes:
+        return self.sealer.seal(Kind.REQUEST, request_id, meta, payload_bytes)
+
+    def send(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.sock.sendall(data)
+
+
+def error_of(action: Callable[[], object]) -> RpcError:
+    try:
+        action()
+    except RpcError as error:
+        return error
+    raise AssertionError("no RpcError was raised")
