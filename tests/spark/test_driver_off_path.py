@@ -76,7 +76,8 @@ def test_driver_traffic_is_small_and_does_not_grow_with_the_model(local_cluster,
     small_python, small_jvm = _measure(local_cluster, tmp_path, 1_000_000)  # 4 MB
     large_python, large_jvm = _measure(local_cluster, tmp_path, 50_000_000)  # 200 MB
     figures = (
-        f"bytes/s with 4 MB and 200 MB of parameters: python {small_python:.0f}, {large_python:.0f}; "
+        f"bytes/s with 4 MB and 200 MB of parameters: python {small_python:.0f}, "
+        f"{large_python:.0f}; "
         f"jvm {small_jvm:.0f}, {large_jvm:.0f}"
     )
     assert small_python < 2048 * NODES, figures
