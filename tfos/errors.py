@@ -152,5 +152,6 @@ def _where(failure: NodeFailure) -> str:
         f"pid {failure.pid}" if failure.pid else "",
         f"phase {failure.phase}" if failure.phase else "",
     ]
-    text = f"{verb} {failure.node.name} ({', '.join(part for part in where if part)})"
+    known = ", ".join(part for part in where if part)
+    text = f"{verb} {failure.node.name}" + (f" ({known})" if known else "")
     return f"{text}; log: {failure.log_path}" if failure.log_path else text

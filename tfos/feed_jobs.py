@@ -87,7 +87,6 @@ class FeedJobs:
             targets=targets,
             credentials=self._credentials,
             feed=feed,
-            epoch=self._next_epoch(feed),
             config=self._feed_config(feed_timeout_s),
         )
         return rdd.mapPartitionsWithIndex(task)
