@@ -1,0 +1,346 @@
+"""Checkpoints: other numbers of servers, every kind of damage, hostile files, full disks."""
+
+import errno
+import os
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from ps import checkpoint as saving
+from ps import checkpoint_format as form
+from ps import checkpoint_reader as reading
+from ps.checkpoint_format import Checkpoint
+from ps.dense import DenseShard
+from ps.errors import CheckpointError
+from ps.params import SGD, Adagrad, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
+
+PARAMS = (ParamSpec("dense/kernel", (37, 11)), ParamSpec("dense/bias", (11,)))
+NUM = 37 * 11 + 11
+
+
+def manifest(rule=None, params=PARAMS, dtype="float32", bucket_bytes=256):
+    groups = (
+        GroupSpec("trainable", dtype, rule or Adam(), params),
+        GroupSpec("statistics", "float64", Average(), (ParamSpec("mean", (9,)),)),
+    )
+    return Manifest(groups=groups, bucket_bytes=bucket_bytes)
+
+
+def servers(num_servers, whole=None):
+    whole = whole or manifest()
+    return [
+        DenseShard(whole, rank=rank, num_servers=num_servers, num_workers=1)
+        for rank in range(num_servers)
+    ]
+
+
+def train(shards, seed):
+    rng = np.random.default_rng(seed)
+    whole = {"trainable": rng.standard_normal(NUM), "statistics": rng.standard_normal(9)}
+    for shard in shards:
+        for bucket in shard.buckets:
+            part = whole[bucket.group][bucket.start : bucket.stop]
+            shard.apply(bucket.id, part.astype(shard.dtype(bucket.id)), Hyper(0.01))
+
+
+def state(shards):
+    return {
+        i: (
+            shard.values(i).tobytes(),
+            *(slot.tobytes() for slot in shard.slots(i).values()),
+            shard.step(i),
+        )
+        for shard in shards
+        for i in shard.bucket_ids
+    }
+
+
+def save(root, step, shards, save_id=None):
+    save_id = save_id or f"{step:08x}"
+    records = [
+        saving.write_shard(root, save_id, rank=rank, shard=shard, extra=b"record of %d" % rank)
+        for rank, shard in enumerate(shards)
+    ]
+    return saving.commit(
+        root, save_id, step=step, manifest=shards[0].manifest, shards=records[::-1]
+    )
+
+
+def restore(root, step, num_servers, whole=None):
+    shards = servers(num_servers, whole)
+    checkpoint = reading.read_manifest(root, step)
+    for shard in shards:
+        reading.restore_shard(root, checkpoint, shard)
+    return shards
+
+
+@pytest.fixture
+def trained():
+    shards = servers(2)
+    for seed in range(3):
+        train(shards, seed)
+    return shards
+
+
+@pytest.fixture
+def two_steps(tmp_path, trained):
+    """A root with the complete steps 800 and 900."""
+    save(tmp_path, 800, trained)
+    train(trained, 9)
+    save(tmp_path, 900, trained)
+    return tmp_path
+
+
+@pytest.mark.fault("F42")
+@pytest.mark.parametrize("num_servers", [1, 2, 3, 20])
+def test_any_number_of_servers_restores_and_goes_on_bit_for_bit(tmp_path, trained, num_servers):
+    save(tmp_path, 5, trained)
+    restored = restore(tmp_path, 5, num_servers)
+    assert state(restored) == state(trained)
+    for shards in (restored, trained):
+        train(shards, 77)
+    assert state(restored) == state(trained)
+
+
+def test_what_is_there_is_listed_and_the_records_come_back(two_steps):
+    assert reading.latest(two_steps) == 900
+    newest = reading.read_manifest(two_steps)
+    assert (newest.step, len(newest.shards)) == (900, 2)
+    assert [reading.read_extra(two_steps, newest, rank) for rank in (0, 1)] == [
+        b"record of 0",
+        b"record of 1",
+    ]
+    reading.verify(two_steps, newest)
+    with pytest.raises(CheckpointError, match="has 2 shards, asked for 2"):
+        reading.read_extra(two_steps, newest, 2)
+    assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
+
+
+def test_an_empty_root_has_no_checkpoint(tmp_path):
+    assert reading.latest(tmp_path / "absent") is None
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*steps on disk: none"):
+        reading.read_manifest(tmp_path / "absent")
+
+
+@pytest.mark.fault("F41")
+def test_a_missing_shard_is_named_with_the_newest_complete_step(two_steps):
+    (two_steps / "step-900" / "ps-1.data").unlink()
+    expected = (
+        r"^step 900 lacks ps-1.data \(in manifest, not on disk\); newest complete step is 800$"
+    )
+    with pytest.raises(CheckpointError, match=expected):
+        reading.read_manifest(two_steps, 900)
+    assert reading.read_manifest(two_steps).step == 800
+
+
+@pytest.mark.fault("F41")
+def test_a_missing_manifest_or_step_is_named(two_steps):
+    (two_steps / "step-900" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step 900 has no readable manifest.*step is 800"):
+        reading.read_manifest(two_steps, 900)
+    with pytest.raises(CheckpointError, match=r"step 850 has no readable manifest.*step is 800"):
+        reading.read_manifest(two_steps, 850)
+
+
+@pytest.mark.fault("F41")
+@pytest.mark.parametrize("name", ["ps-0.data", "ps-1.data", "manifest.json"])
+def test_a_truncated_or_longer_file_is_refused_before_it_is_read(two_steps, name):
+    path = two_steps / "step-900" / name
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[: len(whole) // 2], b"", whole + b"\0"):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=f"{name}.* (bytes|damaged).*step is 800"):
+            reading.read_manifest(two_steps, 900)
+
+
+@pytest.mark.fault("F41")
+@pytest.mark.parametrize("name", ["ps-0.data", "ps-1.data", "manifest.json"])
+def test_any_flipped_bit_is_found_and_the_older_step_is_used(two_steps, name):
+    path = two_steps / "step-900" / name
+    whole = path.read_bytes()
+    rng = random.Random(4)
+    positions = {0, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(40))}
+    for position in positions:
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=name):
+            reading.verify(two_steps, reading.read_manifest(two_steps, 900))
+    assert reading.newest_sound(two_steps).step == 800
+    path.write_bytes(whole)
+    assert reading.newest_sound(two_steps).step == 900
+
+
+@pytest.mark.fault("F41")
+def test_nothing_sound_is_an_error_that_lists_the_steps(two_steps):
+    for step in (800, 900):
+        path = two_steps / f"step-{step}" / "ps-0.data"
+        path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(CheckpointError, match="steps on disk: 900, 800"):
+        reading.newest_sound(two_steps)
+
+
+@pytest.mark.fault("F41")
+def test_a_shard_of_another_step_is_refused(two_steps):
+    other = (two_steps / "step-800" / "ps-0.data").read_bytes()
+    target = two_steps / "step-900" / "ps-0.data"
+    assert len(other) == target.stat().st_size
+    target.write_bytes(other)
+    with pytest.raises(CheckpointError, match=r"ps-0.data: the digest .* of another save"):
+        restore(two_steps, 900, 1)
+
+
+@pytest.mark.fault("F41")
+def test_a_damaged_bucket_is_refused_only_by_the_server_that_needs_it(two_steps):
+    path = two_steps / "step-900" / "ps-0.data"
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    checkpoint = reading.read_manifest(two_steps, 900)
+    first, second = servers(2)
+    reading.restore_shard(two_steps, checkpoint, second)
+    with pytest.raises(CheckpointError, match=r"ps-0.data is damaged: the digest of bucket 0"):
+        reading.restore_shard(two_steps, checkpoint, first)
+
+
+@pytest.mark.fault("F42")
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (manifest(SGD()), r"Only saved: group trainable adam.*Only asked: group trainable sgd"),
+        (manifest(Adagrad()), r"adagrad\(accumulator\)"),
+        (manifest(dtype="float64"), r"kernel float32\[37, 11\].*kernel float64\[37, 11\]"),
+        (
+            manifest(params=(ParamSpec("out/kernel", (37, 11)), PARAMS[1])),
+            r"dense/kernel float32.*out/kernel float32",
+        ),
+        (
+            manifest(params=(ParamSpec("dense/kernel", (11, 37)), PARAMS[1])),
+            r"\[37, 11\].*\[11, 37\]",
+        ),
+        (manifest(params=PARAMS[::-1]), "The order of parameters differs"),
+        (manifest(bucket_bytes=512), "saved with bucket_bytes=256, asked 512"),
+    ],
+    ids=["rule", "slots", "dtype", "renamed", "shape", "order", "buckets"],
+)
+def test_another_model_is_refused_with_both_sides(tmp_path, trained, asked, message):
+    save(tmp_path, 5, trained)
+    with pytest.raises(CheckpointError, match=message):
+        restore(tmp_path, 5, 1, asked)
+
+
+def test_other_settings_of_the_same_rule_may_continue(tmp_path, trained):
+    save(tmp_path, 5, trained)
+    restored = restore(tmp_path, 5, 1, manifest(Adam(beta_1=0.8, weight_decay=0.1)))
+    assert state(restored) == state(trained)
+
+
+@pytest.mark.parametrize(
+    "name", ["step-", "step-01", "step--1", "step-1x", "step-\u096f", "tmp", "step-1.5"]
+)
+def test_other_names_are_no_steps(tmp_path, name):
+    (tmp_path / name).mkdir()
+    assert reading.steps_on_disk(tmp_path) == []
+
+
+class FullDisk:
+    """A file that takes some bytes and then fails as a full disk does."""
+
+    def __init__(self, file, room):
+        self._file, self._room = file, room
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, data):
+        self._room -= len(data)
+        if self._room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._file.write(data)
+
+
+@pytest.mark.fault("F39")
+@pytest.mark.parametrize("room", [0, 800, 4000])
+def test_a_full_disk_is_reported_and_leaves_nothing(two_steps, trained, monkeypatch, room):
+    create = saving._create
+    monkeypatch.setattr(saving, "_create", lambda path: FullDisk(create(path), room))
+    message = (
+        r"cannot write .*ps-0.data: No space left on device; [\d.]+ MB are free on the disk of"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        saving.write_shard(two_steps, "abcd", rank=0, shard=trained[0], extra=b"x" * 4000)
+    assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
+    reading.verify(two_steps, reading.read_manifest(two_steps))
+
+
+@pytest.mark.fault("F40")
+def test_a_root_that_cannot_be_made_is_an_error_with_its_path(tmp_path, trained):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"cannot write .*file/root.*MB are free"):
+        saving.write_shard(tmp_path / "file" / "root", "ab", rank=0, shard=trained[0])
+
+
+@pytest.mark.fault("F10")
+def test_a_save_that_was_not_committed_is_never_read(two_steps, trained):
+    record = saving.write_shard(two_steps, "dead", rank=0, shard=trained[0])
+    assert reading.latest(two_steps) == 900
+    with pytest.raises(CheckpointError, match=r"lacks \d+ of \d+ buckets"):
+        saving.commit(two_steps, "dead", step=901, manifest=manifest(), shards=[record])
+    (two_steps / ".tmp-dead" / "manifest.json").write_bytes(b"half")
+    assert reading.latest(two_steps) == 900
+    saving.abort(two_steps, "dead")
+    saving.abort(two_steps, "dead")
+    assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
+
+
+def test_a_commit_needs_the_files_that_the_servers_wrote(tmp_path, trained):
+    records = [
+        saving.write_shard(tmp_path, "ab", rank=rank, shard=shard)
+        for rank, shard in enumerate(trained)
+    ]
+    with (tmp_path / ".tmp-ab" / "ps-1.data").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(CheckpointError, match=r"ps-1.data has \d+ bytes, its server wrote \d+"):
+        saving.commit(tmp_path, "ab", step=1, manifest=manifest(), shards=records)
+    (tmp_path / ".tmp-ab" / "ps-1.data").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot commit .*No such file"):
+        saving.commit(tmp_path, "ab", step=1, manifest=manifest(), shards=records)
+    assert reading.latest(tmp_path) is None
+
+
+def test_writing_and_committing_may_be_repeated(tmp_path, trained):
+    first = saving.write_shard(tmp_path, "ab", rank=0, shard=trained[0], extra=b"longer record")
+    again = saving.write_shard(tmp_path, "ab", rank=0, shard=trained[0])
+    assert first.nbytes > again.nbytes
+    other = saving.write_shard(tmp_path, "ab", rank=1, shard=trained[1])
+    settings = {"step": 1, "manifest": manifest(), "shards": [again, other]}
+    assert saving.commit(tmp_path, "ab", **settings) == tmp_path / "step-1"
+    assert saving.commit(tmp_path, "ab", **settings) == tmp_path / "step-1"
+    assert state(restore(tmp_path, 1, 1)) == state(trained)
+
+
+def test_a_step_is_never_replaced(two_steps, trained):
+    with pytest.raises(CheckpointError, match=r"step 900 exists in .*\(save 00000384\); remove"):
+        save(two_steps, 900, trained, "beef")
+
+
+@pytest.mark.fault("F48")
+def test_a_parameter_that_is_not_finite_is_not_saved(two_steps, trained):
+    first = trained[0]
+    first.set_values(0, np.full(64, np.inf, np.float32))
+    with pytest.raises(CheckpointError, match=r"not saved: bucket 0 .* 64 of 64 values NaN or inf"):
+        saving.write_shard(two_steps, "ab", rank=0, shard=first)
+    assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
+
+
+def test_the_manifest_is_readable_text_and_holds_no_code(two_steps):
+    text = (two_steps / "step-900" / "manifest.json").read_text()
+    line, _, body = text.partition("\n")
+    assert line == form.digest(body.encode())
+    assert msgspec.json.decode(body, type=Checkpoint).save_id == "00000384"

@@ -1,0 +1,92 @@
+"""Clipping on flat buffers, compared with the definition in double precision."""
+
+import numpy as np
+import pytest
+
+from ps.clipping import Clipper, clip_of
+from ps.errors import SettingsError
+from ps.params import SGD, Adam, Average, GroupSpec, Manifest, ParamSpec
+
+PARAMS = (ParamSpec("a", (300, 500)), ParamSpec("none", (0,)), ParamSpec("b", (7,)))
+NUM = 150_007
+
+
+def manifest(rule, consistency="async", dtype="float32"):
+    groups = (
+        GroupSpec("trainable", dtype, rule, PARAMS),
+        GroupSpec("statistics", "float32", Average(), (ParamSpec("m", (3,)),)),
+    )
+    return Manifest(groups=groups, consistency=consistency)
+
+
+def gradients(dtype="float32", scale=1.0):
+    rng = np.random.default_rng(0)
+    return {
+        "trainable": (rng.standard_normal(NUM) * scale).astype(dtype),
+        "statistics": np.full(3, 100, np.float32),
+    }
+
+
+def clip(rule, consistency="async", *, num_workers=1, dtype="float32", scale=1.0):
+    pushed = gradients(dtype, scale)
+    out = Clipper(manifest(rule, consistency, dtype), num_workers=num_workers).clip(pushed)
+    assert out["statistics"] is pushed["statistics"]
+    assert pushed["trainable"].tobytes() == gradients(dtype, scale)["trainable"].tobytes()
+    return pushed["trainable"], out["trainable"]
+
+
+def test_of_several_settings_one_acts_in_keras_order():
+    assert clip_of(SGD(clipnorm=1.0, global_clipnorm=2.0, clipvalue=3.0)) == ("clipnorm", 1.0)
+    assert clip_of(SGD(global_clipnorm=2.0, clipvalue=3.0)) == ("global_clipnorm", 2.0)
+    assert clip_of(SGD(clipnorm=0.0, clipvalue=3.0)) == ("clipvalue", 3.0)
+    assert clip_of(Adam()) is None
+    assert clip_of(Average()) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_by_value(dtype):
+    given, out = clip(SGD(clipvalue=0.5), dtype=dtype)
+    assert out.tobytes() == np.clip(given, -0.5, 0.5).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_by_each_parameters_norm(dtype, scale):
+    given, out = clip(Adam(clipnorm=1.0), dtype=dtype, scale=scale)
+    exact = given.astype(np.float64)
+    for part in (slice(0, 150_000), slice(150_000, None)):
+        exact[part] /= max(float(np.linalg.norm(exact[part])), 1.0)
+    np.testing.assert_allclose(out, exact, rtol=4 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 0.0])
+def test_by_the_global_norm(scale):
+    given, out = clip(Adam(global_clipnorm=0.7), scale=scale)
+    exact = given.astype(np.float64)
+    exact *= 0.7 / max(float(np.linalg.norm(exact)), 0.7)
+    np.testing.assert_allclose(out, exact, rtol=5e-7)
+
+
+def test_without_clipping_nothing_is_copied():
+    given, out = clip(Adam())
+    assert out is given
+
+
+def test_in_sync_mode_values_are_left_to_the_server():
+    given, out = clip(SGD(clipvalue=0.5), "sync", num_workers=3)
+    assert out is given
+
+
+def test_norms_of_parts_are_refused_in_sync_mode():
+    for rule in (SGD(clipnorm=1.0), SGD(global_clipnorm=1.0)):
+        with pytest.raises(SettingsError, match=r"clipnorm=1 with consistency='sync' and 2 work"):
+            clip(rule, "sync", num_workers=2)
+        clip(rule, "sync", num_workers=1)
+
+
+def test_a_nonfinite_gradient_stays_visible():
+    pushed = gradients()
+    pushed["trainable"][5] = np.nan
+    for rule in (SGD(clipnorm=1.0), SGD(global_clipnorm=1.0), SGD(clipvalue=1.0)):
+        out = Clipper(manifest(rule), num_workers=1).clip(pushed)["trainable"]
+        assert not np.isfinite(out).all()
