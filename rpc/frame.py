@@ -81,13 +81,16 @@ class ErrorBody(msgspec.Struct, frozen=True, array_like=True):
 _error_decoder = msgspec.msgpack.Decoder(ErrorBody)
 _MAX_ERROR_TEXT = 8 * 1024
 _MAX_ERROR_DETAILS = 32
+_MAX_ERROR_KEY = 64
+_MAX_ERROR_VALUE = 1024
 
 
 def encode_error(code: str, message: str, details: dict[str, str] | None = None) -> bytes:
     """Return the meta of an ERROR frame; long texts are cut so that it always fits."""
     kept = list((details or {}).items())[:_MAX_ERROR_DETAILS]
-    cut = {key[:64]: value[: _MAX_ERROR_TEXT // _MAX_ERROR_DETAILS] for key, value in kept}
-    return msgspec.msgpack.encode(ErrorBody(code[:64], message[:_MAX_ERROR_TEXT], cut))
+    cut = {_cut(key, _MAX_ERROR_KEY): _cut(value, _MAX_ERROR_VALUE) for key, value in kept}
+    body = ErrorBody(_cut(code, _MAX_ERROR_KEY), _cut(message, _MAX_ERROR_TEXT), cut)
+    return msgspec.msgpack.encode(body)
 
 
 def decode_error(meta: bytes) -> RemoteError:
@@ -98,7 +101,7 @@ def decode_error(meta: bytes) -> RemoteError:
     """
     try:
         body = _error_decoder.decode(meta)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"an ERROR frame's meta is malformed: {error}") from error
     return RemoteError(body.code, body.message, body.details)
 
@@ -177,6 +180,11 @@ class Opener:
 
 
 _KINDS = {int(kind): kind for kind in Kind}
+
+
+def _cut(text: str, num_bytes: int) -> str:
+    """Return what fits, in valid UTF-8: texts of exceptions may hold undecodable file names."""
+    return text.encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore")
 
 
 def _mac(key: bytes, counter: int, fields: bytes, meta: bytes) -> bytes:

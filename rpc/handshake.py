@@ -247,7 +247,7 @@ def _peer(credentials: Credentials, message: bytes) -> Identity:
     try:
         body = _body_decoder.decode(message[_HEAD.size : -_TAG_BYTES])
         peer = Identity(body.role, body.rank, body.incarnation)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise AuthError(f"the peer's handshake body is malformed: {error}") from error
     if body.cluster_id != credentials.cluster_id:
         raise AuthError(mismatch_text(credentials))

@@ -71,7 +71,7 @@ def check_specs(specs: Sequence[TensorSpec], limits: Limits) -> int:
 
 
 def _check_name(name: str, index: int, seen: set[str], limits: Limits) -> None:
-    name_bytes = len(name.encode())
+    name_bytes = len(name.encode("utf-8", "surrogatepass"))
     if name_bytes > limits.max_name_bytes:
         raise LimitExceeded(
             f"name of tensor {index} has {name_bytes} bytes, max_name_bytes={limits.max_name_bytes}"

@@ -359,7 +359,7 @@ class TestCalls:
             assert isinstance(late, DeadlineExceeded)
             assert "within 0.1 s" in str(late)
             assert isinstance(reply, Reply)
-            assert reply.payload == b"q"
+            assert bytes(reply.payload) == b"q"
             assert slow.closed
             assert not quick.closed
 
