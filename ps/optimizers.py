@@ -106,7 +106,8 @@ def decay(v: Scalar, weight_decay: Scalar, learning_rate: Scalar) -> Scalar:
 
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019. As in Keras
     every optimizer takes it, and AdamW is Adam with it. Departures: no parameter is excluded; Keras
-    writes (v * weight_decay) * learning_rate, which TensorFlow's graph optimizer turns into this.
+    writes (v * weight_decay) * learning_rate, which TensorFlow's graph optimizer turns into this,
+    except for parameters of shape (), where the last bit may differ.
     """
     return v - v * (weight_decay * learning_rate)
 
