@@ -11,20 +11,18 @@ calls from the training thread. One condition guards everything; every wait has 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from feeding.chunk import Chunk
 from feeding.config import FeedConfig
 from feeding.errors import FeedClosed, FeedTimeout, TrainerFailed
-from feeding.feed_queue import EpochEnd, FeedEnd, FeedStats
+from feeding.feed_queue import FeedStats, Item
 from feeding.feed_state import FeedState
 from feeding.reception import MAX_TEXT_CHARS, Reception
 from feeding.schema import Schema
 from rpc.handshake import Identity
 from rpc.listener import Call
-
-Item = Chunk | EpochEnd | FeedEnd
 
 
 class FeedChannel:
@@ -94,17 +92,25 @@ class FeedChannel:
 
     # The consumer.
 
-    def take(self, feed: str, timeout_s: float | None = None) -> Item:
+    def take(self, feed: str, timeout_s: float | None = None, *, session: int = 0) -> Item:
         """Return the next chunk, or the end of an epoch or of the feed. Waits.
 
+        Args:
+            feed: which feed.
+            timeout_s: how long to wait (default: `starve_timeout_s`).
+            session: only rows of this inference session, to fill up a batch of it.
+
         Raises:
-            FeedTimeout: nothing came within `timeout_s` (default: `starve_timeout_s`).
+            FeedTimeout: nothing came in time.
             FeedClosed: the cluster is stopping.
         """
         state = self._state
         with state.changed:
             queue = state.queue(feed)
-            look: Callable[[], Item | None] = queue.pop
+
+            def look() -> Item | None:
+                return queue.pop(session)
+
             item = look()
             if item is None:
                 began = time.monotonic()

@@ -145,17 +145,6 @@ def decode(meta: ChunkMeta, payload: memoryview) -> Chunk:
     return Chunk(meta, tuple(columns))
 
 
-def decode_meta(meta: bytes) -> ChunkMeta:
-    """Decode a bare ChunkMeta (results of inference travel so)."""
-    try:
-        return _META.decode(meta)
-    except BAD_META as error:
-        raise ChunkError(f"not a chunk's meta: {error}") from error
-
-
-_META = msgspec.msgpack.Decoder(ChunkMeta)
-
-
 def _padded(num_bytes: int) -> int:
     return num_bytes + -num_bytes % _ALIGNMENT
 

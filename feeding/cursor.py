@@ -55,10 +55,15 @@ class Cursor:
         self._chunk: Chunk | None = None
         self._at = 0
 
-    def next(self, most_rows: int, timeout_s: float | None = None) -> Slice | EpochEnd | FeedEnd:
-        """Return at most so many rows of one chunk; no rows if it only ends a partition."""
+    def next(
+        self, most_rows: int, timeout_s: float | None = None, *, session: int = 0
+    ) -> Slice | EpochEnd | FeedEnd:
+        """Return at most so many rows of one chunk; no rows if it only ends a partition.
+
+        `session` fills up a batch of inference rows, which are of one session only.
+        """
         if self._chunk is None:
-            item = self._channel.take(self._feed, timeout_s)
+            item = self._channel.take(self._feed, timeout_s, session=session)
             if not isinstance(item, Chunk):
                 return item
             self._chunk, self._at = item, 0

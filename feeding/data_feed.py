@@ -23,8 +23,8 @@ class DataFeed:
     The same: `next_batch` blocks, crosses partitions in training and not in inference;
     `should_stop` turns true once the end was seen, so the last batch may be empty; `batch_results`
     takes one result per row, in order. Different: each epoch ends with its own short batch instead
-    of running into the next; a wrong number of results is an error at once instead of a wait for ever;
-    `terminate` returns at once.
+    of running into the next; a wrong number of results is an error at once instead of an endless
+    wait; `terminate` returns at once.
 
     Args:
         channel: where the rows arrive.
@@ -66,7 +66,8 @@ class DataFeed:
         self._channel.begin_batch(self.qname_in)
         slices: list[Slice] = []
         while missing and not self.done_feeding:
-            item = self._cursor.next(missing)
+            session = slices[0].chunk.meta.session if slices else 0
+            item = self._cursor.next(missing, session=session)
             if isinstance(item, Slice):
                 if item.num_rows:
                     slices.append(item)

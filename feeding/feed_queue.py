@@ -30,6 +30,9 @@ class FeedEnd:
     """No row will ever come again."""
 
 
+Item = Chunk | EpochEnd | FeedEnd
+
+
 @dataclass(frozen=True, slots=True)
 class FeedStats:
     """Counts of one feed; `starved_s` near the step time means: add partitions or executors."""
@@ -71,6 +74,7 @@ class FeedQueue:
         self.finished = False
         self.schema: Schema | None = None
         self._epochs: dict[int, _Epoch] = {}
+        self._session_bytes: dict[int, int] = {}
 
     def offer(self, chunk: Chunk) -> None:
         """Accept a chunk; while draining, count and drop it.
@@ -93,7 +97,7 @@ class FeedQueue:
         if self.draining:
             self.dropped_rows += chunk.num_rows
             return
-        self.unread_bytes += chunk.num_bytes
+        self._count_unread(chunk, chunk.num_bytes)
         self._epochs.setdefault(number, _Epoch()).chunks.append(chunk)
 
     def flush(self, epoch: int) -> None:
@@ -121,19 +125,26 @@ class FeedQueue:
         self.draining = True
         self.dropped_rows = self.fed_rows - self.taken_rows
         self.unread_bytes = 0
+        self._session_bytes.clear()
         done = [number for number, slot in self._epochs.items() if slot.flushed]
         self._epochs.clear()
         self.epochs_done += len(done)
         self.epoch = max([self.epoch, *(number + 1 for number in done)])
 
-    def pop(self) -> Chunk | EpochEnd | FeedEnd | None:
-        """Return what the consumer reads next; None while there is nothing yet."""
+    def pop(self, session: int = 0) -> Item | None:
+        """Return what the consumer reads next; None while there is nothing yet.
+
+        Args:
+            session: only rows of this inference session, to fill up a batch of it.
+        """
+        if session and not self.draining:
+            return self._pop_session(session)
         if self.finished and self.epoch not in self._epochs and self._epochs:
             self.epoch = min(self._epochs)
         slot = self._epochs.get(self.epoch)
         if slot is not None and slot.chunks:
             chunk = slot.chunks.popleft()
-            self.unread_bytes -= chunk.num_bytes
+            self._count_unread(chunk, -chunk.num_bytes)
             self.taken_bytes += chunk.num_bytes
             return chunk
         if slot is not None and slot.flushed:
@@ -144,6 +155,10 @@ class FeedQueue:
         if self.draining or (self.finished and not self._epochs):
             return FeedEnd()
         return None
+
+    def session_bytes(self, session: int) -> int:
+        """Return the unread bytes of one inference session."""
+        return self._session_bytes.get(session, 0)
 
     def count_taken(self, num_rows: int) -> None:
         """The consumer was given rows of a chunk it popped; too late once it drains."""
@@ -158,7 +173,7 @@ class FeedQueue:
         kept: deque[Chunk] = deque()
         for chunk in slot.chunks:
             if chunk.meta.session == session:
-                self.unread_bytes -= chunk.num_bytes
+                self._count_unread(chunk, -chunk.num_bytes)
                 self.dropped_rows += chunk.num_rows
             else:
                 kept.append(chunk)
@@ -172,6 +187,25 @@ class FeedQueue:
         slot = self._epochs.get(self.epoch)
         empty = slot is not None and slot.flushed and not slot.chunks
         return self.epochs_done > 0 or empty or self.finished or self.draining
+
+    def _pop_session(self, session: int) -> Chunk | None:
+        slot = self._epochs.get(self.epoch)
+        chunks = slot.chunks if slot is not None else deque[Chunk]()
+        for at, chunk in enumerate(chunks):
+            if chunk.meta.session == session:
+                del chunks[at]
+                self._count_unread(chunk, -chunk.num_bytes)
+                self.taken_bytes += chunk.num_bytes
+                return chunk
+        return _break_marker(self.feed, session) if self.finished else None
+
+    def _count_unread(self, chunk: Chunk, num_bytes: int) -> None:
+        self.unread_bytes += num_bytes
+        session = chunk.meta.session
+        if session:
+            left = self._session_bytes.pop(session, 0) + num_bytes
+            if left:
+                self._session_bytes[session] = left
 
     def stats(self) -> FeedStats:
         """Return the counts as they are now."""

@@ -3,9 +3,10 @@
 Covers: requests, replies, their codecs.      Does not: send or decide anything.      Pure data.
 
     Hello   first call on a connection: what will be fed    -> Status, at once
-    Put     one chunk as payload                            -> Status, held while the worker is full
-    Wait    nothing new: hear how things are                -> Status, held until they change
-    Fetch   inference: the results that a Status announced  -> ChunkMeta, payload of `ready_bytes`
+    Put     one chunk as payload                            -> Status, at once: it is accepted
+    Wait    the last Status had no room, or results are due -> Status, held until that changes
+    Fetch   inference: the results that a Status announced  -> Results, payload of `ready_bytes`
+A feeder sends no Put while the last Status says that there is no room: that is the back-pressure.
 No reply is held longer than the request's `hold_s`: a feeder always hears from a live worker.
 """
 
@@ -34,7 +35,6 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The request's payload is this chunk."""
 
     chunk: ChunkMeta
-    hold_s: Seconds
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -71,6 +71,13 @@ class Status(msgspec.Struct, frozen=True, array_like=True):
     """Inference: rows of the session that have results, fetched or not."""
 
 
+class Results(msgspec.Struct, frozen=True, array_like=True):
+    """The payload holds these results; `status` is how things are after them."""
+
+    chunk: ChunkMeta
+    status: Status
+
+
 def decode_request(meta: bytes) -> Request:
     """Decode a request's meta.
 
@@ -95,6 +102,19 @@ def decode_status(meta: bytes) -> Status:
         raise ChunkError(f"not a feed status: {error}") from error
 
 
+def decode_results(meta: bytes) -> Results:
+    """Decode the meta of a reply to Fetch.
+
+    Raises:
+        ChunkError: it is none.
+    """
+    try:
+        return _RESULTS.decode(meta)
+    except BAD_META as error:
+        raise ChunkError(f"not results: {error}") from error
+
+
 _REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _STATUS = msgspec.msgpack.Decoder(Status)
+_RESULTS = msgspec.msgpack.Decoder(Results)
 encode = msgspec.msgpack.Encoder().encode

@@ -44,6 +44,8 @@ class Packer:
             feed, epoch, partition, 0, 0, Schema(()), (), (), mode=mode, session=session
         )
         self._row = 0
+        self.rows_read = 0
+        """Rows taken from the partition so far; those of chunks not yet yielded included."""
         self._number_codes: dict[str, str] = {}
         self._checked: Schema | None = None
 
@@ -51,13 +53,14 @@ class Packer:
         """Yield chunks in row order; only the last has `last_in_partition`; none for no rows.
 
         Raises:
-            RowError: a row does not fit; chunks before it were already yielded.
+            RowError: a row does not fit; most chunks before it were already yielded.
         """
         head = list(itertools.islice(rows, 1))
         pending: Chunk | None = None
         num_rows = self._rows_per_chunk(self._pack(head)) if head else 0
         while True:
             taken = head + list(itertools.islice(rows, num_rows - len(head)))
+            self.rows_read += len(taken)
             head = []
             if not taken:
                 break

@@ -14,7 +14,7 @@ from feeding import messages
 from feeding.chunk import Chunk, decode, payload_bytes
 from feeding.errors import ChunkError, FeedError, TrainerFailed
 from feeding.feed_state import FeedState
-from feeding.messages import Fetch, Hello, Put, Status, Wait
+from feeding.messages import Fetch, Hello, Put, Results, Status, Wait
 from rpc.handshake import Identity, Role
 from rpc.listener import Call
 
@@ -54,12 +54,14 @@ class Reception:
     def _answer(self, call: Call) -> None:
         request = messages.decode_request(call.meta)
         if isinstance(request, Put):
-            status = self._put(call, request)
+            self._receive(call, request)
+            with self._state.changed:
+                status = self._status(request.chunk.feed, request.chunk.session)
         elif call.payload_bytes:
             raise ChunkError(f"{type(request).__name__} has no payload, got {call.payload_bytes}")
         elif isinstance(request, Fetch):
-            chunk = self._fetch(request)
-            call.reply(messages.encode(chunk.meta), chunk.encode())
+            chunk, status = self._fetch(request)
+            call.reply(messages.encode(Results(chunk.meta, status)), chunk.encode())
             return
         elif isinstance(request, Hello):
             status = self._hello(request)
@@ -78,7 +80,7 @@ class Reception:
             self._state.changed.notify_all()
             return self._status(request.feed, 0)
 
-    def _put(self, call: Call, request: Put) -> Status:
+    def _receive(self, call: Call, request: Put) -> None:
         state, meta = self._state, request.chunk
         expected = payload_bytes(meta)
         if expected != call.payload_bytes:
@@ -98,7 +100,6 @@ class Reception:
                 if queue.draining:
                     answers.end()
             state.changed.notify_all()
-            return self._hold(call, Wait(meta.feed, request.hold_s, meta.session))
 
     def _hold(self, call: Call, request: Wait) -> Status:
         """Keep the reply until there is room or a result, the time is over, or nobody waits."""
@@ -107,15 +108,19 @@ class Reception:
 
         def done() -> bool | None:
             ready = bool(number) and bool(session(number).ready)
-            return ready or (request.room and self._has_room(feed)) or None
+            return ready or (request.room and self._has_room(feed, number)) or None
 
         self._state.wait_for(done, request.hold_s, call.peer_gone)
         self._state.check_open()
         return self._status(feed, number)
 
-    def _has_room(self, feed: str) -> bool:
+    def _has_room(self, feed: str, number: int) -> bool:
         queue = self._state.queue(feed)
-        return queue.draining or queue.unread_bytes <= self._state.config.max_inflight_bytes
+        if queue.draining or queue.unread_bytes <= self._state.config.max_inflight_bytes:
+            return True
+        # A batch holds rows of one session only: were other sessions allowed to keep this one out
+        # when all its rows are taken, a half full batch would wait for ever.
+        return bool(number) and not queue.session_bytes(number)
 
     def _status(self, feed: str, number: int) -> Status:
         queue = self._state.queue(feed)
@@ -124,17 +129,17 @@ class Reception:
         return Status(
             unread_bytes=queue.unread_bytes,
             taken_bytes=queue.taken_bytes,
-            room=self._has_room(feed),
+            room=self._has_room(feed, number),
             draining=queue.draining,
             ready=ready is not None,
             ready_bytes=payload_bytes(ready.meta) if ready else 0,
             answered_rows=session.answered_rows if session else 0,
         )
 
-    def _fetch(self, request: Fetch) -> Chunk:
+    def _fetch(self, request: Fetch) -> tuple[Chunk, Status]:
         with self._state.changed:
             self._state.check_open()
             session = self._state.answers_of(request.feed).session(request.session)
             if not session.ready:
                 raise FeedError(f"{self._state.worker}: no results are ready; Wait announces them")
-            return session.ready.popleft()
+            return session.ready.popleft(), self._status(request.feed, request.session)

@@ -143,7 +143,7 @@ def test_text_that_is_not_utf8_is_refused_when_read():
 @pytest.mark.attack("A12")
 def test_truncated_and_mutated_metas_end_in_a_typed_error():
     meta, payload = good()
-    encoded = messages.encode(messages.Put(meta, 1.0))
+    encoded = messages.encode(messages.Put(meta))
     generator = random.Random(5)
     cases = [encoded[:cut] for cut in range(len(encoded))]
     for _ in range(4000):

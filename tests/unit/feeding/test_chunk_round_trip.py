@@ -28,7 +28,7 @@ def through_wire(chunk: Chunk) -> Chunk:
     import msgspec
 
     payload = bytearray().join(chunk.encode())
-    meta = chunks.decode_meta(msgspec.msgpack.encode(chunk.meta))
+    meta = msgspec.msgpack.decode(msgspec.msgpack.encode(chunk.meta), type=chunks.ChunkMeta)
     assert chunks.payload_bytes(meta) == len(payload)
     return chunks.decode(meta, memoryview(payload))
 
