@@ -9,6 +9,7 @@ takes every n-th line.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -27,8 +28,10 @@ def read_lines(pattern, args, ctx):
         return tf.cast(table[:, 1:], tf.uint8), table[:, 0]
 
     lines = tf.data.TextLineDataset(sorted(tf.io.gfile.glob(pattern)))
-    mine = lines.shard(ctx.num_workers, ctx.worker_rank)
-    return mine.shuffle(4096, seed=args.seed).batch(args.batch_size).map(parse).prefetch(2)
+    mine = lines.shard(ctx.num_workers, ctx.worker_num)
+    num_batches = math.ceil(sum(1 for _ in mine) / args.batch_size)
+    batches = mine.shuffle(4096, seed=args.seed).batch(args.batch_size).map(parse).prefetch(2)
+    return batches.apply(tf.data.experimental.assert_cardinality(num_batches))
 
 
 def main_fun(args, ctx):
@@ -41,6 +44,7 @@ def main_fun(args, ctx):
     model.fit(
         read_lines(args.images_labels, args, ctx),
         epochs=args.epochs,
+        shuffle=False,
         callbacks=ctx.callbacks(),
         verbose=0,
     )
