@@ -59,10 +59,10 @@ class RecordingHandler:
 class ControlBed:
     """One cluster's authority, server and handler, and clients on demand."""
 
-    def __init__(self, cluster_id: str = "test") -> None:
+    def __init__(self, cluster_id: str = "test", handler: RecordingHandler | None = None) -> None:
         self.cluster_id = cluster_id
         self.authority = ClusterAuthority(cluster_id)
-        self.handler = RecordingHandler()
+        self.handler = handler or RecordingHandler()
         self.server = ControlServer(self.handler, self.authority.driver(), num_nodes=4)
         self.port = self.server.start("127.0.0.1")
         self.clients: list[ControlClient] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import cloudpickle
 import pytest
 
 from rpc.handshake import Credentials
-from tests.control_bed import ControlBed
+from tests.control_bed import ControlBed, RecordingHandler
 from tests.spark.marked_processes import MARKER, kill, marked, wait_gone
 from tfos.control import messages
 from tfos.node.bundle import NodeBundle, NodeSettings
@@ -55,11 +56,29 @@ class NodeRun:
         return self._thread.is_alive()
 
 
+class SteeredHandler(RecordingHandler):
+    """Answers as a test wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reply = messages.RegisterReply(accepted=True)
+        self.fenced: set[messages.NodeId] = set()
+
+    def on_register(self, register: messages.Register) -> messages.RegisterReply:
+        super().on_register(register)
+        return self.reply
+
+    def on_heartbeat(self, heartbeat: messages.Heartbeat) -> messages.HeartbeatReply:
+        super().on_heartbeat(heartbeat)
+        return messages.HeartbeatReply(fenced=heartbeat.node in self.fenced)
+
+
 class NodeBed:
     """Starts nodes, hands out rosters, and finds whatever they leave behind."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.control = ControlBed(cluster_id=f"bed{os.getpid()}")
+        self.handler = SteeredHandler()
+        self.control = ControlBed(f"bed{os.getpid()}", self.handler)
         self.credentials = Credentials(self.control.cluster_id, os.urandom(32))
         self.temp = Path(tempfile.mkdtemp(prefix="tb", dir="/tmp"))  # short: Unix sockets
         self.mark = f"{os.getpid()}-{self.temp.name}"
@@ -89,7 +108,7 @@ class NodeBed:
             key_pem=keys.key_pem,
             ca_pem=keys.ca_pem,
             rpc_secret=self.credentials.secret,
-            main_fun=b"" if main_fun is None else cloudpickle.dumps((main_fun, args)),
+            main_fun=b"" if main_fun is None else pickle_by_value(main_fun, args),
             settings=NodeSettings(**options),
         )
 
@@ -102,14 +121,19 @@ class NodeBed:
         )
 
     def start(self, bundle: NodeBundle, *, hold_slot: bool = True, attempt: int = 0) -> NodeRun:
-        return NodeRun(self.task(hold_slot=hold_slot, attempt=attempt), bundle)
+        return self.start_task(self.task(hold_slot=hold_slot, attempt=attempt), bundle)
+
+    def start_task(self, task: NodeTask, bundle: NodeBundle) -> NodeRun:
+        return NodeRun(task, bundle)
 
     def registered(self, name: str, attempt: int = 0) -> messages.Register:
-        return self._await(
-            lambda kind, value: (
-                kind == "register" and value.node.name == name and value.node.attempt == attempt
-            )
-        )
+        def matches(kind: str, value: Any) -> bool:
+            if kind != "register":
+                return False
+            return bool(value.node.name == name and value.node.attempt == attempt)
+
+        found: messages.Register = self._await(matches)
+        return found
 
     def event(
         self, name: str, kind: type[EventType], accept: Callable[[EventType], bool] = lambda _: True
@@ -122,14 +146,16 @@ class NodeBed:
             node, event = value
             return node.name == name and isinstance(event, kind) and accept(event)
 
-        return self._await(matches)[1]
+        found: EventType = self._await(matches)[1]
+        return found
 
     def heartbeat(
         self, name: str, accept: Callable[[messages.Heartbeat], bool]
     ) -> messages.Heartbeat:
-        return self._await(
+        found: messages.Heartbeat = self._await(
             lambda kind, value: kind == "heartbeat" and value.node.name == name and accept(value)
         )
+        return found
 
     def log_line(self, text: str) -> str:
         """Wait for a line of output that contains this text."""
@@ -137,7 +163,7 @@ class NodeBed:
         def matches(kind: str, value: Any) -> bool:
             return kind == "log" and any(text in line for line in value.lines)
 
-        batch = self._await(matches)
+        batch: messages.LogBatch = self._await(matches)
         return next(line for line in batch.lines if text in line)
 
     def failure(self, name: str) -> messages.NodeFailure:
@@ -172,6 +198,18 @@ class NodeBed:
     def processes(self) -> dict[int, str]:
         return marked(self.mark)
 
+    def everything_readable(self) -> list[bytes]:
+        """Command lines and environments of all processes, all files, all lines at the driver."""
+        texts = [
+            Path(f"/proc/{pid}/{name}").read_bytes()
+            for pid in self.processes()
+            for name in ("cmdline", "environ")
+        ]
+        texts += [path.read_bytes() for path in self.temp.rglob("*") if path.is_file()]
+        with self.handler.changed:
+            texts += [repr(note).encode() for note in self.handler.notes]
+        return texts
+
     def assert_nothing_left(self, timeout_s: float = WAIT_S) -> None:
         """No process, no temporary directory, no shared memory; ports end with their processes."""
         assert wait_gone(self.mark, timeout_s) == {}
@@ -185,7 +223,7 @@ class NodeBed:
         shutil.rmtree(self.temp, ignore_errors=True)
 
     def _await(self, matches: Callable[[str, Any], bool]) -> Any:
-        handler = self.control.handler
+        handler = self.handler
 
         def found() -> list[Any]:
             return [value for kind, value in handler.notes if matches(kind, value)]
@@ -197,6 +235,18 @@ class NodeBed:
                 assert left_s > 0, f"not among {handler.notes}"
                 handler.changed.wait(left_s)
             return values[0]
+
+
+def pickle_by_value(main_fun: Callable[[Any, Any], Any], args: Any) -> bytes:
+    """Pickle as for a user's script: the test's module is unknown to the worker."""
+    module = inspect.getmodule(main_fun)
+    assert module is not None
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        pickled: bytes = cloudpickle.dumps((main_fun, args))
+        return pickled
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def exited(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 
@@ -28,9 +29,12 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
     def main_fun(args, ctx):
         import logging
 
-        print(f"args {args} of {ctx.job_name}:{ctx.task_index} chief {ctx.is_chief}")
-        print(f"cluster {json.dumps(ctx.cluster_spec)}")
-        print(f"tf_config {os.environ['TF_CONFIG']}")
+        lines = [
+            f"args {args} of {ctx.job_name}:{ctx.task_index} chief {ctx.is_chief}",
+            f"cluster {json.dumps(ctx.cluster_spec)}",
+            f"tf_config {os.environ['TF_CONFIG']}",
+        ]
+        sys.stdout.write("\n".join(lines) + "\n")
         logging.getLogger("user").info("logged at info")
         ctx.report_progress(3, 96, 0.5, accuracy=0.25)
 

@@ -346,6 +346,7 @@ class Supervisor:
         if self._child is not None and self._child.exit is None and self._child.reap():
             self._read_last_output(self._child)
             self._on_link()
+        procs.reap_orphans(own=self._own_pids())
         if survivors:
             self._uplink.log((f"tfos: processes {survivors} survive SIGKILL",), 0)
         silent_s = time.monotonic() - self._uplink.last_contact_s
