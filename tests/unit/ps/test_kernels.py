@@ -14,10 +14,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ps import float_mode, kernel_cache, kernels, optimizers
+from ps.dense import DenseShard
 from ps.optimizers import rule_of, step_scalars
-from ps.params import SGD, Adagrad, Adam, Hyper
+from ps.params import SGD, Adagrad, Adam, AdamW, Add, Average, GroupSpec, Hyper, Manifest, ParamSpec
 
 DTYPES = ["float32", "float64"]
+SHARD_RULES = [
+    SGD(clipvalue=1.0),
+    SGD(momentum=0.9, weight_decay=0.1),
+    SGD(momentum=0.9, nesterov=True),
+    Adagrad(),
+    AdamW(clipvalue=0.5),
+    Average(),
+    Add(),
+]
 RULES = [SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Adagrad(), Adam()]
 
 
@@ -193,6 +203,7 @@ class TestCacheDirectory:
         assert (used / "kernels.sgd-1.py311.nbi").read_bytes() == b"index"
 
 
+@pytest.mark.slow
 def test_a_warmed_directory_spares_the_next_process_the_compiler(tmp_path):
     warmed = subprocess.run(
         [sys.executable, "-m", "ps.kernels", "--warm", str(tmp_path)],
@@ -218,3 +229,35 @@ def test_clients_do_not_load_the_compiler():
         "assert 'numba' not in sys.modules\n"
     )
     run_python(script, {})
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", SHARD_RULES, ids=str)
+def test_a_shard_asks_for_every_kernel_that_it_calls(config, dtype, mode, monkeypatch):
+    called = set()
+
+    def recording(name, kernel):
+        def call(*arrays):
+            called.add((name, dtype))
+            return kernel(*arrays)
+
+        return call
+
+    others = ("decay", "clip", "scale", "add_scaled", "count_all_ones")
+    for name in others:
+        monkeypatch.setattr(kernels, name, recording(name, getattr(kernels, name)))
+    for name, kernel in list(kernels.UPDATES.items()):
+        monkeypatch.setitem(kernels.UPDATES, name, recording(name, kernel))
+    wanted: set[tuple[str, str]] = set()
+    monkeypatch.setattr(kernels, "warm", wanted.update)
+    group = GroupSpec("g", dtype, config, (ParamSpec("w", (5,)),))
+    shard = DenseShard(
+        Manifest(groups=(group,), consistency=mode), rank=0, num_servers=1, num_workers=3
+    )
+    pushed = np.ones(5, dtype)
+    if mode == "sync":
+        kernels.reduce_weighted(pushed, [np.ones(5, dtype)] * 2, [0.5, 0.5])
+    shard.apply(0, pushed, Hyper(0.1))
+    assert called <= wanted
+    assert len(called) >= 2 or isinstance(config, Average)

@@ -1,0 +1,99 @@
+"""A process is killed while it saves: the previous checkpoint stays the newest, whole one."""
+
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ps import checkpoint as saving
+from ps import checkpoint_reader as reading
+from ps.dense import DenseShard
+from ps.params import Adam, GroupSpec, Manifest, ParamSpec
+
+PARAMS = (ParamSpec("w", (1000,)),)
+MANIFEST = Manifest(groups=(GroupSpec("g", "float32", Adam(), PARAMS),), bucket_bytes=1024)
+
+SAVER = """
+import os, pathlib, signal, sys
+import numpy as np
+from ps import checkpoint as saving
+from ps.dense import DenseShard
+from ps.params import Hyper, Manifest
+
+def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+root, point = sys.argv[1:]
+manifest = Manifest.decode(sys.stdin.buffer.read())
+shard = DenseShard(manifest, rank=0, num_servers=1, num_workers=1)
+for bucket in shard.buckets:
+    shard.apply(bucket.id, np.ones(bucket.num_elements, np.float32), Hyper(0.1))
+if point == "opened":
+    saving._write = die
+elif point == "middle":
+    dump, shard.dump = shard.dump, lambda i, out: die() if i == 2 else dump(i, out)
+elif point == "unsynced":
+    os.fsync = die
+record = saving.write_shard(root, "ab", rank=0, shard=shard)
+if point == "before manifest":
+    saving._create = die
+elif point == "half a manifest":
+    encode = saving.encode_manifest
+    def half(checkpoint):
+        (pathlib.Path(root) / ".tmp-ab" / "manifest.json").write_bytes(encode(checkpoint)[:100])
+        die()
+    saving.encode_manifest = half
+elif point == "before rename":
+    pathlib.Path.rename = die
+elif point == "after rename":
+    sync = saving._sync_directory
+    saving._sync_directory = lambda path: die() if path.name != ".tmp-ab" else sync(path)
+saving.commit(root, "ab", step=900, manifest=manifest, shards=[record])
+raise SystemExit("was not killed")
+"""
+
+POINTS = (
+    "opened",
+    "middle",
+    "unsynced",
+    "before manifest",
+    "half a manifest",
+    "before rename",
+    "after rename",
+)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A root with the complete step 800, all zeros."""
+    shard = DenseShard(MANIFEST, rank=0, num_servers=1, num_workers=1)
+    record = saving.write_shard(tmp_path, "aa", rank=0, shard=shard)
+    saving.commit(tmp_path, "aa", step=800, manifest=MANIFEST, shards=[record])
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F10")
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_while_saving_leaves_one_whole_newest_checkpoint(root, point):
+    killed = subprocess.run(
+        [sys.executable, "-c", SAVER, str(root), point],
+        input=MANIFEST.encode(),
+        capture_output=True,
+        timeout=60,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    newest = reading.read_manifest(root)
+    reading.verify(root, newest)
+    assert newest.step == (900 if point == "after rename" else 800)
+    shard = DenseShard(MANIFEST, rank=0, num_servers=1, num_workers=1)
+    reading.restore_shard(root, newest, shard)
+    assert (np.concatenate([shard.values(i) for i in shard.bucket_ids]) != 0).all() == (
+        newest.step == 900
+    )
+    save_id = "ab" if newest.step == 800 else "ac"
+    again = saving.write_shard(root, save_id, rank=0, shard=shard)
+    saving.commit(root, save_id, step=901, manifest=MANIFEST, shards=[again])
+    assert reading.latest(root) == 901
