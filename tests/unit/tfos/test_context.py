@@ -1,0 +1,89 @@
+"""What main_fun finds in its ctx."""
+
+import logging
+
+import pytest
+
+from feeding.channel import FeedChannel
+from rpc.address import Endpoint
+from rpc.handshake import Credentials
+from tfos.context import NodeContext
+from tfos.control.messages import NodeId, RosterEntry
+from tfos.node.bundle import NodeBundle, NodeSettings
+from tfos.node.errors import NoServersError
+from tfos.node.spec import ChildSpec, Executor
+
+
+def make_context(roster=(), on_progress=lambda _: None, **settings):
+    options = {"num_workers": 2, "num_ps": 0, **settings}
+    spec = ChildSpec(
+        cluster_id="c",
+        attempt=3,
+        bundle=NodeBundle(
+            role="worker",
+            index=1,
+            rank=1,
+            cert_pem=b"",
+            key_pem=b"",
+            ca_pem=b"",
+            rpc_secret=b"S" * 32,
+            settings=NodeSettings(**options),
+        ),
+        executor=Executor("7", "h", 0, 1, "/work", "", "/tmp", ""),
+        link_fd=-1,
+        socket_dir="/tmp",
+        log_dir="/logs",
+    )
+    return NodeContext(
+        spec,
+        roster,
+        feed_channel=FeedChannel(),
+        credentials=Credentials("c", b"S" * 32),
+        on_progress=on_progress,
+    )
+
+
+def entry(role, index, port):
+    return RosterEntry(NodeId(role, index), index, "h", "1", Endpoint("h", port))
+
+
+def test_names_of_tensorflowonspark_mean_what_they_say():
+    ctx = make_context(default_fs="hdfs://nn")
+    assert (ctx.job_name, ctx.task_index, ctx.executor_id) == ("worker", 1, "7")
+    assert (ctx.rank, ctx.worker_rank, ctx.worker_num, ctx.num_workers) == (1, 1, 1, 2)
+    assert (ctx.is_chief, ctx.defaultFS, ctx.working_dir) == (False, "hdfs://nn", "/work")
+    assert ctx.absolute_path("/x") == "hdfs://nn/x"
+    assert ctx.log_dir == "/logs"
+    assert ctx.release_port() is None
+
+
+def test_the_cluster_spec_orders_nodes_by_index():
+    ctx = make_context([entry("worker", 1, 12), entry("ps", 0, 10), entry("worker", 0, 11)])
+    assert ctx.cluster_spec == {"ps": ["h:10"], "worker": ["h:11", "h:12"]}
+
+
+def test_asking_for_servers_where_there_are_none_says_what_to_do():
+    with pytest.raises(NoServersError, match=r"num_ps=0.*num_ps=1"):
+        make_context([entry("worker", 0, 11)]).ps_client()
+
+
+def test_the_client_is_one_object():
+    ctx = make_context([entry("ps", 0, 10)], num_ps=1)
+    client = ctx.ps_client()
+    assert ctx.ps_client() is client
+    client.close()
+
+
+def test_progress_becomes_numbers():
+    seen: list[dict[str, float]] = []
+    ctx = make_context(on_progress=seen.append)
+    ctx.report_progress(3, 96, None, accuracy=1)
+    assert seen == [{"steps": 3.0, "rows": 96.0, "accuracy": 1.0}]
+
+
+def test_progress_that_is_no_number_never_stops_training(caplog):
+    seen: list[dict[str, float]] = []
+    with caplog.at_level(logging.WARNING):
+        make_context(on_progress=seen.append).report_progress(3, 96, "nan?")
+    assert seen == []
+    assert "nan?" in caplog.text

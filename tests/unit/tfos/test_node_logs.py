@@ -1,0 +1,110 @@
+"""Lines of a node's output: clean, cut, rate-limited, remembered."""
+
+import pytest
+
+from tfos.node.logs import (
+    BURST_LINES,
+    LINES_PER_S,
+    MAX_LINE_CHARS,
+    MAX_PENDING_BYTES,
+    TAIL_LINES,
+    LineSplitter,
+    NodeLog,
+    clean_line,
+)
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def log(tmp_path, clock):
+    node_log = NodeLog(tmp_path / "node.log", clock=clock)
+    yield node_log
+    node_log.close()
+
+
+@pytest.mark.attack("A24")
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (b"plain\r\n", "plain"),
+        ("grüße\t1".encode(), "grüße\t1"),
+        (b"\x1b[31mred\x1b[0m", "red"),
+        (b"\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        (b"\x1b[2Jwiped", "\\x1b[2Jwiped"),
+        (b"1/3\r2/3\r3/3", "3/3"),
+        (b"1/3\x08\x08\x082/3", "2/3"),
+        (b"a\x00b\x7f", "a\\x00b\\x7f"),
+        (b"bad \xff utf", "bad \\xff utf"),
+        ("right-to-left \u202e".encode(), "right-to-left \\u202e"),
+        ("\U000e0041".encode(), "\\U000e0041"),
+    ],
+)
+def test_nothing_that_could_drive_a_terminal_is_shown(raw, shown):
+    assert clean_line(raw) == shown
+
+
+def test_a_long_line_is_cut_and_says_so():
+    shown = clean_line(b"x" * (MAX_LINE_CHARS + 7))
+    assert shown == "x" * MAX_LINE_CHARS + " ... (7 more characters)"
+    assert len(clean_line(b"\x01" * MAX_LINE_CHARS)) <= MAX_LINE_CHARS
+
+
+def test_lines_are_put_together_across_reads():
+    splitter = LineSplitter()
+    assert splitter.feed(b"on") == []
+    assert splitter.feed(b"e\ntwo\nthr") == [b"one", b"two"]
+    assert splitter.finish() == [b"thr"]
+    assert splitter.finish() == []
+
+
+def test_a_line_without_end_does_not_grow_in_memory():
+    splitter = LineSplitter()
+    assert splitter.feed(b"x" * MAX_PENDING_BYTES) == []
+    assert splitter.feed(b"y") == [b"x" * MAX_PENDING_BYTES + b"y"]
+    assert splitter.finish() == []
+
+
+@pytest.mark.fault("F60")
+def test_a_burst_passes_and_a_flood_is_counted(log, clock):
+    log.add([b"line"] * (BURST_LINES + 30))
+    lines, dropped = log.take()
+    assert (len(lines), dropped) == (BURST_LINES, 30)
+    clock.now_s += 0.5
+    log.add([b"line"] * 500)
+    lines, dropped = log.take()
+    assert (len(lines), dropped) == (LINES_PER_S / 2, 500 - LINES_PER_S / 2)
+    assert log.take() == ((), 0)
+
+
+def test_the_tail_has_the_last_lines_even_if_they_were_dropped(log):
+    log.add([b"%d" % number for number in range(BURST_LINES + 50)])
+    tail = log.tail()
+    assert len(tail) == TAIL_LINES
+    assert tail[-1] == str(BURST_LINES + 49)
+
+
+def test_the_file_has_the_raw_bytes(log):
+    log.write(b"\x1b[31mred\x00")
+    log.write(b"\n")
+    assert log.path.read_bytes() == b"\x1b[31mred\x00\n"
+
+
+@pytest.mark.fault("F39")
+def test_a_full_disk_costs_the_file_and_not_the_node(clock, tmp_path):
+    log = NodeLog(tmp_path / "full", clock=clock)
+    log.close()
+    with open("/dev/full", "ab", buffering=0) as log._file:
+        log.write(b"lost\n")
+    assert log.write_error.endswith("No space left on device")

@@ -1,0 +1,101 @@
+"""What the kernel knows about processes: ancestors, descendants, their ends."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tfos.node import procs
+
+WAIT_S = 10.0
+
+TREE = """
+import os, subprocess, sys
+from tfos.node import procs
+procs.become_subreaper()
+spared = subprocess.Popen(["sleep", "1000"])
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execvp("sleep", ["sleep", "1000"])
+    os._exit(0)
+shell = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000; true"], stdout=subprocess.DEVNULL)
+print("up", flush=True)
+sys.stdin.readline()
+before = len(procs.descendants(spare={spared.pid}))
+left = procs.kill_descendants(spare={spared.pid}, timeout_s=5)
+procs.reap_orphans(own={shell.pid, spared.pid})
+print(before, left, spared.poll(), shell.wait(), sorted(procs.descendants()) == [spared.pid])
+spared.kill(); spared.wait()
+"""
+
+
+def test_parent_is_read_past_any_process_name():
+    child = subprocess.Popen(["bash", "-c", "exec -a 'a) S 1 (b' sleep 1000"])
+    try:
+        assert procs.parent_of(child.pid) == os.getpid()
+        assert procs.parent_of(2**22 + 1) is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.fault("F57")
+def test_descendants_are_killed_across_sessions_and_the_spared_child_is_not():
+    tree = subprocess.Popen(
+        [sys.executable, "-c", TREE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    with tree:
+        assert tree.stdout is not None
+        assert tree.stdout.readline() == "up\n"
+        out, _ = tree.communicate("go\n", timeout=WAIT_S)
+    before, *rest = out.split(maxsplit=1)
+    assert int(before) >= 3
+    assert rest == ["[] None -9 True\n"]
+
+
+def test_an_ended_process_is_seen_and_a_running_one_is_waited_for():
+    child = subprocess.Popen(["sleep", "1000"])
+    pidfd = procs.open_pidfd(child.pid)
+    assert pidfd is not None
+    assert procs.wait_exited([pidfd], 0) is False
+    child.kill()
+    assert procs.wait_exited([pidfd], WAIT_S) is True
+    child.wait()
+    os.close(pidfd)
+    assert procs.open_pidfd(child.pid) is None
+
+
+def test_options_of_a_command_line_are_found():
+    child = subprocess.Popen(["sleep", "1000"], executable="sleep")
+    spark = subprocess.Popen(
+        ["java", "-c", "echo up; read x", "--executor-id", "3", "--hostname", "host-b", "--cores"],
+        executable="/bin/bash",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        # The kernel shows the command line a moment after Popen returns.
+        assert spark.stdout is not None
+        assert spark.stdout.readline() == b"up\n"
+        assert procs.command_line_option(spark.pid, "--executor-id") == "3"
+        assert procs.command_line_option(spark.pid, "--hostname") == "host-b"
+        assert procs.command_line_option(spark.pid, "--cores") == ""
+        assert procs.command_line_option(child.pid, "--executor-id") == ""
+        assert procs.java_ancestor() is None
+    finally:
+        for process in (child, spark):
+            process.kill()
+            process.wait()
+        for pipe in (spark.stdin, spark.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def test_oom_kills_are_counted_where_the_cgroup_tells():
+    assert procs.oom_kills() >= 0

@@ -1,0 +1,82 @@
+"""What a node task captures, and where it finds itself."""
+
+import cloudpickle
+import pytest
+
+from tfos.node import task
+from tfos.node.bundle import NodeBundle, NodeSettings
+from tfos.node.errors import NodeStartError
+from tfos.node.task import NodeTask, find_executor
+
+
+def make_bundle(**settings):
+    options = {"num_workers": 1, "num_ps": 1, **settings}
+    return NodeBundle(
+        role="worker",
+        index=1,
+        rank=1,
+        cert_pem=b"CERT",
+        key_pem=b"KEY",
+        ca_pem=b"CA",
+        rpc_secret=b"S" * 32,
+        main_fun=b"\x80not loaded here",
+        settings=NodeSettings(**options),
+    )
+
+
+def test_a_task_and_its_bundle_survive_sparks_pickling():
+    node_task = NodeTask(cluster_id="c", driver_address="h:1", hold_slot=True)
+    bundle = make_bundle()
+    assert cloudpickle.loads(cloudpickle.dumps((node_task, bundle))) == (node_task, bundle)
+    assert len(cloudpickle.dumps(node_task)) < 500, "it travels with every task: nothing captured"
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_partition_without_exactly_one_node_is_refused(count):
+    node_task = NodeTask(cluster_id="c", driver_address="h:1", hold_slot=True)
+    with pytest.raises(NodeStartError, match=f"partition 4 holds {count} nodes, expected 1"):
+        list(node_task(4, iter([make_bundle()] * count)))
+
+
+@pytest.fixture
+def jvm(monkeypatch):
+    """Pretend that this process lies below an executor's JVM."""
+    options: dict[str, str] = {}
+    monkeypatch.setattr("tfos.node.procs.java_ancestor", lambda: 4711)
+    monkeypatch.setattr(
+        "tfos.node.procs.command_line_option", lambda _, name: options.get(name, "")
+    )
+    for name in ("SPARK_LOCAL_IP", "LOCAL_DIRS", "SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS"):
+        monkeypatch.delenv(name, raising=False)
+    return options
+
+
+def test_a_remote_executor_advertises_the_host_that_spark_gave_it(jvm, monkeypatch, tmp_path):
+    jvm.update({"--executor-id": "5", "--hostname": "host-b"})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPARK_EXECUTOR_DIRS", f"/nonexistent:{tmp_path}")
+    executor = find_executor(make_bundle(), cores=2)
+    assert (executor.executor_id, executor.host, executor.jvm_pid) == ("5", "host-b", 4711)
+    assert (executor.cores, executor.scratch_dir) == (2, str(tmp_path))
+    assert executor.log_dir == executor.cwd == str(tmp_path)
+
+
+def test_spark_local_ip_wins_and_yarns_log_directory_is_used(jvm, monkeypatch, tmp_path):
+    jvm.update({"--executor-id": "5", "--hostname": "host-b"})
+    monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.9")
+    monkeypatch.setenv("LOG_DIRS", str(tmp_path))
+    executor = find_executor(make_bundle(), cores=1)
+    assert (executor.host, executor.log_dir) == ("10.0.0.9", str(tmp_path))
+
+
+def test_local_mode_and_a_local_cluster_stay_on_loopback(jvm):
+    local = find_executor(make_bundle(), cores=1)
+    assert (local.executor_id, local.host, local.log_dir) == ("driver", "127.0.0.1", "")
+    jvm.update({"--executor-id": "0", "--hostname": "10.1.2.3"})
+    near = find_executor(make_bundle(loopback=True), cores=1)
+    assert (near.executor_id, near.host) == ("0", "127.0.0.1")
+
+
+def test_result_names_are_what_the_driver_reads():
+    fields = set(task.NodeResult.__dataclass_fields__)
+    assert fields >= {"name", "attempt", "executor_id", "host", "outcome", "reason"}
