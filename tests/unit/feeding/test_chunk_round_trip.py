@@ -273,3 +273,15 @@ def test_a_row_over_the_limit_is_refused_with_the_setting():
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(SettingsError, match=next(iter(bad))):
         FeedConfig(**bad)
+
+
+def test_floats_too_large_for_the_float_dtype_become_infinite():
+    chunk = Packer(FeedConfig(float_dtype="float32")).pack([[1e300, 0.5], [1.0, 2.0]])
+    assert chunk.meta.schema.columns[0].dtype == "float32"
+    assert rows_of(chunk) == [[math.inf, 0.5], [1.0, 2.0]]
+    chunk = Packer(FeedConfig(float_dtype="float16")).pack([[1e300, 0.5]])
+    assert rows_of(chunk) == [[math.inf, 0.5]]
+
+
+def test_huge_ints_among_floats_are_floats():
+    assert round_trip([[1, 2], [2**70, 0.5]]) == [[1.0, 2.0], [2.0**70, 0.5]]
