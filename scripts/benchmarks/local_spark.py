@@ -6,8 +6,10 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 120.0
 
 
@@ -18,6 +20,8 @@ def executors(count: int, name: str) -> Iterator[Any]:
 
     settings = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.executorEnv.PYTHONPATH": str(ROOT),  # for functions of these modules
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "1g",
         "spark.python.worker.reuse": "true",
