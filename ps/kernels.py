@@ -238,6 +238,7 @@ def _signature(name: str, dtype: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 ALL_NAMES = (*UPDATES, "decay", "clip", "scale", "add_scaled", "count_all_ones")
+_DTYPES = ("float32", "float64")
 _compile_lock = threading.Lock()
 
 
@@ -273,9 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ[kernel_cache.CACHE_VARIABLE] = str(directory)
     kernel_cache.directory.cache_clear()
     start_s = time.monotonic()
-    from ps.kernels import warm as load_all  # not __main__'s: the module's name is cached too
+    from ps import kernels as module  # not __main__, whose name would be cached with the kernels
 
-    count = load_all((name, dtype) for name in ALL_NAMES for dtype in ("float32", "float64"))
+    count = module.warm((name, dtype) for name in module.ALL_NAMES for dtype in _DTYPES)
     used = kernel_cache.directory()
     if used.parent != directory:
         parser.error(f"{directory} cannot be used (owner, mode or disk); kernels went to {used}")
