@@ -4,14 +4,16 @@ Covers: incarnations and fencing, sequence numbers, the state of a half-applied 
 Does not: apply anything (ps.dense), decide when (ps.consistency). Pure: no locks, clock or I/O.
 Threads: `begin`, `complete`, `fence` need one lock; `needs` and `mark` the lock of their bucket.
 
-Every request that changes something carries (worker, incarnation, sequence). Per worker and bucket
-the record keeps the sequence last applied there:
+Every request that changes something carries a `RequestId`. Per session and bucket the record keeps
+the sequence last applied there:
 
     applied[b] == sequence   this push has changed bucket b: a retry skips it
     applied[b] <  sequence   it has not yet: a retry applies it
     completed  >= sequence   all of it is done: a retry is answered, nothing is applied
 
-A connection cut in the middle therefore leaves a record from which the retry goes on.
+A connection cut in the middle therefore leaves a record from which the retry goes on. A session is
+one client object, named by a random number: two clients of one worker, or a client of another run
+that meets a restored record, never mix up their numbers.
 """
 
 from __future__ import annotations
@@ -19,16 +21,28 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from ps.errors import SequenceGap, StaleIncarnation
+from ps.errors import PhaseError, SequenceGap, StaleIncarnation
 from ps.params import WorkerRank
 
 MAX_SEQUENCE = 2**63 - 1
+MAX_SESSIONS = 16
+"""Clients per worker that are remembered; the one that was silent longest makes room."""
 
-Column = dict[WorkerRank, tuple[int, int]]
-"""At one bucket: per worker its incarnation and the sequence last applied there."""
+
+class RequestId(NamedTuple):
+    """What makes a changing request unique at one server."""
+
+    worker: WorkerRank
+    incarnation: int
+    """Which attempt of the worker; only the newest may change anything."""
+    session: int
+    """Which client object of that process."""
+    sequence: int
+    """Counts this session's changing requests to this server from 1."""
 
 
 class Verdict(enum.Enum):
@@ -42,26 +56,32 @@ class Verdict(enum.Enum):
     """It was completed, or given up for a later one: answer it, change nothing."""
 
 
-class WorkerCut(msgspec.Struct, frozen=True):
-    """One worker's record as a checkpoint keeps it, cut bucket by bucket with the values."""
+class SessionCut(msgspec.Struct, frozen=True):
+    """One session's record as a checkpoint keeps it, cut bucket by bucket with the values."""
 
     worker: int
     incarnation: int
+    session: int
     applied: tuple[int, ...]
     """Per bucket the sequence last applied there."""
 
 
-class _Record:
-    """What is known of one worker's current incarnation."""
+Column = dict[tuple[WorkerRank, int, int], int]
+"""At one bucket: the sequence last applied there, by (worker, incarnation, session)."""
 
-    __slots__ = ("applied", "completed", "incarnation", "may_jump", "sequence")
+
+class _Record:
+    """What is known of one session."""
+
+    __slots__ = ("applied", "completed", "heard", "incarnation", "may_jump", "sequence")
 
     def __init__(self, incarnation: int, num_buckets: int) -> None:
         self.incarnation = incarnation
         self.sequence = 0
         self.completed = 0
         self.applied = array("q", bytes(8 * num_buckets))
-        # After a restore the worker is ahead of the record: the requests between are lost.
+        self.heard = 0
+        # After a restore the session is ahead of the record: the requests between are lost.
         self.may_jump = False
 
 
@@ -70,23 +90,26 @@ class AppliedRecord:
 
     def __init__(self, num_buckets: int) -> None:
         self._num_buckets = num_buckets
-        self._records: dict[WorkerRank, _Record] = {}
+        self._sessions: dict[WorkerRank, dict[int, _Record]] = {}
         self._least: dict[WorkerRank, int] = {}
         self._lost_requests = 0
+        self._num_heard = 0
 
     @property
     def lost_requests(self) -> int:
         """Completed requests that a restore has undone; above 0 means: steps were lost."""
         return self._lost_requests
 
-    def begin(self, worker: WorkerRank, incarnation: int, sequence: int) -> Verdict:
+    def begin(self, request: RequestId) -> Verdict:
         """Note that a request has arrived and say what it is.
 
         Raises:
             StaleIncarnation: a newer attempt of the worker is known, or this one was fenced.
             SequenceGap: a request between the last one and this one never arrived.
         """
-        record = self._current(worker, incarnation)
+        self._refuse_stale(request)
+        record = self._record_of(request)
+        sequence = request.sequence
         if sequence <= record.completed or sequence < record.sequence:
             return Verdict.REPEATED
         if sequence == record.sequence:
@@ -94,104 +117,126 @@ class AppliedRecord:
         expected = record.sequence + 1
         if sequence > expected and not record.may_jump:
             raise SequenceGap(
-                f"worker {worker} sent request {sequence}, expected {expected}: "
-                "a request between them was lost; restart this worker with a new incarnation",
-                {"worker": str(worker), "expected": str(expected), "got": str(sequence)},
+                f"worker {request.worker} sent request {sequence}, expected {expected}: a request "
+                "between them was lost; restart this worker with a new incarnation",
+                {"worker": str(request.worker), "expected": str(expected), "got": str(sequence)},
             )
         self._lost_requests += sequence - expected
         record.may_jump = False
         record.sequence = sequence
         return Verdict.NEW
 
-    def needs(self, worker: WorkerRank, incarnation: int, sequence: int, bucket: int) -> bool:
-        """Whether this request still has to change this bucket.
+    def needs(self, request: RequestId, bucket: int) -> bool:
+        """Whether this request still has to change this bucket; call it after `begin`.
 
-        False too when the worker has gone on to a later request: a late copy changes nothing.
+        False too when the session has gone on to a later request: a late copy changes nothing.
 
         Raises:
             StaleIncarnation: the worker was fenced since `begin`.
         """
-        record = self._current(worker, incarnation)
-        return (
-            sequence == record.sequence and max(record.applied[bucket], record.completed) < sequence
-        )
-
-    def mark(self, worker: WorkerRank, sequence: int, bucket: int) -> None:
-        """Note that the request has changed the bucket; call it under the bucket's lock."""
-        self._records[worker].applied[bucket] = sequence
-
-    def complete(self, worker: WorkerRank, incarnation: int, sequence: int) -> None:
-        """Note that nothing of this request is left to do."""
-        record = self._records[worker]
-        if record.incarnation == incarnation:
-            record.completed = max(record.completed, sequence)
-
-    def is_complete(self, worker: WorkerRank, incarnation: int, sequence: int) -> bool:
-        """Whether this very request has been completed."""
-        record = self._records.get(worker)
-        if record is None or record.incarnation != incarnation:
+        self._refuse_stale(request)
+        record = self._begun(request)
+        if record is None or record.sequence != request.sequence:
             return False
-        return record.completed >= sequence
+        return max(record.applied[bucket], record.completed) < request.sequence
+
+    def mark(self, request: RequestId, bucket: int) -> None:
+        """Note that the request has changed the bucket; call it under the bucket's lock."""
+        record = self._begun(request)
+        if record is not None:
+            record.applied[bucket] = request.sequence
+
+    def complete(self, request: RequestId) -> None:
+        """Note that nothing of this request is left to do."""
+        record = self._begun(request)
+        if record is not None:
+            record.completed = max(record.completed, request.sequence)
 
     def fence(self, worker: WorkerRank, least_incarnation: int) -> None:
         """Refuse every incarnation of the worker below `least_incarnation` from now on."""
-        self._least[worker] = max(least_incarnation, self._least.get(worker, 0))
+        if least_incarnation <= self._least.get(worker, 0):
+            return
+        self._least[worker] = least_incarnation
+        sessions = self._sessions.get(worker, {})
+        # A new dict: another thread may be reading the old one for a checkpoint.
+        self._sessions[worker] = {
+            session: record
+            for session, record in sessions.items()
+            if record.incarnation >= least_incarnation
+        }
 
     def incarnation_of(self, worker: WorkerRank) -> int:
-        """The newest incarnation that is known, 0 before the first request."""
-        record = self._records.get(worker)
-        return max(record.incarnation if record else 0, self._least.get(worker, 0))
+        """The oldest incarnation that is not refused: the newest one seen, unless fenced beyond."""
+        return self._least.get(worker, 0)
 
     def applied_at(self, bucket: int) -> Column:
-        """What each worker has applied to the bucket; call it under the bucket's lock.
+        """What each session has applied to the bucket; call it under the bucket's lock.
 
         A checkpoint calls it while it copies that bucket, so values and record are one cut.
         """
         return {
-            worker: (record.incarnation, max(record.applied[bucket], record.completed))
-            for worker, record in tuple(self._records.items())
+            (worker, record.incarnation, session): max(record.applied[bucket], record.completed)
+            for worker, sessions in tuple(self._sessions.items())
+            for session, record in tuple(sessions.items())
         }
 
     @staticmethod
-    def cut(columns: Sequence[Column]) -> tuple[WorkerCut, ...]:
-        """Join the answers of `applied_at`, one per bucket in order, to one entry per worker.
+    def cut(columns: Sequence[Column]) -> tuple[SessionCut, ...]:
+        """Join the answers of `applied_at`, one per bucket in order, to one entry per session."""
+        keys = sorted({key for column in columns for key in column})
+        return tuple(
+            SessionCut(*key, applied=tuple(column.get(key, 0) for column in columns))
+            for key in keys
+        )
 
-        A worker that was replaced meanwhile is kept with its newest incarnation only.
-        """
-        newest: dict[WorkerRank, int] = {}
-        for column in columns:
-            for worker, (incarnation, _) in column.items():
-                newest[worker] = max(incarnation, newest.get(worker, 0))
-        cuts = []
-        for worker, incarnation in sorted(newest.items()):
-            seen = (column.get(worker, (-1, 0)) for column in columns)
-            applied = tuple(sequence if found == incarnation else 0 for found, sequence in seen)
-            cuts.append(WorkerCut(worker, incarnation, applied))
-        return tuple(cuts)
+    def restore(self, cuts: Iterable[SessionCut]) -> None:
+        """Take over the sessions of a checkpoint.
 
-    def restore(self, cuts: Iterable[WorkerCut]) -> None:
-        """Take over the records of a checkpoint of the *same* run.
-
-        The workers may be ahead: the first request of each may jump, and the jump is counted.
+        A session that still lives may be ahead: its first request may jump, and the jump is
+        counted. Those of another run are never heard of again and make room in time.
         """
         for cut in cuts:
+            if len(cut.applied) != self._num_buckets:
+                raise PhaseError(
+                    f"a record of {len(cut.applied)} buckets cannot be restored into a shard of "
+                    f"{self._num_buckets}"
+                )
             record = _Record(cut.incarnation, self._num_buckets)
             record.applied = array("q", cut.applied)
             record.sequence = max(cut.applied, default=0)
             record.completed = min(cut.applied, default=0)
             record.may_jump = True
-            self._records[WorkerRank(cut.worker)] = record
+            self._sessions.setdefault(WorkerRank(cut.worker), {})[cut.session] = record
 
-    def _current(self, worker: WorkerRank, incarnation: int) -> _Record:
-        record = self._records.get(worker)
-        least = max(record.incarnation if record else 0, self._least.get(worker, 0))
-        if incarnation < least:
+    def _refuse_stale(self, request: RequestId) -> None:
+        least = self._least.get(request.worker, 0)
+        if request.incarnation < least:
             raise StaleIncarnation(
-                f"worker {worker} incarnation {incarnation} was replaced: the server accepts "
-                f"{least} and newer; this process must end",
-                {"worker": str(worker), "got": str(incarnation), "expected": str(least)},
+                f"worker {request.worker} incarnation {request.incarnation} was replaced: the "
+                f"server accepts {least} and newer; this process must end",
+                {
+                    "worker": str(request.worker),
+                    "got": str(request.incarnation),
+                    "expected": str(least),
+                },
             )
-        if record is None or record.incarnation < incarnation:
-            record = _Record(incarnation, self._num_buckets)
-            self._records[worker] = record
+
+    def _begun(self, request: RequestId) -> _Record | None:
+        record = self._sessions.get(request.worker, {}).get(request.session)
+        if record is None or record.incarnation != request.incarnation:
+            return None
+        return record
+
+    def _record_of(self, request: RequestId) -> _Record:
+        """Find or make the session's record and note that it is the last one heard of."""
+        self.fence(request.worker, request.incarnation)
+        sessions = self._sessions.setdefault(request.worker, {})
+        record = sessions.get(request.session)
+        if record is None or record.incarnation != request.incarnation:
+            record = _Record(request.incarnation, self._num_buckets)
+            if len(sessions) >= MAX_SESSIONS:
+                del sessions[min(sessions, key=lambda session: sessions[session].heard)]
+            sessions[request.session] = record
+        self._num_heard += 1
+        record.heard = self._num_heard
         return record

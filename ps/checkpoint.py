@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
+import numpy as np
 
 from ps.checkpoint_format import (
     FORMAT,
@@ -39,10 +40,24 @@ from ps.checkpoint_format import (
 )
 from ps.checkpoint_reader import load_indexes, load_step
 from ps.errors import CheckpointError
-from ps.params import Manifest
+from ps.params import Bucket, Layout, Manifest
 
-if TYPE_CHECKING:
-    from ps.dense import DenseShard
+Array = np.ndarray[Any, Any]
+
+
+class ShardSource(Protocol):
+    """What is saved: a ps.dense.DenseShard, or something that copies like one."""
+
+    manifest: Manifest
+    layout: Layout
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def bucket_ids(self) -> tuple[int, ...]:
+        """Ids of the buckets, ascending."""
+
+    def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
+        """Copy a bucket's values, then its slots, to `out`; return its step."""
 
 
 def _sync_directory(path: Path) -> None:
@@ -59,7 +74,12 @@ def _create(path: Path) -> BinaryIO:
 
 
 def write_shard(
-    root: str | Path, save_id: str, *, rank: int, shard: DenseShard, extra: bytes = b""
+    root: str | Path,
+    save_id: str,
+    *,
+    rank: int,
+    shard: ShardSource,
+    extra: bytes | Callable[[], bytes] = b"",
 ) -> ShardRecord:
     """Write one server's file into the staging directory of a save; retrying overwrites it.
 
@@ -69,7 +89,8 @@ def write_shard(
             share it.
         rank: this server.
         shard: what to save.
-        extra: the server's own records (exactly-once, clocks), returned by `read_extra`.
+        extra: the server's own records (exactly-once, clocks), returned by `read_extra`. A callable
+            is asked after the last bucket was copied.
 
     Raises:
         CheckpointError: disk full, no permission, or a parameter is not finite; nothing is left.
@@ -91,7 +112,13 @@ def write_shard(
     return record
 
 
-def _write(file: BinaryIO, save_id: str, rank: int, shard: DenseShard, extra: bytes) -> ShardRecord:
+def _write(
+    file: BinaryIO,
+    save_id: str,
+    rank: int,
+    shard: ShardSource,
+    records: bytes | Callable[[], bytes],
+) -> ShardRecord:
     steps: list[int] = []
     digests: list[str] = []
     num_bytes = 0
@@ -104,6 +131,7 @@ def _write(file: BinaryIO, save_id: str, rank: int, shard: DenseShard, extra: by
         digests.append(digest(*parts))
         for part in parts:
             num_bytes += file.write(part)
+    extra = records() if callable(records) else records
     index = ShardIndex(
         save_id, shard.bucket_ids, tuple(steps), tuple(digests), len(extra), digest(extra)
     )

@@ -9,12 +9,16 @@ Threads: any; one call at a time, `_lock` makes others wait. `close` waits for t
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ps import messages
+from ps.checkpoint import abort, commit
+from ps.checkpoint_reader import newest_sound, read_manifest
 from ps.clipping import Clipper
 from ps.errors import PhaseError, SettingsError
 from ps.fleet import Answer, Fleet, check_serving, joined
@@ -29,6 +33,7 @@ from rpc.handshake import Credentials, Identity
 Array = np.ndarray[Any, Any]
 
 DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_SAVE_TIMEOUT_S = 600.0
 DEFAULT_RECONNECT_S = 10.0
 """Longer than a restarted server needs to listen again, shorter than a user's patience."""
 
@@ -189,7 +194,7 @@ class PSClient:
             digest = self._known_hash()
             check_arrays(self._layout, values, "values")
             self._fleet.change(
-                lambda sequence, _: messages.Assign(digest, sequence),
+                lambda session, sequence, _: messages.Assign(digest, session, sequence),
                 timeout_s=self.timeout_s,
                 payload=lambda link: views_of(values, self._pieces[link.server]),
             )
@@ -204,7 +209,8 @@ class PSClient:
         with self._lock:
             is_sync = self.manifest.consistency == "sync"
             acks = self._fleet.change(
-                lambda sequence, _: messages.Join(sequence), timeout_s=self.timeout_s
+                lambda session, sequence, _: messages.Join(session, sequence),
+                timeout_s=self.timeout_s,
             )
             return joined(self._line_up(acks) if is_sync else acks)
 
@@ -212,7 +218,8 @@ class PSClient:
         """Push no more until join(): the sync barrier goes on without this worker."""
         with self._lock:
             acks = self._fleet.change(
-                lambda sequence, _: messages.Leave(sequence), timeout_s=self.timeout_s
+                lambda session, sequence, _: messages.Leave(session, sequence),
+                timeout_s=self.timeout_s,
             )
             return joined(acks)
 
@@ -220,7 +227,8 @@ class PSClient:
         """Be done for good: neither barrier nor meeting waits for this worker. Idempotent."""
         with self._lock:
             self._fleet.change(
-                lambda sequence, _: messages.Finish(sequence), timeout_s=self.timeout_s
+                lambda session, sequence, _: messages.Finish(session, sequence),
+                timeout_s=self.timeout_s,
             )
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
@@ -248,6 +256,60 @@ class PSClient:
             values[rank] = bytes(reply.payload[start : start + size])
             start += size
         return values
+
+    def save(
+        self, directory: str | Path, step: int, *, timeout_s: float = DEFAULT_SAVE_TIMEOUT_S
+    ) -> Path:
+        """Save all servers' shards as the checkpoint of `step`; training goes on meanwhile.
+
+        The servers and this process must see the same directory. Chief or driver only.
+
+        Returns:
+            The directory of the committed step.
+
+        Raises:
+            CheckpointError: the step exists, the disk is full, or a value is not finite; what was
+                there before is untouched.
+        """
+        save_id = uuid.uuid4().hex
+        request = messages.Save(str(directory), save_id)
+        with self._lock:
+            manifest = self.manifest
+            try:
+                saved = self._fleet.ask(request, messages.Saved, timeout_s=timeout_s)
+                shards = [answer.shard for answer in saved]
+                return commit(directory, save_id, step=step, manifest=manifest, shards=shards)
+            except BaseException:
+                abort(directory, save_id)
+                raise
+
+    def restore(
+        self,
+        directory: str | Path,
+        *,
+        step: int | None = None,
+        timeout_s: float = DEFAULT_SAVE_TIMEOUT_S,
+    ) -> int:
+        """Fill EMPTY servers from a checkpoint instead of seeding them. Chief or driver only.
+
+        Args:
+            directory: where save() wrote, seen by the servers and by this process.
+            step: None: the newest that is whole; damaged ones are left out and logged.
+            timeout_s: for the whole restore.
+
+        Returns:
+            The step.
+
+        Raises:
+            CheckpointError: there is none, or the one asked for is damaged.
+            PhaseError: a server was seeded or restored already.
+        """
+        found = newest_sound(directory) if step is None else read_manifest(directory, step)
+        request = messages.Restore(str(directory), found.step)
+        with self._lock:
+            self._fleet.check_size(self._fleet.ask(request, Description, timeout_s=timeout_s))
+            self._adopt(found.manifest)
+        return found.step
 
     def stats(self) -> list[ServerStats]:
         """Every server's counters."""
@@ -286,8 +348,8 @@ class PSClient:
                 check_arrays(self._layout, into, "into", writable=True)
             ready, target = grads, into
             acks = self._fleet.change(
-                lambda sequence, wait_s: messages.Push(
-                    digest, sequence, rows, hyper, into is not None, grads is None, wait_s
+                lambda session, sequence, wait_s: messages.Push(
+                    digest, session, sequence, rows, hyper, into is not None, grads is None, wait_s
                 ),
                 timeout_s=self.timeout_s,
                 payload=lambda link: views_of(ready, self._pieces[link.server]) if ready else (),
@@ -304,7 +366,9 @@ class PSClient:
             return acks
         digest = self._known_hash()
         lined_up = self._fleet.change(
-            lambda sequence, wait_s: messages.Push(digest, sequence, 0, None, False, True, wait_s),
+            lambda session, sequence, wait_s: messages.Push(
+                digest, session, sequence, 0, None, False, True, wait_s
+            ),
             timeout_s=self.timeout_s,
             links=behind,
         )

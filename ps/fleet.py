@@ -7,6 +7,7 @@ Threads: one at a time; ps.client holds its lock around every call, except for `
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -28,8 +29,8 @@ from rpc.connection import Buffer, Reply
 from rpc.handshake import Credentials, Identity
 
 Answer = TypeVar("Answer")
-ChangingRequest = Callable[[int, float], messages.Changing]
-"""Makes a request from its sequence number and the seconds that the server may let us wait."""
+ChangingRequest = Callable[[int, int, float], messages.Changing]
+"""Makes a request from its session, its sequence and the seconds the server may let us wait."""
 
 
 class Fleet:
@@ -61,6 +62,7 @@ class Fleet:
         )
         self._num_workers = num_workers
         self._reconnect_s = reconnect_s
+        self._session = secrets.randbits(63)
         self._unknown: PSError | None = None
         self._closed = False
 
@@ -110,7 +112,7 @@ class Fleet:
                 "whether it was applied; restart the worker with a new incarnation"
             )
         calls = [
-            Outgoing(link, _numbered(request, link.next_sequence()), payload(link), into(link))
+            Outgoing(link, self._numbered(request, link), payload(link), into(link))
             for link in (self.links if links is None else links)
         ]
         try:
@@ -135,6 +137,10 @@ class Fleet:
         self._closed = True
         for link in self.links:
             link.close()
+
+    def _numbered(self, request: ChangingRequest, link: Link) -> Callable[[float], bytes]:
+        session, sequence = self._session, link.next_sequence()
+        return lambda wait_s: messages.encode(request(session, sequence, wait_s))
 
 
 def check_serving(described: Sequence[Description], waited_s: float) -> None:
@@ -167,7 +173,3 @@ def joined(acks: Sequence[Ack]) -> Ack:
         applied=any(ack.applied for ack in acks),
         staleness=max(ack.staleness for ack in acks),
     )
-
-
-def _numbered(request: ChangingRequest, sequence: int) -> Callable[[float], bytes]:
-    return lambda wait_s: messages.encode(request(sequence, wait_s))

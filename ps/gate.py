@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ps.applied import AppliedRecord, Verdict
+from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.consistency import Action, Admission, Break, Drop, Policy, Reduce, Release, worker_lost
-from ps.errors import PeerGone, PSError, RequestTimeout, ServerError
+from ps.errors import NonFiniteGradient, PeerGone, PSError, RequestTimeout, ServerError
 from ps.params import Hyper, WorkerRank
 
 _logger = logging.getLogger(__name__)
@@ -34,9 +34,7 @@ Gradient = TypeVar("Gradient")
 class Arrival(Generic[Gradient]):
     """A push that is completely here, and later its outcome: `clock` or `error`."""
 
-    worker: WorkerRank
-    incarnation: int
-    sequence: int
+    id: RequestId
     rows: int
     hyper: Hyper | None
     """None: a null push."""
@@ -63,6 +61,7 @@ class Gate(Generic[Gradient]):
         record: remembers; see ps.applied.
         reduce: applies the staged gradients, in the given order, as one update.
         on_applied: told once for every push that has become part of the parameters.
+        on_failed: told why the shard cannot go on.
     """
 
     def __init__(
@@ -71,14 +70,16 @@ class Gate(Generic[Gradient]):
         record: AppliedRecord,
         reduce: Callable[[Contributions[Gradient]], None],
         on_applied: Callable[[Arrival[Gradient]], None],
+        on_failed: Callable[[str], None],
     ) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._policy = policy
         self._record = record
         self._reduce = reduce
         self._on_applied = on_applied
+        self._on_failed = on_failed
         self._waiting: dict[WorkerRank, Arrival[Gradient]] = {}
-        self._refused: dict[WorkerRank, tuple[int, int, PSError]] = {}
+        self._refused: dict[WorkerRank, tuple[RequestId, PSError]] = {}
         self._seen_clock: dict[WorkerRank, int] = {}
         self._closed: PSError | None = None
 
@@ -92,9 +93,7 @@ class Gate(Generic[Gradient]):
         with self._changed:
             return self._policy.missing()
 
-    def begin(
-        self, worker: WorkerRank, incarnation: int, sequence: int
-    ) -> tuple[Verdict, Arrival[Gradient] | None]:
+    def begin(self, request: RequestId) -> tuple[Verdict, Arrival[Gradient] | None]:
         """Say what a changing request is, and find it if it already waits at the barrier.
 
         Raises:
@@ -103,14 +102,12 @@ class Gate(Generic[Gradient]):
         """
         with self._changed:
             self._refuse_closed()
-            verdict = self._record.begin(worker, incarnation, sequence)
-            refused = self._refused.get(worker)
-            if refused is not None and refused[:2] == (incarnation, sequence):
-                raise refused[2]
-            waiting = self._waiting.get(worker)
-            if waiting is None or waiting.sequence != sequence:
-                return verdict, None
-            return verdict, waiting if waiting.incarnation == incarnation else None
+            verdict = self._record.begin(request)
+            refused = self._refused.get(request.worker)
+            if refused is not None and refused[0] == request:
+                raise refused[1]
+            waiting = self._waiting.get(request.worker)
+            return verdict, waiting if waiting is not None and waiting.id == request else None
 
     def admit(self, worker: WorkerRank) -> Admission:
         """Whether to apply a gradient as it arrives or to stage it."""
@@ -134,9 +131,8 @@ class Gate(Generic[Gradient]):
             The arrival to wait for; another object if a copy of the same push was faster, and then
             the given one is not kept.
         """
-        worker = arrival.worker
         with self._changed:
-            verdict, earlier = self.begin(worker, arrival.incarnation, arrival.sequence)
+            verdict, earlier = self.begin(arrival.id)
             if earlier is not None:
                 return earlier
             if verdict is Verdict.REPEATED:
@@ -149,16 +145,15 @@ class Gate(Generic[Gradient]):
 
         So the barrier stays whole and all servers agree on the clock, though one refused its part.
         """
-        worker = arrival.worker
         with self._changed:
-            known = self._refused.get(worker)
-            self._refused[worker] = (arrival.incarnation, arrival.sequence, error)
-            if known is not None and known[:2] == (arrival.incarnation, arrival.sequence):
+            known = self._refused.get(arrival.id.worker)
+            if known is not None and known[0] == arrival.id:
                 return  # a late copy of the same push
-            if self._policy.admit(worker) is Admission.STAGE:
+            self._refused[arrival.id.worker] = (arrival.id, error)
+            if self._policy.admit(arrival.id.worker) is Admission.STAGE:
                 self._enter(dataclasses.replace(arrival, hyper=None, gradient=None))
             else:
-                self._record.complete(worker, arrival.incarnation, arrival.sequence)
+                self._record.complete(arrival.id)
 
     def wait(
         self, arrival: Arrival[Gradient], deadline_s: float, is_gone: Callable[[], bool]
@@ -184,26 +179,22 @@ class Gate(Generic[Gradient]):
                         {"missing": missing},
                     )
                 if is_gone():
-                    raise PeerGone(f"worker {arrival.worker} closed its connection while waiting")
+                    raise PeerGone(
+                        f"worker {arrival.id.worker} closed its connection while waiting"
+                    )
                 self._changed.wait(min(left_s, _CHECK_PEER_S))
             if arrival.error is not None:
                 raise arrival.error
             return arrival.clock or 0
 
-    def change(
-        self,
-        worker: WorkerRank,
-        incarnation: int,
-        sequence: int,
-        event: Callable[[WorkerRank], list[Action]],
-    ) -> bool:
+    def change(self, request: RequestId, event: Callable[[WorkerRank], list[Action]]) -> bool:
         """Execute a membership event once; False when this request was executed before."""
         with self._changed:
-            verdict, _ = self.begin(worker, incarnation, sequence)
+            verdict, _ = self.begin(request)
             if verdict is Verdict.REPEATED:
                 return False
-            self._execute(event(worker))
-            self._record.complete(worker, incarnation, sequence)
+            self._execute(event(request.worker))
+            self._record.complete(request)
             return True
 
     def join(self, worker: WorkerRank) -> list[Action]:
@@ -256,8 +247,8 @@ class Gate(Generic[Gradient]):
 
     def _enter(self, arrival: Arrival[Gradient]) -> None:
         is_null = arrival.hyper is None
-        actions = self._policy.on_push(arrival.worker, arrival.rows, null=is_null)
-        self._waiting[arrival.worker] = arrival
+        actions = self._policy.on_push(arrival.id.worker, arrival.rows, null=is_null)
+        self._waiting[arrival.id.worker] = arrival
         self._execute(actions)
 
     def _refuse_closed(self) -> None:
@@ -280,9 +271,15 @@ class Gate(Generic[Gradient]):
         staged = [self._waiting[part.worker] for part in action.contributions]
         try:
             self._reduce(staged)
+        except NonFiniteGradient as error:  # finite gradients whose sum is not
+            for arrival in staged:
+                arrival.error = error
+                self._refused[arrival.id.worker] = (arrival.id, error)
         except Exception as error:  # whatever it is, the waiting workers must hear of it
             _logger.exception("reducing clock %d failed", self._policy.clock)
-            self.close(ServerError(f"reducing clock {self._policy.clock} failed: {error}"))
+            reason = f"reducing clock {self._policy.clock} failed: {type(error).__name__}: {error}"
+            self.close(ServerError(reason))
+            self._on_failed(reason)
             raise
 
     def _release(self, action: Release) -> None:
@@ -290,8 +287,8 @@ class Gate(Generic[Gradient]):
             arrival = self._waiting.pop(worker)
             arrival.clock = action.clock
             self._seen_clock[worker] = self._seen_clock.get(worker, 0) + (arrival.hyper is not None)
-            self._record.complete(worker, arrival.incarnation, arrival.sequence)
-            if arrival.hyper is not None:
+            self._record.complete(arrival.id)
+            if arrival.hyper is not None and arrival.error is None:
                 self._on_applied(arrival)
 
     def _break(self, action: Break) -> None:

@@ -3,7 +3,8 @@
 Covers: settings, legal moves, waiting for SERVING, fencing and losing workers in every phase.
 Does not: answer requests (ps.service), move gradients (ps.serving).
 Runs in: PS processes.
-Threads: any; `_changed` guards everything and is not held while waiting for a worker.
+Threads: any; `_changed` guards everything. It is never held while the gate's lock is taken, because
+a shard that fails comes here with the gate's.
 """
 
 from __future__ import annotations
@@ -126,25 +127,28 @@ class Lifecycle:
                 return False
             self._move(Phase.SERVING)
             self._shard = shard
-            for worker, incarnation in self._fences.items():
-                shard.gate.fence(worker, incarnation)
-            for worker, incarnation_lost in sorted(self._lost.items()):
-                shard.gate.lose(worker, incarnation_lost)
-            return True
+            fences, lost = tuple(self._fences.items()), tuple(self._lost.items())
+        for worker, incarnation in fences:
+            shard.gate.fence(worker, incarnation)
+        for worker, lost_incarnation in lost:
+            shard.gate.lose(worker, lost_incarnation)
+        return True
 
     def fence(self, worker: WorkerRank, incarnation: int) -> None:
         """Refuse the worker's incarnations below this one from now on."""
         with self._changed:
             self._fences[worker] = max(incarnation, self._fences.get(worker, 0))
-            if self._shard is not None:
-                self._shard.gate.fence(worker, incarnation)
+            shard = self._shard
+        if shard is not None:
+            shard.gate.fence(worker, incarnation)
 
     def lose(self, worker: WorkerRank, incarnation: int | None) -> None:
         """Wait for the worker no longer and refuse that incarnation; None: the newest known."""
         with self._changed:
             self._lost[worker] = incarnation
-            if self._shard is not None:
-                self._shard.gate.lose(worker, incarnation)
+            shard = self._shard
+        if shard is not None:
+            shard.gate.lose(worker, incarnation)
 
     def stop(self, reason: str) -> None:
         """End all waits and refuse what changes anything; the values can still be pulled."""
@@ -152,9 +156,10 @@ class Lifecycle:
             if self._phase in (Phase.DRAINING, Phase.CLOSED):
                 return
             self._move(Phase.DRAINING, reason or "stopped")
-            if self._shard is not None:
-                where = f"ps:{self.settings.rank} is {self._phase.value}"
-                self._shard.gate.close(PhaseError(f"{where} ({self._reason}); nothing was changed"))
+            shard = self._shard
+        if shard is not None:
+            where = f"ps:{self.settings.rank} is {Phase.DRAINING.value}"
+            shard.gate.close(PhaseError(f"{where} ({reason}); nothing was changed"))
         self.stopping.set()
 
     def close(self) -> None:

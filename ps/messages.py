@@ -13,13 +13,13 @@ Pure; no threads.
     Assign         values                           Ack
     Join, Leave, Finish                             Ack
     Meet           the value                        Met            the values, as in `ranks`
-    Save                                            Saved          the shard's manifest entry
+    Save                                            Saved
     Restore                                         Description
     FetchStats                                      ps.stats.ServerStats
     Fence, Lose, Stop                               Description
 
 "Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding.
-`sequence` counts a worker's changing requests to one server from 1; see ps.applied.
+`session` and `sequence` make a changing request unique; see ps.applied.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from ps.applied import MAX_SEQUENCE
+from ps.checkpoint_format import ShardRecord
 from ps.errors import SettingsError
 from ps.params import Hyper
 from ps.rendezvous import MAX_KEY_LENGTH
@@ -40,6 +41,7 @@ MAX_PATH_LENGTH = 4096
 MAX_REASON_LENGTH = 1024
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCE)]
+Session = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 Incarnation = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 Rows = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -75,6 +77,7 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     """Bring a gradient; `wait_s` bounds the wait at the sync barrier."""
 
     manifest_hash: Digest
+    session: Session
     sequence: Sequence
     rows: Rows
     hyper: Hyper | None = None
@@ -87,24 +90,28 @@ class Assign(msgspec.Struct, frozen=True, tag="assign"):
     """Replace the values; optimizer slots stay."""
 
     manifest_hash: Digest
+    session: Session
     sequence: Sequence
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
     """This worker will push from now on."""
 
+    session: Session
     sequence: Sequence
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """This worker will not push until it joins again."""
 
+    session: Session
     sequence: Sequence
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """This worker is done for good."""
 
+    session: Session
     sequence: Sequence
 
 
@@ -116,17 +123,17 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
 
 
 class Save(msgspec.Struct, frozen=True, tag="save"):
-    """Write the shard for checkpoint `step`; the client commits when all servers have."""
+    """Write the shard as a part of this save; the client commits when all servers have."""
 
     directory: DirectoryName
-    checkpoint_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{1,64}$")]
-    step: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+    save_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{1,64}$")]
 
 
 class Restore(msgspec.Struct, frozen=True, tag="restore"):
     """Fill an EMPTY shard from the checkpoint."""
 
     directory: DirectoryName
+    step: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 
 
 class FetchStats(msgspec.Struct, frozen=True, tag="stats"):
@@ -207,9 +214,9 @@ class Met(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """A shard that is written but not committed; the payload is its entry for the manifest."""
+    """A shard that is written but not committed."""
 
-    server: int
+    shard: ShardRecord
     clock: int
 
 

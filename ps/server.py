@@ -39,7 +39,6 @@ class PSServer:
         self._service = Service(
             settings,
             open_connections=lambda: self._listener.stats().open_connections,
-            cluster_id=credentials.cluster_id,
         )
         self._listener = Listener(self._service.handle, credentials, identity)
 
@@ -82,13 +81,13 @@ class PSServer:
         """The counters as they are now."""
         return self._service.stats()
 
-    def fence(self, worker: WorkerRank, incarnation: int) -> None:
+    def fence(self, worker: int, incarnation: int) -> None:
         """Refuse the worker's incarnations below this one from now on."""
-        self._service.life.fence(worker, incarnation)
+        self._service.life.fence(WorkerRank(worker), incarnation)
 
-    def worker_lost(self, worker: WorkerRank, incarnation: int | None = None) -> None:
+    def worker_lost(self, worker: int, incarnation: int | None = None) -> None:
         """Stop waiting for this incarnation of the worker (None: the newest known); fence it."""
-        self._service.worker_lost(worker, incarnation)
+        self._service.worker_lost(WorkerRank(worker), incarnation)
 
     def wait_stopped(self, timeout_s: float) -> bool:
         """Wait until somebody entitled has asked this server to stop."""

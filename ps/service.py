@@ -8,6 +8,7 @@ Threads: `handle` is called by one thread per connection; what it shares guards 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 import msgspec
 
 from ps import messages
-from ps.applied import WorkerCut
+from ps.applied import RequestId, SessionCut
+from ps.checkpoint_reader import read_manifest
 from ps.consistency import Action, make_policy
 from ps.dense import DenseShard
 from ps.differences import manifest_differences
-from ps.errors import ManifestMismatch, SettingsError, ShapeError
+from ps.errors import ManifestMismatch, PhaseError, SettingsError, ShapeError
 from ps.gate import Gate
 from ps.lifecycle import Lifecycle, ServerSettings
 from ps.meetings import Meetings
@@ -28,6 +30,7 @@ from ps.params import Layout, Manifest, WorkerRank
 from ps.permissions import check_caller, check_phase
 from ps.rendezvous import MAX_VALUE_BYTES
 from ps.serving import ServingShard
+from ps.shard_saving import restore_into, save_shard
 from ps.sharding import deal
 from ps.staging import StagedGradient
 from ps.stats import Counters, ServerStats
@@ -43,15 +46,14 @@ _EVENTS: dict[type, Callable[[Gate[StagedGradient]], Callable[[WorkerRank], list
 class Service:
     """The handler behind one server's listener."""
 
-    def __init__(
-        self, settings: ServerSettings, *, cluster_id: str, open_connections: Callable[[], int]
-    ) -> None:
+    def __init__(self, settings: ServerSettings, *, open_connections: Callable[[], int]) -> None:
         self.settings = settings
-        self._cluster_id = cluster_id
         self.life = Lifecycle(settings)
         self._open_connections = open_connections
         self._counters = Counters()
         self._meetings = Meetings(settings.num_workers)
+        self._saving = threading.Lock()
+        self._restored: messages.Restore | None = None
         self._handlers: dict[type, Callable[[Call, Any], None]] = {
             messages.Describe: self._describe,
             messages.FetchManifest: self._fetch_manifest,
@@ -63,6 +65,8 @@ class Service:
             messages.Leave: self._change_membership,
             messages.Finish: self._change_membership,
             messages.Meet: self._meet,
+            messages.Save: self._save,
+            messages.Restore: self._restore,
             messages.FetchStats: self._fetch_stats,
             messages.Fence: self._fence,
             messages.Lose: self._lose,
@@ -135,7 +139,7 @@ class Service:
                     f"seed brought {call.remaining} bytes of values, the buckets of "
                     f"ps:{self.settings.rank} of {self.settings.num_servers} take {expected}"
                 )
-            shard = self.build_shard(manifest)
+            shard = self._new_shard(self._new_dense(manifest))
             shard.fill(call)
             self._counters.add(bytes_in=expected)
             self.life.install(shard)
@@ -143,19 +147,24 @@ class Service:
         call.discard_rest()
         self._reply_description(call)
 
-    def build_shard(
-        self, manifest: Manifest, *, clock: int = 0, cuts: Sequence[WorkerCut] = ()
-    ) -> ServingShard:
-        """Make a shard of this server for the manifest; loads or compiles its kernels."""
+    def _new_dense(self, manifest: Manifest) -> DenseShard:
+        """Make the values of this server; loads or compiles the kernels, before SERVING."""
         settings = self.settings
-        dense = DenseShard(
+        return DenseShard(
             manifest,
             rank=settings.rank,
             num_servers=settings.num_servers,
             num_workers=settings.num_workers,
         )
-        policy = make_policy(manifest, settings.num_workers, on_lost=settings.on_lost, clock=clock)
-        return ServingShard(dense, policy, self._counters, cuts)
+
+    def _new_shard(
+        self, dense: DenseShard, clock: int = 0, cuts: Sequence[SessionCut] = ()
+    ) -> ServingShard:
+        settings = self.settings
+        policy = make_policy(
+            dense.manifest, settings.num_workers, on_lost=settings.on_lost, clock=clock
+        )
+        return ServingShard(dense, policy, self._counters, self.life.fail, cuts)
 
     def _read_manifest(self, call: Call, request: messages.Seed) -> Manifest:
         if call.payload_bytes < request.manifest_bytes:
@@ -203,12 +212,13 @@ class Service:
     def _change_membership(
         self, call: Call, request: messages.Join | messages.Leave | messages.Finish
     ) -> None:
-        worker, incarnation = WorkerRank(call.peer.rank), call.peer.incarnation
+        worker = WorkerRank(call.peer.rank)
+        name = RequestId(worker, call.peer.incarnation, request.session, request.sequence)
         shard = self.life.shard
         clock = 0
         if shard is not None:
             event = _EVENTS[type(request)](shard.gate)
-            shard.gate.change(worker, incarnation, request.sequence, event)
+            shard.gate.change(name, event)
             clock = shard.gate.clock
         if isinstance(request, messages.Finish):
             self._meetings.finish(worker)
@@ -230,6 +240,38 @@ class Service:
         call.reply(
             messages.encode(Met(tuple(values), sizes)), [item for item in values.values() if item]
         )
+
+    def _save(self, call: Call, request: messages.Save) -> None:
+        shard = self.life.loaded()
+        with self._saving:  # a retry writes the same file again, not at the same time
+            record, clock = save_shard(
+                shard, request.directory, request.save_id, rank=self.settings.rank
+            )
+        call.reply(messages.encode(messages.Saved(record, clock)))
+
+    def _restore(self, call: Call, request: messages.Restore) -> None:
+        if self.life.shard is not None:
+            if self._restored != request:
+                raise PhaseError(
+                    f"ps:{self.settings.rank} is {self.life.phase.value} already; restore needs "
+                    "servers that are EMPTY: start new ones, or assign() the values"
+                )
+            self._reply_description(call)  # a retry
+            return
+        settings = self.settings
+        checkpoint = read_manifest(request.directory, request.step)
+        dense = self._new_dense(checkpoint.manifest)
+        extra = restore_into(
+            request.directory,
+            checkpoint,
+            dense,
+            rank=settings.rank,
+            num_servers=settings.num_servers,
+        )
+        if self.life.install(self._new_shard(dense, extra.clock, extra.sessions)):
+            self._restored = request
+        self._refuse_other(checkpoint.manifest)
+        self._reply_description(call)
 
     def _fetch_stats(self, call: Call, _request: messages.FetchStats) -> None:
         call.reply(messages.encode(self.stats()))

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from ps import kernels, messages
-from ps.applied import AppliedRecord, Verdict, WorkerCut
+from ps.applied import AppliedRecord, Column, RequestId, SessionCut, Verdict
 from ps.consistency import Admission, Policy
 from ps.dense import DenseShard
 from ps.errors import ManifestMismatch, NonFiniteGradient, SettingsError, ShapeError
@@ -69,15 +68,6 @@ class Incoming(Protocol):
         """Whether nobody waits for the reply any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sender:
-    """Who pushes, as it stands in the record."""
-
-    worker: WorkerRank
-    incarnation: int
-    sequence: int
-
-
 class ServingShard:
     """The buckets of one server, their record and their gate.
 
@@ -85,7 +75,8 @@ class ServingShard:
         dense: values and slots.
         policy: when to apply; see ps.consistency.
         counters: where to count.
-        cuts: the exactly-once record of a restored checkpoint of the same run.
+        on_failed: told why the shard cannot go on.
+        cuts: the exactly-once record of a restored checkpoint.
     """
 
     def __init__(
@@ -93,7 +84,8 @@ class ServingShard:
         dense: DenseShard,
         policy: Policy,
         counters: Counters,
-        cuts: Sequence[WorkerCut] = (),
+        on_failed: Callable[[str], None],
+        cuts: Sequence[SessionCut] = (),
     ) -> None:
         self.dense = dense
         self.manifest_hash = dense.manifest.hash()
@@ -105,7 +97,9 @@ class ServingShard:
         self._pool = StagingPool(dense.buckets, dense.dtype)
         self._record = AppliedRecord(len(dense.buckets))
         self._record.restore(cuts)
-        self.gate: Gate[StagedGradient] = Gate(policy, self._record, self._reduce, self._count)
+        self.gate: Gate[StagedGradient] = Gate(
+            policy, self._record, self._reduce, self._count, on_failed
+        )
 
     @property
     def manifest(self) -> Manifest:
@@ -137,9 +131,9 @@ class ServingShard:
         """Take a gradient (or a null push) and answer when it is part of the parameters."""
         self._check_push(call, request)
         deadline_s = time.monotonic() + request.wait_s
-        sender = _sender(call, request.sequence)
+        sender = _request_id(call, request)
         staleness = self.gate.staleness_of(sender.worker)
-        verdict, arrival = self.gate.begin(sender.worker, sender.incarnation, sender.sequence)
+        verdict, arrival = self.gate.begin(sender)
         sent = 0
         if verdict is Verdict.REPEATED or arrival is not None:
             self._counters.count(sender.worker, repeated=1)
@@ -165,16 +159,16 @@ class ServingShard:
         """Replace the values by the chief's; between two clocks in sync mode."""
         self.check_manifest(request.manifest_hash)
         self.check_size(call.payload_bytes, "assign")
-        sender = _sender(call, request.sequence)
+        sender = _request_id(call, request)
         staged = self._pool.take()
         try:
             self._read_staged(call, staged)
             with self.gate.between_clocks():
-                verdict, _ = self.gate.begin(sender.worker, sender.incarnation, sender.sequence)
+                verdict, _ = self.gate.begin(sender)
                 if verdict is not Verdict.REPEATED:
                     for bucket, array in zip(self.dense.buckets, staged.arrays, strict=True):
                         self.dense.set_values(bucket.id, array)
-                    self._record.complete(sender.worker, sender.incarnation, sender.sequence)
+                    self._record.complete(sender)
         finally:
             self._pool.give(staged)
         call.reply(messages.encode(Ack(self.gate.clock, applied=True)))
@@ -196,7 +190,7 @@ class ServingShard:
                 f"{self.dense.value_nbytes}; slice the flat buffers as ps.pieces does"
             )
 
-    def column_at(self, bucket_id: int) -> dict[WorkerRank, tuple[int, int]]:
+    def column_at(self, bucket_id: int) -> Column:
         """The record at one bucket; call it while `holding` that bucket."""
         return self._record.applied_at(self._indices[bucket_id])
 
@@ -216,7 +210,7 @@ class ServingShard:
         if request.rows < 1:
             raise SettingsError(f"a push stands for at least 1 row, got {request.rows}")
 
-    def _apply_arriving(self, call: Incoming, request: messages.Push, sender: _Sender) -> int:
+    def _apply_arriving(self, call: Incoming, request: messages.Push, sender: RequestId) -> int:
         """Apply each bucket when it is here; returns how many buckets' values were sent back."""
         hyper = request.hyper or Hyper(0.0)
         scratch = self._scratch()
@@ -238,12 +232,12 @@ class ServingShard:
             self._counters.add(bytes_in=call.payload_bytes)
         return sent
 
-    def _apply_run(self, run: Run, scratch: Array, hyper: Hyper, sender: _Sender) -> None:
+    def _apply_run(self, run: Run, scratch: Array, hyper: Hyper, sender: RequestId) -> None:
         for index, (bucket, gradient) in enumerate(self._buckets_in(run, scratch), run.start):
             with self._locks[index]:
-                if self._record.needs(sender.worker, sender.incarnation, sender.sequence, index):
+                if self._record.needs(sender, index):
                     self.dense.apply(bucket.id, gradient, hyper)
-                    self._record.mark(sender.worker, sender.sequence, index)
+                    self._record.mark(sender, index)
 
     def _scratch(self) -> Array:
         return np.empty(max((run.nbytes for run in self._runs), default=0), np.uint8)
@@ -257,7 +251,7 @@ class ServingShard:
             offset = stop
 
     def _stage(
-        self, call: Incoming, request: messages.Push, sender: _Sender
+        self, call: Incoming, request: messages.Push, sender: RequestId
     ) -> Arrival[StagedGradient]:
         """Receive a whole gradient and bring it to the barrier."""
         staged = self._pool.take()
@@ -285,10 +279,10 @@ class ServingShard:
         """Drain and refuse: the bucket is unchanged, and a barrier counts the push as null."""
         call.discard_rest()
         refused = NonFiniteGradient(
-            f"{error.message} (pushed by worker:{arrival.worker}, push {arrival.sequence})",
-            {**error.details, "worker": str(arrival.worker)},
+            f"{error.message} (worker:{arrival.id.worker}, request {arrival.id.sequence})",
+            {**error.details, "worker": str(arrival.id.worker)},
         )
-        self._counters.count(arrival.worker, refused=1)
+        self._counters.count(arrival.id.worker, refused=1)
         self.gate.refuse(arrival, refused)
         raise refused from error
 
@@ -303,7 +297,7 @@ class ServingShard:
 
     def _arrival(
         self,
-        sender: _Sender,
+        sender: RequestId,
         request: messages.Push,
         *,
         gradient: StagedGradient | None = None,
@@ -311,9 +305,7 @@ class ServingShard:
         staleness: int = 0,
     ) -> Arrival[StagedGradient]:
         return Arrival(
-            sender.worker,
-            sender.incarnation,
-            sender.sequence,
+            sender,
             request.rows,
             None if request.null else request.hyper,
             gradient,
@@ -322,7 +314,12 @@ class ServingShard:
         )
 
     def _reduce(self, staged: Contributions[StagedGradient]) -> None:
-        """Apply the weighted sum of the staged gradients, bucket by bucket, in the given order."""
+        """Apply the weighted sum of the staged gradients, bucket by bucket, in the given order.
+
+        Raises:
+            NonFiniteGradient: finite gradients have an infinite sum; those buckets are unchanged.
+        """
+        overflow: NonFiniteGradient | None = None
         started_s = time.perf_counter()
         hyper = staged[0].hyper or Hyper(0.0)
         total_rows = sum(arrival.rows for arrival in staged)
@@ -335,9 +332,14 @@ class ServingShard:
             if len(parts) > 1:
                 # In place: the first gradient's buffer is not read again.
                 kernels.reduce_weighted(parts[0], parts, means if is_mean else ones)
-            with self._locks[index]:
-                self.dense.apply(bucket.id, parts[0], hyper)
+            try:
+                with self._locks[index]:
+                    self.dense.apply(bucket.id, parts[0], hyper)
+            except NonFiniteGradient as error:
+                overflow = overflow or error
         self._counters.add_time("apply_s", time.perf_counter() - started_s)
+        if overflow is not None:
+            raise NonFiniteGradient(f"after the reduction, {overflow.message}", overflow.details)
 
     def _is_statistic(self, bucket: Bucket) -> bool:
         return isinstance(self.manifest.group(bucket.group).rule, Average)
@@ -346,8 +348,9 @@ class ServingShard:
         if arrival.gradient is not None:
             self._pool.give(arrival.gradient)
             arrival.gradient = None
-        self._counters.count_push(arrival.worker, arrival.rows, arrival.staleness)
+        self._counters.count_push(arrival.id.worker, arrival.rows, arrival.staleness)
 
 
-def _sender(call: Incoming, sequence: int) -> _Sender:
-    return _Sender(WorkerRank(call.peer.rank), call.peer.incarnation, sequence)
+def _request_id(call: Incoming, request: messages.Push | messages.Assign) -> RequestId:
+    peer = call.peer
+    return RequestId(WorkerRank(peer.rank), peer.incarnation, request.session, request.sequence)

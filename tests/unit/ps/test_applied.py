@@ -1,0 +1,205 @@
+"""The exactly-once record: fencing, gaps, sessions, half-applied pushes, checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps.applied import MAX_SEQUENCE, MAX_SESSIONS, AppliedRecord, RequestId, Verdict
+from ps.errors import PhaseError, SequenceGap, StaleIncarnation
+from ps.params import WorkerRank
+
+W0, W1 = WorkerRank(0), WorkerRank(1)
+NUM_BUCKETS = 3
+
+
+def request(sequence: int, *, worker: WorkerRank = W0, incarnation: int = 0, session: int = 77):
+    return RequestId(worker, incarnation, session, sequence)
+
+
+def apply_whole(record: AppliedRecord, name: RequestId) -> Verdict:
+    verdict = record.begin(name)
+    for bucket in range(NUM_BUCKETS):
+        if record.needs(name, bucket):
+            record.mark(name, bucket)
+    record.complete(name)
+    return verdict
+
+
+def needed(record: AppliedRecord, name: RequestId) -> list[bool]:
+    return [record.needs(name, bucket) for bucket in range(NUM_BUCKETS)]
+
+
+def saved_and_restored(record: AppliedRecord) -> AppliedRecord:
+    restored = AppliedRecord(NUM_BUCKETS)
+    restored.restore(record.cut([record.applied_at(bucket) for bucket in range(NUM_BUCKETS)]))
+    return restored
+
+
+@pytest.fixture
+def record() -> AppliedRecord:
+    return AppliedRecord(NUM_BUCKETS)
+
+
+def test_numbers_in_order_are_new(record: AppliedRecord):
+    assert [apply_whole(record, request(n)) for n in (1, 2, 3)] == [Verdict.NEW] * 3
+
+
+@pytest.mark.fault("F24")
+def test_a_completed_request_is_repeated(record: AppliedRecord):
+    apply_whole(record, request(1))
+    assert record.begin(request(1)) is Verdict.REPEATED
+    assert needed(record, request(1)) == [False, False, False]
+
+
+@pytest.mark.fault("F28")
+def test_a_half_applied_push_is_resumed_where_it_was_cut(record: AppliedRecord):
+    record.begin(request(1))
+    record.mark(request(1), 0)
+    assert record.begin(request(1)) is Verdict.RESUMED
+    assert needed(record, request(1)) == [False, True, True]
+
+
+def test_workers_do_not_share_numbers(record: AppliedRecord):
+    apply_whole(record, request(1))
+    assert record.begin(request(1, worker=W1)) is Verdict.NEW
+
+
+def test_two_clients_of_one_worker_do_not_share_numbers(record: AppliedRecord):
+    apply_whole(record, request(1, session=1))
+    assert apply_whole(record, request(1, session=2)) is Verdict.NEW
+    assert apply_whole(record, request(2, session=1)) is Verdict.NEW
+    assert record.begin(request(1, session=2)) is Verdict.REPEATED
+
+
+@pytest.mark.attack("A10")
+def test_the_session_that_was_silent_longest_makes_room(record: AppliedRecord):
+    for session in range(MAX_SESSIONS):
+        apply_whole(record, request(1, session=session))
+    record.begin(request(1, session=0))  # heard of again
+    apply_whole(record, request(1, session=1000))
+    assert record.begin(request(1, session=0)) is Verdict.REPEATED
+    assert record.begin(request(1, session=1)) is Verdict.NEW
+    assert len(record.applied_at(0)) == MAX_SESSIONS
+
+
+def test_a_gap_is_refused_and_names_both_numbers(record: AppliedRecord):
+    apply_whole(record, request(1))
+    with pytest.raises(SequenceGap, match="request 3, expected 2"):
+        record.begin(request(3))
+
+
+def test_a_new_session_starts_at_one(record: AppliedRecord):
+    with pytest.raises(SequenceGap, match="request 2, expected 1"):
+        record.begin(request(2))
+
+
+def test_a_late_copy_of_an_older_push_changes_nothing(record: AppliedRecord):
+    record.begin(request(1))  # cut before any bucket
+    record.begin(request(2))  # the client gave the first one up
+    assert needed(record, request(1)) == [False, False, False]
+    assert record.begin(request(1)) is Verdict.REPEATED
+
+
+@pytest.mark.fault("F20")
+def test_a_newer_incarnation_replaces_the_older(record: AppliedRecord):
+    apply_whole(record, request(1))
+    assert record.begin(request(1, incarnation=1, session=2)) is Verdict.NEW
+    with pytest.raises(StaleIncarnation, match="incarnation 0 was replaced"):
+        record.begin(request(2))
+    assert [key[1] for key in record.applied_at(0)] == [1]
+
+
+@pytest.mark.fault("F06")
+def test_a_fence_stops_a_push_between_two_buckets(record: AppliedRecord):
+    record.begin(request(1))
+    record.mark(request(1), 0)
+    record.fence(W0, 1)
+    with pytest.raises(StaleIncarnation):
+        record.needs(request(1), 1)
+    assert record.begin(request(1, incarnation=1)) is Verdict.NEW
+
+
+def test_a_fence_before_the_first_push_holds(record: AppliedRecord):
+    record.fence(W0, 2)
+    with pytest.raises(StaleIncarnation, match="accepts 2 and newer"):
+        record.begin(request(1, incarnation=1))
+    assert record.incarnation_of(W0) == 2
+
+
+def test_a_fence_never_goes_back(record: AppliedRecord):
+    record.fence(W0, 5)
+    record.fence(W0, 2)
+    assert record.incarnation_of(W0) == 5
+
+
+@pytest.mark.fault("F31")
+@pytest.mark.parametrize("last", [2**31 - 1, 2**32 - 1, 2**53, MAX_SEQUENCE - 1])
+def test_sequence_numbers_do_not_wrap(record: AppliedRecord, last: int):
+    old = request(last, incarnation=2**62)
+    record.restore(record.cut([{(W0, 2**62, 77): last}] * NUM_BUCKETS))
+    assert record.begin(old) is Verdict.REPEATED
+    new = old._replace(sequence=last + 1)
+    assert record.begin(new) is Verdict.NEW
+    record.mark(new, 0)
+    assert needed(record, new) == [False, True, True]
+
+
+def test_a_checkpoint_in_the_middle_of_a_push_resumes_bucket_by_bucket(record: AppliedRecord):
+    apply_whole(record, request(1))
+    record.begin(request(2))
+    record.mark(request(2), 0)
+    columns = [record.applied_at(0), record.applied_at(1)]
+    record.mark(request(2), 1)  # after bucket 1 was copied
+    record.mark(request(2), 2)
+    columns.append(record.applied_at(2))
+    restored = AppliedRecord(NUM_BUCKETS)
+    restored.restore(record.cut(columns))
+    assert restored.begin(request(2)) is Verdict.RESUMED
+    assert needed(restored, request(2)) == [False, True, False]
+
+
+@pytest.mark.fault("F08")
+def test_after_a_restore_the_lost_requests_are_counted(record: AppliedRecord):
+    apply_whole(record, request(1))
+    restored = saved_and_restored(record)
+    assert restored.begin(request(7)) is Verdict.NEW
+    assert restored.lost_requests == 5
+    restored.complete(request(7))
+    with pytest.raises(SequenceGap):
+        restored.begin(request(9))
+
+
+def test_another_run_is_not_taken_for_the_one_that_was_saved(record: AppliedRecord):
+    apply_whole(record, request(1, incarnation=4))
+    restored = saved_and_restored(record)
+    assert restored.begin(request(1, incarnation=0, session=1)) is Verdict.NEW
+
+
+def test_a_record_of_another_cut_is_refused(record: AppliedRecord):
+    with pytest.raises(PhaseError, match="2 buckets"):
+        record.restore(record.cut([{(W0, 0, 1): 1}] * 2))
+
+
+@pytest.mark.fault("F27")
+@given(st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=6))
+def test_whatever_is_cut_every_bucket_changes_once_per_push(pushes: list[list[int]]):
+    record = AppliedRecord(NUM_BUCKETS)
+    applied = [0] * NUM_BUCKETS
+
+    def deliver(sequence: int, reach: int) -> None:
+        name = request(sequence)
+        record.begin(name)
+        for bucket in range(reach):
+            if record.needs(name, bucket):
+                applied[bucket] += 1
+                record.mark(name, bucket)
+        if reach == NUM_BUCKETS:
+            record.complete(name)
+
+    for sequence, cuts in enumerate(pushes, 1):
+        for reach in [*cuts, NUM_BUCKETS]:
+            deliver(sequence, reach)
+        deliver(max(1, sequence - 1), NUM_BUCKETS)  # a late copy
+    assert applied == [len(pushes)] * NUM_BUCKETS

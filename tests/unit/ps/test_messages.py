@@ -1,0 +1,193 @@
+"""Golden bytes, limits before use, and who may say what."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import msgspec
+import pytest
+
+from ps import messages
+from ps.errors import PhaseError, RoleError, SettingsError
+from ps.messages import Ack, Push, Request, decode_reply, decode_request, encode
+from ps.params import Hyper
+from ps.permissions import Phase, check_caller, check_move, check_phase
+from rpc.handshake import Identity, Role
+
+SAMPLES: dict[type, Request] = {
+    messages.Describe: messages.Describe(),
+    messages.FetchManifest: messages.FetchManifest(),
+    messages.Seed: messages.Seed("h", 1),
+    messages.Pull: messages.Pull("h"),
+    messages.Push: messages.Push("h", 5, 1, 32, Hyper(0.1)),
+    messages.Assign: messages.Assign("h", 5, 1),
+    messages.Join: messages.Join(5, 1),
+    messages.Leave: messages.Leave(5, 1),
+    messages.Finish: messages.Finish(5, 1),
+    messages.Meet: messages.Meet("k", 1.0),
+    messages.Save: messages.Save("/tmp/x", "id"),
+    messages.Restore: messages.Restore("/tmp/x", 1),
+    messages.FetchStats: messages.FetchStats(),
+    messages.Fence: messages.Fence(0, 1),
+    messages.Lose: messages.Lose(0),
+    messages.Stop: messages.Stop(),
+}
+ALL = list(SAMPLES.values())
+
+
+def test_every_request_has_a_sample_here():
+    assert set(SAMPLES) == set(get_args(Request))
+
+
+@pytest.mark.parametrize("request_", ALL, ids=lambda r: type(r).__name__)
+def test_requests_survive_the_wire(request_: Request):
+    assert decode_request(encode(request_)) == request_
+
+
+def test_the_wire_format_of_a_push_is_fixed():
+    push = Push("ab", 5, 7, 32, Hyper(0.5, {"t": (0.25,)}), pull=True, wait_s=2.0)
+    assert encode(push).hex() == (
+        "89a474797065a470757368ad6d616e69666573745f68617368a26162a773657373696f6e05a873657175656e63"
+        "6507a4726f777320"
+        "a5687970657282ad6c6561726e696e675f72617465cb3fe0000000000000a77363616c61727381a17491cb3f"
+        "d0000000000000a470756c6cc3a46e756c6cc2a6776169745f73cb4000000000000000"
+    )
+
+
+@pytest.mark.attack("A12")
+def test_every_truncation_is_a_typed_error():
+    whole = encode(SAMPLES[Push])
+    for length in range(len(whole)):
+        with pytest.raises(SettingsError, match="not a request"):
+            decode_request(whole[:length])
+
+
+@pytest.mark.attack("A07")
+@pytest.mark.parametrize("junk", [b"", b"\x80\x04K\x01.", b"cos\nsystem\n", b"\xc1", bytes(64)])
+def test_what_is_no_request_is_refused_without_looking_further(junk: bytes):
+    with pytest.raises(SettingsError):
+        decode_request(junk)
+
+
+@pytest.mark.attack("A08")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "push", "manifest_hash": "h", "session": 1, "sequence": 0, "rows": 1},
+        {"type": "push", "manifest_hash": "h", "session": 1, "sequence": 2**63, "rows": 1},
+        {"type": "push", "manifest_hash": "h", "session": 1, "sequence": -1, "rows": 1},
+        {"type": "push", "manifest_hash": "h", "session": 1, "sequence": 1, "rows": -1},
+        {"type": "push", "manifest_hash": "h", "session": 1, "sequence": 1, "rows": 2**63},
+        {"type": "push", "manifest_hash": "h" * 65, "session": 1, "sequence": 1, "rows": 1},
+        {
+            "type": "push",
+            "manifest_hash": "h",
+            "session": 1,
+            "sequence": 1,
+            "rows": 1,
+            "wait_s": math.inf,
+        },
+        {
+            "type": "push",
+            "manifest_hash": "h",
+            "session": 1,
+            "sequence": 1,
+            "rows": 1,
+            "wait_s": math.nan,
+        },
+        {
+            "type": "push",
+            "manifest_hash": "h",
+            "session": 1,
+            "sequence": 1,
+            "rows": 1,
+            "wait_s": -1.0,
+        },
+        {"type": "join", "session": -1, "sequence": 1},
+        {"type": "seed", "manifest_hash": "h", "manifest_bytes": 2**31},
+        {"type": "seed", "manifest_hash": "h", "manifest_bytes": 0},
+        {"type": "meet", "key": "k" * 257, "wait_s": 1.0},
+        {"type": "save", "directory": "/x", "save_id": "../.."},
+        {"type": "fence", "worker": -1, "incarnation": 1},
+        {"type": "unknown"},
+    ],
+    ids=str,
+)
+def test_numbers_and_texts_out_of_range_are_refused(fields: dict):
+    with pytest.raises(SettingsError):
+        decode_request(msgspec.msgpack.encode(fields))
+
+
+def test_an_answer_of_another_kind_is_a_typed_error():
+    with pytest.raises(SettingsError, match="no Ack"):
+        decode_reply(encode(messages.Stop()), Ack)
+
+
+MAY_CALL: dict[str, set[type]] = {
+    "worker:0": set(SAMPLES) - {messages.Fence, messages.Lose, messages.Stop},
+    "driver:0": {
+        messages.Describe, messages.FetchManifest, messages.FetchStats, messages.Pull,
+        messages.Save, messages.Restore, messages.Fence, messages.Lose, messages.Stop,
+    },
+    "supervisor:0": {
+        messages.Describe, messages.FetchManifest, messages.FetchStats,
+        messages.Fence, messages.Lose, messages.Stop,
+    },
+    "feeder:0": set(),
+    "server:0": set(),
+}  # fmt: skip
+CHIEF_ONLY = {messages.Seed, messages.Assign, messages.Save, messages.Restore}
+MAY_CALL["worker:1"] = MAY_CALL["worker:0"] - CHIEF_ONLY
+
+
+@pytest.mark.attack("A15")
+@pytest.mark.parametrize("caller", MAY_CALL)
+@pytest.mark.parametrize("request_", ALL, ids=lambda r: type(r).__name__)
+def test_roles_may_call_exactly_what_the_table_says(caller: str, request_: Request):
+    role, rank = caller.split(":")
+    identity = Identity(Role(role), int(rank))
+    if type(request_) in MAY_CALL[caller]:
+        check_caller(request_, identity, num_workers=2)
+    else:
+        with pytest.raises(RoleError, match=f"{caller} may not call"):
+            check_caller(request_, identity, num_workers=2)
+
+
+def test_a_worker_rank_that_does_not_exist_is_refused():
+    with pytest.raises(RoleError, match=r"workers 0\.\.1"):
+        check_caller(messages.Pull("h"), Identity(Role.WORKER, 2), num_workers=2)
+
+
+LEGAL_WHEN_EMPTY = {
+    messages.Describe, messages.FetchStats, messages.Seed, messages.Restore, messages.Meet,
+    messages.Finish, messages.Fence, messages.Lose, messages.Stop,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", ALL, ids=lambda r: type(r).__name__)
+def test_an_empty_shard_names_its_phase(request_: Request):
+    if type(request_) in LEGAL_WHEN_EMPTY:
+        check_phase(request_, 3, Phase.EMPTY)
+    else:
+        with pytest.raises(PhaseError, match="ps:3 is EMPTY"):
+            check_phase(request_, 3, Phase.EMPTY)
+
+
+def test_a_failed_shard_says_why():
+    with pytest.raises(PhaseError, match=r"ps:0 is FAILED \(disk\)"):
+        check_phase(SAMPLES[Push], 0, Phase.FAILED, "disk")
+
+
+@pytest.mark.parametrize("now", list(Phase))
+@pytest.mark.parametrize("to", list(Phase))
+def test_phases_move_forward_only(now: Phase, to: Phase):
+    legal = {
+        ("EMPTY", "SERVING"), ("EMPTY", "DRAINING"), ("SERVING", "DRAINING"),
+        ("DRAINING", "CLOSED"), ("FAILED", "DRAINING"),
+    }  # fmt: skip
+    if to is Phase.FAILED or (now.value, to.value) in legal:
+        check_move(0, now, to)
+    else:
+        with pytest.raises(PhaseError, match=f"is {now.value} and cannot become {to.value}"):
+            check_move(0, now, to)
