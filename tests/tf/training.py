@@ -1,0 +1,180 @@
+"""What the Keras tests share: real servers in this process, contexts, data, and worker threads.
+
+No Spark and no supervisors: each worker of a test is a thread with a context of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from feeding.channel import FeedChannel
+from feeding.config import FeedConfig
+from feeding.packer import Packer
+from ps.client import PSClient
+from ps.params import Manifest
+from ps.server import PSServer, ServerSettings
+from rpc.handshake import Credentials, Identity, Role
+
+DEADLINE_S = 60.0
+_names = itertools.count()
+
+
+@dataclass
+class Context:
+    """What tfos.keras.worker.WorkerContext asks for."""
+
+    client: PSClient
+    num_workers: int = 1
+    worker_rank: int = 0
+    log_dir: str | None = None
+    feed_channel: FeedChannel = field(default_factory=FeedChannel)
+    progress: list[tuple[int, int, float | None]] = field(default_factory=list)
+
+    @property
+    def is_chief(self) -> bool:
+        return self.worker_rank == 0
+
+    def ps_client(self) -> PSClient:
+        return self.client
+
+    def report_progress(
+        self, step: int, rows: int, loss: float | None = None, **metrics: float
+    ) -> None:
+        self.progress.append((step, rows, loss))
+
+    def absolute_path(self, path: str) -> str:
+        return path
+
+
+@dataclass
+class Servers:
+    """Running servers, and a context for each worker."""
+
+    servers: list[PSServer]
+    contexts: list[Context]
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.contexts[0].client.manifest
+
+    @property
+    def pushes(self) -> int:
+        return sum(worker.pushes for worker in self.servers[0].stats().workers)
+
+    def rows(self, rank: int) -> int:
+        return sum(w.rows for w in self.servers[0].stats().workers if w.worker == rank)
+
+    def null_pushes(self) -> int:
+        return sum(w.null_pushes for w in self.servers[0].stats().workers)
+
+    def values(self) -> dict[str, np.ndarray]:
+        """What the servers hold, by parameter name, fetched anew."""
+        client = self.contexts[0].client
+        into = {
+            group.name: np.empty(group.num_elements, group.dtype)
+            for group in client.manifest.groups
+        }
+        client.pull(into)
+        found = {}
+        for group in client.manifest.groups:
+            start = 0
+            for param in group.params:
+                stop = start + param.num_elements
+                found[param.name] = into[group.name][start:stop].reshape(param.shape)
+                start = stop
+        return found
+
+
+@contextmanager
+def serving(num_workers: int = 1, num_servers: int = 1, log_dir: str | None = None) -> Iterator[Servers]:
+    """Servers and one connected client per worker, closed at the end."""
+    credentials = Credentials.generate()
+    servers = []
+    for rank in range(num_servers):
+        settings = ServerSettings(rank=rank, num_servers=num_servers, num_workers=num_workers)
+        server = PSServer(settings, credentials)
+        server.bind_inproc(f"keras-test-{next(_names)}")
+        server.start()
+        servers.append(server)
+    endpoints = [server.endpoint for server in servers]
+    contexts = [
+        Context(
+            PSClient(
+                endpoints,
+                credentials,
+                Identity(Role.WORKER, rank, 0),
+                num_workers=num_workers,
+                timeout_s=DEADLINE_S,
+            ),
+            num_workers,
+            rank,
+            log_dir,
+        )
+        for rank in range(num_workers)
+    ]
+    try:
+        yield Servers(servers, contexts)
+    finally:
+        for context in contexts:
+            context.feed_channel.close()
+            context.client.close()
+        for server in servers:
+            server.close()
+
+
+def together(work: Callable[[int], Any], num_workers: int) -> list[Any]:
+    """Run `work(rank)` in one thread per worker; a worker's error is raised here."""
+    results: list[Any] = [None] * num_workers
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank)
+        except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert errors or not thread.is_alive(), "a worker hangs"
+        if errors:
+            raise errors[0]
+    return results
+
+
+def offer(channel: FeedChannel, rows: Sequence[Any], *, epoch: int, feed: str = "input") -> None:
+    """Put the rows of an epoch into the channel, as a feed task would."""
+    packer = Packer(FeedConfig(chunk_rows=7), feed=feed, epoch=epoch)
+    with channel._state.changed:
+        for chunk in packer.chunks(iter(rows)):
+            channel._state.queue(feed).offer(chunk)
+        channel._state.changed.notify_all()
+
+
+def feed_epochs(channel: FeedChannel, epochs: Sequence[Sequence[Any]], *, finish: bool) -> None:
+    """Put several epochs, each with its end; `finish`: no more will come."""
+    for epoch, rows in enumerate(epochs):
+        offer(channel, rows, epoch=epoch)
+        channel.flush("input", epoch)
+    if finish:
+        channel.finish("input")
+
+
+def blobs(num_rows: int, num_features: int = 20, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Two classes that a small model learns."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(num_rows, num_features)).astype("float32")
+    return x, (x[:, 0] + x[:, 1] > 0).astype("int64")
+
+
+def rows_of(x: np.ndarray, y: np.ndarray) -> list[tuple[np.ndarray, int]]:
+    return [(row, int(label)) for row, label in zip(x, y, strict=True)]
