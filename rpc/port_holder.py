@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 from pathlib import Path
@@ -36,10 +37,16 @@ def _listening_inodes(port: int) -> set[str]:
 
 def _holds(process: Path, inodes: set[str]) -> bool:
     try:
-        links = [os.readlink(link) for link in (process / "fd").iterdir()]
+        descriptors = list((process / "fd").iterdir())
     except OSError:
         return False
-    return any(link.startswith("socket:[") and link[8:-1] in inodes for link in links)
+    for descriptor in descriptors:
+        # A descriptor may be closed between the listing and the reading.
+        with contextlib.suppress(OSError):
+            link = os.readlink(descriptor)
+            if link.startswith("socket:[") and link[8:-1] in inodes:
+                return True
+    return False
 
 
 def _describe(process: Path) -> str:

@@ -200,9 +200,9 @@ def dial_tcp(
     except OSError as error:
         raise PeerGone(f"host {host!r} cannot be resolved: {error}") from error
     failure: TransportError = PeerGone(f"host {host!r} has no address")
-    for family, kind, protocol, _, address in found:
+    for family, kind, _, _, address in found:
         try:
-            return _dial(socket.socket(family, kind, protocol), address, deadline, limits)
+            return _dial(_open(family, kind), address, deadline, limits)
         except TransportError as error:
             failure = error
     raise failure
@@ -210,7 +210,7 @@ def dial_tcp(
 
 def dial_unix(path: str, *, limits: Limits = DEFAULT_LIMITS) -> SocketStream:
     """Connect to a Unix socket; that never waits, a full queue counts as nobody there."""
-    return _dial(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path, 0.0, limits)
+    return _dial(_open(socket.AF_UNIX, socket.SOCK_STREAM), path, 0.0, limits)
 
 
 def address_text(address: object) -> str:
@@ -227,6 +227,15 @@ def poll_ms(timeout_s: float) -> int:
     return (
         min(_MAX_POLL_MS, math.ceil(timeout_s * 1000.0)) if timeout_s < math.inf else _MAX_POLL_MS
     )
+
+
+def _open(family: int, kind: int) -> socket.socket:
+    try:
+        return socket.socket(family, kind)
+    except OSError as error:
+        raise TransportError(
+            f"cannot open a socket: {error.strerror}; close connections or raise `ulimit -n`"
+        ) from error
 
 
 def _dial(

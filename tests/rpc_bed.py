@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,6 +44,24 @@ def num_descriptors() -> int:
 def rss_bytes() -> int:
     fields = Path("/proc/self/statm").read_text().split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def little_memory(limit_bytes: int = 1 << 20) -> Iterator[None]:
+    """Fail if more memory is taken at any moment, even if it is given back or never touched.
+
+    The resident size must not grow by more either, but it hides what is allocated and not used.
+    """
+    before = rss_bytes()
+    tracemalloc.start()
+    try:
+        yield
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < limit_bytes, f"{peak_bytes} bytes were allocated at once"
+    grown = rss_bytes() - before - tracemalloc.get_tracemalloc_memory()
+    assert grown < limit_bytes, f"resident memory grew by {grown} bytes"
 
 
 class CodedError(Exception):
