@@ -19,7 +19,8 @@ class FeedConfig:
 
     chunk_rows: int = 256
     """Most rows in a chunk. Larger: less overhead per row. Smaller: rows spread more evenly over
-    the workers."""
+    the workers. Measured: 256 costs a feeder 5.9 µs per row of 784 numbers, 32 costs 9.5 and 1024
+    5.4; narrow rows (39 numbers) 1.6, 4.8 and 1.0."""
 
     chunk_bytes: int = MIB
     """Aim for the size of a chunk; wide rows make chunks of fewer rows, down to one."""

@@ -20,6 +20,8 @@ from feeding.chunk import BAD_META, ChunkMeta, Count
 from feeding.errors import ChunkError
 from feeding.schema import Name, Schema
 
+VERSION = 1
+"""Of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_HOLD_S)]
 
@@ -29,6 +31,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     feed: Name
     schema: Schema
+    version: int = VERSION
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -72,6 +72,11 @@ class Reception:
         call.reply(messages.encode(status))
 
     def _hello(self, request: Hello) -> Status:
+        if request.version != messages.VERSION:
+            raise ChunkError(
+                f"{self._state.worker} speaks chunk version {messages.VERSION}, this feeder "
+                f"{request.version}; install one version of tfos on all executors"
+            )
         request.schema.check()
         with self._state.changed:
             self._state.check_open()

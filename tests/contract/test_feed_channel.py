@@ -336,6 +336,14 @@ def test_a_feeder_may_not_open_feeds_without_end():
                 connection.call(encode(Hello("one more", schema)), timeout_s=5.0)
 
 
+def test_a_feeder_of_another_version_is_refused_with_both_versions():
+    with workers(1) as (worker,):
+        connection = connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS)
+        hello = Hello("input", Schema((ColumnSpec("value", "str", "str"),)), version=2)
+        with connection, pytest.raises(RemoteError, match="speaks chunk version 1, this feeder 2"):
+            connection.call(encode(hello), timeout_s=5.0)
+
+
 def test_the_trainers_error_reaches_feeders_with_its_traceback():
     with workers(1) as (worker,):
         worker.channel.fail("boom", error_type="ZeroDivisionError", remote_traceback="line 3")

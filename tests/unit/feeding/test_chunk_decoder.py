@@ -182,3 +182,30 @@ def test_a_meta_that_nests_without_end_is_refused():
     nested = b"\x93\xa5tuple\x91\xa1a\x91" * 8000
     with pytest.raises(ChunkError):
         messages.decode_request(b"\x93\xa5Hello\xa1f\x92\x90" + nested)
+
+
+GOLDEN_META = (
+    "92a35075749ba5696e70757402030002929395a130a674656e736f72a46c697374a5696e74363634910395a131a6"
+    "74656e736f72a67363616c6172a7666c6f617436349095a132a3737472a3737472a09093a57475706c6593a130a1"
+    "31a13293c0c0c093a575696e7438a7666c6f61743634a093000002c2a5747261696e00"
+)
+GOLDEN_PAYLOAD = (
+    "0102030405060000000000000000e03f000000000000f83f"
+    "000000000000000002000000000000000200000000000000c3a4000000000000"
+)
+GOLDEN_ROWS = [([1, 2, 3], 0.5, "ä"), ([4, 5, 6], 1.5, "")]
+
+
+def test_golden_bytes():
+    chunk = Packer(FeedConfig(), epoch=2, partition=3).pack(GOLDEN_ROWS)
+    assert messages.encode(messages.Put(chunk.meta)).hex() == GOLDEN_META
+    assert bytearray().join(chunk.encode()).hex() == GOLDEN_PAYLOAD
+    status = messages.Status(7, 8, room=True, draining=False)
+    assert messages.encode(status).hex() == "970708c3c2c20000"
+
+
+def test_golden_bytes_are_read():
+    request = messages.decode_request(bytes.fromhex(GOLDEN_META))
+    assert isinstance(request, messages.Put)
+    assert rows_of(decode(request.chunk, bytearray.fromhex(GOLDEN_PAYLOAD))) == GOLDEN_ROWS
+    assert (request.chunk.epoch, request.chunk.partition) == (2, 3)

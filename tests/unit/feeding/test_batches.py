@@ -1,0 +1,230 @@
+"""BatchReader: exact batches, dtypes, columns, text, ragged rows, schemas that change."""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from feeding.batches import Batch, BatchReader, Ragged
+from feeding.channel import FeedChannel
+from feeding.config import FeedConfig
+from feeding.errors import FeedTimeout, SchemaError, SettingsError
+from feeding.feed_queue import EpochEnd, FeedEnd
+from feeding.packer import Packer
+from feeding.schema import ColumnSpec, Group, Schema
+
+CONFIG = FeedConfig(starve_timeout_s=5.0)
+
+
+def channel_with(*epochs, chunk_rows=4):
+    """A channel whose feed holds these epochs of partitions of rows, and then ends."""
+    channel = FeedChannel(CONFIG, worker="worker:0")
+    config = FeedConfig(chunk_rows=chunk_rows)
+    for epoch, partitions in enumerate(epochs):
+        for partition, rows in enumerate(partitions):
+            for chunk in Packer(config, epoch=epoch, partition=partition).chunks(iter(rows)):
+                accept(channel, chunk)
+        channel.flush("input", epoch)
+    channel.finish("input")
+    return channel
+
+
+def accept(channel, chunk):
+    with channel._state.changed:
+        channel._state.queue("input").offer(chunk)
+
+
+def read(reader, size):
+    out: list = []
+    while not isinstance(item := reader.next_batch(size), FeedEnd):
+        out.append(item)
+    return out
+
+
+@hypothesis.given(
+    st.lists(st.lists(st.integers(0, 12), max_size=4), min_size=1, max_size=3),
+    st.integers(1, 9),
+    st.integers(1, 15),
+)
+@hypothesis.settings(deadline=None)
+def test_batches_are_full_and_rows_in_order_within_each_epoch(sizes, chunk_rows, batch_size):
+    epochs = [
+        [[[e, p, r] for r in range(rows)] for p, rows in enumerate(parts)]
+        for e, parts in enumerate(sizes)
+    ]
+    channel = channel_with(*epochs, chunk_rows=chunk_rows)
+    items = read(BatchReader(channel), batch_size)
+    for epoch, partitions in enumerate(epochs):
+        expected = [row for rows in partitions for row in rows]
+        got: list = []
+        lengths = []
+        while not isinstance(item := items.pop(0), EpochEnd):
+            lengths.append(item.num_rows)
+            got += item.nest().tolist()
+        assert item == EpochEnd(epoch)
+        assert got == expected
+        full, rest = divmod(len(expected), batch_size)
+        assert lengths == [batch_size] * full + [rest] * bool(rest)
+    assert items == []
+    stats = channel.stats("input")
+    assert stats.fed_rows == stats.taken_rows
+    assert stats.epochs_done == len(epochs)
+
+
+def test_the_end_of_a_feed_stays():
+    reader = BatchReader(channel_with([[1]]))
+    assert [type(reader.next_batch(5)) for _ in range(4)] == [Batch, EpochEnd, FeedEnd, FeedEnd]
+
+
+def one_batch(rows, **options):
+    (batch, end) = read(BatchReader(channel_with([rows]), **options), 100)
+    assert isinstance(end, EpochEnd)
+    assert isinstance(batch, Batch)
+    return batch
+
+
+def test_a_batch_is_nested_as_its_rows_are():
+    batch = one_batch([([1, 2], {"a": 0.5, "b": "t"}, 3)])
+    x, parts, y = batch.nest()
+    assert (x.tolist(), y.tolist()) == ([[1, 2]], [3])
+    assert parts["a"].tolist() == [0.5]
+    assert list(batch.columns) == ["0", "1.a", "1.b", "2"]
+    assert batch.schema.columns[0] == ColumnSpec("0", "tensor", "list", "int64", (2,))
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        ([[1, 2]], "float32"),
+        ([[1, 2]], "uint8"),
+        ([[300, 2]], "int32"),
+        ([[0.5, 2.0]], "float32"),
+        ([[0.5, 2.0]], "float16"),
+        ([[True, False]], "float32"),
+        ([np.array([1, 2], np.int16)], "int64"),
+    ],
+)
+def test_numbers_become_the_dtype_asked_for(rows, dtype):
+    batch = one_batch(rows * 9, dtypes=dtype)
+    assert batch.nest().dtype == dtype
+    assert batch.schema.columns[0].dtype == dtype
+    assert batch.nest().tolist() == [list(row) for row in rows] * 9
+
+
+def test_dtypes_by_name_leave_the_others_alone():
+    batch = one_batch([([1, 2], 3, "t")], dtypes={"0": "float32"})
+    assert [str(c) for c in batch.schema.columns] == ["0: float32[2]", "1: int64", "2: str"]
+
+
+def test_one_dtype_for_all_leaves_text_alone():
+    batch = one_batch([(1, b"x")], dtypes="float32")
+    assert [str(c) for c in batch.schema.columns] == ["0: float32", "1: bytes"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtypes", "text"),
+    [
+        ([[0.5]], "int32", r"column value: float64\[1\] cannot become int32"),
+        ([[1, 300]], "uint8", r"column 'value' holds 1\.\.300, which uint8 cannot"),
+        ([[1, -1]], "uint16", r"holds -1\.\.1, which uint16 cannot"),
+        ([2**40], "int32", "which int32 cannot"),
+        (["x"], {"value": "int32"}, "column value: str cannot become int32"),
+        ([1], {"label": "int32"}, r"no column 'label', it has \(value: int64\)"),
+    ],
+)
+def test_what_a_dtype_cannot_hold_is_refused(rows, dtypes, text):
+    with pytest.raises(SchemaError, match=text):
+        one_batch(rows, dtypes=dtypes)
+
+
+@pytest.mark.parametrize("dtypes", ["int3", {"x": "object"}, "str"])
+def test_an_unknown_dtype_is_refused_before_any_row(dtypes):
+    with pytest.raises(SettingsError, match="is not one of bool, float16"):
+        BatchReader(channel_with([[1]]), dtypes=dtypes)
+
+
+def test_selected_columns_in_the_order_asked_for():
+    batch = one_batch([{"a": 1, "b": 2.5, "c": "t"}] * 3, columns=["c", "a"])
+    assert {k: v.tolist() for k, v in batch.nest().items()} == {"c": ["t"] * 3, "a": [1] * 3}
+    with pytest.raises(SchemaError, match="no column 'z'"):
+        one_batch([{"a": 1}], columns=["z"])
+
+
+def test_text_and_bytes_are_object_arrays_that_keep_their_length():
+    batch = one_batch([("ä", b"x\0\0"), ("", b"")])
+    text, data = batch.nest()
+    assert text.dtype == data.dtype == object
+    assert (text.tolist(), data.tolist()) == (["ä", ""], [b"x\0\0", b""])
+
+
+def test_ragged_rows_keep_their_lengths_across_chunks():
+    rows = [[0] * (i % 4) for i in range(10)]
+    batch = one_batch(rows, dtypes="float32")
+    ragged = batch.nest()
+    assert isinstance(ragged, Ragged)
+    assert ragged.values.dtype == np.float32
+    assert np.diff(ragged.offsets).tolist() == [len(row) for row in rows]
+
+
+def test_chunks_of_ints_and_floats_join_only_where_nothing_is_lost():
+    rows = [[1, 2]] * 4 + [[0.5, 2]] * 4
+    assert one_batch(rows, dtypes="float32").nest()[4].tolist() == [0.5, 2.0]
+    assert one_batch(rows[::-1]).nest()[7].tolist() == [1.0, 2.0]
+    with pytest.raises(SchemaError, match=r"float64.* cannot become int64"):
+        one_batch(rows)
+
+
+@pytest.mark.parametrize(
+    ("later", "text"),
+    [
+        ([[1, 2, 3]], "pad them to one length"),
+        ([("a", "b")], "now come"),
+        ([{"a": 1}], "now come"),
+        (["x"], "now come rows of value: str"),
+    ],
+)
+def test_partitions_that_do_not_match_are_refused(later, text):
+    channel = channel_with([[[1, 2]] * 3, later])
+    with pytest.raises(SchemaError, match=text):
+        read(BatchReader(channel), 2)
+
+
+def test_a_batch_within_one_chunk_is_a_view():
+    channel = FeedChannel(CONFIG)
+    chunk = Packer(FeedConfig()).pack([np.arange(3.0)] * 8)
+    accept(channel, chunk)
+    channel.finish("input")
+    for batch in read(BatchReader(channel), 4)[:2]:
+        assert np.shares_memory(batch.nest(), chunk.columns[0].values)
+        assert batch.nest().tolist() == [[0.0, 1.0, 2.0]] * 4
+
+
+def test_a_given_schema_is_known_before_any_row():
+    schema = Schema(
+        (
+            ColumnSpec("x", "tensor", "array", "float64", (4,)),
+            ColumnSpec("y", "tensor", "scalar", "int64"),
+        ),
+        Group("dict", ("x", "y"), (None, None)),
+    )
+    channel = FeedChannel(CONFIG)
+    reader = BatchReader(channel, dtypes={"x": "float32"}, schema=schema)
+    found = reader.schema(0.0)
+    assert found is not None
+    assert str(found) == "(x: float32[4], y: int64)"
+    channel.flush("input", 0)
+    assert reader.next_batch(5) == EpochEnd(0)
+
+
+def test_without_any_row_the_schema_is_unknown_but_nobody_hangs():
+    channel = FeedChannel(CONFIG)
+    with pytest.raises(FeedTimeout, match="no schema"):
+        BatchReader(channel).schema(0.02)
+    channel.flush("input", 0)
+    assert BatchReader(channel).schema(5.0) is None
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "32", True, None])
+def test_batch_size_must_be_a_positive_int(size):
+    with pytest.raises(SettingsError, match=r"batch_size must be an int >= 1, got .*\("):
+        BatchReader(FeedChannel(CONFIG)).next_batch(size)

@@ -1,0 +1,168 @@
+"""DataFeed means what TensorFlowOnSpark's does, but for the differences it states."""
+
+import pytest
+
+from feeding.channel import FeedChannel
+from feeding.config import FeedConfig
+from feeding.data_feed import DataFeed
+from feeding.errors import FeedError, ResultCountError, SchemaError, SettingsError
+from feeding.packer import Packer
+from feeding.schema import row_class
+
+CONFIG = FeedConfig(starve_timeout_s=5.0)
+
+
+def fill(channel, *epochs, chunk_rows=4, mode="train"):
+    config = FeedConfig(chunk_rows=chunk_rows)
+    for epoch, partitions in enumerate(epochs):
+        for partition, rows in enumerate(partitions):
+            session = partition + 1 if mode == "inference" else 0
+            packer = Packer(config, epoch=epoch, partition=partition, mode=mode, session=session)
+            for chunk in packer.chunks(iter(rows)):
+                with channel._state.changed:
+                    channel._state.queue("input").offer(chunk)
+                    if session:
+                        channel._state.answers_of("input").fed(chunk)
+        channel.flush("input", epoch)
+    channel.finish("input")
+
+
+def batches(feed, size):
+    out = []
+    while not feed.should_stop():
+        out.append(feed.next_batch(size))
+    return out
+
+
+def make(*epochs, mode="train", chunk_rows=4, **options):
+    channel = FeedChannel(CONFIG, worker="worker:1")
+    fill(channel, *epochs, mode=mode, chunk_rows=chunk_rows)
+    return channel, DataFeed(channel, **options)
+
+
+def test_training_batches_cross_partitions_and_end_with_the_epoch():
+    _, feed = make([range(5), range(5, 7)], [range(3)])
+    assert batches(feed, 3) == [[0, 1, 2], [3, 4, 5], [6], [0, 1, 2], []]
+
+
+def test_an_epoch_that_ends_with_a_full_batch_gives_no_empty_one():
+    _, feed = make([range(4)], [range(2)])
+    assert batches(feed, 2) == [[0, 1], [2, 3], [0, 1], []]
+
+
+def test_the_last_batch_may_be_empty_and_more_calls_stay_empty():
+    _, feed = make([[]])
+    assert not feed.should_stop()
+    assert feed.next_batch(3) == []
+    assert feed.should_stop()
+    assert feed.next_batch(3) == []
+
+
+def test_without_train_mode_batches_end_with_their_partition():
+    _, feed = make([range(5), range(5, 7)], train_mode=False)
+    assert batches(feed, 3) == [[0, 1, 2], [3, 4], [5, 6], []]
+
+
+@pytest.mark.parametrize("train_mode", [True, False])
+def test_rows_of_inference_always_end_with_their_partition(train_mode):
+    channel, feed = make([range(5), range(5, 7)], mode="inference", train_mode=train_mode)
+    seen = []
+    while not feed.should_stop():
+        batch = feed.next_batch(3)
+        seen.append(batch)
+        feed.batch_results(list(batch))
+    assert seen == [[0, 1, 2], [3, 4], [5, 6], []]
+    assert channel.stats("input").taken_rows == 7
+
+
+def test_rows_of_two_partitions_never_share_a_batch_of_inference():
+    channel = FeedChannel(CONFIG)
+    packers = [Packer(FeedConfig(), mode="inference", session=s, partition=s) for s in (1, 2)]
+    chunks = [[p.pack([s * 10 + i, s * 10 + i + 1]) for i in (0, 2)] for s, p in enumerate(packers)]
+    with channel._state.changed:
+        for pair in zip(*chunks, strict=True):
+            for chunk in pair:
+                channel._state.queue("input").offer(chunk)
+                channel._state.answers_of("input").fed(chunk)
+    feed = DataFeed(channel)
+    batch = feed.next_batch(4)
+    assert batch == [0, 1, 2, 3]
+    feed.batch_results(list(batch))
+    assert feed.next_batch(4) == [10, 11, 12, 13]
+
+
+def test_results_may_come_in_parts_but_must_be_complete():
+    _, feed = make([range(4)], mode="inference")
+    feed.next_batch(4)
+    feed.batch_results([1, 2])
+    feed.batch_results(iter([3]))
+    with pytest.raises(ResultCountError, match="worker:1 returned 3 results for 4 rows"):
+        feed.next_batch(4)
+
+
+def test_input_mapping_orders_tensors_by_column_name():
+    rows = [(i, float(i)) for i in range(3)]  # as df.select(sorted(["features", "label"])) gives
+    _, feed = make([rows], input_mapping={"label": "y", "features": "x"})
+    batch = feed.next_batch(10)
+    assert batch == {"x": [0, 1, 2], "y": [0.0, 1.0, 2.0]}
+    assert isinstance(batch, dict)
+    assert list(batch) == ["x", "y"]
+    assert feed.next_batch(10) == {"x": [], "y": []}
+
+
+NAMED = row_class(("label", "features", "other"))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [NAMED((i, [i, i], "z")) for i in range(3)],
+        [{"label": i, "features": [i, i], "other": "z"} for i in range(3)],
+        [([i, i], i) for i in range(3)],
+    ],
+    ids=["Row", "dict", "tuple"],
+)
+def test_input_mapping_takes_named_columns_by_name_and_others_by_position(rows):
+    _, feed = make([rows], input_mapping={"features": "x", "label": "y"})
+    assert feed.next_batch(9) == {"x": [[0, 0], [1, 1], [2, 2]], "y": [0, 1, 2]}
+
+
+def test_input_mapping_of_flat_lists_is_by_position():
+    _, feed = make([[[1, 2, 3], [4, 5, 6]]], input_mapping={"b": "B", "a": "A", "c": "C"})
+    assert feed.next_batch(9) == {"A": [1, 4], "B": [2, 5], "C": [3, 6]}
+
+
+def test_input_mapping_of_nested_rows():
+    rows = [((1, 2), "t"), ((3, 4), "u")]
+    _, feed = make([rows], input_mapping={"a": "pair", "b": "text"})
+    assert feed.next_batch(9) == {"pair": [(1, 2), (3, 4)], "text": ["t", "u"]}
+
+
+def test_input_mapping_that_does_not_fit_says_both_numbers():
+    _, feed = make([[(1, 2, 3)]], input_mapping={"a": "A", "b": "B"})
+    with pytest.raises(SchemaError, match=r"names 2 columns \['a', 'b'\], a row has 3 values"):
+        feed.next_batch(9)
+
+
+def test_terminate_counts_the_rest_as_dropped():
+    channel, feed = make([range(10)])
+    assert feed.next_batch(3) == [0, 1, 2]
+    feed.terminate()
+    assert feed.should_stop()
+    assert feed.next_batch(3) == []
+    stats = channel.stats("input")
+    assert (stats.fed_rows, stats.taken_rows, stats.dropped_rows) == (10, 3, 7)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "32", True])
+def test_batch_size_must_be_a_positive_int(size):
+    _, feed = make([[1]])
+    with pytest.raises(SettingsError, match="batch_size must be an int >= 1, got"):
+        feed.next_batch(size)
+
+
+def test_a_trainer_that_failed_releases_a_consumer_in_another_thread():
+    channel = FeedChannel(CONFIG, worker="worker:1")
+    channel.fail("boom")
+    with pytest.raises(FeedError, match="boom"):
+        DataFeed(channel).next_batch(1)
