@@ -4,7 +4,8 @@
 #                    installs a headless one as root with apt, else stops with the one command to run.
 # tfos_spark DIR     sets and exports SPARK_HOME to DIR/spark, links to pip's pyspark: local-cluster executors
 #                    make their work directories under $SPARK_HOME/work, which must not be inside the
-#                    installed package. Spark's own log goes to WARN.
+#                    installed package.
+# tfos_quiet DIR     keeps Spark's own log to warnings and its temporary files in DIR.
 
 tfos_java_major() {
   "$1/bin/java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1
@@ -41,10 +42,15 @@ tfos_spark() {
   local installed entry
   installed=$("$PY" -c 'import pathlib, pyspark; print(pathlib.Path(pyspark.__file__).parent)') ||
     tfos_fail "pyspark is not installed in $TFOS_VENV; delete .venv and run again"
-  mkdir -p "$1/spark/work" "$1/conf" "$1/tmp"
+  mkdir -p "$1/spark/work"
   for entry in bin jars python sbin; do
     ln -sfn "$installed/$entry" "$1/spark/$entry"
   done
+  export SPARK_HOME="$1/spark"
+}
+
+tfos_quiet() {
+  mkdir -p "$1/conf" "$1/tmp"
   cat >"$1/conf/log4j2.properties" <<'LOG4J'
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = console
@@ -58,5 +64,5 @@ logger.native.level = error
 logger.utils.name = org.apache.spark.util.Utils
 logger.utils.level = error
 LOG4J
-  export SPARK_HOME="$1/spark" SPARK_CONF_DIR="$1/conf" SPARK_LOCAL_DIRS="$1/tmp"
+  export SPARK_CONF_DIR="$1/conf" SPARK_LOCAL_DIRS="$1/tmp"
 }

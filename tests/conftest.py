@@ -75,19 +75,14 @@ def writable_spark_home(
     if not starts_spark or "SPARK_HOME" in os.environ:
         return
     base = tmp_path_factory.mktemp("spark")
-    script = ". scripts/env.sh && . scripts/java.sh && PY=$1 && tfos_spark $2 && env -0"
-    result = subprocess.run(
+    script = '. scripts/env.sh && . scripts/java.sh && PY=$1 && tfos_spark "$2"'
+    subprocess.run(
         ["bash", "-c", script, "bash", sys.executable, str(base)],
-        capture_output=True,
-        text=True,
         check=True,
         cwd=Path(__file__).parent.parent,
         timeout=60,
     )
-    wanted = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_DIRS")
-    for name, _, value in (line.partition("=") for line in result.stdout.split("\0")):
-        if name in wanted:
-            os.environ[name] = value
+    os.environ["SPARK_HOME"] = str(base / "spark")
 
 
 @pytest.fixture(autouse=True)
