@@ -42,13 +42,16 @@ class _Stranger:
 
 
 class Doorkeeper:
-    """Accepts from all acceptors; hands a stream to `admit` once its peer has proved itself."""
+    """Accepts from all acceptors; hands a stream to `admit` once its peer has proved itself.
+
+    `admit` returns why it does not take the stream, or nothing.
+    """
 
     def __init__(
         self,
         acceptors: Sequence[Acceptor],
         new_handshake: Callable[[], ServerHandshake],
-        admit: Callable[[Stream, Session], bool],
+        admit: Callable[[Stream, Session], str],
         limits: Limits,
     ) -> None:
         self.accepted = 0
@@ -191,11 +194,10 @@ class Doorkeeper:
             self._refuse(stranger, str(handshake.refusal))
             return
         self._forget(stranger)
-        if not self._admit(stranger.stream, handshake.session):
+        refusal = self._admit(stranger.stream, handshake.session)
+        if refusal:
             self.refused += 1
-            self._refusals.say(
-                stranger.stream.peer_address, f"max_connections={self._limits.max_connections}"
-            )
+            self._refusals.say(stranger.stream.peer_address, refusal)
             stranger.stream.close()
 
     def _send(self, stream: Stream, data: bytes) -> None:

@@ -144,10 +144,12 @@ class FrameWriter:
 class Budget:
     """How long a peer may keep this side waiting while it moves a number of bytes.
 
-    Only waiting counts: the time a handler takes between reads is not the peer's.
+    `stall_timeout_s` without any byte, and that plus the time of `min_bytes_per_s` in all. Only
+    waiting counts: the time a handler takes between reads is not the peer's.
     """
 
     def __init__(self, limits: Limits, num_bytes: int, what: str) -> None:
+        self._stall_s = limits.stall_timeout_s
         self._left_s = limits.stall_timeout_s + num_bytes / limits.min_bytes_per_s
         self._what = what
 
@@ -158,7 +160,8 @@ class Budget:
             DeadlineExceeded: the budget is used up.
         """
         began = time.monotonic()
-        ready = stream.wait(read=read, write=write, timeout_s=self._left_s)
+        timeout_s = min(self._stall_s, self._left_s)
+        ready = stream.wait(read=read, write=write, timeout_s=timeout_s)
         self._left_s -= time.monotonic() - began
         if not ready or self._left_s <= 0:
             raise DeadlineExceeded(

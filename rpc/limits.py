@@ -32,9 +32,9 @@ class Limits:
     max_connections: int = 4096
     """Authenticated connections of one listener; each costs a thread."""
     stall_timeout_s: float = 30.0
-    """How long a peer that began a frame may keep this side waiting, on top of the next."""
+    """How long a peer that began a frame may move no byte of it."""
     min_bytes_per_s: int = 64 * _KiB
-    """Slowest payload that is still served; a drip below it is cut."""
+    """Slowest payload that is served, after a first `stall_timeout_s`; a drip is cut."""
     send_buffer_bytes: int | None = None
     """Kernel's send buffer of a socket; None lets the kernel grow it as needed: fastest."""
     receive_buffer_bytes: int | None = None

@@ -173,22 +173,23 @@ class Listener:
                     "handler for %s still runs %.1f s after close", connection.peer, timeout_s
                 )
 
-    def _admit(self, stream: Stream, session: Session) -> bool:
+    def _admit(self, stream: Stream, session: Session) -> str:
         connection = ServedConnection(stream, session, self._handler, self._limits)
         thread = threading.Thread(
             target=self._serve, args=(connection,), name=f"rpc-{session.peer}", daemon=True
         )
         with self._lock:
-            if self._closed or len(self._served) >= self._limits.max_connections:
-                return False
+            if self._closed:
+                return "this listener is closing"
+            if len(self._served) >= self._limits.max_connections:
+                return f"max_connections={self._limits.max_connections} are served"
             self._served[connection] = thread
             try:
                 thread.start()
-            except RuntimeError:
-                # The system has no thread left; the peer sees a closed connection and comes again.
+            except RuntimeError as error:
                 del self._served[connection]
-                return False
-        return True
+                return str(error)
+        return ""
 
     def _serve(self, connection: ServedConnection) -> None:
         try:

@@ -78,7 +78,6 @@ class ServedConnection:
             if not call.answered:
                 raise RuntimeError("the handler returned without an answer")
         except Exception as error:  # noqa: BLE001 - a handler's failure is the client's answer
-            self.errors += 1
             self._answer_failure(call, error)
         if self._channel.broken is not None:
             raise self._channel.broken
@@ -87,6 +86,7 @@ class ServedConnection:
     def _answer_failure(self, call: Call, error: Exception) -> None:
         if self._channel.broken is not None:
             return
+        self.errors += 1
         code = _code(error)
         if call.answered:
             _log.error("handler failed after its answer to %s", self.peer, exc_info=error)
