@@ -1,0 +1,311 @@
+"""Connections cut anywhere: every push is applied once, every request may be sent again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ps import serving
+from ps.client import PSClient
+from ps.errors import RequestTimeout
+from ps.params import Adam, Hyper, Manifest
+from rpc.handshake import Role
+from tests.cutting_proxy import CuttingProxy, Direction
+from tests.ps_bed import (
+    ADD,
+    Cluster,
+    cluster,
+    filled,
+    make_manifest,
+    random_arrays,
+    run_all,
+    succeeded,
+)
+
+HYPER = Hyper(0.1)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read and answer bucket by bucket, so that small pushes are cut half applied."""
+    monkeypatch.setattr(serving, "READ_BYTES", 512)
+    monkeypatch.setattr(serving, "SEND_BYTES", 1024)
+
+
+class ProxiedCluster:
+    """One TCP server behind a cutting proxy; `direct` clients go around it."""
+
+    def __init__(self, bed: Cluster) -> None:
+        self.bed = bed
+        self.proxies = [CuttingProxy(endpoint) for endpoint in bed.endpoints]
+        self.proxy = self.proxies[0]
+
+    def client(self, rank: int = 0, **settings: Any) -> PSClient:
+        endpoints = [proxy.endpoint for proxy in self.proxies]
+        return self.bed.client(rank, endpoints=endpoints, **settings)
+
+    def workers(self, manifest: Manifest) -> list[PSClient]:
+        """Attached clients with open connections through the proxy."""
+        self.bed.client().seed(manifest, filled(manifest))
+        clients = [self.client(rank) for rank in range(self.bed.num_workers)]
+        for client in clients:
+            client.attach()
+        return clients
+
+
+@pytest.fixture
+def proxied() -> Iterator[Callable[..., ProxiedCluster]]:
+    made: list[tuple[Any, ProxiedCluster]] = []
+
+    def make(**settings: Any) -> ProxiedCluster:
+        manager = cluster("tcp", **settings)
+        made.append((manager, ProxiedCluster(manager.__enter__())))
+        return made[-1][1]
+
+    yield make
+    for manager, parts in made:
+        for client in parts.bed.clients:
+            client.close()
+        for proxy in parts.proxies:
+            proxy.close()
+        manager.__exit__(None, None, None)
+
+
+def offsets(total_bytes: int, count: int) -> list[int]:
+    """The first and last bytes and evenly spread ones between."""
+    spread = {round(i * total_bytes / count) for i in range(count)}
+    return sorted(spread | {0, 1, 47, 48, 49, total_bytes - 1})
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F28")
+@pytest.mark.parametrize("with_pull", [False, True])
+def test_a_push_cut_at_any_offset_is_applied_once(proxied, with_pull: bool):
+    parts = proxied()
+    manifest = make_manifest(1000, rule=ADD, bucket_bytes=512)
+    (client,) = parts.workers(manifest)
+    ones, into = filled(manifest, 1.0), filled(manifest)
+    cuts = offsets(4000, 40)
+    for number, offset in enumerate(cuts, 1):
+        (cut,) = parts.proxy.plan(("up", offset))
+        if with_pull:
+            client.push_pull(ones, into, hyper=HYPER, rows=1)
+            assert set(into["trainable"]) == {number}, f"cut after {offset} bytes"
+        else:
+            client.push(ones, hyper=HYPER, rows=1)
+        assert cut.fired.is_set()
+    assert set(parts.bed.pulled(client)["trainable"]) == {len(cuts)}
+    assert client.stats()[0].workers[0].pushes == len(cuts)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F24")
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_a_reply_lost_at_any_offset_repeats_nothing(proxied, consistency: str):
+    parts = proxied()
+    manifest = make_manifest(1000, rule=ADD, consistency=consistency)
+    (client,) = parts.workers(manifest)
+    ones, into = filled(manifest, 1.0), filled(manifest)
+    cuts = offsets(4000, 30)
+    for number, offset in enumerate(cuts, 1):
+        (cut,) = parts.proxy.plan(("down", offset))
+        ack = client.push_pull(ones, into, hyper=HYPER, rows=1)
+        assert (ack.clock, ack.applied) == (number, True)
+        assert set(into["trainable"]) == {number}
+        assert cut.fired.is_set()
+    stats = client.stats()[0].workers[0]
+    assert stats.pushes == len(cuts)
+    # async answers while it applies: an early cut leaves a half applied push, which is resumed.
+    assert stats.repeated == len(cuts) if consistency == "sync" else 0 < stats.repeated < len(cuts)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F27")
+def test_a_push_cut_again_and_again_is_applied_once(proxied):
+    parts = proxied(num_servers=2)
+    manifest = make_manifest(4000, rule=ADD)
+    (client,) = parts.workers(manifest)
+    for number in range(1, 6):
+        plan: list[tuple[Direction, int]] = [
+            ("up", 3000), ("up", 100), ("down", 10), ("up", 7000), ("down", 0),
+        ]  # fmt: skip
+        armed = [cut for proxy in parts.proxies for cut in proxy.plan(*plan)]
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        assert sum(cut.fired.is_set() for cut in armed) >= 8
+        assert set(parts.bed.pulled(client)["trainable"]) == {number}
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F27")
+@pytest.mark.parametrize("seed", range(4))
+def test_many_workers_over_a_bad_network_count_exactly(proxied, seed: int):
+    parts = proxied(num_servers=2, num_workers=4)
+    manifest = make_manifest(3000, rule=ADD)
+    clients = parts.workers(manifest)
+    choose = random.Random(seed)
+    armed = []
+    for proxy in parts.proxies:
+        plan = [(choose.choice(("up", "down")), choose.randrange(30_000)) for _ in range(25)]
+        armed += proxy.plan(*plan)
+
+    def work(client: PSClient) -> None:
+        into = filled(manifest)
+        for _ in range(20):
+            client.push_pull(filled(manifest, 1.0), into, hyper=HYPER, rows=2)
+
+    succeeded(run_all(*(partial(work, client) for client in clients), timeout_s=60))
+    fired = sum(cut.fired.is_set() for cut in armed)
+    assert fired >= 10, f"seed {seed}: only {fired} cuts fired"
+    assert set(parts.bed.pulled(clients[0])["trainable"]) == {80.0}
+    for stats in clients[0].stats():
+        assert [(w.pushes, w.rows) for w in stats.workers] == [(20, 40)] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F28")
+def test_sync_with_cut_connections_equals_sync_without(proxied):
+    manifest = make_manifest(1000, rule=Adam(), consistency="sync", statistics=8)
+
+    def train(clients: list[PSClient], before_step: Callable[[int], None]) -> dict:
+        into = [filled(manifest) for _ in clients]
+        for step in range(12):
+            before_step(step)
+            works = [
+                partial(
+                    client.push_pull,
+                    random_arrays(manifest, 2 * step + rank),
+                    into[rank],
+                    hyper=HYPER,
+                    rows=8 + rank,
+                )
+                for rank, client in enumerate(clients)
+            ]
+            assert [ack.clock for ack in succeeded(run_all(*works))] == [step + 1] * 2
+        assert all(np.array_equal(into[0][name], into[1][name]) for name in into[0])
+        return into[0]
+
+    with cluster("tcp", num_workers=2) as bed:
+        expected = train(bed.workers(manifest, filled(manifest)), lambda _: None)
+    parts = proxied(num_workers=2)
+    armed = []
+
+    def arm(step: int) -> None:
+        direction: Direction = "up" if step % 2 else "down"
+        armed.extend(parts.proxy.plan((direction, 350 * step)))
+
+    got = train(parts.workers(manifest), arm)
+    assert all(cut.fired.is_set() for cut in armed)
+    assert all(np.array_equal(got[name], expected[name]) for name in got)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F23")
+def test_a_network_that_never_heals_ends_in_a_typed_timeout(proxied):
+    parts = proxied()
+    manifest = make_manifest(1000, rule=ADD)
+    parts.bed.client().seed(manifest, filled(manifest))
+    client = parts.client(timeout_s=1.0)
+    client.attach()
+    parts.proxy.plan(*[("up", 400)] * 1000)
+    with pytest.raises(RequestTimeout, match=r"ps:0 at 127\.0\.0\.1:\d+"):
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+
+Operation = Callable[[ProxiedCluster, PSClient, Manifest, Path], Any]
+
+
+def one(manifest: Manifest) -> dict:
+    return filled(manifest, 1.0)
+
+
+OPERATIONS: dict[str, tuple[Operation, Callable[[ProxiedCluster, Any], bool]]] = {
+    "describe": (lambda p, c, m, d: c.describe(), lambda p, r: r[0].phase == "SERVING"),
+    "seed": (lambda p, c, m, d: c.seed(m, one(m)), lambda p, r: value(p) == 0.0),
+    "attach": (lambda p, c, m, d: c.attach(), lambda p, r: isinstance(r, Manifest)),
+    "pull": (lambda p, c, m, d: c.pull(filled(m)), lambda p, r: r.clock == 0),
+    "push": (lambda p, c, m, d: c.push(one(m), hyper=HYPER, rows=1), lambda p, r: value(p) == 1.0),
+    "push_pull": (
+        lambda p, c, m, d: c.push_pull(one(m), filled(m), hyper=HYPER, rows=1),
+        lambda p, r: value(p) == 1.0 and r.clock == 1,
+    ),
+    "push_null": (lambda p, c, m, d: c.push_null(), lambda p, r: r.clock == 0),
+    "assign": (lambda p, c, m, d: c.assign(one(m)), lambda p, r: value(p) == 1.0),
+    "join": (lambda p, c, m, d: c.join(), lambda p, r: r.clock == 0),
+    "leave": (lambda p, c, m, d: c.leave(), lambda p, r: r.clock == 0),
+    "finish": (lambda p, c, m, d: c.finish(), lambda p, r: r is None),
+    "rendezvous": (
+        lambda p, c, m, d: c.rendezvous("k", b"v", timeout_s=10),
+        lambda p, r: r == {0: b"v"},
+    ),
+    "save": (lambda p, c, m, d: c.save(d, 5), lambda p, r: r.name == "step-5"),
+    "stats": (lambda p, c, m, d: c.stats(), lambda p, r: r[0].clock == 0),
+}
+KINDS: dict[str, tuple[Direction, int]] = {
+    "request lost": ("up", 0),
+    "in flight": ("up", 50),
+    "response lost": ("down", 0),
+}
+
+
+def value(parts: ProxiedCluster) -> float:
+    client = parts.bed.client()
+    client.attach()
+    return float(parts.bed.pulled(client)["trainable"][0])
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F26")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_request_may_be_lost_and_sent_again(proxied, name: str, kind: str, tmp_path: Path):
+    parts = proxied()
+    manifest = make_manifest(100, rule=ADD)
+    (client,) = parts.workers(manifest)
+    operation, holds = OPERATIONS[name]
+    (cut,) = parts.proxy.plan(KINDS[kind])
+    result = operation(parts, client, manifest, tmp_path)
+    assert cut.fired.is_set()
+    assert holds(parts, result)
+    if name not in ("finish", "leave"):
+        before = value(parts)
+        assert client.push(one(manifest), hyper=HYPER, rows=1).applied
+        assert value(parts) == before + 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F26")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["fence", "worker_lost", "stop_servers"])
+def test_every_order_of_the_driver_may_be_lost_and_sent_again(proxied, name: str, kind: str):
+    parts = proxied()
+    parts.workers(make_manifest(100))
+    driver = parts.client(role=Role.DRIVER)
+    driver.describe()
+    arguments = {"fence": (0, 3), "worker_lost": (0,), "stop_servers": ("enough",)}
+    (cut,) = parts.proxy.plan(KINDS[kind])
+    getattr(driver, name)(*arguments[name])
+    assert cut.fired.is_set()
+    assert driver.describe()[0].phase == ("DRAINING" if name == "stop_servers" else "SERVING")
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F26")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restore_may_be_lost_and_sent_again(proxied, kind: str, tmp_path: Path):
+    manifest = make_manifest(100, rule=ADD)
+    with cluster("inproc") as bed:
+        (client,) = bed.workers(manifest, one(manifest))
+        client.save(tmp_path, 5)
+    parts = proxied()
+    client = parts.client()
+    client.describe()
+    (cut,) = parts.proxy.plan(KINDS[kind])
+    assert client.restore(tmp_path) == 5
+    assert cut.fired.is_set()
+    assert value(parts) == 1.0
