@@ -71,29 +71,18 @@ class Exchange:
         self._writer = writer
         self._frame: Frame | None = None
         self._frame_left = 0
-        self._send_error: PeerGone | None = None
-        self._final: Frame | None = None
-        writer.queue(Kind.REQUEST, request_id, request.meta, views)
-
-    @property
-    def sending(self) -> bool:
+        self.sending = True
         """Whether request bytes are left."""
-        return self._writer.pending and self._send_error is None
-
-    @property
-    def receiving(self) -> bool:
+        self.receiving = True
         """Whether reply bytes are awaited."""
-        return self._final is None
-
-    @property
-    def connection_broken(self) -> bool:
-        """Whether the reply came, but the peer closed before it took the whole request."""
-        return self._send_error is not None
+        self.connection_broken = False
+        """Whether the peer closed before it took the whole request; its reply may still come."""
+        writer.queue(Kind.REQUEST, request_id, request.meta, views)
 
     @property
     def done(self) -> bool:
         """Whether the request is sent and the reply complete."""
-        return self._final is not None and not self.sending
+        return not (self.sending or self.receiving)
 
     def advance(self) -> bool:
         """Move what can be moved; True if now it has to wait or is done, False if its turn is over.
@@ -108,7 +97,7 @@ class Exchange:
             if sent and not self.sending and self._frame is None and not self._reader.mid_frame:
                 return True
             received = self.receiving and self._receive()
-            if self.done or not (sent or received):
+            if not (sent or received) or not (self.sending or self.receiving):
                 return True
         return False
 
@@ -119,8 +108,8 @@ class Exchange:
             RemoteError: the handler refused.
             ProtocolError: the reply does not fill `into`.
         """
-        final = self._final
-        if final is None:
+        final = self._frame
+        if final is None or self.receiving:
             raise ProtocolError("the reply is not complete")
         if final.kind == Kind.ERROR:
             raise decode_error(final.meta)
@@ -134,11 +123,14 @@ class Exchange:
 
     def _send(self) -> bool:
         try:
-            return self._writer.send_some()
-        except PeerGone as error:
+            sent = self._writer.send_some()
+        except PeerGone:
             # The reason for the end may stand in a reply that is still to be read.
-            self._send_error = error
+            self.connection_broken = True
+            self.sending = False
             return True
+        self.sending = self._writer.pending
+        return sent
 
     def _receive(self) -> bool:
         if self._frame_left == 0:
@@ -155,7 +147,7 @@ class Exchange:
         if self._frame_left == 0 and self._frame is not None and not self._frame.more:
             if self._frame.kind == Kind.REPLY:
                 self._sink.check_full()
-            self._final = self._frame
+            self.receiving = False
         return True
 
     def _begin_frame(self, frame: Frame) -> None:

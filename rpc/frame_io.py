@@ -9,6 +9,7 @@ Threads: one thread at a time.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -47,21 +48,32 @@ class FrameReader:
     def next_frame(self) -> Frame | None:
         """Return the next frame without its payload; None if more bytes must arrive first."""
         while True:
-            staged = self._staging[self._start : self._end]
-            needed = HEADER_BYTES
-            if len(staged) >= HEADER_BYTES:
-                needed += self._opener.meta_bytes(staged)
-                if len(staged) >= needed:
-                    self._start += needed
-                    return self._opener.open(
-                        bytes(staged[:HEADER_BYTES]), bytes(staged[HEADER_BYTES:needed])
-                    )
+            frame = self._staged_frame()
+            if frame is not None or not self.receive_some():
+                return frame
+
+    def receive_some(self) -> bool:
+        """Receive once for headers and metas; False if it would block."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        count = self._stream.recv_into(self._staging[self._end :])
+        if count is None:
+            return False
+        self._end += count
+        self.received_bytes += count
+        return True
+
+    def _staged_frame(self) -> Frame | None:
+        staged = self._staging[self._start : self._end]
+        if len(staged) < HEADER_BYTES:
+            self._make_room(HEADER_BYTES)
+            return None
+        needed = HEADER_BYTES + self._opener.meta_bytes(staged)
+        if len(staged) < needed:
             self._make_room(needed)
-            count = self._stream.recv_into(self._staging[self._end :])
-            if count is None:
-                return None
-            self._end += count
-            self.received_bytes += count
+            return None
+        self._start += needed
+        return self._opener.open(bytes(staged[:HEADER_BYTES]), bytes(staged[HEADER_BYTES:needed]))
 
     def read_payload(self, view: memoryview) -> int | None:
         """Put payload into a view that is neither empty nor longer than what is left of it."""
@@ -78,8 +90,6 @@ class FrameReader:
 
     def _make_room(self, needed: int) -> None:
         staged = self._end - self._start
-        if staged == 0:
-            self._start = self._end = 0
         if self._start + needed <= len(self._staging) and self._end < len(self._staging):
             return
         kept = bytes(self._staging[self._start : self._end])
@@ -94,15 +104,12 @@ class FrameWriter:
 
     def __init__(self, stream: Stream, sealer: Sealer) -> None:
         self.sent_bytes = 0
+        self.pending = False
+        """Whether bytes are left to send."""
         self._stream = stream
         self._sealer = sealer
         self._views: list[memoryview] = []
         self._at = 0
-
-    @property
-    def pending(self) -> bool:
-        """Whether bytes are left to send."""
-        return self._at < len(self._views)
 
     def queue(
         self,
@@ -114,30 +121,30 @@ class FrameWriter:
         more: bool = False,
     ) -> None:
         """Append one frame; its payload must stay unchanged until it is sent."""
-        if not self.pending:
-            self._views.clear()
-            self._at = 0
-        payload_bytes = sum(len(view) for view in payload)
+        payload_bytes = sum(map(len, payload))
         head = self._sealer.seal(kind, request_id, meta, payload_bytes, more=more)
         self._views.append(memoryview(head))
         self._views.extend(payload)
+        self.pending = True
 
     def send_some(self) -> bool:
         """Make one attempt to send what is pending; False if it would block."""
-        sent = self._stream.sendmsg(self._views[self._at : self._at + IOV_MAX])
+        views = self._views
+        sent = self._stream.sendmsg(views[self._at : self._at + IOV_MAX])
         if sent is None:
             return False
         self.sent_bytes += sent
         while sent:
-            view = self._views[self._at]
+            view = views[self._at]
             if sent < len(view):
-                self._views[self._at] = view[sent:]
-                break
+                views[self._at] = view[sent:]
+                return True
             sent -= len(view)
             self._at += 1
-        if not self.pending:
-            self._views.clear()
+        if self._at == len(views):
+            views.clear()
             self._at = 0
+            self.pending = False
         return True
 
 
@@ -180,23 +187,24 @@ class FrameChannel:
         self.broken: RpcError | None = None
         """Why this connection cannot go on; a handler may have swallowed the exception."""
         self._limits = limits
-        self._payload_budget = Budget(limits, 0, "the payload of a request")
+        self._payload_bytes = 0
+        self._payload_budget: Budget | None = None
 
     def receive_frame(self) -> Frame:
         """Return the next frame; waits for ever for its first byte, not for the others."""
         budget: Budget | None = None
         while True:
-            frame = self.reader.next_frame()
-            if frame is not None:
-                self._payload_budget = Budget(
-                    self._limits, frame.payload_bytes, "the payload of a request"
-                )
-                return frame
             if self.reader.mid_frame:
+                frame = self.reader.next_frame()
+                if frame is not None:
+                    self._payload_bytes, self._payload_budget = frame.payload_bytes, None
+                    return frame
                 budget = budget or Budget(self._limits, 0, "the rest of a frame's header")
                 budget.wait(self.stream, read=True, write=False)
             else:
-                self.stream.wait(read=True, write=False, timeout_s=float("inf"))
+                # Between calls the next one is rarely there already: poll first.
+                self.stream.wait(read=True, write=False, timeout_s=math.inf)
+            self.reader.receive_some()
 
     def read_into(self, view: memoryview) -> None:
         """Fill the view with payload of the current frame."""
@@ -205,12 +213,18 @@ class FrameChannel:
             while at < len(view):
                 count = self.reader.read_payload(view[at:] if at else view)
                 if count is None:
-                    self._payload_budget.wait(self.stream, read=True, write=False)
+                    self._wait_for_payload()
                 else:
                     at += count
         except RpcError as error:
             self.broken = error
             raise
+
+    def _wait_for_payload(self) -> None:
+        if self._payload_budget is None:
+            what = "the payload of a request"
+            self._payload_budget = Budget(self._limits, self._payload_bytes, what)
+        self._payload_budget.wait(self.stream, read=True, write=False)
 
     def discard(self, num_bytes: int) -> None:
         """Read and drop payload of the current frame."""
