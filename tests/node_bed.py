@@ -237,6 +237,13 @@ class NodeBed:
             return values[0]
 
 
+def wait_forever(args: Any, ctx: Any) -> None:
+    """Be a main_fun that reads its feed to the end."""
+    feed = ctx.get_data_feed()
+    while not feed.should_stop():
+        feed.next_batch(1)
+
+
 def pickle_by_value(main_fun: Callable[[Any, Any], Any], args: Any) -> bytes:
     """Pickle as for a user's script: the test's module is unknown to the worker."""
     module = inspect.getmodule(main_fun)

@@ -34,7 +34,7 @@ class FakeExecutor:
         pickled = bed.temp / "task.pickle"
         pickled.write_bytes(pickle.dumps((bed.task(hold_slot=hold_slot), bundle)))
         # The stand-in itself carries no mark: it outlives its nodes, as an executor does.
-        shell = f'{MARKER}={bed.mark} {sys.executable} -c "$TASK" {pickled} & echo $!; read END'
+        shell = f'{MARKER}={bed.mark} {sys.executable} -P -c "$TASK" {pickled} & echo $!; read END'
         options = ["--executor-id", "7", "--hostname", "127.0.0.1"]
         unmarked = {name: value for name, value in os.environ.items() if name != MARKER}
         self.jvm = subprocess.Popen(

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import signal
 import time
 
 import pytest
 
-from tests.fault.node_places import DriverLine, FakeExecutor
-from tests.node_bed import NodeBed, exited, send_signal
+from tests.node_bed import NodeBed, exited, send_signal, wait_forever
+from tests.spark.marked_processes import wait_gone
 from tfos.control import messages
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def executors(bed):
-    """Make stand-ins for executors that end with the test."""
-    with contextlib.ExitStack() as stack:
-
-        def make(bundle, **options):
-            executor = FakeExecutor(bed, bundle, **options)
-            stack.callback(executor.close)
-            return executor
-
-        yield make
-
-
-@pytest.fixture
-def line(bed):
-    driver_line = DriverLine(bed.control.port)
-    yield driver_line
-    driver_line.close()
-
-
-def wait_forever(args, ctx):
-    ctx.get_data_feed().next_batch(1)
 
 
 @pytest.mark.fault("F03")
@@ -97,7 +72,7 @@ def kill_itself(args, ctx):
         (abort, None, signal.SIGABRT, "worker:0 killed by SIGABRT"),
         (kill_itself, None, signal.SIGKILL, "worker:0 killed by SIGKILL"),
         (exit_at_once, 3, None, "worker:0 ended with exit code 3"),
-        (exit_at_once, 0, None, "worker:0 ended with exit code 0 before main_fun returned"),
+        (exit_at_once, 0, None, "worker:0 ended with exit code 0 before its work was done"),
     ],
     ids=["segfault", "abort", "kill", "exit 3", "exit 0"],
 )
@@ -333,4 +308,35 @@ def test_a_supervisor_told_to_terminate_takes_everything_with_it(bed: NodeBed):
     bed.start(bed.bundle("ps:0"))
     bed.event("ps:0", messages.Listening)
     send_signal(bed.registered("ps:0").pid, signal.SIGTERM)
+    bed.assert_nothing_left()
+
+
+def test_no_process_outlives_its_supervisor(bed):
+    run = bed.start(bed.bundle("worker:0", wait_forever))
+    bed.release("worker:0")
+    child = bed.child_pid("worker:0")
+    send_signal(bed.registered("worker:0").pid, signal.SIGKILL)
+    assert run.wait().outcome == "lost"
+    assert wait_gone(bed.mark, 10) == {}
+    assert child > 0
+
+
+def test_a_worker_without_feeds_frees_its_memory_and_its_node_stays(bed):
+    run = bed.start(bed.bundle("worker:0", lambda args, ctx: None, feeds=()))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    beat = bed.heartbeat("worker:0", lambda beat: beat.phase == "done" and beat.child_pid == 0)
+    bed.heartbeat("worker:0", lambda later: later.seq > beat.seq)
+    assert run.is_running
+    bed.order("worker:0", messages.Stop("over"))
+    assert run.wait().reason == "over"
+    bed.assert_nothing_left()
+
+
+def test_a_module_of_the_working_directory_does_not_shadow_pythons_own(bed, executors):
+    (bed.temp / "work").mkdir()
+    (bed.temp / "work" / "json.py").write_text("raise SystemExit('wrong json')")
+    executors(bed.bundle("ps:0"))
+    bed.event("ps:0", messages.Listening)
+    bed.order("ps:0", messages.Stop("over"))
     bed.assert_nothing_left()

@@ -3,9 +3,13 @@
 import json
 import os
 import sys
+import urllib.request
+from pathlib import Path
 
 import pytest
 
+from feeding.config import FeedConfig
+from feeding.feed_task import FeedTarget, FeedTask
 from tfos.control import messages
 
 pytestmark = pytest.mark.slow
@@ -54,4 +58,146 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
     assert run.is_running, "the worker still takes rows that nobody reads"
     bed.order("worker:0", messages.Stop("over", 5.0))
     run.wait()
+    bed.assert_nothing_left()
+
+
+def test_tensorboard_runs_beside_the_chief_and_ends_with_it(bed, tmp_path):
+    log_dir = str(tmp_path / "events")
+    bundle = bed.bundle("worker:0", lambda args, ctx: None, tensorboard=True, log_dir=log_dir)
+    bed.start(bundle)
+    url = bed.event("worker:0", messages.TensorBoardUp).url
+    assert url.startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(url, timeout=10) as page:
+        assert b"TensorBoard" in page.read()
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    bed.order("worker:0", messages.Stop("over"))
+    bed.assert_nothing_left()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def feed(bed, entry, epoch, rows, name="input"):
+    """Feed rows to one worker as a Spark task would."""
+    target = FeedTarget(worker=entry.rank, name=entry.node.name, endpoint=entry.endpoint)
+    task = FeedTask(
+        targets=(target,),
+        credentials=bed.credentials,
+        epoch=epoch,
+        config=FeedConfig(),
+        feed=name,
+    )
+    (report,) = task(0, rows)
+    return report
+
+
+def test_rows_reach_main_fun_and_epochs_end_in_order(bed):
+    def sum_epochs(args, ctx):
+        import sys
+
+        data = ctx.get_data_feed()
+        total = 0
+        while not data.should_stop():
+            total += sum(data.next_batch(7))
+        sys.stdout.write(f"total {total}\n")
+
+    run = bed.start(bed.bundle("worker:0", sum_epochs))
+    (entry,) = bed.release("worker:0")
+    for epoch in range(2):
+        assert feed(bed, entry, epoch, range(100)).rows == 100
+        bed.order("worker:0", messages.Flush("input", epoch))
+        reached = bed.event(
+            "worker:0", messages.FlushReached, lambda event, epoch=epoch: event.epoch == epoch
+        )
+        assert (reached.feed, reached.stats.taken_rows) == ("input", 100 * (epoch + 1))
+    bed.order("worker:0", messages.FinishFeed("input"))
+    bed.event("worker:0", messages.Done)
+    assert bed.log_line("total") == f"total {2 * sum(range(100))}"
+    bed.order("worker:0", messages.Stop("over"))
+    run.wait()
+    bed.assert_nothing_left()
+
+
+def test_rows_after_main_fun_are_counted_as_dropped(bed):
+    run = bed.start(bed.bundle("worker:0", lambda args, ctx: None))
+    (entry,) = bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    report = feed(bed, entry, 0, range(50))
+    assert (report.rows, report.dropped_rows) == (50, 50)
+    bed.order("worker:0", messages.Stop("over"))
+    run.wait()
+    bed.assert_nothing_left()
+
+
+def test_a_worker_trains_against_the_parameter_server_of_another_node(bed):
+    def descend(args, ctx):
+        import sys
+
+        import numpy as np
+
+        from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec
+
+        manifest = Manifest(
+            groups=(GroupSpec("trainable", "float32", SGD(), (ParamSpec("w", (4,)),)),)
+        )
+        client = ctx.ps_client()
+        client.seed(manifest, {"trainable": np.zeros(4, np.float32)})
+        client.attach(timeout_s=10)
+        values = {"trainable": np.empty(4, np.float32)}
+        for _ in range(5):
+            gradient = {"trainable": np.ones(4, np.float32)}
+            client.push_pull(gradient, values, hyper=Hyper(0.5), rows=1)
+        sys.stdout.write(f"values {values['trainable'].tolist()}\n")
+
+    servers = bed.start(bed.bundle("ps:0"))
+    workers = bed.start(bed.bundle("worker:0", descend))
+    bed.release("ps:0", "worker:0")
+    assert bed.log_line("values") == "values [-2.5, -2.5, -2.5, -2.5]"
+    bed.event("worker:0", messages.Done)
+    beat = bed.heartbeat("ps:0", lambda beat: beat.progress.get("clock") == 5.0)
+    assert beat.progress["pushes"] == 5.0
+    for name in ("worker:0", "ps:0"):
+        bed.order(name, messages.Stop("over"))
+    assert {servers.wait().outcome, workers.wait().outcome} == {"ended"}
+    bed.assert_nothing_left()
+
+
+def test_list_arguments_become_argv_and_exit_zero_is_a_normal_end(bed):
+    def main_fun(args, ctx):
+        import sys
+
+        sys.stdout.write(f"argv {sys.argv} same {sys.argv == args}\n")
+        sys.exit(0)
+
+    run = bed.start(bed.bundle("worker:0", main_fun, ["prog", "--steps", "3"]))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    assert bed.log_line("argv") == "argv ['prog', '--steps', '3'] same True"
+    bed.order("worker:0", messages.Stop("over"))
+    run.wait()
+
+
+def test_a_tasks_slot_is_free_once_the_roster_is_complete(bed):
+    run = bed.start(bed.bundle("worker:0", lambda args, ctx: None), hold_slot=False)
+    bed.event("worker:0", messages.Listening)
+    assert run.is_running, "the next node would land on the same executor"
+    bed.release("worker:0")
+    assert run.wait().outcome == "released"
+    bed.order("worker:0", messages.Stop("over"))
+    bed.assert_nothing_left()
+
+
+def test_the_supervisor_and_the_server_stay_light(bed):
+    bed.start(bed.bundle("ps:0"))
+    bed.event("ps:0", messages.Listening)
+    supervisor = bed.registered("ps:0").pid
+    libraries = Path(f"/proc/{supervisor}/maps").read_text()
+    assert "grpc" in libraries
+    for heavy in ("numpy", "numba", "tensorflow", "pyspark"):
+        assert heavy not in libraries
+    server = Path(f"/proc/{bed.child_pid('ps:0')}/maps").read_text()
+    assert "numpy" in server
+    for forbidden in ("tensorflow", "grpc"):
+        assert forbidden not in server
+    bed.order("ps:0", messages.Stop("over"))
     bed.assert_nothing_left()

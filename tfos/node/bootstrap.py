@@ -12,7 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+
+_SECRET_VARIABLES = frozenset(
+    {"PYTHON_WORKER_FACTORY_SECRET", "PYSPARK_GATEWAY_SECRET", "_SPARK_AUTH_SECRET"}
+)
 
 PROGRAM = """\
 import faulthandler, json, os, sys
@@ -63,3 +68,19 @@ def document_fd(
         document.write(body)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def command(document: int, title: str) -> list[str]:
+    """Return the command line that runs PROGRAM on this document.
+
+    Args:
+        document: as `document_fd` returned it; the new process must inherit it.
+        title: tells people what this process is in a list of processes.
+    """
+    # -P: no module of ours or of Python's is taken from the working directory by chance.
+    return [sys.executable, "-P", "-c", PROGRAM, str(document), title]
+
+
+def without_spark_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the keys of Spark's own sockets, which are its worker's."""
+    return {name: value for name, value in env.items() if name not in _SECRET_VARIABLES}

@@ -12,19 +12,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfos.node import bootstrap
 from tfos.node.link import FromChild, Link
+from tfos.node.spec import SupervisorSpec
 
 _READ_BYTES = 64 * 1024
-
-_SECRET_VARIABLES = frozenset(
-    {"PYTHON_WORKER_FACTORY_SECRET", "PYSPARK_GATEWAY_SECRET", "_SPARK_AUTH_SECRET"}
-)
-"""Keys of Spark's own sockets, for the PySpark worker alone; user code has no use for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +75,35 @@ class Child:
 def spawn(
     module: str,
     body: bytes,
+    spec: SupervisorSpec,
     *,
-    sys_path: Sequence[str],
     env: Mapping[str, str],
-    cwd: str,
+    title: str,
     link: tuple[socket.socket, socket.socket] | None = None,
 ) -> Child:
     """Start `module.main(body)` in a new process that dies with this one.
 
     Args:
-        module: as for bootstrap.document_fd, like `body` and `sys_path`.
+        module: as for bootstrap.document_fd.
         body: what `main` gets.
-        sys_path: the child's.
+        spec: has the child's `sys_path` and working directory.
         env: the child's whole environment.
-        cwd: its working directory.
+        title: shown in lists of processes.
         link: both ends of a socketpair; the child inherits the second under its own number.
     """
-    document = bootstrap.document_fd(module, body, sys_path=sys_path, parent_pid=os.getpid())
+    document = bootstrap.document_fd(module, body, sys_path=spec.sys_path, parent_pid=os.getpid())
     output_read, output_write = os.pipe()
     os.set_blocking(output_read, False)
     inherited = [document, *([link[1].fileno()] if link else [])]
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", bootstrap.PROGRAM, str(document)],
+            bootstrap.command(document, title),
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=output_write,
             stderr=output_write,
             env=dict(env),
-            cwd=cwd,
+            cwd=spec.executor.cwd,
         )
     except OSError:
         os.close(output_read)
@@ -134,7 +129,7 @@ def child_env(base: Mapping[str, str], *, threads: int, cores: int) -> dict[str,
             the task's cores.
         cores: of the task.
     """
-    env = {name: value for name, value in base.items() if name not in _SECRET_VARIABLES}
+    env = bootstrap.without_spark_secrets(base)
     inherited = env.get("OMP_NUM_THREADS", "")
     count = threads or (int(inherited) if inherited.isdigit() else 0) or max(1, cores)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):

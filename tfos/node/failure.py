@@ -10,13 +10,16 @@ import traceback
 from collections.abc import Sequence
 from types import TracebackType
 
+from tfos.node.children import Exit
+
 _FATAL = ("Fatal Python error:", "Current thread ", "Thread 0x")
 
 
-def describe_exit(exit_code: int | None, signal_number: int | None, *, oom_kills: int = 0) -> str:
-    """Say how a process ended, for a sentence that begins with the process's name."""
+def describe_exit(how: Exit, *, oom_kills: int = 0) -> str:
+    """Say how a process ended, for a sentence that begins with its name."""
+    signal_number = how.signal_number
     if signal_number is None:
-        return f"ended with exit code {exit_code}"
+        return f"ended with exit code {how.exit_code}"
     try:
         name = signal.Signals(signal_number).name
     except ValueError:

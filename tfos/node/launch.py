@@ -102,8 +102,9 @@ def launch(spec: SupervisorSpec) -> SupervisorHandle:
     inherited = [document, status_write, *([spec.jvm_pidfd] if spec.jvm_pidfd >= 0 else [])]
     try:
         between = subprocess.Popen(
-            [sys.executable, "-c", bootstrap.PROGRAM, str(document)],
+            bootstrap.command(document, f"tfos supervisor of {spec.bundle.name}"),
             pass_fds=inherited,
+            env=bootstrap.without_spark_secrets(os.environ),
             stdin=subprocess.DEVNULL,
             # Not ours: stdout of a PySpark worker is its daemon's channel to the JVM.
             stdout=subprocess.DEVNULL,

@@ -66,6 +66,7 @@ class NodeLog:
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
         self._file = path.open("ab", buffering=0)
+        self._splitter = LineSplitter()
         self._clock = clock
         self._allowance = float(BURST_LINES)
         self._last_s = clock()
@@ -79,11 +80,19 @@ class NodeLog:
         return self._file.fileno()
 
     def write(self, data: bytes) -> None:
-        """Append to the file; a full disk costs the file, never the node."""
+        """Append output of the child to the file, and queue the lines that it completes.
+
+        A full disk costs the file, never the node.
+        """
         try:
             self._file.write(data)
         except OSError as error:
             self.write_error = f"{self.path}: {error.strerror}"
+        self.add(self._splitter.feed(data))
+
+    def finish(self) -> None:
+        """Queue the last line of an ended child if it has no newline."""
+        self.add(self._splitter.finish())
 
     def add(self, lines: list[bytes]) -> None:
         """Queue lines for the driver as far as the rate allows, and remember the last ones.

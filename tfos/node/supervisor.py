@@ -28,7 +28,7 @@ from tfos.control.identity import TlsCredentials
 from tfos.node import children, failure, procs, tensorboard
 from tfos.node.errors import LinkError
 from tfos.node.link import FromChild, Progress, Raised
-from tfos.node.logs import LineSplitter, NodeLog
+from tfos.node.logs import NodeLog
 from tfos.node.loop import EventLoop
 from tfos.node.spec import ChildSpec, State, Status, SupervisorSpec
 from tfos.node.uplink import (
@@ -49,6 +49,7 @@ UNWANTED_GRACE_S = 2.0
 """Grace of a child whose driver does not want it any more."""
 RAISED_EXIT_S = 3.0
 """A child that raised may take this long to exit (its threads, its exit handlers)."""
+ROSTER_MARGIN_S = 30.0
 _TICK_S = 2.0
 _MAX_READS = 16
 """Reads of one ready pipe before the loop looks at anything else: a flood must not starve it."""
@@ -62,7 +63,6 @@ class Supervisor:
         self._node = messages.NodeId(spec.bundle.role, spec.bundle.index, spec.attempt)
         self._workspace = Workspace(spec.executor, self._node.name, spec.attempt, spec.cluster_id)
         self._log = NodeLog(self._workspace.log_path)
-        self._splitter = LineSplitter()
         self._loop = EventLoop()
         self._vitals = Vitals()
         self._env = children.child_env(
@@ -144,9 +144,9 @@ class Supervisor:
         return children.spawn(
             "tfos.node.server" if spec.bundle.role == "ps" else "tfos.node.worker",
             msgspec.msgpack.encode(body),
-            sys_path=spec.sys_path,
+            spec,
             env=self._env,
-            cwd=spec.executor.cwd,
+            title=f"tfos {self._node.name}",
             link=(ours, theirs),
         )
 
@@ -155,6 +155,7 @@ class Supervisor:
             case Registered(reply=reply):
                 self._lease_s = reply.lease_s
                 self._write_status(State.REGISTERED)
+                self._await_roster()
                 if self._spec.bundle.is_chief and self._spec.bundle.settings.tensorboard:
                     self._start_tensorboard()
             case Unwanted(reason=reason):
@@ -166,7 +167,15 @@ class Supervisor:
                     self._release_task()
                 self._tell_child(notice)
 
+    def _await_roster(self) -> None:
+        """The driver gives up first and says so; this bounds a node whose driver forgot it."""
+        timeout_s = self._spec.bundle.settings.reservation_timeout_s + ROSTER_MARGIN_S
+        text = f"the roster was not complete after {timeout_s:.0f} s"
+        failed = self._failure("RosterTimeout", text)
+        self._loop.set_timer("roster", timeout_s, lambda: self._fail(failed))
+
     def _release_task(self) -> None:
+        self._loop.cancel_timer("roster")
         self._write_status(State.RELEASED)
         if not self._spec.hold_slot:
             self._loop.unwatch(self._spec.status_fd)  # the task returns now, as planned
@@ -210,6 +219,9 @@ class Supervisor:
             self._end_reason = f"no answer from the driver for {silent_s:.0f} s"
             self._loop.stop()
         procs.reap_orphans(own=self._own_pids())
+        error, self._log.write_error = self._log.write_error, ""
+        if error:
+            self._uplink.log((f"tfos: output is missing from the log file: {error}",), 0)
 
     def _on_link(self) -> None:
         link = self._child.link if self._child else None
@@ -253,25 +265,28 @@ class Supervisor:
         procs.kill_descendants(spare=self._board_pids())
         self._read_last_output(child)
         self._on_link()
+        self._note_vitals(child_pid=0)
         if self._end_reason is not None:
             self._loop.stop()
         elif not self._is_done:
             self._fail(self._failure_of(child))
 
     def _failure_of(self, child: children.Child) -> messages.NodeFailure:
-        how = child.reap()
+        how = child.reap() or children.Exit(None, None)
         if self._raised is not None:
             raised = self._raised
             base = self._failure(raised.error_type, raised.message)
             return msgspec.structs.replace(base, traceback=raised.traceback, exit_code=1)
-        code, number = (how.exit_code, how.signal_number) if how else (None, None)
-        oom_kills = procs.oom_kills() - self._oom_kills
-        text = failure.describe_exit(code, number, oom_kills=oom_kills)
-        if code == 0:
-            text += " before main_fun returned (os._exit?)"
+        text = failure.describe_exit(how, oom_kills=procs.oom_kills() - self._oom_kills)
+        if how.exit_code == 0:
+            text += " before its work was done (os._exit?)"
         base = self._failure("ProcessDied", f"{self._node.name} {text}")
-        dump = failure.fatal_dump(base.log_tail)
-        return msgspec.structs.replace(base, exit_code=code, signal=number, traceback=dump)
+        return msgspec.structs.replace(
+            base,
+            exit_code=how.exit_code,
+            signal=how.signal_number,
+            traceback=failure.fatal_dump(base.log_tail),
+        )
 
     def _failure(self, error_type: str, message: str) -> messages.NodeFailure:
         return messages.NodeFailure(
@@ -298,16 +313,14 @@ class Supervisor:
                 self._loop.unwatch(child.output)
                 break
             self._log.write(data)
-            self._log.add(self._splitter.feed(data))
         self._uplink.log(*self._log.take())
 
     def _read_last_output(self, child: children.Child) -> None:
         deadline_s = time.monotonic() + LAST_OUTPUT_S
         while (data := child.read_output()) and time.monotonic() < deadline_s:
             self._log.write(data)
-            self._log.add(self._splitter.feed(data))
         self._loop.unwatch(child.output)
-        self._log.add(self._splitter.finish())
+        self._log.finish()
         self._uplink.log(*self._log.take())
 
     def _start_tensorboard(self) -> None:

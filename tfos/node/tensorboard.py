@@ -61,7 +61,7 @@ class TensorBoard:
         """Say how it ended; call after its exit."""
         self.read()
         how = self.child.reap()
-        words = failure.describe_exit(how.exit_code, how.signal_number) if how else "still runs"
+        words = failure.describe_exit(how) if how else "still runs"
         return TensorBoardUp("", f"TensorBoard {words}: {' | '.join(self._lines)}")
 
     def silent(self) -> TensorBoardUp:
@@ -93,9 +93,9 @@ def start(
         child = children.spawn(
             "tfos.node.tensorboard",
             msgspec.msgpack.encode(TensorBoardSpec(arguments)),
-            sys_path=spec.sys_path,
+            spec,
             env={**env, **private},
-            cwd=spec.executor.cwd,
+            title="tfos tensorboard",
         )
     except OSError as error:
         return TensorBoardUp("", f"cannot start TensorBoard: {error}")

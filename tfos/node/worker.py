@@ -105,7 +105,8 @@ class WorkerProcess:
             return self._raised(error)
         self._send_progress()
         self._link.send(messages.Done())
-        self._stopped.wait()  # feeders may still come; their rows are counted as dropped
+        if self._spec.bundle.settings.feeds:
+            self._stopped.wait()  # feeders may still come; their rows are counted as dropped
         return 0
 
     def _call(self, user_code: Callable[[], Any]) -> None:

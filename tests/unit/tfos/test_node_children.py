@@ -38,7 +38,7 @@ def run_document(body, **options):
     document = bootstrap.document_fd("probe", body, **options)
     try:
         return subprocess.run(
-            [sys.executable, "-c", bootstrap.PROGRAM, str(document)],
+            bootstrap.command(document, "a probe"),
             pass_fds=[document],
             capture_output=True,
             text=True,

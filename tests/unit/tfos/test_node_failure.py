@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from tfos.node.children import Exit
 from tfos.node.failure import describe_exit, fatal_dump, user_traceback
 
 
@@ -17,15 +18,15 @@ from tfos.node.failure import describe_exit, fatal_dump, user_traceback
     ],
 )
 def test_the_end_of_a_process_is_named(exit_code, number, words):
-    assert describe_exit(exit_code, number) == words
+    assert describe_exit(Exit(exit_code, number)) == words
 
 
 @pytest.mark.fault("F05")
 def test_an_oom_kill_says_what_to_raise():
-    text = describe_exit(None, signal.SIGKILL, oom_kills=1)
+    text = describe_exit(Exit(None, signal.SIGKILL), oom_kills=1)
     assert text.startswith("killed by SIGKILL, probably out of memory")
     assert "spark.executor.memoryOverhead" in text
-    assert "memory" not in describe_exit(None, signal.SIGTERM, oom_kills=1)
+    assert "memory" not in describe_exit(Exit(None, signal.SIGTERM), oom_kills=1)
 
 
 def test_the_fatal_dump_begins_where_faulthandler_began():
