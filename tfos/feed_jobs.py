@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from feeding.config import FeedConfig
@@ -143,7 +144,14 @@ class FeedJobs:
         )
         job.start()
         try:
-            self._watch(lambda _: job.is_ended, feed, progress, job=job)
+            self._watch(
+                lambda _: job.is_ended,
+                feed,
+                progress,
+                job=job,
+                stall_s=feed_timeout_s,
+                epoch=epoch,
+            )
         except BaseException:
             job.cancel(_CANCEL_S)
             raise
@@ -158,8 +166,8 @@ class FeedJobs:
         progress: Progress,
         *,
         job: SparkJob[Any] | None = None,
-        stall_s: float | None = None,
-        epoch: int = 0,
+        stall_s: float,
+        epoch: int,
     ) -> None:
         """Wait until `done`, showing progress; raise if the cluster fails or nothing moves."""
         moved_s = shown_s = time.monotonic()
@@ -172,18 +180,19 @@ class FeedJobs:
             if finished:
                 return
             now_s = time.monotonic()
-            sample = self._sample(feed)
-            progress.add(sample)
-            if job is not None:
-                progress.epoch_fraction = self._fraction(job.tag)
+            progress.add(self._sample(feed))
+            tasks = _tasks_of(self._sc, job.tag) if job is not None else None
+            if tasks is not None:
+                progress.epoch_fraction = tasks.fraction
             if self._console.is_terminal or now_s - shown_s >= _PLAIN_LINE_S:
                 shown_s = now_s
                 self._console.progress(str(progress))
             mark = self._coordinator.read(_movement)
-            if mark != last:
+            if mark != last or (tasks is not None and tasks.active):
+                # While feed tasks run, they watch the workers themselves.
                 last, moved_s = mark, now_s
-            elif stall_s is not None and now_s - moved_s > stall_s:
-                raise self._stalled(feed, epoch, stall_s)
+            elif now_s - moved_s > stall_s:
+                raise self._stalled(feed, epoch, stall_s, tasks)
 
     def _check_running(self) -> None:
         phase = self._coordinator.phase
@@ -205,7 +214,13 @@ class FeedJobs:
                 return failure
         return FeedError(f"feeding epoch {epoch} of {feed!r} failed in Spark: {reason_of(error)}")
 
-    def _stalled(self, feed: str, epoch: int, stall_s: float) -> FeedTimeout:
+    def _stalled(self, feed: str, epoch: int, stall_s: float, tasks: _Tasks | None) -> FeedTimeout:
+        if tasks is not None:
+            return FeedTimeout(
+                f"the job that feeds epoch {epoch} of {feed!r} has run no task for {stall_s:.0f} "
+                f"s ({tasks.ended} of {tasks.total} ended): other jobs hold every slot. End them, "
+                "give Spark more cores, or raise feed_timeout."
+            )
         now_s = self._coordinator.now_s()
         waiting = self._coordinator.read(
             lambda state: [member.describe(now_s) for member in state.unflushed(feed, epoch)]
@@ -229,21 +244,6 @@ class FeedJobs:
 
         return self._coordinator.read(read)
 
-    def _fraction(self, tag: str) -> float | None:
-        """Return the share of the job's tasks that have ended."""
-        try:
-            tracker = self._sc.statusTracker()
-            stages = [
-                tracker.getStageInfo(stage)
-                for job in tracker.getJobIdsForGroup(tag)
-                for stage in tracker.getJobInfo(job).stageIds
-            ]
-            tasks = sum(stage.numTasks for stage in stages if stage)
-            ended = sum(stage.numCompletedTasks for stage in stages if stage)
-        except Exception:  # noqa: BLE001  # py4j's many errors; an estimate is no reason to fail
-            return None
-        return ended / tasks if tasks else None
-
     def _next_epoch(self, feed: str) -> int:
         with self._lock:
             epoch = self._epochs.get(feed, 0)
@@ -254,6 +254,38 @@ class FeedJobs:
         return FeedConfig(
             feed_timeout_s=feed_timeout_s, max_inflight_bytes=self._config.max_inflight_bytes
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tasks:
+    """Tasks of a feed job."""
+
+    total: int
+    ended: int
+    active: int
+
+    @property
+    def fraction(self) -> float | None:
+        """Share of the tasks that have ended."""
+        return self.ended / self.total if self.total else None
+
+
+def _tasks_of(sc: Any, tag: str) -> _Tasks | None:
+    try:
+        tracker = sc.statusTracker()
+        found = [
+            tracker.getStageInfo(stage)
+            for job in tracker.getJobIdsForGroup(tag)
+            for stage in tracker.getJobInfo(job).stageIds
+        ]
+    except Exception:  # noqa: BLE001  # py4j's many errors; an estimate is no reason to fail
+        return None
+    stages = [stage for stage in found if stage is not None]
+    return _Tasks(
+        sum(stage.numTasks for stage in stages),
+        sum(stage.numCompletedTasks for stage in stages),
+        sum(stage.numActiveTasks for stage in stages),
+    )
 
 
 def as_rdd(data: Any) -> Any:

@@ -83,7 +83,7 @@ def reserve(
         keys=NodeKeys(cluster_id, authority, credentials.secret),
         credentials=credentials,
         driver_address=f"{_bracketed(facts.driver_host)}:{port}",
-        workers_hold_slots=slots.workers_hold_slots(plan, mode, offer.executors),
+        workers_hold_slots=slots.workers_hold_slots(plan, mode, offer),
     )
 
 

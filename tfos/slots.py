@@ -6,7 +6,6 @@ Does not: ask Spark (spark_facts). Pure: the time is an argument.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tfos.config import ClusterConfig, InputMode
@@ -117,13 +116,15 @@ def _products(offer: Offer) -> str:
     )
 
 
-def workers_hold_slots(plan: Plan, mode: InputMode, executors: Sequence[Executor]) -> bool:
+def workers_hold_slots(plan: Plan, mode: InputMode, offer: Offer) -> bool:
     """Return whether a worker's task stays for the life of the worker.
 
-    It does when the worker reads its own data, or when as many slots as workers remain for the
-    tasks that feed them. Otherwise it returns after the start and its slot serves feed tasks.
+    It does when the worker reads its own data, or when every executor has a second slot and as many
+    free ones as workers remain for the tasks that feed them. Otherwise it returns after the start
+    and its slot serves feed tasks.
     """
     if mode is InputMode.TENSORFLOW:
         return True
-    total = sum(executor.slots for executor in executors)
-    return total - len(plan.nodes) >= plan.num_workers
+    if any(executor.slots < 2 for executor in offer.executors):
+        return False
+    return offer.free - len(plan.nodes) >= plan.num_workers

@@ -96,4 +96,10 @@ def test_the_sentence_adds_up_executors_of_different_sizes():
 )
 def test_a_worker_keeps_its_slot_only_where_feed_tasks_find_another(mode, slots_each, holds):
     offer = _offer(0, 0, 0, slots=slots_each)
-    assert workers_hold_slots(plan(3, 1), mode, offer.executors) is holds
+    assert workers_hold_slots(plan(3, 1), mode, offer) is holds
+
+
+def test_slots_of_another_cluster_do_not_feed_this_one():
+    assert workers_hold_slots(plan(2, 1), InputMode.SPARK, _offer(0, slots=4))
+    assert not workers_hold_slots(plan(2, 1), InputMode.SPARK, _offer(0, 0, 0))
+    assert not workers_hold_slots(plan(2, 1), InputMode.SPARK, _offer(2, slots=4))

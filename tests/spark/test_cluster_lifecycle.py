@@ -1,0 +1,350 @@
+"""How clusters end: in any order of calls, after failures of workers, servers and starts."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tfos import ClusterConfig, InputMode, TFCluster
+from tfos.errors import (
+    FeedError,
+    NodeFailedError,
+    NotEnoughSlots,
+    NotPicklable,
+    PhaseError,
+    ReservationTimeout,
+    SettingsError,
+    ShutdownTimeout,
+)
+from tfos.phases import ClusterPhase
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
+]
+
+ABORT_S = 10.0
+
+
+def drain(args, ctx):
+    """Take the whole feed."""
+    feed = ctx.get_data_feed()
+    while not feed.should_stop():
+        feed.next_batch(16)
+
+
+def nothing(args, ctx):
+    """Return at once."""
+
+
+def sleep_long(args, ctx):
+    """Never return by itself."""
+    time.sleep(600)
+
+
+def raise_in_worker_1(args, ctx):
+    """Raise after the first batch, in one worker."""
+    feed = ctx.get_data_feed()
+    while not feed.should_stop():
+        feed.next_batch(16)
+        if ctx.task_index == 1:
+            raise ZeroDivisionError("the marker of this test")
+
+
+def die(args, ctx):
+    """End worker:1 in the way that args says; the chief goes on."""
+    feed = ctx.get_data_feed()
+    while not feed.should_stop():
+        feed.next_batch(16)
+        if ctx.task_index == 1:
+            print("last words", flush=True)  # noqa: T201  # what the driver must show
+            if args == "exit":
+                os._exit(1)
+            if args == "segv":
+                ctypes.string_at(0)
+            os.kill(os.getpid(), signal.Signals[args])
+
+
+def _rows(sc, count=20_000, partitions=4):
+    return sc.parallelize(range(count), partitions)
+
+
+def _reserve(sc, **options) -> TFCluster:
+    return TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, **options)
+
+
+def _pids(cluster: TFCluster) -> list[int]:
+    return [node.pid for node in cluster.status().nodes if node.pid]
+
+
+def _await_gone(pids: list[int], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.02)
+
+
+@pytest.mark.fault("F03")
+@pytest.mark.fault("F36")
+def test_a_workers_exception_is_the_cause_at_the_driver_within_seconds(spark):
+    cluster = _reserve(spark, config=ClusterConfig(max_inflight_bytes=4096))
+    cluster.start(raise_in_worker_1, None)
+    pids = _pids(cluster)
+    started = time.monotonic()
+    with pytest.raises(NodeFailedError) as caught:
+        cluster.train(_rows(spark), num_epochs=3)
+    assert time.monotonic() - started < ABORT_S
+    error = caught.value
+    first = error.failures[0]
+    assert (first.node.name, first.error_type) == ("worker:1", "ZeroDivisionError")
+    assert "raise_in_worker_1" in str(error.__cause__)
+    assert "the marker of this test" in str(error).splitlines()[0]
+    assert f"raised in worker:1 (executor {first.executor_id}, {first.host}, pid" in str(error)
+    _await_gone(pids, ABORT_S)
+    assert cluster.phase is ClusterPhase.FAILED
+    cluster.shutdown()  # it was raised already
+    assert cluster.status().phase == "CLOSED"
+
+
+@pytest.mark.fault("F03")
+def test_an_exception_without_a_feed_is_raised_by_shutdown(spark):
+    def fail(args, ctx):
+        raise KeyError("nobody feeds")
+
+    with (
+        pytest.raises(NodeFailedError, match="KeyError: 'nobody feeds'"),
+        TFCluster.reserve(spark, 2, 1) as cluster,
+    ):
+        cluster.start(fail, None)
+
+
+@pytest.mark.fault("F04")
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [("exit", "code 1"), ("segv", "SIGSEGV"), ("SIGABRT", "SIGABRT")],
+)
+def test_a_crash_fails_the_cluster_with_its_kind_and_last_lines(spark, how, text):
+    cluster = _reserve(spark)
+    cluster.start(die, how)
+    started = time.monotonic()
+    with pytest.raises(NodeFailedError) as caught:
+        cluster.train(_rows(spark), num_epochs=3)
+    assert time.monotonic() - started < ABORT_S
+    assert text in str(caught.value)
+    assert any("last words" in line for line in caught.value.failures[0].log_tail)
+    cluster.shutdown()
+
+
+@pytest.mark.fault("F01")
+def test_a_killed_worker_is_a_warning_and_the_others_finish(spark):
+    with _reserve(spark) as cluster:
+        cluster.start(die, "SIGKILL")
+        report = cluster.train(_rows(spark), num_epochs=2)
+        assert [failure.node.name for failure in cluster.failures] == ["worker:1"]
+    assert report is not None
+    assert report.epochs[1].fed_rows == 20_000
+    assert report.epochs[1].per_worker["worker:0"] == 20_000
+    assert report.epochs[1].dropped_rows == 0
+
+
+@pytest.mark.fault("F17")
+def test_a_cluster_works_after_one_that_failed(spark):
+    broken = _reserve(spark)
+    broken.start(raise_in_worker_1, None)
+    with pytest.raises(NodeFailedError):
+        broken.train(_rows(spark), num_epochs=1)
+    broken.shutdown()
+    with _reserve(spark) as cluster:
+        cluster.start(drain, None)
+        report = cluster.train(_rows(spark, 1000), num_epochs=1)
+    assert report is not None
+    assert report.trained_rows == 1000
+    assert cluster.failures == ()
+
+
+@pytest.mark.fault("F16")
+def test_shutdown_works_in_every_phase_twice_and_from_another_thread(spark):
+    reserved = _reserve(spark)
+    reserved.shutdown()
+    reserved.shutdown()
+    assert reserved.phase is ClusterPhase.CLOSED
+
+    cluster = _reserve(spark)
+    cluster.start(drain, None)
+    pids = _pids(cluster)
+    threads = [threading.Thread(target=cluster.shutdown) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(ABORT_S)
+        assert not thread.is_alive()
+    cluster.shutdown()
+    assert cluster.phase is ClusterPhase.CLOSED
+    _await_gone(pids, 1.0)
+    with pytest.raises(PhaseError, match=r"train\(\) needs the cluster RUNNING, it is CLOSED"):
+        cluster.train(_rows(spark))
+
+
+@pytest.mark.fault("F16")
+def test_calls_out_of_order_name_the_phase(spark):
+    with _reserve(spark) as cluster:
+        with pytest.raises(PhaseError, match="RESERVED"):
+            cluster.train(_rows(spark))
+        cluster.start(nothing, None)
+        with pytest.raises(PhaseError, match=r"start\(\) needs the cluster RESERVED"):
+            cluster.start(nothing, None)
+        with pytest.raises(SettingsError, match="qname='other' is no feed"):
+            cluster.train(_rows(spark), qname="other")
+        with pytest.raises(SettingsError, match="RDD or a DataFrame, got list"):
+            cluster.train([1, 2, 3])
+
+
+@pytest.mark.fault("F16")
+def test_shutdown_during_train_ends_both(spark):
+    cluster = _reserve(spark, config=ClusterConfig(max_inflight_bytes=4096))
+    cluster.start(sleep_long, None)
+    errors: list[BaseException] = []
+
+    def feed():
+        try:
+            cluster.train(_rows(spark), num_epochs=1)
+        except PhaseError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    cluster.abort("the test wants it")
+    thread.join(2 * ABORT_S)
+    assert not thread.is_alive()
+    assert [type(error) for error in errors] == [PhaseError]
+
+
+def test_a_main_fun_that_does_not_return_is_stopped_at_the_timeout(spark):
+    cluster = TFCluster.reserve(spark, 2, 1)
+    cluster.start(sleep_long, None)
+    pids = _pids(cluster)
+    with pytest.raises(ShutdownTimeout, match=r"did not return within 1 s on worker:0"):
+        cluster.shutdown(timeout=1)
+    _await_gone(pids, 1.0)
+
+
+def test_an_exception_in_the_block_stops_all_at_once(spark):
+    cluster = TFCluster.reserve(spark, 2, 1)
+    cluster.start(sleep_long, None)
+    pids = _pids(cluster)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="the user's own"), cluster:
+        raise RuntimeError("the user's own")
+    assert time.monotonic() - started < ABORT_S
+    _await_gone(pids, 1.0)
+
+
+@pytest.mark.fault("F15")
+def test_cancelling_every_job_of_the_context_ends_the_cluster_in_order(spark):
+    cluster = _reserve(spark, config=ClusterConfig(max_inflight_bytes=4096))
+    cluster.start(sleep_long, None)
+    pids = _pids(cluster)
+    canceller = threading.Timer(1.0, spark.cancelAllJobs)
+    canceller.start()
+    started = time.monotonic()
+    with pytest.raises((NodeFailedError, FeedError), match="cancelled"):
+        cluster.train(_rows(spark), num_epochs=1)
+    cluster.abort()
+    assert time.monotonic() - started < 1.0 + ABORT_S
+    _await_gone(pids, 1.0)
+
+
+@pytest.mark.fault("F18")
+def test_too_few_slots_fail_at_once_with_the_arithmetic(spark):
+    started = time.monotonic()
+    with pytest.raises(NotEnoughSlots) as caught:
+        TFCluster.reserve(spark, 4, 1)
+    assert time.monotonic() - started < 5
+    assert "need 4 task slots at once (1 ps + 3 workers), Spark offers 3" in str(caught.value)
+
+
+@pytest.mark.fault("F18")
+def test_a_slot_that_another_job_holds_does_not_count(spark, tmp_path):
+    with _Holder(spark, tmp_path):
+        started = time.monotonic()
+        with pytest.raises(NotEnoughSlots, match="1 of them held by running tasks"):
+            TFCluster.reserve(spark, 3, 1)
+        assert time.monotonic() - started < 5
+
+
+@pytest.mark.fault("F19")
+def test_a_node_that_does_not_come_is_named_at_the_timeout(spark, tmp_path):
+    cluster = TFCluster.reserve(spark, 3, 1, config=ClusterConfig(reservation_timeout_s=8))
+    with _Holder(spark, tmp_path):
+        with pytest.raises(ReservationTimeout) as caught:
+            cluster.start(nothing, None)
+        assert len(caught.value.missing) == 1
+        text = str(caught.value)
+        assert f"missing {caught.value.missing[0]} (never registered)" in text
+        assert "present: " in text
+    cluster.shutdown()
+    with TFCluster.reserve(spark, 3, 1) as again:
+        again.start(nothing, None)
+
+
+@pytest.mark.fault("F56")
+def test_what_cannot_be_pickled_is_named_before_any_node_starts(spark):
+    with _reserve(spark) as cluster:
+
+        def captures(args, ctx):
+            return spark
+
+        with pytest.raises(NotPicklable, match=r"refers to 'spark' \(SparkContext\) at test_clus"):
+            cluster.start(captures, None)
+        assert all(node.status == "not registered" for node in cluster.status().nodes)
+        cluster.start(drain, None)
+
+
+@pytest.mark.fault("F56")
+def test_a_module_that_executors_lack_fails_the_start_and_is_named(spark):
+    def imports(args, ctx):
+        importlib.import_module("a_module_that_nobody_has")
+
+    with (
+        pytest.raises(NodeFailedError, match="No module named 'a_module_that_nobody_has'"),
+        TFCluster.reserve(spark, 2, 1) as cluster,
+    ):
+        cluster.start(imports, None)
+
+
+class _Holder:
+    """A user's job that holds one slot until the block ends."""
+
+    def __init__(self, sc, directory: Path) -> None:
+        self._sc = sc
+        self._stop = directory / "stop"
+        self._begun = directory / "begun"
+
+    def __enter__(self) -> None:
+        stop, begun = self._stop, self._begun
+
+        def hold(_):
+            begun.touch()
+            deadline = time.monotonic() + 60
+            while not stop.exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            yield 0
+
+        rdd = self._sc.parallelize([0], 1).mapPartitions(hold)
+        self._thread = threading.Thread(target=rdd.collect)
+        self._thread.start()
+        deadline = time.monotonic() + 30
+        while not begun.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.touch()
+        self._thread.join(60)
