@@ -70,7 +70,7 @@ class Supervisor:
         )
         self._uplink = self._make_uplink()
         self._child: children.Child | None = None
-        self._board: tensorboard.TensorBoard | None = None
+        self._board = tensorboard.TensorBoardKeeper(self._loop, self._uplink.report)
         self._raised: Raised | None = None
         self._lease_s = REGISTER_WINDOW_S
         """Until registration tells the real one."""
@@ -157,7 +157,7 @@ class Supervisor:
                 self._write_status(State.REGISTERED)
                 self._await_roster()
                 if self._spec.bundle.is_chief and self._spec.bundle.settings.tensorboard:
-                    self._start_tensorboard()
+                    self._board.start(self._spec, self._workspace, self._env)
             case Unwanted(reason=reason):
                 self._stop(reason, UNWANTED_GRACE_S)
             case messages.Stop(reason=reason, grace_s=grace_s):
@@ -262,7 +262,7 @@ class Supervisor:
             return
         self._loop.unwatch(child.pidfd)
         # Whatever it started ends with it; that also closes the last writers of its output.
-        procs.kill_descendants(spare=self._board_pids())
+        procs.kill_descendants(spare=self._board.pids)
         self._read_last_output(child)
         self._on_link()
         self._note_vitals(child_pid=0)
@@ -323,35 +323,6 @@ class Supervisor:
         self._log.finish()
         self._uplink.log(*self._log.take())
 
-    def _start_tensorboard(self) -> None:
-        started = tensorboard.start(self._spec, self._workspace, self._env)
-        if isinstance(started, messages.TensorBoardUp):
-            self._uplink.report(started)
-            return
-        self._board = started
-        self._loop.watch(started.child.pidfd, self._on_tensorboard_exit)
-        self._loop.watch(started.child.output, self._on_tensorboard_output)
-        self._loop.set_timer("tensorboard", tensorboard.START_TIMEOUT_S, self._on_tensorboard_late)
-
-    def _on_tensorboard_output(self) -> None:
-        if self._board is not None and (event := self._board.read()) is not None:
-            self._loop.cancel_timer("tensorboard")
-            self._uplink.report(event)
-
-    def _on_tensorboard_late(self) -> None:
-        if self._board is not None:
-            self._uplink.report(self._board.silent())
-
-    def _on_tensorboard_exit(self) -> None:
-        board, self._board = self._board, None
-        if board is None:
-            return
-        self._loop.cancel_timer("tensorboard")
-        self._loop.unwatch(board.child.pidfd)
-        self._loop.unwatch(board.child.output)
-        self._uplink.report(board.ended())
-        board.child.close()
-
     def _close(self) -> None:
         """Leave no process, socket, file or directory, whatever state this is called in."""
         self._note_vitals(phase="stopping")
@@ -369,11 +340,7 @@ class Supervisor:
         self._write_status(State.ENDED, self._end_reason or "")
 
     def _own_pids(self) -> set[int]:
-        own = {self._child.pid} if self._child else set()
-        return own | self._board_pids()
-
-    def _board_pids(self) -> set[int]:
-        return {self._board.child.pid} if self._board else set()
+        return self._board.pids | ({self._child.pid} if self._child else set())
 
     def _tell_child(self, order: messages.Order) -> None:
         if self._child is not None and self._child.link is not None:

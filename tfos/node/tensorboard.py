@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 import msgspec
@@ -19,6 +19,7 @@ from rpc import address
 from tfos.control.messages import TensorBoardUp
 from tfos.node import children, failure
 from tfos.node.logs import LineSplitter, clean_line
+from tfos.node.loop import EventLoop
 from tfos.node.spec import SupervisorSpec
 from tfos.node.workspace import Workspace
 
@@ -27,6 +28,7 @@ START_TIMEOUT_S = 15.0
 
 _URL = re.compile(r"TensorBoard \S+ at (http://\S+)")
 _LAST_LINES = 5
+_TIMER = "tensorboard"
 
 
 class TensorBoardSpec(msgspec.Struct, frozen=True):
@@ -35,71 +37,100 @@ class TensorBoardSpec(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...]
 
 
-class TensorBoard:
-    """The TensorBoard process of one cluster, as its supervisor sees it."""
+class TensorBoardKeeper:
+    """Runs TensorBoard beside the chief and tells what becomes of it.
 
-    def __init__(self, child: children.Child, host: str) -> None:
-        self.child = child
-        self.is_up = False
-        self._host = host
+    Args:
+        loop: the supervisor's; everything happens in its thread.
+        report: sends an event to the driver.
+    """
+
+    def __init__(self, loop: EventLoop, report: Callable[[TensorBoardUp], None]) -> None:
+        self._loop = loop
+        self._report = report
+        self._child: children.Child | None = None
         self._splitter = LineSplitter()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._is_up = False
 
-    def read(self) -> TensorBoardUp | None:
-        """Read its output; the event that follows from it, once."""
-        while data := self.child.read_output():
+    @property
+    def pids(self) -> set[int]:
+        """The process, if it runs: not to be killed with the child's tree."""
+        return {self._child.pid} if self._child else set()
+
+    def start(self, spec: SupervisorSpec, workspace: Workspace, env: Mapping[str, str]) -> None:
+        """Start TensorBoard for the cluster's log directory, or report why there will be none."""
+        log_dir = spec.bundle.settings.log_dir
+        directory = local_log_dir(log_dir) if log_dir else default_log_dir(workspace)
+        if not directory:
+            self._report_reason(f"cannot read log_dir={log_dir!r}; use a local or shared path")
+            return
+        arguments = ("--logdir", directory, "--host", _host(spec), "--port", _port(env))
+        private = {
+            "TMPDIR": str(workspace.subdirectory("tensorboard-tmp")),  # it leaves files there
+            "CUDA_VISIBLE_DEVICES": "",  # it must not take a GPU from training
+        }
+        try:
+            self._child = children.spawn(
+                "tfos.node.tensorboard",
+                msgspec.msgpack.encode(TensorBoardSpec(arguments)),
+                spec,
+                env={**env, **private},
+                title="tfos tensorboard",
+            )
+        except OSError as error:
+            self._report_reason(f"cannot be started: {error}")
+            return
+        self._loop.watch(self._child.pidfd, self._on_exit)
+        self._loop.watch(self._child.output, self._on_output)
+        self._loop.set_timer(_TIMER, START_TIMEOUT_S, self._on_late)
+
+    def _on_output(self) -> None:
+        while self._child is not None and (data := self._child.read_output()) is not None:
+            if not data:
+                self._loop.unwatch(self._child.output)
+                return
             for raw in self._splitter.feed(data):
-                line = clean_line(raw)
-                self._lines.append(line)
-                match = _URL.search(line)
-                if match and not self.is_up:
-                    self.is_up = True
-                    return TensorBoardUp(match[1])
-        return None
+                self._on_line(clean_line(raw))
 
-    def ended(self) -> TensorBoardUp:
-        """Say how it ended; call after its exit."""
-        self.read()
-        how = self.child.reap()
-        words = failure.describe_exit(how) if how else "still runs"
-        return TensorBoardUp("", f"TensorBoard {words}: {' | '.join(self._lines)}")
+    def _on_line(self, line: str) -> None:
+        self._lines.append(line)
+        match = _URL.search(line)
+        if match and not self._is_up:
+            self._is_up = True
+            self._loop.cancel_timer(_TIMER)
+            self._report(TensorBoardUp(match[1]))
 
-    def silent(self) -> TensorBoardUp:
-        """Say that it did not answer in time; it may still come up later."""
-        return TensorBoardUp(
-            "", f"TensorBoard shows no URL after {START_TIMEOUT_S:.0f} s: {' | '.join(self._lines)}"
-        )
+    def _on_late(self) -> None:
+        self._report_reason(f"shows no URL after {START_TIMEOUT_S:.0f} s; it may still come up")
+
+    def _on_exit(self) -> None:
+        child = self._child
+        if child is None:
+            return
+        self._on_output()
+        self._loop.cancel_timer(_TIMER)
+        self._loop.unwatch(child.pidfd)
+        self._loop.unwatch(child.output)
+        how = child.reap()
+        self._report_reason(failure.describe_exit(how) if how else "ended")
+        self._child = None
+        child.close()
+
+    def _report_reason(self, reason: str) -> None:
+        words = f": {' | '.join(self._lines)}" if self._lines else ""
+        self._report(TensorBoardUp("", f"TensorBoard {reason}{words}"))
 
 
-def start(
-    spec: SupervisorSpec, workspace: Workspace, env: Mapping[str, str]
-) -> TensorBoard | TensorBoardUp:
-    """Start TensorBoard for the cluster's log directory, or say why there will be none."""
+def _host(spec: SupervisorSpec) -> str:
+    """Return the address to bind: TensorBoard has no login, so loopback wherever that suffices."""
     settings = spec.bundle.settings
-    log_dir = local_log_dir(settings.log_dir) if settings.log_dir else default_log_dir(workspace)
-    if not log_dir:
-        return TensorBoardUp(
-            "", f"TensorBoard cannot read log_dir={settings.log_dir!r}; use a local or shared path"
-        )
     is_near = settings.loopback or settings.driver_boot_id == address.boot_id()
-    host = settings.tensorboard_host or ("127.0.0.1" if is_near else spec.executor.host)
-    port = env.get("TENSORBOARD_PORT") or "0"
-    arguments = ("--logdir", log_dir, "--host", host, "--port", port)
-    private = {
-        "TMPDIR": str(workspace.subdirectory("tensorboard-tmp")),  # it leaves files there
-        "CUDA_VISIBLE_DEVICES": "",  # it must not take a GPU from training
-    }
-    try:
-        child = children.spawn(
-            "tfos.node.tensorboard",
-            msgspec.msgpack.encode(TensorBoardSpec(arguments)),
-            spec,
-            env={**env, **private},
-            title="tfos tensorboard",
-        )
-    except OSError as error:
-        return TensorBoardUp("", f"cannot start TensorBoard: {error}")
-    return TensorBoard(child, host)
+    return settings.tensorboard_host or ("127.0.0.1" if is_near else spec.executor.host)
+
+
+def _port(env: Mapping[str, str]) -> str:
+    return env.get("TENSORBOARD_PORT") or "0"
 
 
 def default_log_dir(workspace: Workspace) -> str:
