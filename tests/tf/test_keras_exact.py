@@ -5,10 +5,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.tf.training import blobs, serving, together
 from tfos.keras.distribute import distribute
+
+tf = pytest.importorskip("tensorflow")
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 

@@ -93,7 +93,9 @@ class Servers:
 
 
 @contextmanager
-def serving(num_workers: int = 1, num_servers: int = 1, log_dir: str | None = None) -> Iterator[Servers]:
+def serving(
+    num_workers: int = 1, num_servers: int = 1, log_dir: str | None = None
+) -> Iterator[Servers]:
     """Servers and one connected client per worker, closed at the end."""
     credentials = Credentials.generate()
     servers = []
@@ -140,7 +142,9 @@ def together(work: Callable[[int], Any], num_workers: int) -> list[Any]:
         except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_workers)]
+    threads = [
+        threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_workers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

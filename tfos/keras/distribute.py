@@ -19,8 +19,7 @@ from typing import Any, Literal
 import keras
 
 from tfos.errors import SettingsError
-from tfos.keras import exchange as exchanges
-from tfos.keras import optimizers
+from tfos.keras import batches, optimizers
 from tfos.keras.dataset import FeedDataset
 from tfos.keras.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded
 from tfos.keras.errors import FeedEndedWarning, NotCompiled, UnsupportedModel
@@ -70,7 +69,7 @@ def distribute(
     optimizers.check(model.optimizer, consistency=consistency, num_workers=ctx.num_workers)
     settings = Settings(consistency=consistency, reduction=reduction, on_nonfinite=on_nonfinite)
     exchange = Exchange(model, ctx, settings)
-    if exchanges.is_built(model):
+    if batches.is_built(model):
         exchange.attach(seeds=ctx.is_chief)
     _install(model, exchange)
     return model

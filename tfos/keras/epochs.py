@@ -76,11 +76,14 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Steps 1 to 3 of the module's list."""
         exchange = self._exchange
-        exchange.leave()
         if not exchange.attached:
-            exchange.meet_builders(built=False)
-        own = dict(_numbers(logs or {}))
-        report = Report(exchange.rows - self._rows_before, own)
+            exchange.attach_unbuilt()
+        exchange.leave()
+        rows = exchange.rows - self._rows_before
+        if logs is not None and not rows:
+            for name in [name for name in logs if not name.startswith("val_")]:
+                del logs[name]  # Keras shows the metrics of no batch as 0
+        report = Report(rows, dict(_numbers(logs or {})))
         answers = exchange.meet(f"{self._name}/{epoch}/metrics", msgspec.msgpack.encode(report))
         if logs is not None:
             logs.update(combine(_decoded(answers.values(), Report)))

@@ -13,12 +13,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import keras
 import numpy as np
-from keras import tree
 
 from ps.params import Hyper, Manifest
-from tfos.keras import frozen, optimizers, variables
+from tfos.keras import batches, frozen, optimizers, variables
 from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
 from tfos.keras.train_step import GradientStep, StepOutput
 from tfos.keras.worker import WorkerContext
@@ -29,6 +27,9 @@ ATTACH_TIMEOUT_S = 600.0
 """For the chief to seed the servers: its imports, its data, its first batch."""
 MEETING_TIMEOUT_S = 86_400.0
 """For the slowest worker's epoch. A worker that dies or finishes is not waited for."""
+
+BARRIER_TIMEOUT_S = 600.0
+"""Sync: for the slowest worker's next batch; as long as a feed may stand still."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,7 +65,6 @@ class Exchange:
         self.assigned = False
         self._client = ctx.ps_client()
         self._member = True
-        self._seeded = False
         self._build_meetings = 0
         self._variables: variables.Variables | None = None
         self._step: GradientStep | None = None
@@ -102,6 +102,8 @@ class Exchange:
         adopted = self._client.attach(timeout_s=ATTACH_TIMEOUT_S)
         check_same(manifest, adopted)
         frozen.share(self, found.frozen, seeds=seeds)
+        if self.sync:
+            self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
         clips_here = not optimizers.server_clips(self.optimizer, settings.consistency)
         self._variables = found
         self._into = {group.name: np.empty(sum(group.sizes), group.dtype) for group in found.groups}
@@ -109,26 +111,20 @@ class Exchange:
         self._step = GradientStep(self.model, found, clips_here=clips_here)
         self.pull()
 
-    def attach_unbuilt(self, data: Any) -> None:
-        """Build the model on its first batch, then attach; the lowest rank that can, seeds."""
-        build(self.model, data)
-        if self.ctx.num_workers > 1 and variables.collect(self.model, self.optimizer).frozen:
-            raise UnsupportedModel(
-                "the model has frozen weights and is built by its first batch, which other workers "
-                "may not have yet; build it before ctx.distribute(model), for example with "
-                "model.build(input_shape)"
-            )
-        self.attach(seeds=self.meet_builders(built=True))
+    def attach_unbuilt(self, data: Any = None) -> None:
+        """Build the model as the workers' first batches ask for, then attach.
 
-    def meet_builders(self, *, built: bool) -> bool:
-        """Agree with all workers who seeds; returns whether this worker does."""
-        if self._seeded:
-            return False
+        Every unbuilt worker comes here once an epoch until anybody has had a batch: with its first
+        batch, or with None at the end of an epoch without one. So all build and attach at the same
+        point, and the chief can seed even if it has no rows.
+        """
         self._build_meetings += 1
-        answers = self.meet(f"build/{self._build_meetings}", b"1" if built else b"")
-        able = sorted(rank for rank, value in answers.items() if value)
-        self._seeded = bool(able)
-        return bool(able) and able[0] == self.ctx.worker_rank
+        own = b"" if data is None else batches.describe(data)
+        answers = self.meet(f"build/{self._build_meetings}", own)
+        described = next((answers[rank] for rank in sorted(answers) if answers[rank]), None)
+        if described is not None:
+            batches.build(self.model, described)
+            self.attach(seeds=self.ctx.is_chief)
 
     # -- steps
 
@@ -138,14 +134,14 @@ class Exchange:
         Raises:
             NonFiniteGradient: with on_nonfinite="error"; nothing was sent.
         """
-        data = to_tensors(data)
+        data = batches.to_tensors(data)
         if self._step is None:
             self.attach_unbuilt(data)
         if self._step is None or self._variables is None:
             raise RuntimeError("attach() left the model without a step")
         self.join()
         output = self._step(data)
-        rows = num_rows(data)
+        rows = batches.num_rows(data)
         if not bool(output.finite):
             self._refuse(output, rows)
             return output.logs
@@ -251,7 +247,7 @@ class Exchange:
 
     def leave(self) -> None:
         """Let the sync barrier go on without this worker until it trains again."""
-        if self.sync and self._member:
+        if self.sync and self._member and self.attached:
             self._client.leave()
             self._member = False
 
@@ -287,41 +283,6 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
 
 def _summary(group: Any) -> tuple[Any, ...]:
     return group.name, group.dtype, group.rule, [param.shape for param in group.params]
-
-
-def is_built(model: Any) -> bool:
-    """Whether all variables exist, so that they can be distributed before any batch."""
-    inner = model._flatten_layers(include_self=False)
-    built = [layer.built for layer in inner]
-    return all(built) and (model.built or bool(built)) and bool(model.trainable_variables)
-
-
-def build(model: Any, data: Any) -> None:
-    """Create the model's variables from the first rows of a batch."""
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-    model(tree.map_structure(lambda leaf: None if leaf is None else leaf[:1], x))
-
-
-def to_tensors(data: Any) -> Any:
-    """Return the batch as nested tensors, as Keras hands it to train_step."""
-    import tensorflow as tf
-
-    def convert(leaf: Any) -> Any:
-        if isinstance(leaf, tf.Tensor) or leaf is None:
-            return leaf
-        if isinstance(leaf, tf.experimental.Optional):
-            return None  # Keras' own meaning: an absent target or weight
-        return leaf if isinstance(leaf, tf.__internal__.CompositeTensor) else tf.constant(leaf)
-
-    return tree.map_structure(convert, data)
-
-
-def num_rows(data: Any) -> int:
-    """Return the rows of a batch: the first dimension of its first tensor."""
-    for leaf in tree.flatten(data):
-        if leaf is not None and leaf.shape.rank:
-            return int(leaf.shape[0] if leaf.shape[0] is not None else leaf.nrows())
-    return 1
 
 
 def weighted_mean(values: list[tuple[float, int]]) -> float:

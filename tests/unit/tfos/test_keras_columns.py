@@ -1,0 +1,86 @@
+"""Columns of a batch become x, y and weights: selection, dtypes, the user's mapping."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tfos.errors import SettingsError
+from tfos.keras.columns import RowMapper
+
+MATRIX = np.arange(12.0).reshape(3, 4)
+LABELS = np.array([1, 0, 1])
+
+
+def test_rows_of_x_y_and_weight_need_no_words():
+    for row in ((MATRIX,), (MATRIX, LABELS), (MATRIX, LABELS, np.ones(3))):
+        parts = RowMapper()(row)
+        assert len(parts) == len(row)
+        assert parts[0].dtype == np.float32
+    assert RowMapper()((MATRIX, LABELS))[1].dtype == LABELS.dtype
+    assert len(RowMapper()(MATRIX)) == 1
+
+
+def test_rows_that_are_one_array_are_cut_by_position():
+    x, y = RowMapper(slice(1, None), 0)(MATRIX)
+    np.testing.assert_array_equal(x, MATRIX[:, 1:])
+    np.testing.assert_array_equal(y, MATRIX[:, 0])
+    np.testing.assert_array_equal(RowMapper([0, 2], 1)(MATRIX)[0], MATRIX[:, [0, 2]])
+
+
+def test_named_columns_stand_side_by_side():
+    row = {"a": np.zeros(3), "b": np.ones(3), "label": LABELS}
+    x, y = RowMapper(["a", "b"], "label")(row)
+    np.testing.assert_array_equal(x, [[0, 1]] * 3)
+    np.testing.assert_array_equal(y, LABELS)
+    np.testing.assert_array_equal(RowMapper(slice(0, 2), 2)(row)[0], x)
+
+
+def test_arrays_of_several_columns_stay_several_inputs():
+    row = {"image": MATRIX, "text": MATRIX + 1, "label": LABELS}
+    x, _ = RowMapper(["image", "text"], "label")(row)
+    assert isinstance(x, tuple)
+    np.testing.assert_array_equal(x[1], MATRIX + 1)
+
+
+def test_values_by_position_of_a_tuple():
+    row = (LABELS, np.zeros(3), np.ones(3), np.ones(3))
+    x, y = RowMapper(slice(1, None), 0)(row)
+    assert x.shape == (3, 3)
+    np.testing.assert_array_equal(y, LABELS)
+
+
+def test_dtypes_and_mapping():
+    mapper = RowMapper(dtypes=("float16", "int8"), map_fn=lambda x, y: (x / 2, y + 1))
+    x, y = mapper((MATRIX, LABELS))
+    assert (x.dtype, y.dtype) == (np.float16, np.int8)
+    np.testing.assert_array_equal(y, LABELS + 1)
+    np.testing.assert_array_equal(x, MATRIX / 2)
+    assert RowMapper(map_fn=lambda x: x)(MATRIX)[0].shape == (3, 4)
+    nested = RowMapper(dtypes="float32")(({"a": MATRIX}, LABELS))
+    assert nested[0]["a"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("mapper", "row", "sentence"),
+    [
+        (RowMapper(), (1, 2, 3, 4), "rows have 4 values"),
+        (RowMapper(labels=0), MATRIX, "labels=0 without features"),
+        (RowMapper("pixels", 0), MATRIX, "select by position"),
+        (RowMapper([0, 9], 1), MATRIX, "rows have 4 values"),
+        (RowMapper("b", "a"), {"a": LABELS}, r"features='b', but the rows have \['a'\]"),
+        (RowMapper(0, 5), (MATRIX, LABELS), "labels=5, but the rows have 2 values"),
+        (RowMapper([], 0), (MATRIX, LABELS), "features selects nothing"),
+        (RowMapper(), ("ragged", LABELS), "map_fn"),
+    ],
+)
+def test_rows_that_do_not_have_what_is_asked(mapper, row, sentence):
+    with pytest.raises(SettingsError, match=sentence):
+        mapper(row)
+
+
+def test_arguments_that_cannot_work():
+    with pytest.raises(SettingsError, match="numpy dtypes such as 'float32', got 'floaty'"):
+        RowMapper(dtypes=("floaty",))
+    with pytest.raises(SettingsError, match="map_fn must be a function"):
+        RowMapper(map_fn=3)  # type: ignore[arg-type]  # on purpose

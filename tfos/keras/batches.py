@@ -1,0 +1,107 @@
+"""Batches as Keras hands them over: to tensors, their rows, and building a model from one.
+
+Covers: conversion, row counts, a description of a batch that travels to workers without rows.
+Does not: read batches (dataset), run them (train_step).      Pure but for building the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import msgspec
+from keras import tree
+
+from tfos.keras.errors import UnsupportedModel
+
+
+class Input(msgspec.Struct, frozen=True, tag=True):
+    """One input tensor, without the batch dimension."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Several(msgspec.Struct, frozen=True, tag=True):
+    """Inputs in order."""
+
+    items: tuple[Inputs, ...]
+
+
+class Named(msgspec.Struct, frozen=True, tag=True):
+    """Inputs by name."""
+
+    items: dict[str, Inputs]
+
+
+Inputs = Input | Several | Named
+_decoder = msgspec.msgpack.Decoder(Inputs)
+
+
+def to_tensors(data: Any) -> Any:
+    """Return the batch as nested tensors, as Keras hands it to train_step."""
+    import tensorflow as tf
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, tf.Tensor) or leaf is None:
+            return leaf
+        if isinstance(leaf, tf.experimental.Optional):
+            return None  # Keras' own meaning: an absent target or weight
+        return leaf if isinstance(leaf, tf.__internal__.CompositeTensor) else tf.constant(leaf)
+
+    return tree.map_structure(convert, data)
+
+
+def num_rows(data: Any) -> int:
+    """Return the rows of a batch: the first dimension of its first tensor."""
+    for leaf in tree.flatten(data):
+        if leaf is not None and leaf.shape.rank:
+            return int(leaf.shape[0] if leaf.shape[0] is not None else leaf.nrows())
+    return 1
+
+
+def describe(data: Any) -> bytes:
+    """Return dtypes and shapes of a batch's inputs, for `build` on any worker.
+
+    Raises:
+        UnsupportedModel: inputs that are no plain tensors.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+    return msgspec.msgpack.encode(_inputs(x))
+
+
+def build(model: Any, described: bytes) -> None:
+    """Create the model's variables by calling it on one row of zeros, unless it has them."""
+    if not is_built(model):
+        model(_zeros(_decoder.decode(described)))
+
+
+def is_built(model: Any) -> bool:
+    """Whether all variables exist, so that they can be distributed before any batch."""
+    built = [layer.built for layer in model._flatten_layers(include_self=False)]
+    return all(built) and (model.built or bool(built)) and bool(model.trainable_variables)
+
+
+def _inputs(x: Any) -> Inputs:
+    import tensorflow as tf
+
+    if isinstance(x, dict):
+        return Named({name: _inputs(value) for name, value in x.items()})
+    if isinstance(x, tuple | list):
+        return Several(tuple(map(_inputs, x)))
+    if not isinstance(x, tf.Tensor):
+        raise UnsupportedModel(
+            f"cannot build the model from an input of type {type(x).__name__}; build it before "
+            "ctx.distribute(model), for example with model.build(input_shape)"
+        )
+    return Input(x.dtype.name, tuple(x.shape[1:]))
+
+
+def _zeros(inputs: Inputs) -> Any:
+    import tensorflow as tf
+
+    if isinstance(inputs, Named):
+        return {name: _zeros(value) for name, value in inputs.items.items()}
+    if isinstance(inputs, Several):
+        return [_zeros(value) for value in inputs.items]
+    return tf.zeros((1, *inputs.shape), inputs.dtype)
