@@ -17,6 +17,9 @@ from rpc.limits import Limits
 class Call:
     """One request. A handler answers it exactly once, by `reply` or `fail`.
 
+    A handler that has to wait reads its request first: a client whose bytes nobody takes for 20 s
+    loses its connection.
+
     `send` may put reply payload on its way before the request was read to its end: clients read
     while they write.
     """

@@ -31,8 +31,8 @@ class Limits:
     """The same per peer address."""
     max_connections: int = 4096
     """Authenticated connections of one listener; each costs a thread."""
-    stall_timeout_s: float = 30.0
-    """How long a peer that began a frame may move no byte of it."""
+    stall_timeout_s: float = 20.0
+    """How long a peer that began a frame may move no byte of it. TCP cuts at the same time."""
     min_bytes_per_s: int = 64 * _KiB
     """Slowest payload that is served, after a first `stall_timeout_s`; a drip is cut."""
     send_buffer_bytes: int | None = None

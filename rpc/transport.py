@@ -29,6 +29,7 @@ _MAX_POLL_MS = 3_600_000
 _CLOSED_EVENTS = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 USER_TIMEOUT_MS = 20_000
+"""How long sent bytes may stay unacknowledged, or unread by a peer whose buffers are full."""
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_PROBES = 3

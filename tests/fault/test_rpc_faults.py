@@ -110,7 +110,6 @@ def wire() -> Iterator[tuple[Connection, socket.socket, Sealer]]:
     right.close()
 
 
-@pytest.mark.fault("F08")
 @pytest.mark.parametrize("payload_bytes", [0, 50_000_000])
 def test_a_killed_server_is_seen_at_once(other, payload_bytes):
     connection = other.connect()
@@ -127,7 +126,6 @@ def test_a_killed_server_is_seen_at_once(other, payload_bytes):
         other.connect()
 
 
-@pytest.mark.fault("F06")
 def test_a_frozen_server_is_a_passed_deadline_never_a_hang(other):
     connection = other.connect()
     other.process.send_signal(signal.SIGSTOP)
@@ -208,7 +206,6 @@ def test_a_reply_to_another_request_is_refused(wire):
     assert connection.closed
 
 
-@pytest.mark.fault("F26")
 def test_an_error_that_comes_before_the_request_is_sent_is_delivered(wire):
     """The server refuses and closes at once; the reason must not drown in the broken pipe."""
     connection, peer, sealer = wire
@@ -251,7 +248,6 @@ def test_an_idle_connection_stays():
         assert idle.call(b"echo", timeout_s=WAIT_S).meta == b"done"
 
 
-@pytest.mark.fault("F30")
 def test_a_restarted_server_is_told_by_its_incarnation():
     credentials = Credentials.generate()
     endpoint = Endpoint("127.0.0.1", 0)

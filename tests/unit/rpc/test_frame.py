@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpc import frame
@@ -78,6 +78,7 @@ def test_what_is_sealed_is_opened():
     assert (error.code, error.message, error.details) == ("shape", "no", {"a": "b"})
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(Kind),
     st.integers(0, 2**64 - 1),
@@ -110,6 +111,7 @@ def test_each_flipped_bit_is_refused(name):
 
 
 @pytest.mark.attack("A03")
+@pytest.mark.fault("F27")
 def test_replayed_dropped_and_swapped_frames_are_refused():
     sealer = Sealer(KEY)
     frames = [sealer.seal(Kind.REQUEST, index, b"m", 0) for index in range(3)]
@@ -157,6 +159,7 @@ def test_a_meta_beyond_the_limit_is_refused_from_its_length(meta_len):
         Opener(KEY, Limits()).meta_bytes(data)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_an_error_body_is_decoded_or_refused(meta):
     with contextlib.suppress(ProtocolError):

@@ -28,6 +28,7 @@ def listener():
     made.close()
 
 
+@pytest.mark.fault("F52")
 def test_a_taken_port_names_its_holder():
     says = rf"127.0.0.1:\d+ is held by pid {os.getpid()} \(.+, user .+\); choose another port"
     with bed() as holder, pytest.raises(PortInUse, match=says):
@@ -197,6 +198,7 @@ class TestTheWay:
                 with pytest.raises(PeerGone, match=r"cannot connect|nobody listens"):
                     connect(endpoint, WORKER, Credentials.generate())
 
+    @pytest.mark.fault("F52")
     def test_an_unknown_host(self):
         with pytest.raises(PeerGone, match=r"'no-such-host.invalid' cannot be resolved"):
             connect(Endpoint("no-such-host.invalid", 1), WORKER, Credentials.generate())
@@ -210,6 +212,7 @@ class TestTheWay:
                 )
             assert time.monotonic() - began < WAIT_S
 
+    @pytest.mark.fault("F52")
     def test_no_descriptor_left_is_typed(self, monkeypatch):
         def exhausted(*args: object) -> socket.socket:
             raise OSError(24, "Too many open files")

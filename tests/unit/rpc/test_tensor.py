@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpc.errors import LimitExceeded, ProtocolError
@@ -71,6 +71,7 @@ def test_unknown_dtypes_are_refused(dtype):
 
 
 @pytest.mark.attack("A09")
+@settings(deadline=None)
 @given(
     st.lists(
         st.builds(
