@@ -61,23 +61,23 @@ class Stall:
 
 
 class Feeder:
-    """Feeds one partition; used once."""
+    """Feeds one partition with the chunks that `packer` makes of its rows; used once."""
 
     def __init__(
         self,
         targets: Sequence[FeedTarget],
         credentials: Credentials,
         config: FeedConfig,
+        packer: Packer,
         *,
         feed: str,
-        epoch: int,
         partition: int,
     ) -> None:
         self._credentials = credentials
         self._config = config
         self._feed = feed
         self._partition = partition
-        self._packer = Packer(config, feed=feed, epoch=epoch, partition=partition)
+        self._packer = packer
         self._lanes = [Lane(target) for target in targets]
         self._todo: deque[Chunk] = deque()
 
@@ -165,7 +165,7 @@ class Feeder:
         lost = tuple(lane.lost for lane in self._lanes if lane.lost is not None)
         accepted = sum(lane.accepted_rows for lane in self._lanes)
         # Rows nobody wants are still read to their end: their count is part of the report.
-        total = self._packer.rows_read + sum(1 for _ in rows)
+        total = self._packer.rows_read + self._packer.skip(rows)
         return FeedReport(
             partition=self._partition,
             rows=total,

@@ -16,7 +16,7 @@ from feeding.columns import Collector
 from feeding.config import FeedConfig
 from feeding.encode import encode_values
 from feeding.errors import ChunkError, RowError
-from feeding.schema import Schema
+from feeding.schema import Node, Schema
 
 MAX_SCHEMA_BYTES = 48 * 1024
 """A frame's meta ends at 64 KiB; the rest of a chunk's meta needs a small part of that."""
@@ -55,30 +55,35 @@ class Packer:
         Raises:
             RowError: a row does not fit; most chunks before it were already yielded.
         """
-        head = list(itertools.islice(rows, 1))
         pending: Chunk | None = None
-        num_rows = self._rows_per_chunk(self._pack(head)) if head else 0
-        while True:
-            taken = head + list(itertools.islice(rows, num_rows - len(head)))
-            self.rows_read += len(taken)
-            head = []
-            if not taken:
-                break
-            for chunk in self._split(taken):
-                if pending is not None:
-                    yield pending
-                pending = chunk
+        for chunk in self._convert(rows):
             if pending is not None:
-                num_rows = self._rows_per_chunk(pending)
+                yield pending
+            pending = chunk
         if pending is not None:
             meta = msgspec.structs.replace(pending.meta, last_in_partition=True)
             yield Chunk(meta, pending.columns)
+
+    def skip(self, rows: Iterator[Any]) -> int:
+        """Read rows to their end and return how many they are."""
+        return sum(1 for _ in rows)
 
     def pack(self, rows: Sequence[Any]) -> Chunk:
         """Pack these rows (at least one) as one chunk, the next of the partition."""
         chunk = self._pack(rows)
         self._row += len(rows)
         return chunk
+
+    def _convert(self, rows: Iterator[Any]) -> Iterator[Chunk]:
+        taken = list(itertools.islice(rows, 1))
+        num_rows = self._rows_per_chunk(self._pack(taken)) if taken else 0
+        taken += itertools.islice(rows, max(0, num_rows - 1))
+        while taken:
+            self.rows_read += len(taken)
+            for chunk in self._split(taken):
+                num_rows = self._rows_per_chunk(chunk)
+                yield chunk
+            taken = list(itertools.islice(rows, num_rows))
 
     def _split(self, rows: list[Any]) -> Iterator[Chunk]:
         """Pack rows, in halves where they turned out far wider than those before."""
@@ -102,16 +107,21 @@ class Packer:
         return max(1, min(most, self._config.chunk_bytes // row_bytes))
 
     def _pack(self, rows: Sequence[Any]) -> Chunk:
-        out = Collector(
+        out = self._collector()
+        return self._finish(out, encode_values(out, rows), len(rows))
+
+    def _collector(self) -> Collector:
+        return Collector(
             self._base.partition, self._row, self._config.float_dtype, self._number_codes
         )
-        layout = encode_values(out, rows)
+
+    def _finish(self, out: Collector, layout: Node, num_rows: int) -> Chunk:
         schema = Schema(tuple(out.specs), layout)
         self._check(schema)
         meta = msgspec.structs.replace(
             self._base,
             first_row=self._row,
-            num_rows=len(rows),
+            num_rows=num_rows,
             schema=schema,
             stored=tuple(out.stored),
             data_items=tuple(out.data_items),

@@ -1,6 +1,7 @@
 """Feeders and a worker's channel over each transport: what one sends the other reads, in order."""
 
 import dataclasses
+import pickle
 from typing import Any
 
 import cloudpickle
@@ -89,6 +90,17 @@ def test_two_workers_share_and_nothing_is_lost(transport):
         for worker in both:
             fed = sum(report.worker_rows[worker.rank] for report in reports)
             assert fed == worker.channel.stats("input").fed_rows > 200
+
+
+def test_pickled_batches_arrive_as_their_rows():
+    rows = [([r % 256, 7], r % 10) for r in range(100)]
+    batches = [pickle.dumps(rows[at : at + 30], 5) for at in range(0, 100, 30)]
+    with workers(1) as (worker,):
+        (report,) = run(feed_task([worker], loads=pickle.loads), 0, batches)
+        assert (report.rows, report.worker_rows) == (100, {0: 100})
+        worker.channel.drain()
+        (report,) = run(feed_task([worker], epoch=1, loads=pickle.loads), 0, batches)
+        assert (report.rows, report.worker_rows[0] + report.dropped_rows) == (100, 100)
 
 
 @pytest.mark.fault("F34")
@@ -365,7 +377,7 @@ def test_tasks_carry_only_what_they_need():
             assert repr(CREDENTIALS.secret) not in repr(task)
             names = {field.name for field in dataclasses.fields(task)}
             assert names == {"targets", "credentials", "config", "feed"} | (
-                {"epoch"} if isinstance(task, FeedTask) else set()
+                {"epoch", "loads"} if isinstance(task, FeedTask) else set()
             )
 
 

@@ -1,0 +1,171 @@
+"""Pickled batches become the same chunks as their rows; what is not recognised is unpickled."""
+
+import pickle
+import random
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from feeding.config import FeedConfig
+from feeding.packer import Packer
+from feeding.pickled import PickledPacker
+from feeding.rows import rows_of
+
+RANDOM = random.Random(3)
+
+
+class Loads:
+    """pickle.loads that counts."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, data):
+        self.calls += 1
+        return pickle.loads(data)
+
+
+def batches_of(rows, size):
+    return [pickle.dumps(rows[at : at + size], 5) for at in range(0, len(rows), size)]
+
+
+def pack(rows, size=10, **settings):
+    settings.setdefault("chunk_rows", 16)
+    loads = Loads()
+    packer = PickledPacker(FeedConfig(**settings), loads, partition=3)
+    chunks = list(packer.chunks(iter(batches_of(rows, size))))
+    assert packer.rows_read == len(rows)
+    assert [c.meta.last_in_partition for c in chunks] == [False] * (len(chunks) - 1) + [True]
+    at = 0
+    for chunk in chunks:
+        assert chunk.meta.first_row == at
+        at += chunk.num_rows
+    return chunks, loads
+
+
+def ints(count):
+    return [RANDOM.randrange(256) for _ in range(count)]
+
+
+def floats(count):
+    return [RANDOM.random() for _ in range(count)]
+
+
+RECOGNISED = {
+    "pixels": lambda: ints(784),
+    "floats": lambda: floats(784),
+    "two numbers": lambda: ints(2),
+    "more than a lot": lambda: ints(3072),
+    "exactly a lot": lambda: ints(1000),
+    "pixels and label": lambda: (ints(50), RANDOM.randrange(10)),
+    "floats and label": lambda: (floats(50), RANDOM.random()),
+    "x, y, weight": lambda: (ints(5), floats(3), RANDOM.random()),
+    "pairs of lists": lambda: (ints(5), ints(5)),
+    "pairs of numbers": lambda: (RANDOM.random(), RANDOM.randrange(200)),
+    "numbers": lambda: RANDOM.randrange(100),
+    "unsigned 16 bit": lambda: [RANDOM.randrange(256, 65536) for _ in range(9)],
+    "signed 32 bit": lambda: [
+        RANDOM.randrange(65536, 1 << 31) * RANDOM.choice([1, -1]) for _ in "abc"
+    ],
+}
+
+
+@pytest.mark.parametrize("make", RECOGNISED.values(), ids=RECOGNISED.keys())
+@pytest.mark.parametrize("size", [2, 7, 57])
+def test_plain_rows_are_never_unpickled(make, size):
+    rows = [make() for _ in range(57)]
+    chunks, loads = pack(rows, size)
+    # A batch of one row is pickled in another way.
+    assert loads.calls == (57 % size == 1)
+    assert [row for chunk in chunks for row in rows_of(chunk)] == rows
+    (ordinary,) = Packer(FeedConfig(chunk_rows=100), partition=3).chunks(iter(rows))
+    assert {chunk.meta.schema for chunk in chunks} == {ordinary.meta.schema}
+
+
+@pytest.mark.parametrize("count", [999, 1000, 1001, 1002, 2000, 2500, 3001])
+def test_batches_of_more_rows_than_a_lot(count):
+    rows = [[i % 256, i // 256] for i in range(count)]
+    chunks, loads = pack(rows, 5000, chunk_rows=10_000)
+    assert [row for chunk in chunks for row in rows_of(chunk)] == rows
+    assert loads.calls == 0
+
+
+def test_pickles_of_several_frames():
+    rows = [ints(784) for _ in range(300)]
+    assert pickle.dumps(rows, 5).count(b"\x95") > 3
+    chunks, loads = pack(rows, 300)
+    assert loads.calls == 0
+    assert [row for chunk in chunks for row in rows_of(chunk)] == rows
+
+
+SHARED = [1, 2, 3]
+OTHERS = {
+    "text": ["a", "b", "c"],
+    "a wide int among narrow ones": [[1, 2], [3, 300], [5, 6]],
+    "a negative int": [[1, 2], [3, -4], [5, 6]],
+    "a huge int": [[1, 2], [3, 2**40], [5, 6]],
+    "a float among ints": [[1, 2], [3, 0.5], [5, 6]],
+    "rows of differing lengths": [[1, 2], [3, 4, 5], [6, 7]],
+    "lengths that add up": [[1, 2, 3], [4, 5], [6, 7, 8, 9]],
+    "the same row again": [SHARED, SHARED, [4, 5, 6]],
+    "booleans": [[True, False]] * 2 + [[False, True]],
+    "dicts": [{"a": 1}, {"a": 2}, {"a": 3}],
+    "arrays": [np.arange(3), np.arange(3), np.arange(3)],
+    "empty lists": [[], [], []],
+    "lists of one": [[1], [2], [3]],
+    "long tuples": [(1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)],
+    "nested": [([1, 2], (3, 4)), ([5, 6], (7, 8)), ([9, 9], (9, 9))],
+}
+
+
+@pytest.mark.parametrize("rows", OTHERS.values(), ids=OTHERS.keys())
+def test_other_rows_go_the_ordinary_way(rows):
+    chunks, loads = pack(rows, 3)
+    assert loads.calls == 1
+    (ordinary,) = Packer(FeedConfig(), partition=3).chunks(iter(rows))
+    back = [row for chunk in chunks for row in rows_of(chunk)]
+    for row, expected in zip(back, rows_of(ordinary), strict=True):
+        assert np.array_equal(row, expected)
+
+
+def test_other_pickle_protocols_go_the_ordinary_way():
+    for protocol in range(5):
+        loads = Loads()
+        batch = pickle.dumps([[1, 2], [3, 4]], protocol)
+        (chunk,) = PickledPacker(FeedConfig(), loads).chunks(iter([batch]))
+        assert (loads.calls, rows_of(chunk)) == (1, [[1, 2], [3, 4]])
+
+
+def test_kinds_of_rows_may_alternate_between_batches():
+    rows = [[1, 2]] * 3 + [[1, 2]] * 3 + [[0.5, 1.5]] * 3 + [[1, 300]] * 3
+    rows = [list(row) for row in rows]
+    chunks, _ = pack(rows, 3)
+    assert [row for chunk in chunks for row in rows_of(chunk)] == rows
+
+
+def test_floats_take_the_float_dtype():
+    chunks, _ = pack([floats(4) for _ in range(5)], float_dtype="float32")
+    assert chunks[0].meta.schema.columns[0].dtype == chunks[0].meta.stored[0] == "float32"
+
+
+def test_rest_is_counted_without_being_packed():
+    packer = PickledPacker(FeedConfig(), pickle.loads)
+    assert packer.skip(iter(batches_of([[1, 2]] * 25, 10))) == 25
+
+
+NUMBER = st.one_of(st.integers(0, 255), st.integers(-(2**31), 2**31), st.floats(allow_nan=False))
+VECTOR = st.lists(NUMBER, min_size=2, max_size=4)
+
+
+@hypothesis.given(
+    st.lists(st.one_of(VECTOR, VECTOR), min_size=1, max_size=12)
+    | st.lists(st.tuples(VECTOR, NUMBER), min_size=1, max_size=12)
+    | st.lists(st.lists(st.integers(0, 255), min_size=3, max_size=3), min_size=1, max_size=12),
+    st.integers(1, 5),
+)
+@hypothesis.settings(deadline=None)
+def test_any_rows_come_back_equal(rows, size):
+    chunks, _ = pack(rows, size, chunk_rows=4)
+    assert [row for chunk in chunks for row in rows_of(chunk)] == rows
