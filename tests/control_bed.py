@@ -7,6 +7,7 @@ import threading
 from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
+from tfos.control.identity import TlsCredentials
 from tfos.control.server import ControlServer
 
 WAIT_S = 10.0
@@ -59,12 +60,19 @@ class RecordingHandler:
 class ControlBed:
     """One cluster's authority, server and handler, and clients on demand."""
 
-    def __init__(self, cluster_id: str = "test", handler: RecordingHandler | None = None) -> None:
+    def __init__(
+        self,
+        cluster_id: str = "test",
+        handler: RecordingHandler | None = None,
+        *,
+        port: int = 0,
+        authority: ClusterAuthority | None = None,
+    ) -> None:
         self.cluster_id = cluster_id
-        self.authority = ClusterAuthority(cluster_id)
+        self.authority = authority or ClusterAuthority(cluster_id)
         self.handler = handler or RecordingHandler()
         self.server = ControlServer(self.handler, self.authority.driver(), num_nodes=4)
-        self.port = self.server.start("127.0.0.1")
+        self.port = self.server.start("127.0.0.1", port)
         self.clients: list[ControlClient] = []
 
     @property
@@ -75,10 +83,16 @@ class ControlBed:
         node = messages.NodeId(role, index, attempt)
         return self.client_with(node, self.authority.node(node.name))
 
-    def client_with(self, node: messages.NodeId, credentials: object) -> ControlClient:
-        client = ControlClient(self.address, self.cluster_id, node, credentials)  # type: ignore[arg-type]
+    def client_with(self, node: messages.NodeId, credentials: TlsCredentials) -> ControlClient:
+        client = ControlClient(self.address, self.cluster_id, node, credentials)
         self.clients.append(client)
         return client
+
+    @staticmethod
+    def connect(
+        address: str, cluster_id: str, node: messages.NodeId, credentials: TlsCredentials
+    ) -> ControlClient:
+        return ControlClient(address, cluster_id, node, credentials)
 
     def close(self) -> None:
         for client in self.clients:

@@ -308,15 +308,18 @@ def test_what_cannot_be_pickled_is_named_before_any_node_starts(spark):
 
 
 @pytest.mark.fault("F56")
-def test_a_module_that_executors_lack_fails_the_start_and_is_named(spark):
-    def imports(args, ctx):
-        importlib.import_module("a_module_that_nobody_has")
+def test_a_module_that_executors_lack_fails_the_start_and_is_named(spark, tmp_path, monkeypatch):
+    tmp_path.joinpath("only_on_the_driver.py").write_text("def work(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("only_on_the_driver")
 
-    with (
-        pytest.raises(NodeFailedError, match="No module named 'a_module_that_nobody_has'"),
-        TFCluster.reserve(spark, 2, 1) as cluster,
-    ):
-        cluster.start(imports, None)
+    def needs_it(args, ctx):
+        module.work()
+
+    cluster = TFCluster.reserve(spark, 2, 1)
+    with pytest.raises(NodeFailedError, match="No module named 'only_on_the_driver'"):
+        cluster.start(needs_it, None)
+    cluster.shutdown()
 
 
 class _Holder:
