@@ -340,3 +340,23 @@ def test_a_module_of_the_working_directory_does_not_shadow_pythons_own(bed, exec
     bed.event("ps:0", messages.Listening)
     bed.order("ps:0", messages.Stop("over"))
     bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F07")
+def test_a_worker_that_never_gives_up_the_gil_is_slow_and_not_dead(bed):
+    def hold_the_gil(args, ctx):
+        import ctypes
+        import sys
+
+        sys.stdout.write("holding\n")
+        ctypes.PyDLL(None).sleep(3)
+
+    bed.handler.reply = messages.RegisterReply(True, heartbeat_s=0.2, lease_s=20.0)
+    bed.start(bed.bundle("worker:0", hold_the_gil))
+    bed.release("worker:0")
+    bed.log_line("holding")
+    began = max(beat.seq for kind, beat in bed.handler.notes if kind == "heartbeat")
+    bed.heartbeat("worker:0", lambda beat: beat.seq >= began + 5 and beat.phase == "main_fun")
+    bed.event("worker:0", messages.Done)
+    bed.order("worker:0", messages.Stop("over"))
+    bed.assert_nothing_left()

@@ -15,6 +15,8 @@ from tfos.node.spec import Executor
 
 _logger = logging.getLogger(__name__)
 
+_REMOVE_ATTEMPTS = 3
+
 
 class Workspace:
     """Directories that live as long as the node; the log stays where Spark keeps its own logs."""
@@ -36,9 +38,13 @@ class Workspace:
     def remove(self) -> None:
         """Remove everything but a log that lies beside the executor's own."""
         for path in (self.directory, self.socket_dir):
-            try:
-                shutil.rmtree(path)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                _logger.warning("cannot remove %s: %s", path, error)
+            for attempt in range(_REMOVE_ATTEMPTS):
+                try:
+                    shutil.rmtree(path)
+                    break
+                except FileNotFoundError:
+                    if not path.exists():
+                        break  # an ending executor removes its directories as well, meanwhile
+                except OSError as error:
+                    if attempt == _REMOVE_ATTEMPTS - 1:
+                        _logger.warning("cannot remove %s: %s", path, error)
