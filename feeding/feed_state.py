@@ -19,7 +19,7 @@ from feeding.errors import FeedError
 from feeding.feed_queue import FeedQueue
 
 MAX_FEEDS = 64
-_POLL_S = 0.5
+_POLL_S = 0.1
 """How often a wait looks around, for instance whether the feeder is still there."""
 
 T = TypeVar("T")
