@@ -42,7 +42,7 @@ class RequestId(NamedTuple):
     session: int
     """Which client object of that process."""
     sequence: int
-    """Counts this session's changing requests to this server from 1."""
+    """Grows with every changing request of this session to this server, from 1."""
 
 
 class Verdict(enum.Enum):
@@ -97,31 +97,39 @@ class AppliedRecord:
 
     @property
     def lost_requests(self) -> int:
-        """Completed requests that a restore has undone; above 0 means: steps were lost."""
+        """Acknowledged requests that a restore has undone; above 0 means: steps were lost."""
         return self._lost_requests
 
-    def begin(self, request: RequestId) -> Verdict:
+    def begin(self, request: RequestId, acknowledged: int = 0) -> Verdict:
         """Note that a request has arrived and say what it is.
+
+        Numbers may be left out: a request can be refused before it comes here.
+
+        Args:
+            request: its name.
+            acknowledged: the last request that the session was told is done.
 
         Raises:
             StaleIncarnation: a newer attempt of the worker is known, or this one was fenced.
-            SequenceGap: a request between the last one and this one never arrived.
+            SequenceGap: this record does not know what was acknowledged: the state was lost.
         """
-        self._refuse_stale(request)
+        self.refuse_stale(request.worker, request.incarnation)
         record = self._record_of(request)
         sequence = request.sequence
         if sequence <= record.completed or sequence < record.sequence:
             return Verdict.REPEATED
         if sequence == record.sequence:
             return Verdict.RESUMED
-        expected = record.sequence + 1
-        if sequence > expected and not record.may_jump:
-            raise SequenceGap(
-                f"worker {request.worker} sent request {sequence}, expected {expected}: a request "
-                "between them was lost; restart this worker with a new incarnation",
-                {"worker": str(request.worker), "expected": str(expected), "got": str(sequence)},
-            )
-        self._lost_requests += sequence - expected
+        lost = acknowledged - record.sequence
+        if lost > 0:
+            if not record.may_jump:
+                raise SequenceGap(
+                    f"worker {request.worker} was told that its request {acknowledged} is done, "
+                    f"this server knows requests up to {record.sequence}: it was restarted and has "
+                    "lost updates; restore the last checkpoint and restart the workers",
+                    {"worker": str(request.worker), "acknowledged": str(acknowledged)},
+                )
+            self._lost_requests += lost
         record.may_jump = False
         record.sequence = sequence
         return Verdict.NEW
@@ -134,7 +142,7 @@ class AppliedRecord:
         Raises:
             StaleIncarnation: the worker was fenced since `begin`.
         """
-        self._refuse_stale(request)
+        self.refuse_stale(request.worker, request.incarnation)
         record = self._begun(request)
         if record is None or record.sequence != request.sequence:
             return False
@@ -164,6 +172,16 @@ class AppliedRecord:
             for session, record in sessions.items()
             if record.incarnation >= least_incarnation
         }
+
+    def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
+        """Raise StaleIncarnation if a newer attempt of the worker is known, or this was fenced."""
+        least = self._least.get(worker, 0)
+        if incarnation < least:
+            raise StaleIncarnation(
+                f"worker {worker} incarnation {incarnation} was replaced: the server accepts "
+                f"{least} and newer; this process must end",
+                {"worker": str(worker), "got": str(incarnation), "expected": str(least)},
+            )
 
     def incarnation_of(self, worker: WorkerRank) -> int:
         """The oldest incarnation that is not refused: the newest one seen, unless fenced beyond."""
@@ -207,19 +225,6 @@ class AppliedRecord:
             record.completed = min(cut.applied, default=0)
             record.may_jump = True
             self._sessions.setdefault(WorkerRank(cut.worker), {})[cut.session] = record
-
-    def _refuse_stale(self, request: RequestId) -> None:
-        least = self._least.get(request.worker, 0)
-        if request.incarnation < least:
-            raise StaleIncarnation(
-                f"worker {request.worker} incarnation {request.incarnation} was replaced: the "
-                f"server accepts {least} and newer; this process must end",
-                {
-                    "worker": str(request.worker),
-                    "got": str(request.incarnation),
-                    "expected": str(least),
-                },
-            )
 
     def _begun(self, request: RequestId) -> _Record | None:
         record = self._sessions.get(request.worker, {}).get(request.session)

@@ -123,13 +123,13 @@ class PSClient:
             )
         request = messages.encode(messages.Seed(digest, len(encoded)))
         with self._lock:
+            self._fleet.check_size(self.describe())
             pieces = cut_pieces(layout, len(self._fleet.links))
             calls = [
                 Outgoing(link, lambda _: request, [encoded, *views_of(values, pieces[link.server])])
                 for link in self._fleet.links
             ]
-            described = self._fleet.answers(calls, Description, timeout_s=self.timeout_s)
-            self._fleet.check_size(described)
+            self._fleet.answers(calls, Description, timeout_s=self.timeout_s)
             self._adopt(manifest)
 
     def attach(self, *, timeout_s: float | None = None) -> Manifest:
@@ -194,7 +194,7 @@ class PSClient:
             digest = self._known_hash()
             check_arrays(self._layout, values, "values")
             self._fleet.change(
-                lambda session, sequence, _: messages.Assign(digest, session, sequence),
+                lambda number, _: messages.Assign(digest, number),
                 timeout_s=self.timeout_s,
                 payload=lambda link: views_of(values, self._pieces[link.server]),
             )
@@ -209,7 +209,7 @@ class PSClient:
         with self._lock:
             is_sync = self.manifest.consistency == "sync"
             acks = self._fleet.change(
-                lambda session, sequence, _: messages.Join(session, sequence),
+                lambda number, _: messages.Join(number),
                 timeout_s=self.timeout_s,
             )
             return joined(self._line_up(acks) if is_sync else acks)
@@ -218,7 +218,7 @@ class PSClient:
         """Push no more until join(): the sync barrier goes on without this worker."""
         with self._lock:
             acks = self._fleet.change(
-                lambda session, sequence, _: messages.Leave(session, sequence),
+                lambda number, _: messages.Leave(number),
                 timeout_s=self.timeout_s,
             )
             return joined(acks)
@@ -227,7 +227,7 @@ class PSClient:
         """Be done for good: neither barrier nor meeting waits for this worker. Idempotent."""
         with self._lock:
             self._fleet.change(
-                lambda session, sequence, _: messages.Finish(session, sequence),
+                lambda number, _: messages.Finish(number),
                 timeout_s=self.timeout_s,
             )
 
@@ -348,8 +348,8 @@ class PSClient:
                 check_arrays(self._layout, into, "into", writable=True)
             ready, target = grads, into
             acks = self._fleet.change(
-                lambda session, sequence, wait_s: messages.Push(
-                    digest, session, sequence, rows, hyper, into is not None, grads is None, wait_s
+                lambda number, wait_s: messages.Push(
+                    digest, number, rows, hyper, into is not None, grads is None, wait_s
                 ),
                 timeout_s=self.timeout_s,
                 payload=lambda link: views_of(ready, self._pieces[link.server]) if ready else (),
@@ -366,9 +366,7 @@ class PSClient:
             return acks
         digest = self._known_hash()
         lined_up = self._fleet.change(
-            lambda session, sequence, wait_s: messages.Push(
-                digest, session, sequence, 0, None, False, True, wait_s
-            ),
+            lambda number, wait_s: messages.Push(digest, number, 0, None, False, True, wait_s),
             timeout_s=self.timeout_s,
             links=behind,
         )

@@ -22,15 +22,15 @@ from ps.errors import (
     TransportError,
 )
 from ps.links import Link, Outgoing, exchange
-from ps.messages import Ack, Description
+from ps.messages import Ack, Description, Number
 from ps.permissions import Phase
 from rpc.address import Endpoint
 from rpc.connection import Buffer, Reply
 from rpc.handshake import Credentials, Identity
 
 Answer = TypeVar("Answer")
-ChangingRequest = Callable[[int, int, float], messages.Changing]
-"""Makes a request from its session, its sequence and the seconds the server may let us wait."""
+ChangingRequest = Callable[[Number, float], messages.Changing]
+"""Makes a request from its number and the seconds that the server may let us wait."""
 
 
 class Fleet:
@@ -120,6 +120,10 @@ class Fleet:
         except TransportError as error:
             self._unknown = error
             raise
+        finally:
+            for call in calls:
+                if call.reply is not None:
+                    call.link.acknowledged = call.link.sequence
 
     def check_size(self, described: Sequence[Description]) -> None:
         """Refuse servers that were started for another number of servers or workers."""
@@ -139,8 +143,8 @@ class Fleet:
             link.close()
 
     def _numbered(self, request: ChangingRequest, link: Link) -> Callable[[float], bytes]:
-        session, sequence = self._session, link.next_sequence()
-        return lambda wait_s: messages.encode(request(session, sequence, wait_s))
+        number = Number(self._session, link.next_sequence(), link.acknowledged)
+        return lambda wait_s: messages.encode(request(number, wait_s))
 
 
 def check_serving(described: Sequence[Description], waited_s: float) -> None:

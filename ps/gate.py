@@ -93,7 +93,9 @@ class Gate(Generic[Gradient]):
         with self._changed:
             return self._policy.missing()
 
-    def begin(self, request: RequestId) -> tuple[Verdict, Arrival[Gradient] | None]:
+    def begin(
+        self, request: RequestId, acknowledged: int = 0
+    ) -> tuple[Verdict, Arrival[Gradient] | None]:
         """Say what a changing request is, and find it if it already waits at the barrier.
 
         Raises:
@@ -102,7 +104,7 @@ class Gate(Generic[Gradient]):
         """
         with self._changed:
             self._refuse_closed()
-            verdict = self._record.begin(request)
+            verdict = self._record.begin(request, acknowledged)
             refused = self._refused.get(request.worker)
             if refused is not None and refused[0] == request:
                 raise refused[1]
@@ -187,10 +189,15 @@ class Gate(Generic[Gradient]):
                 raise arrival.error
             return arrival.clock or 0
 
-    def change(self, request: RequestId, event: Callable[[WorkerRank], list[Action]]) -> bool:
+    def change(
+        self,
+        request: RequestId,
+        event: Callable[[WorkerRank], list[Action]],
+        acknowledged: int = 0,
+    ) -> bool:
         """Execute a membership event once; False when this request was executed before."""
         with self._changed:
-            verdict, _ = self.begin(request)
+            verdict, _ = self.begin(request, acknowledged)
             if verdict is Verdict.REPEATED:
                 return False
             self._execute(event(request.worker))
@@ -213,6 +220,11 @@ class Gate(Generic[Gradient]):
         """Refuse older incarnations of the worker from now on, also in the middle of a push."""
         with self._changed:
             self._record.fence(worker, least_incarnation)
+
+    def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
+        """Raise StaleIncarnation unless this incarnation of the worker may still act."""
+        with self._changed:
+            self._record.refuse_stale(worker, incarnation)
 
     def lose(self, worker: WorkerRank, incarnation: int | None = None) -> None:
         """The worker is gone: fence what is left of it and let the policy decide about the others.

@@ -150,6 +150,12 @@ class Lifecycle:
         if shard is not None:
             shard.gate.lose(worker, incarnation)
 
+    def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
+        """Raise StaleIncarnation unless this incarnation of the worker may still act."""
+        shard = self._shard
+        if shard is not None:
+            shard.gate.refuse_stale(worker, incarnation)
+
     def stop(self, reason: str) -> None:
         """End all waits and refuse what changes anything; the values can still be pulled."""
         with self._changed:

@@ -71,6 +71,8 @@ class Link:
         self.name = f"ps:{server} at {endpoint}"
         self.sequence = 0
         """Number of the last changing request sent to this server."""
+        self.acknowledged = 0
+        """Number of the last one that it has answered with success."""
         self._endpoint = endpoint
         self._credentials = credentials
         self._identity = identity

@@ -19,7 +19,7 @@ Pure; no threads.
     Fence, Lose, Stop                               Description
 
 "Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding.
-`session` and `sequence` make a changing request unique; see ps.applied.
+`number` makes a changing request unique; see ps.applied.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ Digest = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 DirectoryName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATH_LENGTH)]
 
 
+class Number(msgspec.Struct, frozen=True, array_like=True):
+    """What makes a changing request of one worker unique; see ps.applied."""
+
+    session: Session
+    sequence: Sequence
+    acknowledged: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    """The last of this session's requests that this server has answered with success."""
+
+
 class Describe(msgspec.Struct, frozen=True, tag="describe"):
     """Ask for phase and clock; answered when the shard is SERVING, at the latest after `wait_s`."""
 
@@ -77,8 +86,7 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     """Bring a gradient; `wait_s` bounds the wait at the sync barrier."""
 
     manifest_hash: Digest
-    session: Session
-    sequence: Sequence
+    number: Number
     rows: Rows
     hyper: Hyper | None = None
     pull: bool = False
@@ -90,29 +98,25 @@ class Assign(msgspec.Struct, frozen=True, tag="assign"):
     """Replace the values; optimizer slots stay."""
 
     manifest_hash: Digest
-    session: Session
-    sequence: Sequence
+    number: Number
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
     """This worker will push from now on."""
 
-    session: Session
-    sequence: Sequence
+    number: Number
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """This worker will not push until it joins again."""
 
-    session: Session
-    sequence: Sequence
+    number: Number
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """This worker is done for good."""
 
-    session: Session
-    sequence: Sequence
+    number: Number
 
 
 class Meet(msgspec.Struct, frozen=True, tag="meet"):

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ps import messages
-from ps.applied import RequestId, SessionCut
+from ps.applied import SessionCut
 from ps.checkpoint_reader import read_manifest
 from ps.consistency import Action, make_policy
 from ps.dense import DenseShard
@@ -29,7 +29,7 @@ from ps.messages import Ack, Met
 from ps.params import Layout, Manifest, WorkerRank
 from ps.permissions import check_caller, check_phase
 from ps.rendezvous import MAX_VALUE_BYTES
-from ps.serving import ServingShard
+from ps.serving import ServingShard, request_id
 from ps.shard_saving import restore_into, save_shard
 from ps.sharding import deal
 from ps.staging import StagedGradient
@@ -213,12 +213,12 @@ class Service:
         self, call: Call, request: messages.Join | messages.Leave | messages.Finish
     ) -> None:
         worker = WorkerRank(call.peer.rank)
-        name = RequestId(worker, call.peer.incarnation, request.session, request.sequence)
+        name = request_id(call.peer, request)
         shard = self.life.shard
         clock = 0
         if shard is not None:
             event = _EVENTS[type(request)](shard.gate)
-            shard.gate.change(name, event)
+            shard.gate.change(name, event, request.number.acknowledged)
             clock = shard.gate.clock
         if isinstance(request, messages.Finish):
             self._meetings.finish(worker)
@@ -231,10 +231,11 @@ class Service:
             raise SettingsError(
                 f"a meeting's value has at most {MAX_VALUE_BYTES} bytes, got {call.payload_bytes}"
             )
+        worker = WorkerRank(call.peer.rank)
+        self.life.refuse_stale(worker, call.peer.incarnation)
         value = bytearray(call.payload_bytes)
         call.read_into(memoryview(value))
         deadline_s = time.monotonic() + request.wait_s
-        worker = WorkerRank(call.peer.rank)
         values = self._meetings.meet(request.key, worker, bytes(value), deadline_s, call.peer_gone)
         sizes = tuple(len(item) for item in values.values())
         call.reply(

@@ -32,6 +32,7 @@ from ps.dense import DenseShard
 from ps.errors import ManifestMismatch, NonFiniteGradient, SettingsError, ShapeError
 from ps.gate import Arrival, Contributions, Gate
 from ps.messages import Ack
+from ps.optimizers import step_scalars
 from ps.params import Average, Bucket, Hyper, Manifest, WorkerRank
 from ps.staging import Run, StagedGradient, StagingPool, cut_runs
 from ps.stats import Counters
@@ -131,9 +132,9 @@ class ServingShard:
         """Take a gradient (or a null push) and answer when it is part of the parameters."""
         self._check_push(call, request)
         deadline_s = time.monotonic() + request.wait_s
-        sender = _request_id(call, request)
+        sender = request_id(call.peer, request)
         staleness = self.gate.staleness_of(sender.worker)
-        verdict, arrival = self.gate.begin(sender)
+        verdict, arrival = self.gate.begin(sender, request.number.acknowledged)
         sent = 0
         if verdict is Verdict.REPEATED or arrival is not None:
             self._counters.count(sender.worker, repeated=1)
@@ -159,12 +160,12 @@ class ServingShard:
         """Replace the values by the chief's; between two clocks in sync mode."""
         self.check_manifest(request.manifest_hash)
         self.check_size(call.payload_bytes, "assign")
-        sender = _request_id(call, request)
+        sender = request_id(call.peer, request)
         staged = self._pool.take()
         try:
             self._read_staged(call, staged)
             with self.gate.between_clocks():
-                verdict, _ = self.gate.begin(sender)
+                verdict, _ = self.gate.begin(sender, request.number.acknowledged)
                 if verdict is not Verdict.REPEATED:
                     for bucket, array in zip(self.dense.buckets, staged.arrays, strict=True):
                         self.dense.set_values(bucket.id, array)
@@ -209,6 +210,12 @@ class ServingShard:
             raise SettingsError("a push needs the learning rate: send `hyper`, or push_null()")
         if request.rows < 1:
             raise SettingsError(f"a push stands for at least 1 row, got {request.rows}")
+        self._check_hyper(request.hyper)
+
+    def _check_hyper(self, hyper: Hyper) -> None:
+        """Refuse scalars that do not fit their rule, before anything is applied."""
+        for group in self.manifest.groups if hyper.scalars else ():
+            step_scalars(group.rule, group.name, hyper, 1, np.dtype(group.dtype))
 
     def _apply_arriving(self, call: Incoming, request: messages.Push, sender: RequestId) -> int:
         """Apply each bucket when it is here; returns how many buckets' values were sent back."""
@@ -351,6 +358,7 @@ class ServingShard:
         self._counters.count_push(arrival.id.worker, arrival.rows, arrival.staleness)
 
 
-def _request_id(call: Incoming, request: messages.Push | messages.Assign) -> RequestId:
-    peer = call.peer
-    return RequestId(WorkerRank(peer.rank), peer.incarnation, request.session, request.sequence)
+def request_id(peer: Identity, request: messages.Changing) -> RequestId:
+    """Return the name of a changing request in the record."""
+    number = request.number
+    return RequestId(WorkerRank(peer.rank), peer.incarnation, number.session, number.sequence)

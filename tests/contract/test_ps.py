@@ -18,11 +18,13 @@ from ps.errors import (
     PhaseError,
     RequestTimeout,
     RoleError,
+    SequenceGap,
     SettingsError,
     ShapeError,
     StaleIncarnation,
     WorkerLost,
 )
+from ps.messages import Number
 from ps.params import Adam, GroupSpec, Hyper, Layout, Manifest, ParamSpec
 from ps.pieces import cut_pieces, views_of
 from ps.server import PSServer
@@ -309,7 +311,7 @@ def test_sync_join_between_two_servers_clocks_gives_both_the_same_gradients(tran
         _, joining = bed.workers(manifest, filled(manifest))
         joining.leave()
         ones = filled(manifest, 1.0)
-        first = messages.Push(manifest.hash(), 1, 1, 1, HYPER, wait_s=10.0)
+        first = messages.Push(manifest.hash(), Number(1, 1), 1, HYPER, wait_s=10.0)
 
         def push_first(server: int):
             return raw_call(bed, server, first, views_of(ones, pieces[server]))
@@ -324,7 +326,7 @@ def test_sync_join_between_two_servers_clocks_gives_both_the_same_gradients(tran
 
         joined, ack = succeeded(run_all(joining.join, late))
         assert (joined.clock, ack.clock) == (1, 1)
-        second = msgspec.structs.replace(first, sequence=2)
+        second = msgspec.structs.replace(first, number=Number(1, 2, 1))
         works = [
             partial(joining.push, filled(manifest, 10.0), hyper=HYPER, rows=1),
             partial(raw_call, bed, 0, second, views_of(ones, pieces[0])),
@@ -523,6 +525,8 @@ def test_rendezvous_does_not_wait_for_finished_or_lost_workers(transport: str):
             )
         )
         assert meeting == {0: b"a"}
+        with pytest.raises(StaleIncarnation, match="worker 2 incarnation 0"):
+            clients[2].rendezvous("k", b"", timeout_s=1)
         with pytest.raises(PhaseError, match="finish"):
             clients[1].rendezvous("k", b"", timeout_s=1)
 
@@ -623,6 +627,18 @@ def test_into_must_be_writable():
             client.pull(into)
 
 
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_scalars_that_do_not_fit_the_rule_change_nothing(consistency: str):
+    hyper = Hyper(0.1, {"trainable": (1.0, 2.0)})
+    manifest = make_manifest(rule=Adam(), consistency=consistency)
+    with cluster() as bed:
+        (client,) = bed.workers(manifest, filled(manifest, 1.0))
+        with pytest.raises(SettingsError, match="takes the step scalars: alpha"):
+            client.push(filled(manifest, 1.0), hyper=hyper, rows=1)
+        assert set(bed.pulled(client)["trainable"]) == {1.0}
+        assert client.push(filled(manifest), hyper=HYPER, rows=1).clock == 1
+
+
 def test_rows_of_a_push_are_checked():
     manifest = make_manifest()
     with cluster() as bed:
@@ -664,6 +680,8 @@ def test_a_client_of_another_cluster_size_is_refused(transport: str):
         bed.workers(manifest, filled(manifest))
         with pytest.raises(ManifestMismatch, match="2 servers and 1 workers"):
             bed.client(endpoints=bed.endpoints[:1]).attach()
+        with pytest.raises(ManifestMismatch, match="2 servers and 1 workers"):
+            bed.client(endpoints=bed.endpoints[:1]).seed(manifest, filled(manifest))
 
 
 def test_stop_ends_waiting_pushes_and_still_answers_pulls(transport: str):
@@ -743,6 +761,20 @@ def test_a_live_client_of_restored_servers_goes_on_and_the_loss_is_counted(tmp_p
         client.push(ones, hyper=HYPER, rows=1)
         assert bed.pulled(client)["trainable"][0] == 2.0
         assert client.stats()[0].lost_requests == 2
+
+
+@pytest.mark.fault("F30")
+def test_a_server_that_was_restarted_empty_is_noticed():
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        restart(bed)
+        with pytest.raises(PhaseError, match="EMPTY"):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        bed.client().seed(manifest, filled(manifest))
+        with pytest.raises(SequenceGap, match="lost updates; restore the last checkpoint"):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
 
 
 def restart(bed: Cluster) -> None:

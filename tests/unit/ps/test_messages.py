@@ -10,21 +10,22 @@ import pytest
 
 from ps import messages
 from ps.errors import PhaseError, RoleError, SettingsError
-from ps.messages import Ack, Push, Request, decode_reply, decode_request, encode
+from ps.messages import Ack, Number, Push, Request, decode_reply, decode_request, encode
 from ps.params import Hyper
 from ps.permissions import Phase, check_caller, check_move, check_phase
 from rpc.handshake import Identity, Role
 
+NUMBER = Number(5, 2, 1)
 SAMPLES: dict[type, Request] = {
     messages.Describe: messages.Describe(),
     messages.FetchManifest: messages.FetchManifest(),
     messages.Seed: messages.Seed("h", 1),
     messages.Pull: messages.Pull("h"),
-    messages.Push: messages.Push("h", 5, 1, 32, Hyper(0.1)),
-    messages.Assign: messages.Assign("h", 5, 1),
-    messages.Join: messages.Join(5, 1),
-    messages.Leave: messages.Leave(5, 1),
-    messages.Finish: messages.Finish(5, 1),
+    messages.Push: messages.Push("h", NUMBER, 32, Hyper(0.1)),
+    messages.Assign: messages.Assign("h", NUMBER),
+    messages.Join: messages.Join(NUMBER),
+    messages.Leave: messages.Leave(NUMBER),
+    messages.Finish: messages.Finish(NUMBER),
     messages.Meet: messages.Meet("k", 1.0),
     messages.Save: messages.Save("/tmp/x", "id"),
     messages.Restore: messages.Restore("/tmp/x", 1),
@@ -46,10 +47,9 @@ def test_requests_survive_the_wire(request_: Request):
 
 
 def test_the_wire_format_of_a_push_is_fixed():
-    push = Push("ab", 5, 7, 32, Hyper(0.5, {"t": (0.25,)}), pull=True, wait_s=2.0)
+    push = Push("ab", Number(5, 7, 6), 32, Hyper(0.5, {"t": (0.25,)}), pull=True, wait_s=2.0)
     assert encode(push).hex() == (
-        "89a474797065a470757368ad6d616e69666573745f68617368a26162a773657373696f6e05a873657175656e63"
-        "6507a4726f777320"
+        "88a474797065a470757368ad6d616e69666573745f68617368a26162a66e756d62657293050706a4726f777320"
         "a5687970657282ad6c6561726e696e675f72617465cb3fe0000000000000a77363616c61727381a17491cb3f"
         "d0000000000000a470756c6cc3a46e756c6cc2a6776169745f73cb4000000000000000"
     )
@@ -74,12 +74,12 @@ def test_what_is_no_request_is_refused_without_looking_further(junk: bytes):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"type": "push", "manifest_hash": "h", "session": 1, "sequence": 0, "rows": 1},
-        {"type": "push", "manifest_hash": "h", "session": 1, "sequence": 2**63, "rows": 1},
-        {"type": "push", "manifest_hash": "h", "session": 1, "sequence": -1, "rows": 1},
-        {"type": "push", "manifest_hash": "h", "session": 1, "sequence": 1, "rows": -1},
-        {"type": "push", "manifest_hash": "h", "session": 1, "sequence": 1, "rows": 2**63},
-        {"type": "push", "manifest_hash": "h" * 65, "session": 1, "sequence": 1, "rows": 1},
+        {"type": "push", "manifest_hash": "h", "number": [1, 0], "rows": 1},
+        {"type": "push", "manifest_hash": "h", "number": [1, 2**63], "rows": 1},
+        {"type": "push", "manifest_hash": "h", "number": [1, -1], "rows": 1},
+        {"type": "push", "manifest_hash": "h", "number": [1, 1], "rows": -1},
+        {"type": "push", "manifest_hash": "h", "number": [1, 1], "rows": 2**63},
+        {"type": "push", "manifest_hash": "h" * 65, "number": [1, 1], "rows": 1},
         {
             "type": "push",
             "manifest_hash": "h",
@@ -104,7 +104,17 @@ def test_what_is_no_request_is_refused_without_looking_further(junk: bytes):
             "rows": 1,
             "wait_s": -1.0,
         },
-        {"type": "join", "session": -1, "sequence": 1},
+        {
+            "type": "push",
+            "manifest_hash": "h",
+            "session": 1,
+            "sequence": 1,
+            "rows": 1,
+            "hyper": {"learning_rate": math.nan},
+        },
+        {"type": "join", "number": [-1, 1]},
+        {"type": "join", "number": [1, 1, -1]},
+        {"type": "join", "number": [1]},
         {"type": "seed", "manifest_hash": "h", "manifest_bytes": 2**31},
         {"type": "seed", "manifest_hash": "h", "manifest_bytes": 0},
         {"type": "meet", "key": "k" * 257, "wait_s": 1.0},

@@ -1,0 +1,168 @@
+"""Waiting, waking and failing behind the policy; gradients are plain numbers here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from ps.applied import AppliedRecord, RequestId
+from ps.consistency import Sync
+from ps.errors import NonFiniteGradient, PeerGone, PhaseError, RequestTimeout, ServerError
+from ps.gate import Arrival, Gate
+from ps.params import Hyper, WorkerRank
+
+HYPER = Hyper(0.1)
+NEVER_GONE = bool
+
+
+class Bench:
+    """A gate over two workers that adds numbers."""
+
+    def __init__(self) -> None:
+        self.reduced: list[list[float]] = []
+        self.applied: list[int] = []
+        self.failures: list[str] = []
+        self.trouble: Exception | None = None
+        self.gate: Gate[float] = Gate(
+            Sync(2), AppliedRecord(1), self._reduce, self._applied, self.failures.append
+        )
+
+    def _reduce(self, staged) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.reduced.append([arrival.gradient for arrival in staged])
+
+    def _applied(self, arrival: Arrival[float]) -> None:
+        self.applied.append(arrival.id.worker)
+
+    def arrival(self, worker: int, sequence: int = 1, *, null: bool = False) -> Arrival[float]:
+        name = RequestId(WorkerRank(worker), 0, 1, sequence)
+        self.gate.begin(name)
+        return Arrival(name, 1, None if null else HYPER, None if null else float(worker))
+
+
+def soon() -> float:
+    return time.monotonic() + 10.0
+
+
+def test_the_last_arrival_reduces_in_rank_order_and_wakes_the_others():
+    bench = Bench()
+    first = bench.gate.arrive(bench.arrival(1))
+    clocks: list[int] = []
+    waiting = threading.Thread(
+        target=lambda: clocks.append(bench.gate.wait(first, soon(), NEVER_GONE))
+    )
+    waiting.start()
+    last = bench.gate.arrive(bench.arrival(0))
+    waiting.join(10.0)
+    assert clocks == [1]
+    assert last.clock == 1
+    assert bench.reduced == [[0.0, 1.0]]
+    assert bench.applied == [0, 1]
+
+
+def test_a_copy_of_a_waiting_push_waits_for_the_same_arrival():
+    bench = Bench()
+    first = bench.gate.arrive(bench.arrival(0))
+    copy = bench.arrival(0)
+    assert bench.gate.arrive(copy) is first
+    bench.gate.arrive(bench.arrival(1))
+    assert bench.reduced == [[0.0, 1.0]]
+    late = bench.gate.arrive(bench.arrival(0))
+    assert late.is_done
+    assert late.gradient is None
+    assert bench.applied == [0, 1]
+
+
+def test_a_wait_ends_at_its_deadline():
+    bench = Bench()
+    arrival = bench.gate.arrive(bench.arrival(0))
+    with pytest.raises(RequestTimeout, match="worker 1"):
+        bench.gate.wait(arrival, time.monotonic() + 0.01, NEVER_GONE)
+
+
+def test_a_wait_ends_when_its_sender_is_gone_and_the_push_stays_staged():
+    bench = Bench()
+    arrival = bench.gate.arrive(bench.arrival(0))
+    with pytest.raises(PeerGone):
+        bench.gate.wait(arrival, soon(), lambda: True)
+    bench.gate.arrive(bench.arrival(1))
+    assert bench.reduced == [[0.0, 1.0]]
+
+
+def test_a_failing_reduction_fails_the_shard_and_everybody_hears_of_it():
+    bench = Bench()
+    bench.trouble = ValueError("broken kernel")
+    first = bench.gate.arrive(bench.arrival(0))
+    with pytest.raises(ValueError, match="broken kernel"):
+        bench.gate.arrive(bench.arrival(1))
+    with pytest.raises(ServerError, match="broken kernel"):
+        bench.gate.wait(first, soon(), NEVER_GONE)
+    assert bench.failures == ["reducing clock 1 failed: ValueError: broken kernel"]
+    with pytest.raises(ServerError):
+        bench.gate.begin(RequestId(WorkerRank(0), 0, 1, 2))
+
+
+def test_a_refused_reduction_is_the_pushers_error_and_training_can_go_on():
+    bench = Bench()
+    bench.trouble = NonFiniteGradient("overflow")
+    pushes = [bench.gate.arrive(bench.arrival(worker)) for worker in (0, 1)]
+    for push in pushes:
+        with pytest.raises(NonFiniteGradient, match="overflow"):
+            bench.gate.wait(push, soon(), NEVER_GONE)
+        with pytest.raises(NonFiniteGradient):
+            bench.gate.begin(push.id)  # its retry hears the same
+    bench.trouble = None
+    for worker in (0, 1):
+        bench.gate.arrive(bench.arrival(worker, 2))
+    assert bench.failures == []
+    assert bench.applied == [0, 1]
+
+
+def test_a_refused_push_is_present_once_however_often_it_comes():
+    bench = Bench()
+    refused = bench.arrival(0)
+    for _ in range(2):
+        bench.gate.refuse(refused, NonFiniteGradient("NaN"))
+    bench.gate.arrive(bench.arrival(1))
+    assert bench.reduced == [[1.0]]
+    assert bench.applied == [1]
+
+
+def test_close_ends_waits_and_later_requests():
+    bench = Bench()
+    arrival = bench.gate.arrive(bench.arrival(0))
+    bench.gate.close(PhaseError("DRAINING"))
+    for ended in (
+        partial(bench.gate.wait, arrival, soon(), NEVER_GONE),
+        partial(bench.gate.begin, arrival.id),
+    ):
+        with pytest.raises(PhaseError, match="DRAINING"):
+            ended()
+
+
+def test_a_membership_event_is_executed_once():
+    bench = Bench()
+    leave = RequestId(WorkerRank(1), 0, 1, 1)
+    assert bench.gate.change(leave, bench.gate.leave)
+    join = leave._replace(sequence=2)
+    assert bench.gate.change(join, bench.gate.join)
+    assert not bench.gate.change(leave, bench.gate.leave), "a late copy of the leave"
+    assert bench.gate.missing() == (0, 1)
+
+
+def test_no_reduction_happens_between_two_clocks():
+    bench = Bench()
+    bench.gate.arrive(bench.arrival(0))
+    other = bench.arrival(1)
+    with bench.gate.between_clocks() as clock:
+        thread = threading.Thread(target=bench.gate.arrive, args=(other,))
+        thread.start()
+        thread.join(0.05)
+        assert clock == 0
+        assert bench.reduced == []
+    thread.join(10.0)
+    assert bench.reduced == [[0.0, 1.0]]

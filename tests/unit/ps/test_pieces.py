@@ -1,0 +1,115 @@
+"""Cutting flat buffers for servers, and runs for reading: nothing is lost, doubled or copied."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps.differences import MAX_SHOWN, manifest_differences
+from ps.params import SGD, Adam, DType, GroupSpec, Layout, Manifest, ParamSpec
+from ps.pieces import cut_pieces, views_of
+from ps.sharding import deal
+from ps.staging import StagedGradient, cut_runs
+
+sizes = st.lists(st.integers(0, 300), min_size=1, max_size=3)
+
+
+def manifest_of(group_sizes: list[int]) -> Manifest:
+    dtypes: tuple[DType, ...] = ("float32", "float64", "float32")
+    groups = tuple(
+        GroupSpec(f"g{index}", dtypes[index], SGD(), (ParamSpec("w", (size,)),))
+        for index, size in enumerate(group_sizes)
+    )
+    return Manifest(groups=groups, bucket_bytes=64)
+
+
+@given(sizes, st.integers(1, 5))
+def test_pieces_cover_every_element_once_in_the_servers_bucket_order(group_sizes, num_servers):
+    manifest = manifest_of(group_sizes)
+    layout = Layout.of(manifest)
+    arrays = {
+        group.name: np.arange(group.num_elements).astype(group.dtype) for group in manifest.groups
+    }
+    owned = deal(layout.bucket_bytes(), num_servers)
+    for pieces, mine in zip(cut_pieces(layout, num_servers), owned, strict=True):
+        assert len(pieces) <= len(manifest.groups), "neighbours are merged"
+        sent = b"".join(views_of(arrays, pieces))
+        buckets = layout.buckets[mine.start : mine.stop]
+        expected = b"".join(arrays[b.group][b.start : b.stop].tobytes() for b in buckets)
+        assert sent == expected
+
+
+def test_views_share_the_arrays_memory():
+    manifest = manifest_of([100])
+    arrays = {"g0": np.zeros(100, np.float32)}
+    (view,) = views_of(arrays, cut_pieces(Layout.of(manifest), 1)[0])
+    view.cast("f")[7] = 3.0
+    assert arrays["g0"][7] == 3.0
+
+
+@given(sizes, st.integers(64, 1000))
+def test_runs_cover_all_buckets_and_never_mix_dtypes(group_sizes, max_bytes):
+    buckets = Layout.of(manifest_of(group_sizes)).buckets
+    runs = cut_runs(buckets, max_bytes)
+    assert [i for run in runs for i in range(run.start, run.stop)] == list(range(len(buckets)))
+    for run in runs:
+        mine = buckets[run.start : run.stop]
+        assert len({bucket.group for bucket in mine}) == 1
+        assert run.nbytes == sum(bucket.nbytes for bucket in mine)
+        assert run.nbytes <= max_bytes or len(mine) == 1
+
+
+@given(sizes)
+def test_staged_gradients_are_aligned_and_filled_run_by_run(group_sizes):
+    manifest = manifest_of(group_sizes)
+    layout = Layout.of(manifest)
+    staged = StagedGradient(
+        layout.buckets, lambda bucket_id: layout.group(layout.buckets[bucket_id].group).numpy_dtype
+    )
+    for run in cut_runs(layout.buckets, 256):
+        staged.window(run)[:] = bytes([run.start % 251]) * run.nbytes
+        for index in range(run.start, run.stop):
+            array = staged.arrays[index]
+            assert array.flags.aligned
+            assert set(array.tobytes()) == {run.start % 251}
+
+
+def test_differences_of_manifests_are_sentences():
+    one = manifest_of([4, 4])
+    other = Manifest(
+        groups=(
+            GroupSpec("g0", "float64", Adam(), (ParamSpec("w", (5,)), ParamSpec("b", (1,)))),
+            GroupSpec("extra", "float32", SGD(), ()),
+        ),
+        consistency="sync",
+        bucket_bytes=64,
+    )
+    text = "; ".join(manifest_differences(one, other))
+    for part in (
+        "group 'g1' is missing",
+        "group 'extra' is unexpected",
+        "expected dtype float32, found float64",
+        "parameter 'b' is unexpected",
+        "'w' expected shape (4,), found (5,)",
+        "consistency: expected 'async', found 'sync'",
+    ):
+        assert part in text
+    assert manifest_differences(one, one) == ()
+
+
+def test_many_differences_are_cut_short():
+    def numbered(count: int) -> Manifest:
+        params = tuple(ParamSpec(f"p{n}", (1,)) for n in range(count))
+        return Manifest(groups=(GroupSpec("g", "float32", SGD(), params),))
+
+    sentences = manifest_differences(numbered(0), numbered(100))
+    assert len(sentences) == MAX_SHOWN + 1
+    assert sentences[-1] == "and 92 more"
+
+
+def test_another_order_of_the_same_parameters_is_a_difference():
+    params = (ParamSpec("a", (1,)), ParamSpec("b", (1,)))
+    one = Manifest(groups=(GroupSpec("g", "float32", SGD(), params),))
+    other = Manifest(groups=(GroupSpec("g", "float32", SGD(), params[::-1]),))
+    assert manifest_differences(one, other) == ("group 'g': the same parameters in another order",)
