@@ -6,11 +6,13 @@ import dataclasses
 import signal
 import time
 
+import msgspec
 import pytest
 
 from tests.node_bed import NodeBed, exited, send_signal, wait_forever
 from tests.spark.marked_processes import wait_gone
 from tfos.control import messages
+from tfos.node import task as node_task
 
 pytestmark = pytest.mark.slow
 
@@ -359,4 +361,20 @@ def test_a_worker_that_never_gives_up_the_gil_is_slow_and_not_dead(bed):
     bed.heartbeat("worker:0", lambda beat: beat.seq >= began + 5 and beat.phase == "main_fun")
     bed.event("worker:0", messages.Done)
     bed.order("worker:0", messages.Stop("over"))
+    bed.assert_nothing_left()
+
+
+def test_a_child_that_cannot_be_started_is_a_failure_with_its_reason(bed, monkeypatch):
+    find_executor = node_task.find_executor
+
+    def without_directory(bundle, *, cores):
+        found = find_executor(bundle, cores=cores)
+        return msgspec.structs.replace(found, cwd="/nonexistent")
+
+    monkeypatch.setattr(node_task, "find_executor", without_directory)
+    run = bed.start(bed.bundle("ps:0"))
+    failure = bed.failure("ps:0")
+    assert failure.error_type == "FileNotFoundError"
+    assert "/nonexistent" in failure.message
+    assert run.wait().reason == failure.message
     bed.assert_nothing_left()

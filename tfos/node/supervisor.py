@@ -85,6 +85,8 @@ class Supervisor:
         try:
             self._open()
             self._loop.run()
+        except OSError as error:  # no process, no descriptor, no directory left on this host
+            self._fail(self._failure(type(error).__name__, f"cannot run this node: {error}"))
         finally:
             self._close()
 
