@@ -57,3 +57,8 @@ def test_feed_rdd():
 @pytest.mark.spark
 def test_startup():
     assert figures("startup") == ["P15", "P16"]
+
+
+@pytest.mark.spark
+def test_accuracy():
+    assert figures("accuracy") == ["ACC"]
