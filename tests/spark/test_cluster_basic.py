@@ -13,7 +13,7 @@ import pytest
 from tfos import InputMode, TFCluster
 from tfos.control.members import NodeStatus
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240, func_only=True)]
 
 
 def consume(args, ctx):

@@ -27,6 +27,7 @@ from tfos.phases import ClusterPhase
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.timeout(240, func_only=True),  # the context starts in the first test's setup
     pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
 ]
 
@@ -74,6 +75,23 @@ def die(args, ctx):
 
 def _rows(sc, count=20_000, partitions=4):
     return sc.parallelize(range(count), partitions)
+
+
+@pytest.fixture(autouse=True)
+def _end_clusters(monkeypatch):
+    """A failed test must not leave nodes that take the next one's slots."""
+    made: list[TFCluster] = []
+    reserve = TFCluster.reserve.__func__  # type: ignore[attr-defined]  # of the classmethod
+
+    def noting(cls, *args, **kwargs):
+        cluster = reserve(cls, *args, **kwargs)
+        made.append(cluster)
+        return cluster
+
+    monkeypatch.setattr(TFCluster, "reserve", classmethod(noting))
+    yield
+    for cluster in made:
+        cluster.abort("the test is over")
 
 
 def _reserve(sc, **options) -> TFCluster:

@@ -55,7 +55,7 @@ def decoder(kind: type[Message]) -> Callable[[bytes], Message]:
     def decode(body: bytes) -> Message:
         try:
             return typed.decode(body)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MalformedMessage(f"no {kind.__name__}: {error}") from error
 
     return decode

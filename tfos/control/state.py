@@ -314,15 +314,14 @@ class ClusterState:
             member.status = NodeStatus.MISSING
             member.endpoint = None
             return [Warn(f"{member.name}@{member.host} was lost while starting: {failure.message}")]
-        actions = self._fence(member, failure)
         if not (outside and self._tolerable(member)):
             member.status = NodeStatus.FAILED
-            return [*actions, *self.fail(failure)]
+            return self.fail(failure)
         member.status = NodeStatus.LOST
         self._note(failure)
         remaining = ", ".join(worker.name for worker in self.training())
         text = f"{member.name}@{member.host} was lost: {failure.message}; {remaining} go on"
-        return [*actions, Warn(text)]
+        return [*self._fence(member, failure), Warn(text)]
 
     def _tolerable(self, member: Member) -> bool:
         others = [worker for worker in self.training() if worker is not member]
@@ -336,8 +335,6 @@ class ClusterState:
 
     def _fence(self, member: Member, failure: messages.NodeFailure) -> list[Action]:
         """Tell the servers, or they would wait for this worker or accept its late pushes."""
-        if member.planned.is_ps:
-            return []
         lost = messages.WorkerLost(member.planned.rank, member.node.attempt, failure.message)
         return [Send(server.node, lost) for server in self.servers if server.is_live]
 

@@ -74,27 +74,31 @@ class WorkerProcess:
         self._listener.bind_tcp(self._spec.executor.host)
         self._listener.bind_unix(self._spec.socket_dir)
         self._listener.start()
+        start_obeying(self._link, self._obey)
+        self._enter_phase("importing")
+        try:
+            # Before the node counts as ready: a module that is missing here fails the start.
+            main_fun, args = cloudpickle.loads(self._spec.bundle.main_fun)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
+            return self._raised(error)
         self._link.send(messages.Listening(self._listener.endpoint))
         self._enter_phase("waiting for roster")
-        start_obeying(self._link, self._obey)
         threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
         self._prepare_spark_files()
         self._started.wait()
         if self._stop is not None:
             return 0
-        return self._run_main_fun()
+        return self._run_main_fun(main_fun, args)
 
     def close(self) -> None:
         """Stop listening and release whoever waits for a feed."""
         self._channel.close()
         self._listener.close(timeout_s=1.0)
 
-    def _run_main_fun(self) -> int:
+    def _run_main_fun(self, main_fun: Callable[[Any, Any], Any], args: Any) -> int:
         context = self._make_context()
         try:
             self._prepare_environment(context)
-            self._enter_phase("importing")
-            main_fun, args = cloudpickle.loads(self._spec.bundle.main_fun)
             sys.argv = list(args) if isinstance(args, list) else [self._spec.bundle.name]
             self._enter_phase("main_fun")
             self._call(lambda: main_fun(args, context))

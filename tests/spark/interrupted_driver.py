@@ -1,0 +1,57 @@
+"""A driver program for test_driver_interrupt.py: reaches a phase, says so, and stays there.
+
+Usage: interrupted_driver.py PHASE END, where END is `wait` or `forget`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pyspark
+
+from tfos import ClusterConfig, InputMode, TFCluster
+
+
+def consume(args, ctx):
+    feed = ctx.get_data_feed()
+    while not feed.should_stop():
+        feed.next_batch(1)
+        time.sleep(args)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201  # the test reads it
+
+
+def main(phase: str, end: str) -> None:
+    conf = pyspark.SparkConf().setMaster("local[4]")
+    conf.set("spark.ui.enabled", "false").set("spark.log.level", "ERROR")
+    conf.set("spark.ui.showConsoleProgress", "false").set("spark.driver.host", "127.0.0.1")
+    sc = pyspark.SparkContext(conf=conf)
+    config = ClusterConfig(max_inflight_bytes=4096)
+    cluster = TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, config=config)
+    cluster.start(consume, 0.2)
+    say("pids " + " ".join(str(node.pid) for node in cluster.status().nodes))
+    try:
+        if end == "forget":
+            say("ready")
+            return
+        with cluster:
+            say("ready")
+            if phase == "train":
+                cluster.train(sc.parallelize(range(100_000), 4), num_epochs=1)
+            elif phase == "shutdown":
+                cluster.train(sc.parallelize(range(200), 2), num_epochs=1)
+            else:
+                time.sleep(60)
+    except KeyboardInterrupt:
+        say(f"interrupted {cluster.phase.name}")
+        # The context is still the user's, and works.
+        say(f"sum {sc.parallelize(range(10), 2).sum()}")
+        sc.stop()
+        raise
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,153 @@
+"""The driver's shell with real clients: orders leave at once, waiters wake, causes come first."""
+
+from __future__ import annotations
+
+import io
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rpc.address import Endpoint
+from tfos.config import ClusterConfig
+from tfos.console import Console
+from tfos.control import messages
+from tfos.control.authority import ClusterAuthority
+from tfos.control.client import ControlClient
+from tfos.control.coordinator import Coordinator
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
+
+WAIT_S = 10.0
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.out = io.StringIO()
+        self.authority = ClusterAuthority("bed")
+        self.coordinator = Coordinator(
+            plan(3, 1), ClusterConfig(heartbeat_s=0.1, reconnect_s=0.3), Console(stream=self.out)
+        )
+        self.port = self.coordinator.start("127.0.0.1", self.authority.driver())
+        self.nodes: dict[str, Node] = {}
+
+    def join(self, name: str) -> Node:
+        self.nodes[name] = node = Node(self, name)
+        return node
+
+    def join_all(self) -> None:
+        for name in ("ps:0", "worker:0", "worker:1"):
+            self.join(name)
+        assert self.coordinator.wait(lambda s: s.phase is ClusterPhase.RUNNING, WAIT_S)
+        for node in self.nodes.values():
+            node.expect(messages.Start)
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.client.close()
+        self.coordinator.close()
+
+
+class Node:
+    """A supervisor's client that registers and serves."""
+
+    def __init__(self, bed: Bed, name: str) -> None:
+        role, _, index = name.partition(":")
+        self.id = messages.NodeId(role, int(index))
+        self.orders: queue.Queue[messages.Order] = queue.Queue()
+        self.client = ControlClient(
+            f"127.0.0.1:{bed.port}", "bed", self.id, bed.authority.node(name)
+        )
+        assert self.client.register(messages.Register(self.id, "1", "h", 7)).accepted
+        self.client.orders(self.orders.put, lambda reason: None)
+        self.client.report(messages.Listening(Endpoint("h", 1)))
+
+    def expect(self, kind: type[messages.Order]) -> messages.Order:
+        order = self.orders.get(timeout=WAIT_S)
+        assert isinstance(order, kind), order
+        return order
+
+    def fail(self, **fields: object) -> None:
+        failure = messages.NodeFailure(self.id, "h", 7, **fields)  # type: ignore[arg-type]
+        self.client.report(messages.Failed(failure))
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    made = Bed()
+    yield made
+    made.close()
+
+
+def test_the_roster_reaches_every_node(bed):
+    bed.join_all()
+
+
+def test_output_of_nodes_is_shown_with_its_origin(bed):
+    node = bed.join("worker:1")
+    node.client.log(messages.LogBatch(node.id, ("hello \x1b[31m",), 2))
+    assert bed.out.getvalue().splitlines()[-2:] == [
+        r"worker:1@h | hello \x1b[31m",
+        "worker:1@h | (2 lines dropped: over the rate limit; see its log)",
+    ]
+
+
+def test_a_failure_wakes_who_waits_and_stops_the_others(bed):
+    bed.join_all()
+    woken = threading.Event()
+
+    def wait() -> None:
+        bed.coordinator.wait(lambda state: state.phase is ClusterPhase.FAILED, WAIT_S)
+        woken.set()
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    bed.nodes["worker:1"].fail(error_type="ValueError", message="m", traceback="T")
+    assert woken.wait(1.0)
+    waiter.join(WAIT_S)
+    bed.nodes["worker:0"].expect(messages.Stop)
+    bed.nodes["ps:0"].expect(messages.Stop)
+    error = bed.coordinator.error()
+    assert error is not None
+    assert error.failures[0].node.name == "worker:1"
+
+
+def test_a_vanished_node_is_lost_within_seconds(bed):
+    bed.join_all()
+    started = time.monotonic()
+    bed.nodes["worker:1"].client.close()
+    assert bed.coordinator.wait(lambda state: bool(state.failures), WAIT_S)
+    assert time.monotonic() - started < 2.0
+    lost = bed.nodes["ps:0"].expect(messages.WorkerLost)
+    assert isinstance(lost, messages.WorkerLost)
+    assert lost.rank == 1
+    assert bed.coordinator.phase is ClusterPhase.RUNNING
+
+
+def test_a_cause_comes_before_the_symptom_that_was_reported_first(bed):
+    bed.join_all()
+    bed.nodes["worker:0"].fail(error_type="ps.errors.PeerGone", message="ps:0", traceback="T")
+    bed.nodes["ps:0"].expect(messages.Stop)
+    bed.coordinator.act(
+        lambda state: state.fail(state.members["ps:0"].failure("", "killed by SIGSEGV"))
+    )
+    error = bed.coordinator.error()
+    assert error is not None
+    assert [failure.node.name for failure in error.failures] == ["ps:0", "worker:0"]
+
+
+def test_closing_twice_is_fine_and_ends_the_wait_of_others(bed):
+    woken = threading.Event()
+
+    def wait() -> None:
+        bed.coordinator.wait(lambda state: state.phase is ClusterPhase.CLOSED, WAIT_S)
+        woken.set()
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    bed.coordinator.close()
+    bed.coordinator.close()
+    assert woken.wait(1.0)
+    waiter.join(WAIT_S)
