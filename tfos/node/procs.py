@@ -28,11 +28,13 @@ def become_subreaper() -> None:
 
 def parent_of(pid: int) -> int | None:
     """Return the parent's pid, or None if there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    return int(stat[stat.rindex(b")") + 2 :].split()[1])  # the name before it may hold anything
+    fields = _stat(pid)
+    return int(fields[1]) if fields else None
+
+
+def is_suspended(pid: int) -> bool:
+    """Say whether a process was stopped by SIGSTOP; it neither runs nor ends by itself."""
+    return _stat(pid)[:1] == [b"T"]
 
 
 def java_ancestor() -> int | None:
@@ -168,6 +170,15 @@ def _pidfd_of(pid: int, parent: int, stack: contextlib.ExitStack) -> int | None:
     # A pid given to a stranger between listing and opening has a parent that is not of our tree.
     is_ours = parent_of(pid) in (parent, os.getpid())
     return pidfd if is_ours and not wait_exited([pidfd], 0) else None
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return state, parent and the fields after them; empty if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return []
+    return stat[stat.rindex(b")") + 2 :].split()  # the name before it may hold anything
 
 
 def _all_pids() -> Iterator[int]:

@@ -50,6 +50,8 @@ UNWANTED_GRACE_S = 2.0
 RAISED_EXIT_S = 3.0
 """A child that raised may take this long to exit (its threads, its exit handlers)."""
 ROSTER_MARGIN_S = 30.0
+SUSPENDED_S = 16.0
+"""With the tick a suspended child is ended within 20 s; a debugger's short stop does no harm."""
 _TICK_S = 2.0
 _MAX_READS = 16
 """Reads of one ready pipe before the loop looks at anything else: a flood must not starve it."""
@@ -77,6 +79,9 @@ class Supervisor:
         self._oom_kills = procs.oom_kills()
         self._is_done = False
         """The child said Done: main_fun returned, or the server ended as ordered."""
+        self._suspended_since_s: float | None = None
+        self._kill_reason = ""
+        """Why we killed the child ourselves, for its failure."""
         self._end_reason: str | None = None
         """Set once the node ends, for whatever reason."""
 
@@ -220,10 +225,23 @@ class Supervisor:
         if silent_s > self._lease_s:
             self._end_reason = f"no answer from the driver for {silent_s:.0f} s"
             self._loop.stop()
+        self._look_at_child()
         procs.reap_orphans(own=self._own_pids())
         error, self._log.write_error = self._log.write_error, ""
         if error:
             self._uplink.log((f"tfos: output is missing from the log file: {error}",), 0)
+
+    def _look_at_child(self) -> None:
+        """End a child that somebody has suspended: its peers would wait for it without an end."""
+        child = self._child
+        if child is None or child.exit is not None or not procs.is_suspended(child.pid):
+            self._suspended_since_s = None
+            return
+        now_s = time.monotonic()
+        self._suspended_since_s = self._suspended_since_s or now_s
+        if now_s - self._suspended_since_s >= SUSPENDED_S:
+            self._kill_reason = f" after it was suspended (SIGSTOP) for {SUSPENDED_S:.0f} s"
+            self._kill_child()
 
     def _on_link(self) -> None:
         link = self._child.link if self._child else None
@@ -282,7 +300,7 @@ class Supervisor:
         text = failure.describe_exit(how, oom_kills=procs.oom_kills() - self._oom_kills)
         if how.exit_code == 0:
             text += " before its work was done (os._exit?)"
-        base = self._failure("ProcessDied", f"{self._node.name} {text}")
+        base = self._failure("ProcessDied", f"{self._node.name} {text}{self._kill_reason}")
         return msgspec.structs.replace(
             base,
             exit_code=how.exit_code,
