@@ -17,6 +17,7 @@ from ps.consistency import OnLost
 from ps.messages import Ack
 from ps.params import SGD, Add, Average, GroupSpec, Manifest, ParamSpec, RuleConfig
 from ps.server import PSServer, ServerSettings
+from ps.stats import resident_bytes
 from rpc.address import Endpoint
 from rpc.connection import Buffer, connect
 from rpc.handshake import Credentials, Identity, Role
@@ -207,3 +208,10 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 ADD = Add()
+
+
+def resident_growth(action: Callable[[], None]) -> int:
+    """Bytes by which the resident memory of this process grows while `action` runs."""
+    before = resident_bytes()
+    action()
+    return resident_bytes() - before
