@@ -49,7 +49,11 @@ def _children() -> set[psutil.Process]:
     """Direct children that are alive: a descendant further down has a live child above it."""
     alive = set()
     for listing in Path("/proc/self/task").glob("*/children"):
-        for pid in listing.read_text().split():
+        try:
+            pids = listing.read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread that ended between the listing and the reading
+        for pid in pids:
             try:
                 child = psutil.Process(int(pid))
                 if child.status() != psutil.STATUS_ZOMBIE and not _is_spark(child):
