@@ -190,6 +190,47 @@ def test_rows_that_arrive_while_training_and_in_parts():
         assert cluster.rows(0) == 44 + 18
 
 
+def test_steps_per_epoch_cut_a_fed_epoch_into_several():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(5, 1), finish=True)
+        model = distribute(make_model(), ctx)
+        watch = Epochs()
+        with pytest.warns(UserWarning, match="ran out of data"):
+            model.fit(
+                FeedDataset(ctx, BATCH), epochs=3, steps_per_epoch=2, verbose=0, callbacks=[watch]
+            )
+        assert watch.seen == [2, 2, 1]
+
+
+def test_a_feed_that_ends_early_is_said_without_distribution_too():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2), finish=True)
+        model = make_model()
+        with pytest.warns(FeedEndedWarning, match="the feed has ended"):
+            model.fit(FeedDataset(ctx, BATCH), epochs=3, verbose=0)
+        assert int(model.optimizer.iterations) == 2
+
+
+def test_an_unbuilt_worker_without_rows_validates_the_trained_model():
+    with serving(num_workers=2) as cluster:
+        models = [make_model(built=False) for _ in range(2)]
+        for rank, epochs in enumerate((batches(0, 1), batches(3, 1))):
+            feed_epochs(cluster.contexts[rank].feed_channel, epochs, finish=True)
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(models[rank], ctx, consistency="sync")
+            data = FeedDataset(ctx, BATCH)
+            return model.fit(data, epochs=2, verbose=0, validation_data=(X, Y)).history
+
+        histories = together(work, 2)
+        assert histories[0] == histories[1]
+        for one, two in zip(models[0].weights, models[1].weights, strict=True):
+            np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
 def test_labels_in_the_row_dtypes_and_map_fn():
     flat = [[int(label), *map(float, row)] for row, label in zip(X[:20], Y[:20], strict=True)]
     with serving() as cluster:
@@ -215,6 +256,9 @@ def test_errors_of_feed_and_arguments_reach_fit():
         for wrong in (0, -1, 1.5, "32", True):
             with pytest.raises(SettingsError, match="batch_size must be an int >= 1, got "):
                 FeedDataset(ctx, wrong)  # type: ignore[arg-type]  # on purpose
+        model = distribute(make_model(), ctx)
+        with pytest.raises(SettingsError, match="bring their own targets"):
+            model.fit(FeedDataset(ctx, BATCH), class_weight={0: 1.0, 1: 2.0})
         offer(ctx.feed_channel, rows_of(X[:20], Y[:20]), epoch=0)
         dataset = FeedDataset(ctx, BATCH, features="pixels", labels="digit")
         with pytest.raises(SettingsError, match="features='pixels', but the rows have 2 values"):

@@ -10,6 +10,7 @@ nothing is lost when Keras makes new iterators.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from feeding.feed_queue import EpochEnd, FeedEnd
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.keras.columns import Dtypes, RowMapper, Selector
 from tfos.keras.epoch_length import EpochLength
+from tfos.keras.errors import FeedEndedWarning
 from tfos.keras.prefetch import Prefetcher
 from tfos.keras.worker import WorkerContext
 
@@ -74,6 +76,7 @@ class FeedDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._head: Any = None
         self._over = False
         self._batches = 0
+        self._warned = False
         weakref.finalize(self, self._prefetcher.close)
 
     # -- the epoch
@@ -104,7 +107,16 @@ class FeedDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     def at_end(self) -> bool:
         """Wait for the next batch or the end of the epoch; whether it is the end."""
-        self._over = is_end(self._peek())
+        head = self._peek()
+        self._over = is_end(head)
+        if isinstance(head, FeedEnd) and not self._batches and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the feed has ended: this epoch and later ones have no rows; feed as many epochs "
+                "as are fitted: cluster.train(rdd, num_epochs=n)",
+                FeedEndedWarning,
+                stacklevel=2,
+            )
         return self._over
 
     def close(self) -> None:
@@ -125,7 +137,8 @@ class FeedDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     def _begin(self) -> None:
         if self._over and not isinstance(self._head, FeedEnd):
-            self._head, self._over = None, False
+            self._head = None
+        self._over = False
         self._batches = 0
 
     def _peek(self) -> Any:

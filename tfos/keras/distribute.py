@@ -163,6 +163,7 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
         bound.apply_defaults()
         arguments = bound.arguments
         dataset = arguments.get("x")
+        _check_arguments(arguments)
         name = f"fit/{next(fits)}"
         before, after = BeforeCallbacks(exchange, dataset, name), AfterCallbacks(exchange, name)
         callbacks = _callback_list(model, arguments, before, after)
@@ -181,6 +182,19 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
             return model.history
 
     return fit
+
+
+def _check_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse what Keras would silently leave aside beside a feed."""
+    if not isinstance(arguments.get("x"), FeedDataset):
+        return
+    for name in ("y", "sample_weight", "class_weight", "batch_size"):
+        if arguments.get(name) is not None:
+            raise SettingsError(
+                f"fit(ctx.dataset(...), {name}=...): the rows of a feed bring their own targets "
+                "and weights, (x, y, weight), and ctx.dataset(batch_size) its size; drop "
+                f"{name}, or make it in map_fn"
+            )
 
 
 def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: Any) -> Any:
@@ -210,10 +224,10 @@ def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: An
 def _pulling(original: Callable[..., Any], exchange: Exchange) -> Callable[..., Any]:
     @functools.wraps(original)
     def pulling(*args: Any, **kwargs: Any) -> Any:
-        if exchange.attached:
-            if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
-                exchange.leave()  # others with more batches need not wait for it
-            exchange.pull()
+        if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
+            exchange.attach_without_batch()
+            exchange.leave()  # others with more batches need not wait for it
+        exchange.pull()
         return original(*args, **kwargs)
 
     return pulling
@@ -240,10 +254,8 @@ def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:
 
 def give_slots(model: Any) -> None:
     """Let the optimizer have its (fresh) slots, so that a saved file loads without complaint."""
-    optimizer, inner = model.optimizer, optimizers.unwrap(model.optimizer)
+    inner = optimizers.unwrap(model.optimizer)
     if len(inner._trainable_variables) == len(model.trainable_variables):
         return
     inner.built = False
     inner.build(model.trainable_variables)
-    if optimizer is not inner:
-        optimizer._trainable_variables = model.trainable_variables[:]

@@ -71,13 +71,13 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Wait for the epoch's first batch, or learn that there is none and never will be."""
         if self._dataset is not None and not self._dataset.start_epoch():
             raise FeedEnded
+        self._exchange.begin_epoch()
         self._rows_before = self._exchange.rows
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Steps 1 to 3 of the module's list."""
         exchange = self._exchange
-        if not exchange.attached:
-            exchange.attach_unbuilt()
+        exchange.attach_without_batch()
         exchange.leave()
         rows = exchange.rows - self._rows_before
         if logs is not None and not rows:

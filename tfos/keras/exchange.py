@@ -66,6 +66,7 @@ class Exchange:
         self._client = ctx.ps_client()
         self._member = True
         self._build_meetings = 0
+        self._asked_this_epoch = False
         self._variables: variables.Variables | None = None
         self._step: GradientStep | None = None
         self._into: dict[str, Array] = {}
@@ -125,6 +126,16 @@ class Exchange:
         if described is not None:
             batches.build(self.model, described)
             self.attach(seeds=self.ctx.is_chief)
+
+    def begin_epoch(self) -> None:
+        """Forget that this epoch's question for a batch to build from was asked."""
+        self._asked_this_epoch = False
+
+    def attach_without_batch(self) -> None:
+        """Attach at the end of an epoch without rows, if any worker had a batch; once an epoch."""
+        if not self.attached and not self._asked_this_epoch:
+            self._asked_this_epoch = True
+            self.attach_unbuilt()
 
     # -- steps
 
