@@ -137,7 +137,7 @@ def _after_job(
         blamed = (missing or members)[0]
         if all(member.stop_ordered for member in members):
             return []
-        return state.fail(blamed.failure(NODE_JOB_FAILED, reason_of(job.error)))
+        return state.fail(blamed.failure(NODE_JOB_FAILED, _with_advice(reason_of(job.error))))
     if not missing:
         return []
     reasons = {result.name: result.reason or result.outcome for result in job.result()}
@@ -147,4 +147,13 @@ def _after_job(
             NODE_JOB_FAILED,
             f"its task ended before the node served: {reasons.get(blamed.name, 'no result')}",
         )
+    )
+
+
+def _with_advice(reason: str) -> str:
+    if not reason.startswith("ModuleNotFoundError"):
+        return reason
+    return (
+        f"{reason}. The executors' Python lacks it: set PYSPARK_PYTHON (spark.pyspark.python) to a "
+        "Python where tfos is installed, or ship an environment with --archives"
     )

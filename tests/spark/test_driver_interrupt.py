@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("interrupted_driver.py")
 START_S = 100.0
 ABORT_S = 10.0
+GONE_S = 5.0
+"""A supervisor says goodbye, then removes its files and ends; longer on a loaded machine."""
 
 
 class Driver:
@@ -27,6 +30,7 @@ class Driver:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         )
         self.lines: list[str] = []
 
@@ -75,7 +79,7 @@ def test_ctrl_c_stops_the_cluster_in_order_and_leaves_the_context(driver):
     assert driver.read_until("interrupted") == "interrupted CLOSED"
     assert time.monotonic() - started < ABORT_S
     assert driver.read_until("sum") == "sum 45"
-    _await_gone(driver.pids, 1.0)
+    _await_gone(driver.pids, GONE_S)
     errors = driver.errors()
     assert driver.process.wait(ABORT_S) != 0
     assert "KeyboardInterrupt" in errors
