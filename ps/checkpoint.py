@@ -45,6 +45,9 @@ from ps.params import Bucket, Layout, Manifest
 Array = np.ndarray[Any, Any]
 
 
+_CREATE_ATTEMPTS = 10
+
+
 class ShardSource(Protocol):
     """What is saved: a ps.dense.DenseShard, or something that copies like one."""
 
@@ -73,6 +76,15 @@ def _create(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
+def _create_in(staging: Path, path: Path) -> BinaryIO:
+    """Create the file and its directory, which a server whose own part fails may remove."""
+    for _ in range(_CREATE_ATTEMPTS):
+        with suppress(FileNotFoundError, FileExistsError):
+            staging.mkdir(parents=True, exist_ok=True)
+            return _create(path)
+    return _create(path)
+
+
 def write_shard(
     root: str | Path,
     save_id: str,
@@ -98,9 +110,8 @@ def write_shard(
     staging = staging_path(root_path(root), save_id)
     path = staging / f"ps-{rank}.data"
     with typed_errors(path, "write"):
-        staging.mkdir(parents=True, exist_ok=True)
         try:
-            with _create(path) as file:
+            with _create_in(staging, path) as file:
                 record = _write(file, save_id, rank, shard, extra)
                 file.flush()
                 os.fsync(file.fileno())

@@ -149,6 +149,8 @@ def test_a_killed_worker_loses_and_doubles_no_acknowledged_push(tmp_path: Path):
         before = filled(manifest)
         for attempt in range(4):
             acknowledged = _run_worker_and_kill(servers[0], attempt, after=5 + attempt)
+            # What the dead worker had sent is still applied; the watcher's connection is the other.
+            wait_until(lambda: watcher.stats()[0].connections == 1, "the dead worker's end")
             after = filled(manifest)
             watcher.pull(after)
             applied = after["trainable"] - before["trainable"]
