@@ -5,7 +5,7 @@ Method: examples/mnist/mnist_spark.py on three local executors, 1 PS + 2 asynchr
     real digits; the reference is plain `fit` of the same model, for the same number of epochs, with
     the same seed and split, in this process. One pair per seed.
 Caveats: two workers see half of the rows each and push to the same parameters, so the number of
-    updates is equal and their gradients are up to one update old.
+    updates is equal and their gradients are a little old.
 Bar: the mean over the seeds within 0.01 of the reference's.
 Last result: docs/performance.md.
 """

@@ -1,0 +1,70 @@
+"""Rewrite the table of docs/performance.md from the JSON lines of benchmarks, read from stdin.
+
+for name in dense small feed_rdd keras_step startup accuracy; do scripts/bench $name; done \
+    | python scripts/performance_table.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+HEAD = "| id | what | ours | reference | ratio | bar | command |\n|---|---|---|---|---|---|---|\n"
+BARS = {
+    "P01": "≥ 0.85",
+    "P03": "≤ 1.1",
+    "P05": "≤ 3",
+    "P08": "≥ 0.5",
+    "P13": "≥ 0.7",
+    "P15": "≤ 2 s more",
+    "P16": "≤ 1.5 s",
+    "ACC": "mean within 0.01",
+}
+
+
+def cell(side: dict[str, Any] | None, unit: str) -> str:
+    """Return `median unit (min to max)`."""
+    if side is None:
+        return ""
+    unit = "" if unit == "1" else f" {unit}"
+    text = f"{side['median']:g}{unit} ({side['min']:g} to {side['max']:g})"
+    return f"{side['name']}: {text}" if "name" in side else text
+
+
+def row(figure: dict[str, Any]) -> str:
+    """Return one line of the table."""
+    ratio = "" if figure["ratio"] is None else f"{figure['ratio']:.2f}"
+    if "more_than_reference_s" in figure:
+        ratio = f"+{figure['more_than_reference_s']:.2f} s"
+    if "mean_ours" in figure:
+        ratio = f"means {figure['mean_ours']:.4f} and {figure['mean_reference']:.4f}"
+    cells = [
+        figure["id"],
+        figure["name"],
+        cell(figure["ours"], figure["unit"]),
+        cell(figure["reference"], figure["unit"]),
+        ratio,
+        BARS[figure["id"]],
+        f"`{figure['command']}`",
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def main() -> None:
+    rows = "".join(row(json.loads(line)) for line in sys.stdin if line.startswith("{"))
+    if not rows:
+        raise SystemExit("no JSON lines on stdin")
+    text, count = re.subn(
+        r"\| id \|.*\n(?:\|.*\n)+", lambda _: HEAD + rows, PAGE.read_text(), count=1
+    )
+    if not count:
+        raise SystemExit(f"{PAGE} has no table that begins with '| id |'")
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
