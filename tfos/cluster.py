@@ -82,8 +82,7 @@ class TFCluster:
 
         Args:
             sc: SparkContext or classic SparkSession.
-            cluster_size: nodes in total, parameter servers included.
-            num_ps: how many of them are parameter servers.
+            cluster_size: nodes in total; `num_ps` of them are parameter servers.
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
