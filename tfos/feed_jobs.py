@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from feeding.config import FeedConfig
@@ -26,7 +25,7 @@ from tfos.control.state import ClusterState
 from tfos.errors import FeedError, FeedTimeout, PhaseError, SettingsError, TFOSError
 from tfos.phases import ClusterPhase
 from tfos.progress import Progress, Sample
-from tfos.spark_jobs import SparkJob, reason_of
+from tfos.spark_jobs import SparkJob, TaskCounts, reason_of
 
 _LOOK_S = 1.0
 """How often progress is looked at; events end a wait at once."""
@@ -142,7 +141,7 @@ class FeedJobs:
             run,
             lambda _: self._coordinator.wake(),
         )
-        job.start()
+        job.start(count_tasks=True)
         try:
             self._watch(
                 lambda _: job.is_ended,
@@ -181,7 +180,7 @@ class FeedJobs:
                 return
             now_s = time.monotonic()
             progress.add(self._sample(feed))
-            tasks = _tasks_of(self._sc, job.tag) if job is not None else None
+            tasks = job.tasks if job is not None else None
             if tasks is not None:
                 progress.epoch_fraction = tasks.fraction
             if self._console.is_terminal or now_s - shown_s >= _PLAIN_LINE_S:
@@ -214,7 +213,9 @@ class FeedJobs:
                 return failure
         return FeedError(f"feeding epoch {epoch} of {feed!r} failed in Spark: {reason_of(error)}")
 
-    def _stalled(self, feed: str, epoch: int, stall_s: float, tasks: _Tasks | None) -> FeedTimeout:
+    def _stalled(
+        self, feed: str, epoch: int, stall_s: float, tasks: TaskCounts | None
+    ) -> FeedTimeout:
         if tasks is not None:
             return FeedTimeout(
                 f"the job that feeds epoch {epoch} of {feed!r} has run no task for {stall_s:.0f} "
@@ -254,38 +255,6 @@ class FeedJobs:
         return FeedConfig(
             feed_timeout_s=feed_timeout_s, max_inflight_bytes=self._config.max_inflight_bytes
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Tasks:
-    """Tasks of a feed job."""
-
-    total: int
-    ended: int
-    active: int
-
-    @property
-    def fraction(self) -> float | None:
-        """Share of the tasks that have ended."""
-        return self.ended / self.total if self.total else None
-
-
-def _tasks_of(sc: Any, tag: str) -> _Tasks | None:
-    try:
-        tracker = sc.statusTracker()
-        found = [
-            tracker.getStageInfo(stage)
-            for job in tracker.getJobIdsForGroup(tag)
-            for stage in tracker.getJobInfo(job).stageIds
-        ]
-    except Exception:  # noqa: BLE001  # py4j's many errors; an estimate is no reason to fail
-        return None
-    stages = [stage for stage in found if stage is not None]
-    return _Tasks(
-        sum(stage.numTasks for stage in stages),
-        sum(stage.numCompletedTasks for stage in stages),
-        sum(stage.numActiveTasks for stage in stages),
-    )
 
 
 def as_rdd(data: Any) -> Any:

@@ -13,18 +13,37 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
 _CANCEL_AGAIN_S = 0.5
 """A job that was not submitted yet when it was cancelled is cancelled again this much later."""
+_COUNT_S = 1.0
 _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+)): .+", re.M)
 _MAX_REASON_CHARS = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """Tasks of a job."""
+
+    total: int
+    ended: int
+    active: int
+
+    @property
+    def fraction(self) -> float | None:
+        """Share of the tasks that have ended."""
+        return self.ended / self.total if self.total else None
+
+
 class SparkJob(Generic[Result]):
     """One action on its own thread.
+
+    The user's thread makes no py4j call while it waits: pyspark's Ctrl-C handler makes one itself,
+    and inside another it reads the wrong answer and hides the KeyboardInterrupt (pyspark 4.3).
 
     Args:
         sc: the SparkContext.
@@ -52,12 +71,17 @@ class SparkJob(Generic[Result]):
         self._result: Result | None = None
         self.error: BaseException | None = None
         """Why it failed; None while it runs and when it succeeded."""
+        self.tasks: TaskCounts | None = None
+        """Its tasks a moment ago; None if they were not counted."""
 
-    def start(self) -> None:
-        """Submit the job."""
+    def start(self, *, count_tasks: bool = False) -> None:
+        """Submit the job, and keep `tasks` fresh if wanted."""
         from pyspark import InheritableThread
 
         InheritableThread(target=self._run, name=self.tag, daemon=True).start()
+        if count_tasks:
+            name = f"{self.tag}-tasks"
+            InheritableThread(target=self._count_tasks, name=name, daemon=True).start()
 
     @property
     def is_ended(self) -> bool:
@@ -95,6 +119,10 @@ class SparkJob(Generic[Result]):
             self.join(_CANCEL_AGAIN_S)
         return self.is_ended
 
+    def _count_tasks(self) -> None:
+        while not self._ended.wait(_COUNT_S):
+            self.tasks = _tasks_of(self._sc, self.tag)
+
     def _run(self) -> None:
         try:
             self._sc.setJobGroup(self.tag, self._description, interruptOnCancel=True)
@@ -107,6 +135,24 @@ class SparkJob(Generic[Result]):
         finally:
             self._ended.set()
             self._on_end(self)
+
+
+def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:
+    try:
+        tracker = sc.statusTracker()
+        found = [
+            tracker.getStageInfo(stage)
+            for job in tracker.getJobIdsForGroup(tag)
+            for stage in tracker.getJobInfo(job).stageIds
+        ]
+    except Exception:  # noqa: BLE001  # py4j's many errors; an estimate is no reason to fail
+        return None
+    stages = [stage for stage in found if stage is not None]
+    return TaskCounts(
+        sum(stage.numTasks for stage in stages),
+        sum(stage.numCompletedTasks for stage in stages),
+        sum(stage.numActiveTasks for stage in stages),
+    )
 
 
 def reason_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@ Usage: interrupted_driver.py PHASE END, where END is `wait` or `forget`.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 import pyspark
@@ -24,6 +25,15 @@ def say(text: str) -> None:
     print(text, flush=True)  # noqa: T201  # the test reads it
 
 
+def say_when_fed(cluster: TFCluster) -> None:
+    deadline = time.monotonic() + 60
+    while not any(node.rows for node in cluster.status().nodes):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+    say("ready")
+
+
 def main(phase: str, end: str) -> None:
     conf = pyspark.SparkConf().setMaster("local[4]")
     conf.set("spark.ui.enabled", "false").set("spark.log.level", "ERROR")
@@ -38,12 +48,11 @@ def main(phase: str, end: str) -> None:
             say("ready")
             return
         with cluster:
-            say("ready")
             if phase == "train":
+                threading.Thread(target=say_when_fed, args=(cluster,), daemon=True).start()
                 cluster.train(sc.parallelize(range(100_000), 4), num_epochs=1)
-            elif phase == "shutdown":
-                cluster.train(sc.parallelize(range(200), 2), num_epochs=1)
             else:
+                say("ready")
                 time.sleep(60)
     except KeyboardInterrupt:
         say(f"interrupted {cluster.phase.name}")

@@ -76,7 +76,8 @@ def test_ctrl_c_stops_the_cluster_in_order_and_leaves_the_context(driver):
     driver.read_until("ready")
     started = time.monotonic()
     driver.process.send_signal(signal.SIGINT)
-    assert driver.read_until("interrupted") == "interrupted CLOSED"
+    # FAILED if pyspark's own handler had cancelled the node jobs before we heard of Ctrl-C.
+    assert driver.read_until("interrupted").split()[1] in ("CLOSED", "FAILED")
     assert time.monotonic() - started < ABORT_S
     assert driver.read_until("sum") == "sum 45"
     _await_gone(driver.pids, GONE_S)
