@@ -82,7 +82,8 @@ class TFCluster:
 
         Args:
             sc: SparkContext or classic SparkSession.
-            cluster_size: nodes in total; `num_ps` of them are parameter servers.
+            cluster_size: nodes in total, parameter servers included.
+            num_ps: how many of them are parameter servers.
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
@@ -122,7 +123,6 @@ class TFCluster:
         for note in preflight.notes(facts):
             console.warn(note)
         reserved = reservation.reserve(sc, facts, plan, mode, config, console)
-        console.line(f"cluster {reserved.credentials.cluster_id}: {plan}")
         return cls(sc, reserved, settings, config, console)
 
     @classmethod

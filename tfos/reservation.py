@@ -78,6 +78,7 @@ def reserve(
     credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES))
     coordinator = Coordinator(plan, config, console)
     port = coordinator.start(facts.bind_host, authority.driver())
+    console.line(f"cluster {cluster_id}: {plan}")
     return Reservation(
         coordinator=coordinator,
         keys=NodeKeys(cluster_id, authority, credentials.secret),
