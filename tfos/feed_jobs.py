@@ -25,6 +25,7 @@ from tfos.control.state import ClusterState
 from tfos.errors import FeedError, FeedTimeout, PhaseError, SettingsError, TFOSError
 from tfos.phases import ClusterPhase
 from tfos.progress import Progress, Sample
+from tfos.raw_rows import raw_batches
 from tfos.spark_jobs import SparkJob, TaskCounts, reason_of
 
 _LOOK_S = 1.0
@@ -121,12 +122,14 @@ class FeedJobs:
         feed_timeout_s: float,
         progress: Progress,
     ) -> list[Any]:
+        rdd, loads = raw_batches(rdd)
         task = FeedTask(
             targets=targets,
             credentials=self._credentials,
             feed=feed,
             epoch=epoch,
             config=self._feed_config(feed_timeout_s),
+            loads=loads,
         )
         tag = f"tfos-{self._credentials.cluster_id}-{feed}-{epoch}"
 
