@@ -109,6 +109,7 @@ def make_context(master: str, **conf: str) -> Any:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.log.level": "ERROR",
+        "spark.executor.heartbeatInterval": "1s",  # even traffic, where traffic is measured
         "spark.executorEnv.PYTHONPATH": str(REPO),
         **conf,
     }.items():

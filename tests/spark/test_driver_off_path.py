@@ -13,7 +13,7 @@ from tfos import InputMode, TFCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
-WINDOW_S = 12.0
+WINDOW_S = 15.0
 NODES = 3
 
 
@@ -50,9 +50,9 @@ def _measure(spark, tmp_path: Path, num_elements: int) -> tuple[float, float]:
     """Return bytes per second of the driver's Python and of its JVM during steps."""
     stop_file = tmp_path / f"stop-{num_elements}"
     args = {"num_elements": num_elements, "stop_file": str(stop_file)}
-    jvm = spark.sparkContext._gateway.proc.pid
+    jvm = spark._gateway.proc.pid
     with TFCluster.reserve(
-        spark.sparkContext, cluster_size=NODES, num_ps=1, input_mode=InputMode.TENSORFLOW
+        spark, cluster_size=NODES, num_ps=1, input_mode=InputMode.TENSORFLOW
     ) as cluster:
         cluster.start(_steps, args)
         _wait(lambda: len(list(tmp_path.glob(f"{stop_file.name}.*"))) == 2, 90)
@@ -72,9 +72,10 @@ def _wait(condition, timeout_s: float) -> None:
     raise AssertionError(f"not reached within {timeout_s:.0f} s")
 
 
-def test_driver_traffic_is_small_and_does_not_grow_with_the_model(local_cluster, tmp_path):
-    small_python, small_jvm = _measure(local_cluster, tmp_path, 1_000_000)  # 4 MB
-    large_python, large_jvm = _measure(local_cluster, tmp_path, 50_000_000)  # 200 MB
+@pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True)
+def test_driver_traffic_is_small_and_does_not_grow_with_the_model(spark, tmp_path):
+    small_python, small_jvm = _measure(spark, tmp_path, 1_000_000)  # 4 MB
+    large_python, large_jvm = _measure(spark, tmp_path, 50_000_000)  # 200 MB
     figures = (
         f"bytes/s with 4 MB and 200 MB of parameters: python {small_python:.0f}, "
         f"{large_python:.0f}; "
