@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,7 @@ from ps.errors import PhaseError, SequenceGap, StaleIncarnation
 from ps.params import WorkerRank
 
 MAX_SEQUENCE = 2**63 - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 MAX_SESSIONS = 16
 """Clients per worker that are remembered; the one that was silent longest makes room."""
 
@@ -59,10 +60,10 @@ class Verdict(enum.Enum):
 class SessionCut(msgspec.Struct, frozen=True):
     """One session's record as a checkpoint keeps it, cut bucket by bucket with the values."""
 
-    worker: int
-    incarnation: int
-    session: int
-    applied: tuple[int, ...]
+    worker: Count
+    incarnation: Count
+    session: Count
+    applied: tuple[Count, ...]
     """Per bucket the sequence last applied there."""
 
 

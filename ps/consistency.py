@@ -2,7 +2,7 @@
 
 Covers: `async`, and `sync` (bulk synchronous parallel: one barrier per clock) with workers that
 join, leave, finish or are lost.
-Does not: hold gradients, wait, or answer anybody (ps.barrier). Pure: no locks, clock or I/O; the
+Does not: hold gradients, wait, or answer anybody (ps.gate). Pure: no locks, clock or I/O; the
 server serialises the calls and executes the returned actions in order.
 
 A worker is, seen from the barrier:

@@ -31,7 +31,7 @@ import msgspec
 from ps.applied import MAX_SEQUENCE
 from ps.checkpoint_format import ShardRecord
 from ps.errors import SettingsError
-from ps.params import Hyper
+from ps.params import UNREADABLE, Hyper
 from ps.rendezvous import MAX_KEY_LENGTH
 
 MAX_MANIFEST_BYTES = 16 << 20
@@ -205,7 +205,7 @@ class Ack(msgspec.Struct, frozen=True):
     clock: int
     """Updates of the parameters so far: pushes (async) or barriers (sync)."""
     applied: bool = False
-    """Whether this very request changed something; false for a repeated or null push."""
+    """Whether the gradient is part of the parameters; true for a repeated push, false for null."""
     staleness: int = 0
     """Updates by others between this worker's last pull and this push."""
 
@@ -242,7 +242,7 @@ def decode_request(meta: bytes) -> Request:
     """
     try:
         return _request_decoder.decode(meta)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise SettingsError(f"not a request that this server knows: {error}") from error
 
 
@@ -254,5 +254,5 @@ def decode_reply(meta: bytes, reply: type[_Reply]) -> _Reply:
     """
     try:
         return msgspec.msgpack.decode(meta, type=reply)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise SettingsError(f"the server's answer is no {reply.__name__}: {error}") from error

@@ -26,6 +26,7 @@ from ps.checkpoint_format import Checkpoint, ShardRecord, new_arrays
 from ps.checkpoint_reader import read_extra, restore_shard
 from ps.dense import DenseShard
 from ps.errors import CheckpointError
+from ps.params import UNREADABLE
 from ps.serving import ServingShard
 
 Array = np.ndarray[Any, Any]
@@ -135,5 +136,5 @@ class _MemoryCopy(_Source):
 def _decode(data: bytes, server: int) -> ShardExtra:
     try:
         return msgspec.msgpack.decode(data, type=ShardExtra)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"the records of ps:{server} cannot be read: {error}") from error

@@ -148,5 +148,5 @@ class Link(Generic[Received]):
         del self._buffer[:end]
         try:
             return self._decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise LinkError(f"the peer sent no known message: {error}") from error

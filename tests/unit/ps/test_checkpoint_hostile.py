@@ -13,6 +13,7 @@ from ps.checkpoint_format import ShardIndex, ShardRecord
 from ps.dense import DenseShard
 from ps.errors import CheckpointError
 from ps.params import Adam, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.shard_saving import restore_into
 
 
 def manifest():
@@ -175,3 +176,28 @@ def test_links_and_devices_are_not_followed(two_steps, tmp_path_factory, trained
     with pytest.raises(CheckpointError, match="cannot write"):
         saving.write_shard(two_steps, "ab", rank=0, shard=trained[0])
     assert not (outside / "victim").exists()
+
+
+@pytest.mark.attack("A19")
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"\x81\xa1x" + b"\x91" * 5000,
+        msgspec.msgpack.encode(
+            {
+                "clock": 1,
+                "sessions": [{"worker": 0, "incarnation": 0, "session": 1, "applied": [2**63] * 7}],
+            }
+        ),
+    ],
+    ids=["nested", "a number above 63 bits"],
+)
+def test_hostile_records_are_refused_by_name(tmp_path, trained, records):
+    shards = [
+        saving.write_shard(tmp_path, "s", rank=rank, shard=shard, extra=records)
+        for rank, shard in enumerate(trained)
+    ]
+    saving.commit(tmp_path, "s", step=1, manifest=manifest(), shards=shards)
+    checkpoint = reading.read_manifest(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="records of ps:0 cannot be read"):
+        restore_into(tmp_path, checkpoint, trained[0], rank=0, num_servers=2)

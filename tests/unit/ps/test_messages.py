@@ -70,6 +70,24 @@ def test_what_is_no_request_is_refused_without_looking_further(junk: bytes):
         decode_request(junk)
 
 
+HOSTILE = {
+    "text that is not UTF-8": b"\x82\xa4type\xa7restore\xa9directory\xa2\xff\xfe",
+    "a tag that is not UTF-8": b"\x81\xa4type\xa2\xff\xfe",
+    "nesting in a field nobody knows": b"\x82\xa4type\xa5stats\xa1x" + b"\x91" * 5000,
+    "nested maps": b"\x82\xa4type\xa5stats\xa1x" + b"\x81" * 5000,
+}
+
+
+@pytest.mark.attack("A10")
+@pytest.mark.attack("A12")
+@pytest.mark.parametrize("meta", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_bytes_are_a_typed_error_on_both_sides(meta: bytes):
+    with pytest.raises(SettingsError, match="not a request"):
+        decode_request(meta)
+    with pytest.raises(SettingsError, match="no Description"):
+        decode_reply(meta, messages.Description)
+
+
 @pytest.mark.attack("A08")
 @pytest.mark.parametrize(
     "fields",

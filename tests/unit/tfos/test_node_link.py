@@ -55,8 +55,13 @@ def test_the_last_words_of_a_closed_peer_are_read(ends):
 
 @pytest.mark.parametrize(
     "raw_bytes",
-    [struct.pack("<I", MAX_MESSAGE_BYTES + 1), struct.pack("<I", 3) + b"\x80ab"],
-    ids=["too long", "no message"],
+    [
+        struct.pack("<I", MAX_MESSAGE_BYTES + 1),
+        struct.pack("<I", 3) + b"\x80ab",
+        struct.pack("<I", 9) + b"\x81\xa4type\xa2\xff\xfe",
+        struct.pack("<I", 5013) + b"\x82\xa4type\xa4Done\xa1x" + b"\x91" * 5000,
+    ],
+    ids=["too long", "no message", "not UTF-8", "nested"],
 )
 def test_garbage_is_a_typed_error(ends, raw_bytes):
     supervisor, _, raw = ends
