@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from rpc.address import Endpoint
 from tfos.config import ClusterConfig
@@ -211,9 +212,8 @@ class ClusterState:
                 member.phase = phase
             case messages.FlushReached(feed):
                 member.flushes[feed] = event
-            case messages.TensorBoardUp(url, reason):
-                self.tensorboard = event
-                return [Tell(f"TensorBoard: {url}") if url else Warn(f"no TensorBoard: {reason}")]
+            case messages.TensorBoardUp():
+                return self._tensorboard(event)
             case messages.Failed(failure):
                 return self._failed(member, failure)
             case messages.Done():
@@ -281,6 +281,22 @@ class ClusterState:
         start = messages.Start(self.roster())
         return [Send(each.node, start) for each in self.members.values()]
 
+    def _tensorboard(self, event: messages.TensorBoardUp) -> list[Action]:
+        if event == self.tensorboard:
+            return []  # a report that was sent twice
+        self.tensorboard = event
+        if not event.url:
+            return [Warn(f"no TensorBoard: {event.reason}")]
+        actions: list[Action] = [Tell(f"TensorBoard: {event.url}")]
+        if not _is_loopback(event.url):
+            actions.append(
+                Warn(
+                    f"TensorBoard has no login: whoever reaches {event.url} can read it. Pass "
+                    "tensorboard_host='127.0.0.1' to reserve() to bind loopback on the chief's host"
+                )
+            )
+        return actions
+
     def _done(self, member: Member) -> list[Action]:
         if member.planned.is_ps and not member.stop_ordered:
             return self._failed(
@@ -309,8 +325,9 @@ class ClusterState:
     def _end_of(
         self, member: Member, failure: messages.NodeFailure, *, outside: bool
     ) -> list[Action]:
-        if outside and self.phase is ClusterPhase.RESERVED:
-            # Spark starts the task again on another executor: a newer attempt will register.
+        if outside and not failure.signal and self.phase is ClusterPhase.RESERVED:
+            # Its executor or supervisor is gone, not only its child: Spark starts the task again,
+            # and a newer attempt will register.
             member.status = NodeStatus.MISSING
             member.endpoint = None
             return [Warn(f"{member.name}@{member.host} was lost while starting: {failure.message}")]
@@ -349,3 +366,8 @@ class ClusterState:
 
     def _refuse(self, reason: str) -> tuple[messages.RegisterReply, list[Action]]:
         return messages.RegisterReply(accepted=False, reason=reason), []
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -232,6 +232,25 @@ def test_a_node_lost_while_starting_may_come_again():
     assert _register(state, "worker:0", attempt=1)[0].accepted
 
 
+@pytest.mark.fault("F04")
+def test_a_child_killed_while_starting_fails_the_start_as_nobody_starts_it_again():
+    state = _state()
+    _register(state, "ps:0")
+    _register(state, "worker:1")
+    actions = _fail(state, "worker:1", signal=9, message="killed by SIGKILL")
+    assert state.phase is ClusterPhase.FAILED
+    assert state.fatal[0].node.name == "worker:1"
+    assert _orders(actions, messages.Stop) == {"ps:0"}
+
+
+def test_an_executor_lost_while_starting_is_awaited_again():
+    state = _state()
+    _register(state, "worker:1")
+    actions = _fail(state, "worker:1", error_type=messages.EXECUTOR_LOST, message="JVM ended")
+    assert [type(action) for action in actions] == [Warn]
+    assert _register(state, "worker:1", attempt=1)[0].accepted
+
+
 def test_a_retried_task_of_a_running_cluster_is_refused_and_its_old_attempt_lost():
     state = _running()
     reply, actions = _register(state, "worker:1", attempt=1)
@@ -304,6 +323,28 @@ def test_tensorboard_is_told_and_its_absence_is_a_warning():
     assert state.on_event(_id("worker:0"), up, NOW) == [Tell("TensorBoard: http://127.0.0.1:6006")]
     down = messages.TensorBoardUp("", "not installed")
     assert state.on_event(_id("worker:0"), down, NOW) == [Warn("no TensorBoard: not installed")]
+
+
+@pytest.mark.attack("A23")
+@pytest.mark.parametrize(
+    ("url", "is_open"),
+    [
+        ("http://localhost:6006/", False),
+        ("http://127.0.0.1:6006/", False),
+        ("http://[::1]:6006/", False),
+        ("http://10.0.0.7:6006/", True),
+        ("http://host-b:6006/", True),
+    ],
+)
+def test_a_tensorboard_that_others_can_reach_is_warned_of_once(url, is_open):
+    state = _running()
+    up = messages.TensorBoardUp(url)
+    actions = state.on_event(_id("worker:0"), up, NOW)
+    assert actions[0] == Tell(f"TensorBoard: {url}")
+    warnings = [action.text for action in actions if isinstance(action, Warn)]
+    assert len(warnings) == is_open
+    assert all("has no login" in text and "tensorboard_host=" in text for text in warnings)
+    assert state.on_event(_id("worker:0"), up, NOW) == []  # reports may arrive twice
 
 
 @pytest.mark.fault("F19")
