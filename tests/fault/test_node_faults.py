@@ -13,6 +13,7 @@ from tests.node_bed import NodeBed, exited, send_signal, wait_forever
 from tests.spark.marked_processes import wait_gone
 from tfos.control import messages
 from tfos.node import task as node_task
+from tfos.node.errors import NodeStartError
 
 pytestmark = pytest.mark.slow
 
@@ -313,9 +314,20 @@ def test_a_supervisor_told_to_terminate_takes_everything_with_it(bed: NodeBed):
     bed.assert_nothing_left()
 
 
+@pytest.mark.fault("F20")
+def test_a_supervisor_killed_before_the_start_fails_its_task_so_that_spark_starts_it_again(bed):
+    run = bed.start(bed.bundle("ps:0"))
+    bed.event("ps:0", messages.Listening)
+    send_signal(bed.registered("ps:0").pid, signal.SIGKILL)
+    with pytest.raises(NodeStartError, match=r"ps:0 .* vanished while the cluster started"):
+        run.wait()
+    assert wait_gone(bed.mark, 10) == {}
+
+
 def test_no_process_outlives_its_supervisor(bed):
     run = bed.start(bed.bundle("worker:0", wait_forever))
     bed.release("worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
     child = bed.child_pid("worker:0")
     send_signal(bed.registered("worker:0").pid, signal.SIGKILL)
     assert run.wait().outcome == "lost"

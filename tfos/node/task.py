@@ -118,8 +118,12 @@ class NodeTask:
             )
         if first.state is State.ENDED:
             return State.ENDED.value, first.reason
-        wanted = {State.ENDED} if self.hold_slot else {State.ENDED, State.RELEASED}
-        last = handle.wait(frozenset(wanted))
+        last = handle.wait(frozenset({State.RELEASED, State.ENDED}))
+        if last is None:
+            # A failed task is started again, while the driver still waits for this node.
+            raise NodeStartError(f"{where}: its supervisor vanished while the cluster started")
+        if last.state is State.RELEASED and self.hold_slot:
+            last = handle.wait(frozenset({State.ENDED}))
         return ("lost", "") if last is None else (last.state.value, last.reason)
 
 
