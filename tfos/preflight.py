@@ -33,12 +33,13 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
     if _is_true(conf, "spark.dynamicAllocation.enabled") and not config.allow_dynamic:
         raise ConfigError(
             "spark.dynamicAllocation.enabled=true: dynamic allocation can remove a parameter "
-            "server's executor. Set it to false or pass allow_dynamic=True."
+            "server's executor. Set it to false, or pass config=ClusterConfig(allow_dynamic=True) "
+            "to reserve()."
         )
     if _is_true(conf, "spark.speculation") and not config.allow_speculation:
         raise ConfigError(
             "spark.speculation=true: speculation starts a slow node a second time. Set it to "
-            "false or pass allow_speculation=True."
+            "false, or pass config=ClusterConfig(allow_speculation=True) to reserve()."
         )
     limit = conf.get("spark.executor.pyspark.memory")
     if limit and _mib(limit) > 0:

@@ -262,8 +262,9 @@ def _dense(gradient: Any, variable: Any) -> Any:
     if num_bytes > MAX_DENSIFIED_BYTES:
         raise UnsupportedModel(
             f"the gradient of {variable.path!r} {tuple(variable.shape)} is sparse and would be "
-            f"{num_bytes} bytes as a dense tensor every step, more than {MAX_DENSIFIED_BYTES}; use "
-            "tfos.keras.Embedding, whose table lives on the parameter servers, or a smaller one"
+            f"{num_bytes} bytes as a dense tensor every step, more than {MAX_DENSIFIED_BYTES}; map "
+            "the ids to fewer rows (keras.layers.Hashing), make the rows shorter, or set the "
+            "layer's trainable=False"
         )
     return tf.convert_to_tensor(gradient)
 
