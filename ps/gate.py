@@ -216,6 +216,11 @@ class Gate(Generic[Gradient]):
         """See `join`."""
         return self._policy.on_finish(worker)
 
+    def finished_before(self, worker: WorkerRank) -> None:
+        """The worker called finish() before there was a shard."""
+        with self._changed:
+            self._execute(self._policy.on_finish(worker))
+
     def fence(self, worker: WorkerRank, least_incarnation: int) -> None:
         """Refuse older incarnations of the worker from now on, also in the middle of a push."""
         with self._changed:
@@ -226,21 +231,25 @@ class Gate(Generic[Gradient]):
         with self._changed:
             self._record.refuse_stale(worker, incarnation)
 
-    def lose(self, worker: WorkerRank, incarnation: int | None = None) -> None:
+    def lose(self, worker: WorkerRank, incarnation: int | None = None) -> bool:
         """The worker is gone: fence what is left of it and let the policy decide about the others.
 
         Args:
             worker: its rank.
             incarnation: the one that is gone, the newest known if None. Nothing happens when a
                 newer one is at work already.
+
+        Returns:
+            Whether anything happened.
         """
         with self._changed:
             known = self._record.incarnation_of(worker)
             lost = known if incarnation is None else incarnation
             if lost < known:
-                return
+                return False
             self._record.fence(worker, lost + 1)
             self._execute(self._policy.on_lost(worker))
+            return True
 
     @contextlib.contextmanager
     def between_clocks(self) -> Iterator[int]:

@@ -65,6 +65,7 @@ class Lifecycle:
         self._shard: ServingShard | None = None
         self._fences: dict[WorkerRank, int] = {}
         self._lost: dict[WorkerRank, int | None] = {}
+        self._finished: set[WorkerRank] = set()
 
     @property
     def phase(self) -> Phase:
@@ -128,8 +129,11 @@ class Lifecycle:
             self._move(Phase.SERVING)
             self._shard = shard
             fences, lost = tuple(self._fences.items()), tuple(self._lost.items())
+            finished = tuple(self._finished)
         for worker, incarnation in fences:
             shard.gate.fence(worker, incarnation)
+        for worker in finished:  # before the losses: a process that was done has ended since
+            shard.gate.finished_before(worker)
         for worker, lost_incarnation in lost:
             shard.gate.lose(worker, lost_incarnation)
         return True
@@ -142,13 +146,22 @@ class Lifecycle:
         if shard is not None:
             shard.gate.fence(worker, incarnation)
 
-    def lose(self, worker: WorkerRank, incarnation: int | None) -> None:
-        """Wait for the worker no longer and refuse that incarnation; None: the newest known."""
+    def finish_unfilled(self, worker: WorkerRank) -> None:
+        """The worker is done for good: if there is no shard yet, tell it when there is one."""
+        with self._changed:
+            if self._shard is None:
+                self._finished.add(worker)
+
+    def lose(self, worker: WorkerRank, incarnation: int | None) -> bool:
+        """Wait for the worker no longer and refuse that incarnation; None: the newest known.
+
+        Returns:
+            False when a newer incarnation is at work, so nobody was lost.
+        """
         with self._changed:
             self._lost[worker] = incarnation
             shard = self._shard
-        if shard is not None:
-            shard.gate.lose(worker, incarnation)
+        return shard is None or shard.gate.lose(worker, incarnation)
 
     def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
         """Raise StaleIncarnation unless this incarnation of the worker may still act."""

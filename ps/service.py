@@ -111,8 +111,8 @@ class Service:
 
     def worker_lost(self, worker: WorkerRank, incarnation: int | None = None) -> None:
         """Stop waiting for the worker anywhere, and fence what is left of it."""
-        self.life.lose(worker, incarnation)
-        self._meetings.lose(worker)
+        if self.life.lose(worker, incarnation):
+            self._meetings.lose(worker)
 
     def stop(self, reason: str) -> None:
         """End all waits; what is under way is answered with the reason."""
@@ -214,6 +214,8 @@ class Service:
     ) -> None:
         worker = WorkerRank(call.peer.rank)
         name = request_id(call.peer, request)
+        if isinstance(request, messages.Finish):
+            self.life.finish_unfilled(worker)
         shard = self.life.shard
         clock = 0
         if shard is not None:

@@ -98,6 +98,38 @@ def test_attach_waits_for_the_seed(transport: str):
     assert attached == manifest
 
 
+@pytest.mark.fault("F34")
+def test_a_worker_that_finished_before_the_seed_is_not_waited_for(transport: str):
+    manifest = make_manifest(rule=ADD, consistency="sync")
+    with cluster(transport, num_servers=2, num_workers=2) as bed:
+        bed.client(1).finish()
+        chief = bed.client(0, timeout_s=3.0)
+        chief.seed(manifest, filled(manifest))
+        assert chief.push(filled(manifest, 1.0), hyper=HYPER, rows=1).clock == 1
+        late = bed.client(1)
+        late.attach()
+        with pytest.raises(PhaseError, match="final"):
+            late.join()
+
+
+def test_a_late_word_of_a_lost_attempt_leaves_the_newer_one_in_its_meeting(transport: str):
+    manifest = make_manifest()
+    with cluster(transport, num_workers=2) as bed:
+        chief = bed.client(0)
+        chief.seed(manifest, filled(manifest))
+        newer = bed.client(1, incarnation=1)
+        newer.attach()
+        newer.join()
+
+        def lose_then_meet() -> dict[int, bytes]:
+            bed.driver().worker_lost(1, 0)
+            return chief.rendezvous("epoch", b"chief", timeout_s=5.0)
+
+        meet = partial(newer.rendezvous, "epoch", b"newer", timeout_s=5.0)
+        met = succeeded(run_all(meet, lose_then_meet))
+    assert met == [{0: b"chief", 1: b"newer"}] * 2
+
+
 @pytest.mark.fault("F19")
 def test_attach_to_an_empty_server_ends_in_time_and_says_whom_to_ask(transport: str):
     with (
