@@ -55,6 +55,7 @@ def test_run_takes_the_known_keywords_in_their_order():
 def test_methods_take_the_known_keywords(method, keywords):
     parameters = _defaults(getattr(tfos.TFCluster, method))
     assert {name: parameters[name] for name in keywords} == keywords
+    assert method == "shutdown" or list(parameters)[1] == "dataRDD"
 
 
 @pytest.mark.parametrize("method", ["reserve", "start", "status", "tensorboard_url", "__enter__"])

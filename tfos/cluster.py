@@ -204,7 +204,7 @@ class TFCluster:
 
     def train(
         self,
-        data: Any,
+        dataRDD: Any,
         num_epochs: int = 0,
         feed_timeout: float = 600,
         qname: str = "input",
@@ -212,9 +212,10 @@ class TFCluster:
         """Feed an RDD or DataFrame to the workers and return once they took every row.
 
         Args:
-            data: RDD of numbers, tuples, lists, arrays, dicts, Rows, bytes or str; a DataFrame; or
-                a DStream, whose batches are fed as they come (returns None at once).
-            num_epochs: how often; each epoch reads `data` again. 0 means 10.
+            dataRDD: RDD of numbers, tuples, lists, arrays, dicts, Rows, bytes or str; a DataFrame;
+                or a DStream, whose batches are fed as they come (returns None at once).
+            num_epochs: how often; each epoch reads the data again. 0 means 10, and once for each
+                batch of a DStream.
             feed_timeout: seconds without any worker taking a row until feeding fails.
             qname: which feed.
 
@@ -226,24 +227,25 @@ class TFCluster:
             FeedError: the data could not be fed.
             FeedTimeout: no worker took rows.
         """
-        num_epochs = preflight.check_epochs(num_epochs)
+        epochs = preflight.check_epochs(num_epochs)
         feeding, timeout_s = self._feeding("train()", feed_timeout, qname)
-        if hasattr(data, "foreachRDD"):
-            data.foreachRDD(
-                lambda rdd: feeding.train(rdd, num_epochs, qname, feed_timeout_s=timeout_s)
+        if hasattr(dataRDD, "foreachRDD"):
+            times = num_epochs or 1
+            dataRDD.foreachRDD(
+                lambda rdd: feeding.train(rdd, times, qname, feed_timeout_s=timeout_s)
             )
             return None
-        rdd = self._as_rdd(data)
+        rdd = self._as_rdd(dataRDD)
         with self._ending.raising():
-            return feeding.train(rdd, num_epochs, qname, feed_timeout_s=timeout_s)
+            return feeding.train(rdd, epochs, qname, feed_timeout_s=timeout_s)
 
-    def inference(self, data: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
-        """Return a lazy RDD with one result of main_fun per row of `data`, in order.
+    def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
+        """Return a lazy RDD with one result of main_fun per row, in order.
 
         Rows are fed when the result is acted on, and again at every further action.
         """
         feeding, timeout_s = self._feeding("inference()", feed_timeout, qname)
-        return feeding.inference(self._as_rdd(data), qname, feed_timeout_s=timeout_s)
+        return feeding.inference(self._as_rdd(dataRDD), qname, feed_timeout_s=timeout_s)
 
     def shutdown(
         self, ssc: Any = None, grace_secs: float = 0, timeout: float = DEFAULT_SHUTDOWN_S
@@ -259,14 +261,17 @@ class TFCluster:
             NodeFailedError: a node failed and no call has raised that yet.
             ShutdownTimeout: main_fun did not return in time.
         """
-        if ssc is not None:
-            ssc.stop(stopSparkContext=False, stopGraceFully=True)
-        timeout_s = DEFAULT_SHUTDOWN_S if timeout == -1 else timeout
-        self._ending.shutdown(
-            self._settings.feeds,
-            grace_s=grace_secs,
-            timeout_s=preflight.check_timeout("timeout", timeout_s),
+        grace_s = preflight.check_timeout("grace_secs", grace_secs) if grace_secs else 0.0
+        timeout_s = preflight.check_timeout(
+            "timeout", DEFAULT_SHUTDOWN_S if timeout == -1 else timeout
         )
+        try:
+            if ssc is not None:
+                ssc.stop(stopSparkContext=False, stopGraceFully=True)
+            self._ending.shutdown(self._settings.feeds, grace_s=grace_s, timeout_s=timeout_s)
+        except BaseException:
+            self.abort("shutdown() did not come to its end")  # no effect once it has
+            raise
 
     def abort(self, reason: str = "aborted by the driver") -> None:
         """Stop every node at once, without waiting for main_fun. Idempotent, raises nothing."""

@@ -1,0 +1,111 @@
+"""What TFCluster's calls do with their arguments, without Spark."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+from tfos import TFCluster
+from tfos.config import ClusterConfig
+from tfos.console import Console
+from tfos.control.coordinator import Coordinator
+from tfos.control.state import Action, ClusterState
+from tfos.errors import SettingsError
+from tfos.node.bundle import NodeSettings
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
+
+
+class Jobs:
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def end(self, timeout_s: float) -> bool:
+        self.ended += 1
+        return True
+
+
+class Feeding:
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, int, str]] = []
+
+    def train(self, rdd: Any, num_epochs: int, feed: str, *, feed_timeout_s: float) -> None:
+        self.calls.append((rdd, num_epochs, feed))
+
+
+class Stream:
+    """A DStream of two batches that have come already."""
+
+    def foreachRDD(self, feed: Any) -> None:
+        for batch in ("first", "second"):
+            feed(batch)
+
+
+@pytest.fixture
+def cluster() -> TFCluster:
+    config = ClusterConfig(verbose=False)
+    coordinator = Coordinator(plan(2, 1), config, Console(enabled=False))
+
+    def run(state: ClusterState) -> list[Action]:
+        state.move(ClusterPhase.RESERVED)
+        state.move(ClusterPhase.RUNNING)
+        return []
+
+    coordinator.act(run)
+    reserved = types.SimpleNamespace(
+        coordinator=coordinator, credentials=types.SimpleNamespace(cluster_id="c")
+    )
+    settings = NodeSettings(num_workers=1, num_ps=1)
+    made = TFCluster(None, reserved, settings, config, Console(enabled=False))  # type: ignore[arg-type]
+    made._ending.jobs = Jobs()  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize(("given", "fed"), [(0, 1), (2, 2)])
+def test_each_batch_of_a_stream_is_fed_once_unless_told_otherwise(cluster, given, fed):
+    feeding = cluster._feed_jobs = Feeding()
+    assert cluster.train(Stream(), num_epochs=given) is None
+    assert feeding.calls == [("first", fed, "input"), ("second", fed, "input")]
+    cluster.abort()
+
+
+def test_an_rdd_is_fed_ten_times_unless_told_otherwise(cluster):
+    feeding = cluster._feed_jobs = Feeding()
+    rdd = types.SimpleNamespace(mapPartitionsWithIndex=None)
+    cluster.train(dataRDD=rdd)
+    assert feeding.calls == [(rdd, 10, "input")]
+    cluster.abort()
+
+
+@pytest.mark.fault("F15")
+def test_an_interrupted_shutdown_stops_every_node_at_once(cluster, monkeypatch):
+    def interrupt(*args: Any) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster._coordinator, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.shutdown()
+    assert cluster.phase is ClusterPhase.CLOSED
+    assert cluster._ending.jobs.ended == 1
+    cluster.shutdown()
+
+
+def test_a_stream_that_cannot_stop_leaves_no_nodes(cluster):
+    def stop(**options: Any) -> None:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        cluster.shutdown(ssc=types.SimpleNamespace(stop=stop))
+    assert cluster._ending.jobs.ended == 1
+
+
+@pytest.mark.parametrize("options", [{"grace_secs": "30"}, {"grace_secs": -1}, {"timeout": 0}])
+def test_shutdown_refuses_times_before_it_ends_anything(cluster, options):
+    (name,) = options
+    with pytest.raises(SettingsError, match=f"{name} must be > 0 seconds, got"):
+        cluster.shutdown(**options)
+    assert cluster.phase is ClusterPhase.RUNNING
+    cluster.abort()
