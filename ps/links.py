@@ -169,10 +169,9 @@ def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float)
     """
     deadline_s = time.monotonic() + timeout_s
     while waiting := [call for call in calls if call.is_open]:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
+        if time.monotonic() >= deadline_s:
             raise _timeout(waiting, timeout_s)
-        _attempt(waiting, left_s)
+        _attempt(waiting, deadline_s)
         for call in waiting:
             if call.is_open and call.link.unreachable_s() > reconnect_s:
                 raise _gone(call, reconnect_s)
@@ -182,24 +181,31 @@ def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float)
     return [call.reply for call in calls if call.reply is not None]
 
 
-def _attempt(calls: Sequence[Outgoing], left_s: float) -> None:
+def _attempt(calls: Sequence[Outgoing], deadline_s: float) -> None:
     """Try every call once on the connections that are there or can be made now."""
-    ready: list[tuple[Outgoing, OutCall]] = []
-    wait_s = left_s - min(1.0, ANSWER_SHARE * left_s)
+    ready: list[tuple[Outgoing, Connection]] = []
     for call in calls:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return  # connecting to the servers before took all the time
         try:
             connection = call.link.open_connection(left_s)
         except (AuthError, SettingsError) as error:
             call.error = error
             continue
         if connection is not None:
-            out = OutCall(connection, call.meta(wait_s), call.payload, call.into)
-            ready.append((call, out))
+            ready.append((call, connection))
+    left_s = max(0.0, deadline_s - time.monotonic())
     if not ready:
         pause_s = min((call.link.wait_s() for call in calls), default=0.0)
         time.sleep(min(pause_s, left_s))
         return
-    outcomes = call_all([out for _, out in ready], timeout_s=left_s)
+    wait_s = left_s - min(1.0, ANSWER_SHARE * left_s)
+    outs = [
+        OutCall(connection, call.meta(wait_s), call.payload, call.into)
+        for call, connection in ready
+    ]
+    outcomes = call_all(outs, timeout_s=left_s)
     for (call, _), outcome in zip(ready, outcomes, strict=True):
         _settle(call, outcome, left_s)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +18,8 @@ from ps import serving
 from ps.client import PSClient
 from ps.errors import RequestTimeout
 from ps.params import Adam, Hyper, Manifest
-from rpc.handshake import Role
+from rpc.address import Endpoint
+from rpc.handshake import Credentials, Identity, Role
 from tests.cutting_proxy import CuttingProxy, Direction
 from tests.ps_bed import (
     ADD,
@@ -215,6 +219,26 @@ def test_a_network_that_never_heals_ends_in_a_typed_timeout(proxied):
     parts.proxy.plan(*[("up", 400)] * 1000)
     with pytest.raises(RequestTimeout, match=r"ps:0 at 127\.0\.0\.1:\d+"):
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F11")
+@pytest.mark.fault("F23")
+def test_several_servers_that_accept_and_say_nothing_share_one_deadline():
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+        client = PSClient(
+            [Endpoint(*sock.getsockname()) for sock in silent],
+            Credentials("silent", b"s" * 32),
+            Identity(Role.WORKER, 0),
+            num_workers=1,
+            timeout_s=0.4,
+        )
+        stack.callback(client.close)
+        began_s = time.monotonic()
+        with pytest.raises(RequestTimeout, match="ps:3 at"):
+            client.describe()
+        assert time.monotonic() - began_s < 1.2
 
 
 Operation = Callable[[ProxiedCluster, PSClient, Manifest, Path], Any]
