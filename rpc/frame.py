@@ -82,13 +82,20 @@ _error_decoder = msgspec.msgpack.Decoder(ErrorBody)
 _MAX_ERROR_TEXT = 8 * 1024
 _MAX_ERROR_DETAILS = 32
 _MAX_ERROR_KEY = 64
-_MAX_ERROR_VALUE = 1024
+_MAX_ERROR_VALUE = 16 * 1024
+_MAX_ERROR_VALUES = 40 * 1024
+"""Of all values together; with the text, and keys at their longest, it still fits a frame."""
 
 
 def encode_error(code: str, message: str, details: dict[str, str] | None = None) -> bytes:
     """Return the meta of an ERROR frame; long texts are cut so that it always fits."""
     kept = list((details or {}).items())[:_MAX_ERROR_DETAILS]
-    cut = {_cut(key, _MAX_ERROR_KEY): _cut(value, _MAX_ERROR_VALUE) for key, value in kept}
+    cut: dict[str, str] = {}
+    room = _MAX_ERROR_VALUES
+    for key, value in kept:
+        text = _cut(value, min(_MAX_ERROR_VALUE, room))
+        room -= len(text.encode())
+        cut[_cut(key, _MAX_ERROR_KEY)] = text
     body = ErrorBody(_cut(code, _MAX_ERROR_KEY), _cut(message, _MAX_ERROR_TEXT), cut)
     return msgspec.msgpack.encode(body)
 

@@ -358,11 +358,12 @@ def test_a_feeder_of_another_version_is_refused_with_both_versions():
 
 def test_the_trainers_error_reaches_feeders_with_its_traceback():
     with workers(1) as (worker,):
-        worker.channel.fail("boom", error_type="ZeroDivisionError", remote_traceback="line 3")
+        text = "\n".join(f"line {number} of a traceback" for number in range(400))
+        worker.channel.fail("boom", error_type="ZeroDivisionError", remote_traceback=text)
         with pytest.raises(TrainerFailed, match="worker:0: boom") as caught:
             run(feed_task([worker]), 0, [1])
         assert caught.value.error_type == "ZeroDivisionError"
-        assert caught.value.remote_traceback == "line 3"
+        assert caught.value.remote_traceback == text
         copied = cloudpickle.loads(cloudpickle.dumps(caught.value))
         assert (copied.error_type, str(copied)) == ("ZeroDivisionError", "worker:0: boom")
 
