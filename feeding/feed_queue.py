@@ -169,6 +169,8 @@ class FeedQueue:
         """Drop the unread chunks of an inference session whose feeder left; end its last batch."""
         slot = self._epochs.get(self.epoch)
         if slot is None:
+            if self.finished or self.draining:
+                return  # nothing is left, and an epoch made now would never end
             slot = self._epochs[self.epoch] = _Epoch()
         kept: deque[Chunk] = deque()
         for chunk in slot.chunks:

@@ -135,6 +135,17 @@ def test_an_abandoned_session_leaves_only_the_end_of_its_batch():
     assert consistent(queue).dropped_rows == 1
 
 
+def test_a_session_abandoned_after_the_end_does_not_take_the_end_back():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1, session=7))
+    pop_chunk(queue)
+    queue.finish()
+    assert [queue.pop(), queue.pop()] == [EpochEnd(0), FeedEnd()]
+    queue.abandon(7)
+    assert queue.pop() == FeedEnd()
+    assert queue.epochs_done == 1
+
+
 @hypothesis.given(
     st.lists(
         st.sampled_from(["+0:1", "+1:1", "+2:1", "f0", "f1", "f2", "pop", "d", "x"]), max_size=25
