@@ -222,6 +222,23 @@ def test_callbacks_report_and_write_scalars(tmp_path):
     assert mean_staleness((2, 0, 2)) == 1.25
 
 
+@pytest.mark.fault("F39")
+@pytest.mark.parametrize("remote", [True, False], ids=["remote", "not a directory"])
+def test_a_log_dir_that_cannot_be_written_does_not_stop_training(tmp_path, remote, caplog):
+    (tmp_path / "file").write_text("in the way")
+    log_dir = "hdfs://nn/logs" if remote else str(tmp_path / "file" / "logs")
+    with serving(log_dir=log_dir) as cluster:
+        ctx = cluster.contexts[0]
+        model = distribute(make_model(), ctx)
+        history = model.fit(
+            X, Y, validation_data=(X, Y), epochs=2, verbose=0, callbacks=callbacks(ctx)
+        )
+        assert len(history.history["val_loss"]) == 2
+        assert cluster.pushes == 20
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith(f"no event files in {log_dir}/worker-0") for line in lines) == 1
+
+
 LOAD = """
 import sys
 sys.modules["tfos"] = None

@@ -8,11 +8,12 @@ Threads: the thread that runs `fit`. A failing callback here never stops the tra
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -38,10 +39,39 @@ def callbacks(ctx: WorkerContext) -> list[Any]:
     found: list[Any] = [Progress(ctx)]
     if ctx.log_dir:
         directory = os.path.join(ctx.log_dir, f"worker-{ctx.worker_rank}")
-        found.append(keras.callbacks.TensorBoard(log_dir=directory))
+        found.append(EventFiles(log_dir=directory))
         if ctx.is_chief:
             found.append(ClusterScalars(ctx, os.path.join(ctx.log_dir, "cluster")))
     return found
+
+
+class EventFiles(keras.callbacks.TensorBoard):  # type: ignore[misc]  # Keras has no types
+    """Keras' TensorBoard callback; where it cannot write, training goes on without it."""
+
+    _is_broken = False
+
+
+def _tolerant(name: str) -> Callable[..., Any]:
+    original = getattr(keras.callbacks.TensorBoard, name)
+
+    @functools.wraps(original)
+    def hook(self: EventFiles, *args: Any, **kwargs: Any) -> Any:
+        if self._is_broken:
+            return None
+        try:
+            return original(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - training never fails because of its display
+            self._is_broken = True
+            reason = str(error).strip().partition("\n")[0]
+            logger.warning("no event files in %s any more: %s", self.log_dir, reason)
+            return None
+
+    return hook
+
+
+for _name in vars(keras.callbacks.TensorBoard):
+    if _name == "set_model" or _name.startswith("on_"):
+        setattr(EventFiles, _name, _tolerant(_name))
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
