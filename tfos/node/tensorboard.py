@@ -52,6 +52,7 @@ class TensorBoardKeeper:
         self._splitter = LineSplitter()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._is_up = False
+        self._advertised_host = ""
 
     @property
     def pids(self) -> set[int]:
@@ -61,16 +62,17 @@ class TensorBoardKeeper:
     def start(self, spec: SupervisorSpec, workspace: Workspace, env: Mapping[str, str]) -> None:
         """Start TensorBoard for the cluster's log directory, or report why there will be none."""
         log_dir = spec.bundle.settings.log_dir
-        directory = local_log_dir(log_dir) if log_dir else default_log_dir(workspace)
-        if not directory:
-            self._report_reason(f"cannot read log_dir={log_dir!r}; use a local or shared path")
-            return
-        arguments = ("--logdir", directory, "--host", _host(spec), "--port", _port(env))
-        private = {
-            "TMPDIR": str(workspace.subdirectory("tensorboard-tmp")),  # it leaves files there
-            "CUDA_VISIBLE_DEVICES": "",  # it must not take a GPU from training
-        }
+        self._advertised_host = spec.executor.host
         try:
+            directory = local_log_dir(log_dir) if log_dir else default_log_dir(workspace)
+            if not directory:
+                self._report_reason(f"cannot read log_dir={log_dir!r}; use a local or shared path")
+                return
+            arguments = ("--logdir", directory, "--host", _host(spec), "--port", _port(env))
+            private = {
+                "TMPDIR": str(workspace.subdirectory("tensorboard-tmp")),  # it leaves files there
+                "CUDA_VISIBLE_DEVICES": "",  # it must not take a GPU from training
+            }
             self._child = children.spawn(
                 "tfos.node.tensorboard",
                 msgspec.msgpack.encode(TensorBoardSpec(arguments)),
@@ -99,7 +101,7 @@ class TensorBoardKeeper:
         if match and not self._is_up:
             self._is_up = True
             self._loop.cancel_timer(_TIMER)
-            self._report(TensorBoardUp(match[1]))
+            self._report(TensorBoardUp(reachable_url(match[1], self._advertised_host)))
 
     def _on_late(self) -> None:
         self._report_reason(f"shows no URL after {START_TIMEOUT_S:.0f} s; it may still come up")
@@ -127,6 +129,17 @@ def _host(spec: SupervisorSpec) -> str:
     settings = spec.bundle.settings
     is_near = settings.loopback or settings.driver_boot_id == address.boot_id()
     return settings.tensorboard_host or ("127.0.0.1" if is_near else spec.executor.host)
+
+
+def reachable_url(url: str, advertised_host: str) -> str:
+    """Return the URL with this host's address where TensorBoard names the address of all.
+
+    A loopback address would hide from the driver that others can open it.
+    """
+    if advertised_host.startswith("127.") or advertised_host in ("localhost", "::1"):
+        return url
+    host = f"[{advertised_host}]" if ":" in advertised_host else advertised_host
+    return re.sub(r"//(0\.0\.0\.0|\[::\])(?=[:/])", f"//{host}", url)
 
 
 def _port(env: Mapping[str, str]) -> str:

@@ -1,0 +1,53 @@
+"""TensorBoard's keeper: addresses, and starts that go wrong."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+from tfos.control.messages import TensorBoardUp
+from tfos.node import tensorboard
+from tfos.node.loop import EventLoop
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://0.0.0.0:6006/", "http://10.0.0.7:6006/"),
+        ("http://[::]:6006/", "http://10.0.0.7:6006/"),
+        ("http://127.0.0.1:6006/", "http://127.0.0.1:6006/"),
+        ("http://host-b:6006/x0.0.0.0/", "http://host-b:6006/x0.0.0.0/"),
+    ],
+)
+def test_the_address_of_all_is_shown_as_one_that_the_driver_can_open(url, expected):
+    assert tensorboard.reachable_url(url, "10.0.0.7") == expected
+
+
+def test_an_ipv6_address_stands_in_brackets():
+    assert tensorboard.reachable_url("http://[::]:6006/", "fd00::7") == "http://[fd00::7]:6006/"
+
+
+@pytest.mark.attack("A23")
+def test_the_address_of_all_is_not_hidden_behind_loopback():
+    url = "http://0.0.0.0:6006/"
+    assert tensorboard.reachable_url(url, "127.0.0.1") == url
+
+
+@pytest.mark.fault("F58")
+def test_a_full_disk_costs_tensorboard_and_not_the_node():
+    def subdirectory(name: str) -> Any:
+        raise OSError(28, "No space left on device")
+
+    reports: list[TensorBoardUp] = []
+    settings = types.SimpleNamespace(log_dir="", loopback=True, tensorboard_host="")
+    spec: Any = types.SimpleNamespace(
+        bundle=types.SimpleNamespace(settings=settings),
+        executor=types.SimpleNamespace(host="127.0.0.1"),
+    )
+    workspace: Any = types.SimpleNamespace(subdirectory=subdirectory)
+    tensorboard.TensorBoardKeeper(EventLoop(), reports.append).start(spec, workspace, {})
+    (report,) = reports
+    assert report.url == ""
+    assert "No space left" in report.reason
