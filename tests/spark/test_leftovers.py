@@ -1,7 +1,7 @@
 """Nothing is left behind, whatever ends the program: no process, port, shared memory or directory.
 
-Each case runs a whole driver program in its own process with real executors, ends it in one way,
-and then counts what is left by a marker in the environment, which every descendant inherits.
+Each case runs a whole driver program in its own process, ends it in one way, and
+then counts what is left by a marker in the environment, which every descendant inherits.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from tests.spark.marked_processes import MARKER, kill, marked, wait_gone
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(170)]
 
+THREADS, EXECUTORS = "local[4]", "local-cluster[3,1,1024]"
 APP = Path(__file__).with_name("driver_app.py")
+FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LEASE_BOUND_S = 40.0  # G3: nothing outlives its driver by more than 30 s, and the JVM's own end
 
 
 class App:
     """One running driver program, its scratch directory and its marker."""
 
-    def __init__(self, tmp: Path, ending: str) -> None:
+    def __init__(self, tmp: Path, ending: str, master: str) -> None:
         self.mark = secrets.token_hex(8)
         self.tmp = tmp
         self.stop_file = tmp / "stop"
@@ -37,9 +39,10 @@ class App:
         self.scratch.mkdir()
         self.output = tmp / "output.txt"
         submit_args = (
-            "--master local-cluster[3,1,1024] --conf spark.ui.enabled=false "
+            f"--master {master} --conf spark.ui.enabled=false "
             "--conf spark.executor.memory=512m --driver-memory 512m "
-            "--conf spark.driver.host=127.0.0.1 pyspark-shell"
+            f"--driver-java-options '{FAST_JVM}' --conf spark.driver.host=127.0.0.1 "
+            f"--conf 'spark.executor.extraJavaOptions={FAST_JVM}' pyspark-shell"
         )
         environ = {
             **os.environ,
@@ -89,8 +92,8 @@ class App:
 def launch(tmp_path: Path) -> Iterator:
     apps: list[App] = []
 
-    def start(ending: str) -> App:
-        apps.append(App(tmp_path, ending))
+    def start(ending: str, master: str) -> App:
+        apps.append(App(tmp_path, ending, master))
         return apps[-1]
 
     yield start
@@ -126,21 +129,21 @@ def _kill_driver_jvm(app: App) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "how", "expected"),
+    ("master", "ending", "how", "expected"),
     [
-        ("success", _end_success, "ENDED"),
-        ("failure", _end_failure, "step 40 is where this program fails"),
-        ("wait", _end_interrupt, "KeyboardInterrupt"),
-        pytest.param("wait", _kill_driver_whole, "", marks=pytest.mark.fault("F13")),
-        pytest.param("wait", _kill_driver_python, "", marks=pytest.mark.fault("F13")),
-        pytest.param("wait", _kill_driver_jvm, "", marks=pytest.mark.fault("F13")),
+        (THREADS, "success", _end_success, "ENDED"),
+        (THREADS, "failure", _end_failure, "step 40 is where this program fails"),
+        (THREADS, "wait", _end_interrupt, "KeyboardInterrupt"),
+        pytest.param(EXECUTORS, "wait", _kill_driver_whole, "", marks=pytest.mark.fault("F13")),
+        pytest.param(THREADS, "wait", _kill_driver_python, "", marks=pytest.mark.fault("F13")),
+        pytest.param(EXECUTORS, "wait", _kill_driver_jvm, "", marks=pytest.mark.fault("F13")),
     ],
     ids=["success", "failure", "ctrl-c", "kill-driver", "kill-driver-python", "kill-driver-jvm"],
 )
-def test_nothing_is_left_behind(launch, ending, how, expected):
-    app = launch(ending)
+def test_nothing_is_left_behind(launch, master, ending, how, expected):
+    app = launch(ending, master)
     app.wait_for("READY", timeout_s=100)
-    assert len(marked(app.mark)) >= 8  # driver, 4 JVMs, supervisors and their children
+    assert len(marked(app.mark)) >= 8  # driver, JVM, three supervisors and their children
     how(app)
     app.process.wait(timeout=LEASE_BOUND_S)
     left = wait_gone(app.mark, LEASE_BOUND_S)
