@@ -19,7 +19,14 @@ from typing import Generic, TypeVar
 
 from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.consistency import Action, Admission, Break, Drop, Policy, Reduce, Release, worker_lost
-from ps.errors import NonFiniteGradient, PeerGone, PSError, RequestTimeout, ServerError
+from ps.errors import (
+    NonFiniteGradient,
+    PeerGone,
+    PSError,
+    RequestTimeout,
+    ServerError,
+    StaleIncarnation,
+)
 from ps.params import Hyper, WorkerRank
 
 _logger = logging.getLogger(__name__)
@@ -248,7 +255,8 @@ class Gate(Generic[Gradient]):
             if lost < known:
                 return False
             self._record.fence(worker, lost + 1)
-            self._execute(self._policy.on_lost(worker))
+            if self._closed is None:  # else nobody waits any more
+                self._execute(self._policy.on_lost(worker))
             return True
 
     @contextlib.contextmanager
@@ -283,7 +291,7 @@ class Gate(Generic[Gradient]):
             elif isinstance(action, Release):
                 self._release(action)
             elif isinstance(action, Drop):
-                self._waiting.pop(action.worker, None)
+                self._drop(action)
             else:
                 self._break(action)
         self._changed.notify_all()
@@ -311,6 +319,14 @@ class Gate(Generic[Gradient]):
             self._record.complete(arrival.id)
             if arrival.hyper is not None and arrival.error is None:
                 self._on_applied(arrival)
+
+    def _drop(self, action: Drop) -> None:
+        """Forget a lost worker's push; if it was only frozen, it hears that it is fenced."""
+        arrival = self._waiting.pop(action.worker)
+        try:
+            self._record.refuse_stale(action.worker, arrival.id.incarnation)
+        except StaleIncarnation as error:
+            arrival.error = error
 
     def _break(self, action: Break) -> None:
         for worker in action.workers:

@@ -9,8 +9,15 @@ from functools import partial
 import pytest
 
 from ps.applied import AppliedRecord, RequestId
-from ps.consistency import Sync
-from ps.errors import NonFiniteGradient, PeerGone, PhaseError, RequestTimeout, ServerError
+from ps.consistency import OnLost, Sync
+from ps.errors import (
+    NonFiniteGradient,
+    PeerGone,
+    PhaseError,
+    RequestTimeout,
+    ServerError,
+    StaleIncarnation,
+)
 from ps.gate import Arrival, Gate
 from ps.params import Hyper, WorkerRank
 
@@ -21,13 +28,17 @@ NEVER_GONE = bool
 class Bench:
     """A gate over two workers that adds numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_lost: OnLost = "fail") -> None:
         self.reduced: list[list[float]] = []
         self.applied: list[int] = []
         self.failures: list[str] = []
         self.trouble: Exception | None = None
         self.gate: Gate[float] = Gate(
-            Sync(2), AppliedRecord(1), self._reduce, self._applied, self.failures.append
+            Sync(2, on_lost=on_lost),
+            AppliedRecord(1),
+            self._reduce,
+            self._applied,
+            self.failures.append,
         )
 
     def _reduce(self, staged) -> None:
@@ -166,3 +177,24 @@ def test_no_reduction_happens_between_two_clocks():
         assert bench.reduced == []
     thread.join(10.0)
     assert bench.reduced == [[0.0, 1.0]]
+
+
+@pytest.mark.fault("F06")
+def test_a_frozen_worker_that_was_dropped_hears_it_when_it_thaws():
+    bench = Bench("continue")
+    waiting = bench.gate.arrive(bench.arrival(1))
+    assert bench.gate.lose(WorkerRank(1), 0)
+    with pytest.raises(StaleIncarnation, match="was replaced"):
+        bench.gate.wait(waiting, time.monotonic(), NEVER_GONE)
+    assert not bench.gate.lose(WorkerRank(1), 0)
+
+
+@pytest.mark.parametrize("on_lost", ["fail", "continue"])
+def test_a_worker_may_be_lost_while_the_server_stops(on_lost: OnLost):
+    bench = Bench(on_lost)
+    waiting = bench.gate.arrive(bench.arrival(1))
+    bench.gate.close(PhaseError("ps:0 stops"))
+    bench.gate.lose(WorkerRank(0), 0)
+    bench.gate.lose(WorkerRank(1), 0)
+    with pytest.raises(PhaseError, match="stops"):
+        bench.gate.wait(waiting, soon(), NEVER_GONE)
