@@ -37,6 +37,8 @@ MAX_GROUP_BYTES = 1 << 44
 MIN_BUCKET_BYTES = 64
 MAX_BUCKET_BYTES = 1 << 26
 MAX_BUCKETS = 1 << 20
+MAX_SCALAR = float(np.finfo(np.float32).max)
+"""Above it a scalar is infinite in float32, and so is every value that it touches."""
 
 
 def _check_range(rule: str, name: str, value: float, low: float, high: float) -> None:
@@ -251,11 +253,15 @@ class Hyper(msgspec.Struct, frozen=True):
     to Keras bit for bit; without them it computes them from the learning rate and its steps."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.learning_rate):
-            raise SettingsError(f"learning_rate must be finite, got {self.learning_rate!r}")
+        if not abs(self.learning_rate) <= MAX_SCALAR:  # also true for NaN
+            raise SettingsError(
+                f"learning_rate must be finite in float32, got {self.learning_rate!r}"
+            )
         for group, values in (self.scalars or {}).items():
-            if not all(map(math.isfinite, values)):
-                raise SettingsError(f"scalars of group {group!r} must be finite, got {values!r}")
+            if not all(abs(value) <= MAX_SCALAR for value in values):
+                raise SettingsError(
+                    f"scalars of group {group!r} must be finite in float32, got {values!r}"
+                )
 
 
 class Bucket(msgspec.Struct, frozen=True):

@@ -156,6 +156,7 @@ class Budget:
     """
 
     def __init__(self, limits: Limits, num_bytes: int, what: str) -> None:
+        self._limits = limits
         self._stall_s = limits.stall_timeout_s
         self._left_s = limits.stall_timeout_s + num_bytes / limits.min_bytes_per_s
         self._what = what
@@ -173,7 +174,8 @@ class Budget:
         if not ready or self._left_s <= 0:
             raise DeadlineExceeded(
                 f"{stream.peer_address} was too slow with {self._what}"
-                " (stall_timeout_s, min_bytes_per_s)"
+                f" (stall_timeout_s={self._limits.stall_timeout_s:g},"
+                f" min_bytes_per_s={self._limits.min_bytes_per_s}); is it frozen, or the network?"
             )
 
 

@@ -85,6 +85,12 @@ def test_any_difference_changes_the_hash(other):
             "16777216 buckets are above the limit 1048576; raise bucket_bytes",
         ),
         (lambda: Hyper(math.inf), "learning_rate must be finite"),
+        (lambda: Hyper(math.nan), "learning_rate must be finite"),
+        (lambda: Hyper(1e39), "learning_rate must be finite in float32"),
+        (
+            lambda: Hyper(0.1, {"trainable": (-1e39,)}),
+            "scalars of group 'trainable' must be finite",
+        ),
         (lambda: Hyper(0.1, {"g": (math.nan,)}), "scalars of group 'g'"),
     ],
 )
