@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfos import paths
 from tfos.control.messages import RosterEntry
+from tfos.errors import SettingsError
 from tfos.node.errors import NoServersError
 from tfos.node.spec import ChildSpec
 
@@ -64,6 +65,7 @@ class NodeContext:
         self.working_dir = spec.executor.cwd
         self.log_dir = spec.log_dir
         self.feed_channel = feed_channel
+        self._feeds = bundle.settings.feeds
         self._name = bundle.name
         self._attempt = spec.attempt
         self._servers = sorted(
@@ -98,9 +100,14 @@ class NodeContext:
         qname_out: str = "output",
         input_mapping: Mapping[str, str] | None = None,
     ) -> DataFeed:
-        """Return TensorFlowOnSpark's DataFeed over the rows that arrive here."""
+        """Return TensorFlowOnSpark's DataFeed over the rows that arrive here.
+
+        Raises:
+            SettingsError: the cluster has no such feed.
+        """
         from feeding.data_feed import DataFeed
 
+        self._check_feed(qname_in)
         return DataFeed(self.feed_channel, train_mode, qname_in, qname_out, input_mapping)
 
     def ps_client(self) -> PSClient:
@@ -127,11 +134,16 @@ class NodeContext:
                 )
             return self._client
 
-    def dataset(self, batch_size: int, **options: Any) -> Any:
-        """Return the rows that arrive here as data for `model.fit`; see tfos.keras.dataset."""
+    def dataset(self, batch_size: int, *, feed: str = "input", **options: Any) -> Any:
+        """Return the rows that arrive here as data for `model.fit`; see tfos.keras.dataset.
+
+        Raises:
+            SettingsError: the cluster has no such feed, or an option cannot work.
+        """
+        self._check_feed(feed)
         from tfos.keras.dataset import FeedDataset
 
-        return FeedDataset(self, batch_size, **options)
+        return FeedDataset(self, batch_size, feed=feed, **options)
 
     def distribute(self, model: Any, **options: Any) -> Any:
         """Move the model's parameters to the servers; see tfos.keras.distribute."""
@@ -165,6 +177,19 @@ class NodeContext:
 
     def release_port(self) -> None:
         """Do nothing: ports are bound once and kept, so there is no reserved one to release."""
+
+    def _check_feed(self, name: str) -> None:
+        """Refuse a feed that nobody would ever feed or end: reading it would wait for ever."""
+        if not self._feeds:
+            raise SettingsError(
+                "no rows are fed to this cluster: it was made with InputMode.TENSORFLOW, where "
+                "main_fun reads its own data. Pass input_mode=InputMode.SPARK to reserve() or run()"
+            )
+        if name not in self._feeds:
+            raise SettingsError(
+                f"{name!r} is no feed of this cluster: {list(self._feeds)}. Name it in queues= of "
+                "reserve() or run()"
+            )
 
     def finish(self) -> None:
         """Leave the training for good: nobody waits for this worker any more."""

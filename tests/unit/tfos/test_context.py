@@ -9,6 +9,7 @@ from rpc.address import Endpoint
 from rpc.handshake import Credentials
 from tfos.context import NodeContext
 from tfos.control.messages import NodeId, RosterEntry
+from tfos.errors import SettingsError
 from tfos.node.bundle import NodeBundle, NodeSettings
 from tfos.node.errors import NoServersError
 from tfos.node.spec import ChildSpec, Executor
@@ -87,3 +88,24 @@ def test_progress_that_is_no_number_never_stops_training(caplog):
         make_context(on_progress=seen.append).report_progress(3, 96, "nan?")
     assert seen == []
     assert "nan?" in caplog.text
+
+
+@pytest.mark.fault("F36")
+@pytest.mark.parametrize(
+    ("feeds", "name", "sentence"),
+    [
+        ((), "input", "no rows are fed .*InputMode.SPARK"),
+        (("input", "extra"), "inptu", r"'inptu' is no feed .*\['input', 'extra'\].* queues="),
+    ],
+)
+@pytest.mark.parametrize("how", ["get_data_feed", "dataset"])
+def test_a_feed_that_nobody_feeds_is_refused_instead_of_awaited(how, feeds, name, sentence):
+    ctx = make_context(feeds=feeds)
+    ask = ctx.get_data_feed if how == "get_data_feed" else ctx.dataset
+    options = {"qname_in": name} if how == "get_data_feed" else {"batch_size": 8, "feed": name}
+    with pytest.raises(SettingsError, match=sentence):
+        ask(**options)
+
+
+def test_the_feeds_of_the_cluster_are_given():
+    assert make_context(feeds=("input", "extra")).get_data_feed(qname_in="extra").qname_in
