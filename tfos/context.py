@@ -192,11 +192,23 @@ class NodeContext:
             )
 
     def finish(self) -> None:
-        """Leave the training for good: nobody waits for this worker any more."""
+        """Leave the training for good: nobody waits for this worker any more.
+
+        A worker that never used the servers tells them too: the others' epochs wait for it.
+        """
+        if not self._servers:
+            return
+        was_used = self._client is not None
+        client = self.ps_client()
         with self._client_lock:
-            client, self._client = self._client, None
-        if client is not None:
+            self._client = None
+        try:
             client.finish()
+        except Exception as error:
+            if was_used:
+                raise
+            _logger.info("%s leaves without a word to the servers: %s", self._name, error)
+        finally:
             client.close()
 
 

@@ -5,8 +5,10 @@ import logging
 import pytest
 
 from feeding.channel import FeedChannel
+from ps.client import PSClient
+from ps.server import PSServer, ServerSettings
 from rpc.address import Endpoint
-from rpc.handshake import Credentials
+from rpc.handshake import Credentials, Identity, Role
 from tfos.context import NodeContext
 from tfos.control.messages import NodeId, RosterEntry
 from tfos.errors import SettingsError
@@ -109,3 +111,20 @@ def test_a_feed_that_nobody_feeds_is_refused_instead_of_awaited(how, feeds, name
 
 def test_the_feeds_of_the_cluster_are_given():
     assert make_context(feeds=("input", "extra")).get_data_feed(qname_in="extra").qname_in
+
+
+@pytest.mark.fault("F34")
+def test_a_worker_that_never_used_the_servers_is_not_waited_for():
+    credentials = Credentials("c", b"S" * 32)
+    server = PSServer(ServerSettings(rank=0, num_servers=1, num_workers=2), credentials)
+    server.bind_tcp("127.0.0.1")
+    server.start()
+    roster = [RosterEntry(NodeId("ps", 0), 0, "h", "1", server.endpoint)]
+    chief = PSClient([server.endpoint], credentials, Identity(Role.WORKER, 0), num_workers=2)
+    with server, chief:
+        make_context(roster, num_ps=1).finish()
+        assert chief.rendezvous("epoch", b"0", timeout_s=3.0) == {0: b"0"}
+
+
+def test_finishing_without_servers_is_nothing():
+    make_context().finish()
