@@ -7,6 +7,7 @@ Does not: hold settings of the data plane (rpc), of servers (ps) or of chunks (f
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, fields
 
 from tfos.errors import SettingsError
@@ -57,8 +58,8 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name.endswith("_s") and not value > 0:
-                raise SettingsError(f"{each.name} must be > 0 seconds, got {value!r}.")
+            if each.name.endswith("_s") and not _is_time(value):
+                raise SettingsError(f"{each.name} must be > 0 seconds and finite, got {value!r}.")
         for name in ("hang_s", "lease_s"):
             if getattr(self, name) < 3 * self.heartbeat_s:
                 raise SettingsError(
@@ -66,7 +67,14 @@ class ClusterConfig:
                     f"{self.heartbeat_s} s: one lost message would end a node. "
                     f"Use {name} >= {3 * self.heartbeat_s}."
                 )
-        if self.max_inflight_bytes < 1:
-            raise SettingsError(f"max_inflight_bytes must be >= 1, got {self.max_inflight_bytes}.")
-        if self.threads_per_node < 0:
-            raise SettingsError(f"threads_per_node must be >= 0, got {self.threads_per_node}.")
+        for name, at_least in (("max_inflight_bytes", 1), ("threads_per_node", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+                raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")
+
+
+def _is_time(value: object) -> bool:
+    """Whether a wait can take it as its timeout."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value < math.inf

@@ -134,7 +134,8 @@ def _after_job(
     members = [state.members[node.name] for node in nodes]
     missing = [member for member in members if member.status in _NOT_SERVING]
     if job.error is not None:
-        blamed = (missing or members)[0]
+        gone = [member for member in members if not member.is_live]
+        blamed = (missing or gone or members)[0]
         if all(member.stop_ordered for member in members):
             return []
         return state.fail(blamed.failure(NODE_JOB_FAILED, _with_advice(reason_of(job.error))))

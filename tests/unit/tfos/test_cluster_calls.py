@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tfos import TFCluster
+from tfos import TFCluster, node_jobs
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control.coordinator import Coordinator
+from tfos.control.members import NodeStatus
 from tfos.control.state import Action, ClusterState
 from tfos.errors import SettingsError
 from tfos.node.bundle import NodeSettings
@@ -43,17 +44,18 @@ class Stream:
             feed(batch)
 
 
+def _run(state: ClusterState) -> list[Action]:
+    state.move(ClusterPhase.RESERVED)
+    state.move(ClusterPhase.RUNNING)
+    return []
+
+
 @pytest.fixture
 def cluster() -> TFCluster:
     config = ClusterConfig(verbose=False)
     coordinator = Coordinator(plan(2, 1), config, Console(enabled=False))
 
-    def run(state: ClusterState) -> list[Action]:
-        state.move(ClusterPhase.RESERVED)
-        state.move(ClusterPhase.RUNNING)
-        return []
-
-    coordinator.act(run)
+    coordinator.act(_run)
     reserved = types.SimpleNamespace(
         coordinator=coordinator, credentials=types.SimpleNamespace(cluster_id="c")
     )
@@ -77,6 +79,32 @@ def test_an_rdd_is_fed_ten_times_unless_told_otherwise(cluster):
     cluster.train(dataRDD=rdd)
     assert feeding.calls == [(rdd, 10, "input")]
     cluster.abort()
+
+
+@pytest.mark.parametrize("value", ["10", 0, -1.0, float("nan"), float("inf"), True])
+@pytest.mark.parametrize("name", ["abort_s", "reservation_timeout_s"])
+def test_times_that_no_wait_can_take_are_refused(name, value):
+    with pytest.raises(SettingsError, match=f"{name} must be > 0 seconds and finite, got"):
+        ClusterConfig(**{name: value})
+
+
+@pytest.mark.fault("F14")
+def test_a_job_that_fails_with_a_lost_node_is_blamed_on_that_node():
+    def lose(state: ClusterState) -> list[Action]:
+        for member in state.members.values():
+            member.status = NodeStatus.RUNNING
+        state.members["worker:1"].status = NodeStatus.LOST
+        return []
+
+    coordinator = Coordinator(plan(3, 0), ClusterConfig(), Console(enabled=False))
+    coordinator.act(_run)
+    coordinator.act(lose)
+    job: Any = types.SimpleNamespace(is_cancelled=False, error=RuntimeError("stage failed"))
+    nodes = coordinator.read(lambda state: state.plan.workers)
+    coordinator.act(lambda state: node_jobs._after_job(state, nodes, job))
+    error = coordinator.error()
+    assert error is not None
+    assert error.failures[0].node.name == "worker:1"
 
 
 @pytest.mark.fault("F15")
