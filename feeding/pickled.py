@@ -34,7 +34,6 @@ _HEAD = b"\x80\x05"
 _FRAME = 0x95
 _FRAME_HEAD = struct.Struct("<xQ")
 _LIST_OPEN = b"]\x94("
-_LIST_CLOSE = ord("e")
 _GO_ON = b"e("
 _APPENDED_AT_ONCE = 1000
 """Python's pickler appends to a list in lots of so many items."""

@@ -2,7 +2,7 @@
 
 Covers: sequence numbers, what follows from a request without an answer, the cluster's size.
 Does not: know tensors (ps.client), reconnect (ps.links).
-Threads: one at a time; ps.client holds its lock around every call, except for `close`.
+Threads: one at a time; ps.client holds its lock around every call.
 """
 
 from __future__ import annotations

@@ -19,10 +19,6 @@ class Limits:
     """Payload of one frame. Payload goes straight into the handler's own buffers."""
     max_reply_bytes: int = 1 * _MiB
     """Memory that a client takes for the payload of a reply when the caller gave no buffers."""
-    max_tensors: int = 10_000
-    """Tensor specs in one message."""
-    max_name_bytes: int = 512
-    """UTF-8 bytes of one tensor's name."""
     handshake_timeout_s: float = 5.0
     """From accepting a connection to its proof; it is closed at the end of it."""
     max_handshakes: int = 1024
