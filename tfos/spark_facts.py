@@ -41,6 +41,8 @@ class SparkFacts:
     @property
     def bind_host(self) -> str:
         """The address that the control server binds."""
+        if self.is_local:
+            return LOOPBACK
         return self.conf.get("spark.driver.bindAddress") or self.driver_host
 
     @property

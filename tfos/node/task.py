@@ -26,6 +26,8 @@ from tfos.node.spec import Executor, State, SupervisorSpec
 _LOCAL_MODE_EXECUTOR = "driver"
 """Spark's own name for the one executor of `local[n]`, which has no `--executor-id`."""
 
+_WILDCARDS = ("0.0.0.0", "::")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResult:
@@ -153,7 +155,10 @@ def find_executor(bundle: NodeBundle, *, cores: int) -> Executor:
 def _advertised_host(hostname: str, *, loopback: bool) -> str:
     if loopback:
         return "127.0.0.1"
-    return os.environ.get("SPARK_LOCAL_IP") or hostname or socket.getfqdn()
+    local_ip = os.environ.get("SPARK_LOCAL_IP", "")
+    if local_ip in _WILDCARDS:  # an address to bind; at another host it means that host
+        local_ip = ""
+    return local_ip or hostname or socket.getfqdn()
 
 
 def _scratch_dir() -> str:

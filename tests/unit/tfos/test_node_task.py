@@ -61,6 +61,13 @@ def test_a_remote_executor_advertises_the_host_that_spark_gave_it(jvm, monkeypat
     assert executor.log_dir == executor.cwd == str(tmp_path)
 
 
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "::"])
+def test_the_address_of_all_is_never_advertised(jvm, monkeypatch, wildcard):
+    jvm.update({"--executor-id": "5", "--hostname": "host-b"})
+    monkeypatch.setenv("SPARK_LOCAL_IP", wildcard)
+    assert find_executor(make_bundle(), cores=1).host == "host-b"
+
+
 def test_spark_local_ip_wins_and_yarns_log_directory_is_used(jvm, monkeypatch, tmp_path):
     jvm.update({"--executor-id": "5", "--hostname": "host-b"})
     monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.9")

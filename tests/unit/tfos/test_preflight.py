@@ -83,6 +83,9 @@ def test_local_masters_use_loopback_and_others_the_drivers_host():
     )
     bound = _facts("yarn", spark_driver_host="10.0.0.1", spark_driver_bindAddress="0.0.0.0")
     assert (bound.driver_host, bound.bind_host) == ("10.0.0.1", "0.0.0.0")
+    for bind in ("10.0.0.1", "0.0.0.0"):  # nodes on this host come to loopback, and nobody else
+        local = _facts("local-cluster[3,1,1024]", spark_driver_bindAddress=bind)
+        assert (local.driver_host, local.bind_host) == ("127.0.0.1", "127.0.0.1")
 
 
 class _ConnectSession:
