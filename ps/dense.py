@@ -1,7 +1,7 @@
 """One server's part of the dense parameters: values and optimizer slots, bucket by bucket.
 
 Covers: storage, locking and versions of the buckets that this server owns; applying a gradient.
-Does not: decide when to apply (ps.consistency), talk to anybody (ps.server), write files.
+Does not: decide when to apply (ps.consistency), talk to anybody (ps.service), write files.
 Runs in: PS processes.
 
 Threads: any. Each bucket has a lock and everything that reads or writes its numbers takes it, one

@@ -201,9 +201,16 @@ class Gate(Generic[Gradient]):
         request: RequestId,
         event: Callable[[WorkerRank], list[Action]],
         acknowledged: int = 0,
+        *,
+        leaves: bool = False,
     ) -> bool:
-        """Execute a membership event once; False when this request was executed before."""
+        """Execute a membership event once; False when this request was executed before.
+
+        Nobody waits for anybody at a closed gate, so there a worker that `leaves` is just let go.
+        """
         with self._changed:
+            if leaves and self._closed is not None:
+                return False
             verdict, _ = self.begin(request, acknowledged)
             if verdict is Verdict.REPEATED:
                 return False

@@ -1,7 +1,7 @@
 """Every request to a parameter server and every reply, as typed structs.
 
 Covers: what stands in a frame's meta (msgpack), its limits, and what the payload then is.
-Does not: transport (rpc), decisions (ps.consistency, ps.applied), execution (ps.server).
+Does not: transport (rpc), decisions (ps.consistency, ps.applied), execution (ps.service).
 Pure; no threads.
 
     request        payload                          reply          payload

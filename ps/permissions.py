@@ -1,7 +1,7 @@
 """Who may make which request, and in which phase of the shard. Pure: two tables and their check.
 
 Covers: the phases, their legal moves, roles and phases per request.
-Does not: know who a peer is (rpc's handshake proves it), execute (ps.server).
+Does not: know who a peer is (rpc's handshake proves it), execute (ps.service).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where workers meet: each brings a value under a key, all get all values when the last has come.
 
 Covers: who is waited for, answers that stay the same on retry, bounded memory.
-Does not: wait or answer (ps.server). Pure: no locks, clock or I/O; the server serialises calls.
+Does not: wait or answer (ps.meetings). Pure: no locks, clock or I/O; the server serialises calls.
 
 A key is open from its first arrival and closed when every worker that is still live has arrived;
 the values are frozen then. A worker that finished or was lost is not waited for.

@@ -220,7 +220,8 @@ class Service:
         clock = 0
         if shard is not None:
             event = _EVENTS[type(request)](shard.gate)
-            shard.gate.change(name, event, request.number.acknowledged)
+            leaves = not isinstance(request, messages.Join)
+            shard.gate.change(name, event, request.number.acknowledged, leaves=leaves)
             clock = shard.gate.clock
         if isinstance(request, messages.Finish):
             self._meetings.finish(worker)

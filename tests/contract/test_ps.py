@@ -130,6 +130,18 @@ def test_a_late_word_of_a_lost_attempt_leaves_the_newer_one_in_its_meeting(trans
     assert met == [{0: b"chief", 1: b"newer"}] * 2
 
 
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_a_worker_may_finish_while_the_servers_stop(transport: str, consistency: str):
+    manifest = make_manifest(consistency=consistency)
+    with cluster(transport, num_servers=2) as bed:
+        (worker,) = bed.workers(manifest, filled(manifest))
+        bed.driver().stop_servers("enough")
+        worker.leave()
+        worker.finish()
+        with pytest.raises(PhaseError, match="DRAINING"):
+            worker.join()
+
+
 @pytest.mark.fault("F19")
 def test_attach_to_an_empty_server_ends_in_time_and_says_whom_to_ask(transport: str):
     with (
