@@ -73,6 +73,7 @@ class FeedJobs:
                     )
                     break
                 progress.rows_per_epoch = report.fed_rows
+                progress.add(self._sample(feed))
                 done.append(report)
                 self._console.progress(_final_line(report, progress), final=True)
         finally:
@@ -324,10 +325,9 @@ def _account(
 
 
 def _final_line(report: reports.EpochReport, progress: Progress) -> str:
-    rate = report.trained_rows / report.seconds if report.seconds > 0 else 0.0
-    return (
-        f"{report}, {progress.steps_per_s:.1f} steps/s, epoch {progress.epoch + 1} of "
-        f"{progress.num_epochs}"
-        if rate
-        else str(report)
-    )
+    parts = [str(report), f"epoch {progress.epoch + 1} of {progress.num_epochs}"]
+    if progress.steps_per_s > 0:  # unknown in an epoch shorter than a heartbeat
+        parts.append(f"{progress.steps_per_s:.1f} steps/s")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    return ", ".join(parts)

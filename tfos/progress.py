@@ -63,6 +63,11 @@ class Progress:
         return self._rate("steps")
 
     @property
+    def loss(self) -> float | None:
+        """Mean over the workers of the loss they reported last."""
+        return self._samples[-1].loss if self._samples else None
+
+    @property
     def eta_s(self) -> float | None:
         """Seconds until the last epoch ends, or None while nothing is known."""
         if not self._samples:
@@ -80,7 +85,7 @@ class Progress:
     def __str__(self) -> str:
         now = self._samples[-1] if self._samples else None
         rows = now.rows - self._epoch_rows if now else 0
-        loss = now.loss if now else None
+        loss = self.loss
         parts = [
             f"epoch {self.epoch + 1}/{self.num_epochs}",
             f"{rows} rows",
