@@ -39,7 +39,8 @@ def distribute(
 
     Call it on every worker, with the same model. A built model is bound at once: the chief's
     weights become everybody's. A model without input shape is bound at its first batch. Weights
-    that are not trainable at this moment are given to all workers once.
+    that are not trainable at this moment are given to all workers once. Later `set_weights` and
+    `load_weights` count on the chief; other workers have the servers' values after their next step.
 
     Args:
         model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).

@@ -2,7 +2,7 @@
 
 Covers: the element of the RDD that starts a role; one per node, so a task sees only its own key.
 Does not: unpickle `main_fun` (node.worker does, in its own process), start anything (node.task).
-Runs in: made in the driver, read in the node task, handed on over a pipe; never argv, environment.
+Runs in: made in the driver, read in the node task, handed on in a memfd; never argv, environment.
 """
 
 from __future__ import annotations
