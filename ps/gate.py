@@ -149,20 +149,25 @@ class Gate(Generic[Gradient]):
             self._enter(arrival)
         return arrival
 
-    def refuse(self, arrival: Arrival[Gradient], error: PSError) -> None:
+    def refuse(self, arrival: Arrival[Gradient], error: PSError) -> Arrival[Gradient] | None:
         """A push is refused for what is in it; at a barrier it counts as present, without gradient.
 
         So the barrier stays whole and all servers agree on the clock, though one refused its part.
+
+        Returns:
+            What waits at the barrier in its place; until that is done its worker cannot push again.
         """
         with self._changed:
             known = self._refused.get(arrival.id.worker)
             if known is not None and known[0] == arrival.id:
-                return  # a late copy of the same push
+                return None  # a late copy of the same push
             self._refused[arrival.id.worker] = (arrival.id, error)
             if self._policy.admit(arrival.id.worker) is Admission.STAGE:
-                self._enter(dataclasses.replace(arrival, hyper=None, gradient=None))
-            else:
-                self._record.complete(arrival.id)
+                null = dataclasses.replace(arrival, hyper=None, gradient=None)
+                self._enter(null)
+                return null
+            self._record.complete(arrival.id)
+            return None
 
     def wait(
         self, arrival: Arrival[Gradient], deadline_s: float, is_gone: Callable[[], bool]

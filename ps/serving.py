@@ -18,6 +18,7 @@ sending of values that are already fresh. In sync mode the whole gradient goes t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from ps import kernels, messages
 from ps.applied import AppliedRecord, Column, RequestId, SessionCut, Verdict
 from ps.consistency import Admission, Policy
 from ps.dense import DenseShard
-from ps.errors import ManifestMismatch, NonFiniteGradient, SettingsError, ShapeError
+from ps.errors import ManifestMismatch, NonFiniteGradient, PSError, SettingsError, ShapeError
 from ps.gate import Arrival, Contributions, Gate
 from ps.messages import Ack
 from ps.optimizers import step_scalars
@@ -147,7 +148,7 @@ class ServingShard:
                 sent = self._apply_arriving(call, request, sender)
             arrival = self.gate.arrive(self._arrival(sender, request, staleness=staleness))
         else:
-            arrival = self._stage(call, request, sender)
+            arrival = self._stage(call, request, sender, deadline_s)
         clock = self._wait(call, arrival, deadline_s)
         ack = Ack(clock, not request.null, staleness)
         rest = self._values[sent:] if request.pull else ()
@@ -233,7 +234,7 @@ class ServingShard:
                     call.send(self._values[sent : run.stop])
                     sent, unsent_bytes = run.stop, 0
         except NonFiniteGradient as error:
-            self._refuse(call, self._arrival(sender, request), error)
+            self._refuse(call, self._arrival(sender, request), error, deadline_s=0.0)
         finally:
             self._counters.add_time("apply_s", apply_s)
             self._counters.add(bytes_in=call.payload_bytes)
@@ -258,7 +259,7 @@ class ServingShard:
             offset = stop
 
     def _stage(
-        self, call: Incoming, request: messages.Push, sender: RequestId
+        self, call: Incoming, request: messages.Push, sender: RequestId, deadline_s: float
     ) -> Arrival[StagedGradient]:
         """Receive a whole gradient and bring it to the barrier."""
         staged = self._pool.take()
@@ -267,7 +268,7 @@ class ServingShard:
             self._read_staged(call, staged)
         except NonFiniteGradient as error:
             self._pool.give(staged)
-            self._refuse(call, self._arrival(sender, request), error)
+            self._refuse(call, self._arrival(sender, request), error, deadline_s)
         taken = self.gate.arrive(arrival)
         if taken is not arrival:
             self._pool.give(staged)
@@ -281,16 +282,26 @@ class ServingShard:
         self._counters.add(bytes_in=call.payload_bytes)
 
     def _refuse(
-        self, call: Incoming, arrival: Arrival[StagedGradient], error: NonFiniteGradient
+        self,
+        call: Incoming,
+        arrival: Arrival[StagedGradient],
+        error: NonFiniteGradient,
+        deadline_s: float,
     ) -> None:
-        """Drain and refuse: the bucket is unchanged, and a barrier counts the push as null."""
+        """Drain and refuse: the bucket is unchanged, and a barrier counts the push as null.
+
+        The refusal is told when that barrier is complete, so its worker may push again at once.
+        """
         call.discard_rest()
         refused = NonFiniteGradient(
             f"{error.message} (worker:{arrival.id.worker}, request {arrival.id.sequence})",
             {**error.details, "worker": str(arrival.id.worker)},
         )
         self._counters.count(arrival.id.worker, refused=1)
-        self.gate.refuse(arrival, refused)
+        null = self.gate.refuse(arrival, refused)
+        if null is not None:
+            with contextlib.suppress(PSError):  # the refusal is the news, not what ended the wait
+                self._wait(call, null, deadline_s)
         raise refused from error
 
     def _wait(self, call: Incoming, arrival: Arrival[StagedGradient], deadline_s: float) -> int:

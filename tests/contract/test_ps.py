@@ -618,6 +618,27 @@ def test_sync_refused_gradient_counts_as_null_so_the_others_go_on(transport: str
         assert bed.pulled(clients[0])["trainable"][0] == 2.0
 
 
+@pytest.mark.fault("F48")
+def test_sync_a_refused_worker_may_push_again_at_once(transport: str):
+    manifest = make_manifest(consistency="sync", rule=ADD)
+    with cluster(transport, num_workers=2) as bed:
+        (server,) = bed.servers
+        first, second = bed.workers(manifest, filled(manifest))
+
+        def refused_then_good() -> int:
+            with pytest.raises(NonFiniteGradient):
+                first.push(filled(manifest, np.nan), hyper=HYPER, rows=1)
+            return first.push(filled(manifest, 4.0), hyper=HYPER, rows=1).clock
+
+        def late_then_good() -> int:
+            wait_until(lambda: server.stats().missing == (1,), "worker 0's refused push")
+            second.push(filled(manifest, 2.0), hyper=HYPER, rows=1)
+            return second.push(filled(manifest, 2.0), hyper=HYPER, rows=1).clock
+
+        assert succeeded(run_all(refused_then_good, late_then_good)) == [2, 2]
+        assert bed.pulled(first)["trainable"][0] == 5.0
+
+
 def test_sync_sum_that_overflows_is_refused_and_changes_nothing(transport: str):
     manifest = make_manifest(consistency="sync", rule=ADD, reduction="sum")
     with cluster(transport, num_workers=2) as bed:
