@@ -314,6 +314,29 @@ def test_a_supervisor_told_to_terminate_takes_everything_with_it(bed: NodeBed):
     bed.assert_nothing_left()
 
 
+@pytest.mark.fault("F03")
+@pytest.mark.parametrize(
+    ("text", "expected"), [("part-\udcff.gz", r"part-\udcff.gz"), (None, "its text cannot be made")]
+)
+def test_an_exception_whose_text_does_not_fit_a_message_arrives_all_the_same(bed, text, expected):
+    def main_fun(args, ctx):
+        class Odd(Exception):
+            def __str__(self):
+                if args is None:
+                    raise TypeError("no text")
+                return args
+
+        raise Odd
+
+    bed.start(bed.bundle("worker:0", main_fun, text))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    assert failure.error_type.endswith("Odd")
+    assert expected in failure.message
+    assert "raise Odd" in failure.traceback
+    bed.assert_nothing_left()
+
+
 @pytest.mark.fault("F20")
 def test_a_supervisor_killed_before_the_start_fails_its_task_so_that_spark_starts_it_again(bed):
     run = bed.start(bed.bundle("ps:0"))

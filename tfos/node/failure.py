@@ -40,6 +40,19 @@ def fatal_dump(log_tail: Sequence[str]) -> str:
     return ""
 
 
+def text_of(error: BaseException) -> str:
+    """Return an exception's text as a message can carry it."""
+    try:
+        return sendable(str(error))
+    except Exception as second:  # noqa: BLE001 - a user's __str__ may raise anything
+        return f"its text cannot be made: {type(second).__qualname__}"
+
+
+def sendable(text: str) -> str:
+    """Return text that UTF-8 has: names of files may hold bytes that are none."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def user_traceback(error: BaseException, ours: frozenset[str]) -> str:
     """Format an exception as the user should read it.
 
@@ -48,7 +61,7 @@ def user_traceback(error: BaseException, ours: frozenset[str]) -> str:
         ours: file names whose frames at the outer end called the user's code; they are left out.
     """
     trimmed = _skip_frames(error.__traceback__, ours)
-    return "".join(traceback.format_exception(type(error), error, trimmed))
+    return sendable("".join(traceback.format_exception(type(error), error, trimmed)))
 
 
 def _skip_frames(trace: TracebackType | None, ours: frozenset[str]) -> TracebackType | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-import traceback
 
 import msgspec
 
@@ -19,6 +18,7 @@ from ps.params import WorkerRank
 from ps.server import PSServer, ServerSettings, ServerStats
 from rpc.handshake import Credentials
 from tfos.control import messages
+from tfos.node import failure
 from tfos.node.link import Link, Progress, Raised
 from tfos.node.obey import start_obeying
 from tfos.node.spec import ChildSpec
@@ -97,5 +97,6 @@ def main(body: bytes) -> None:
         ServerProcess(spec, link).run()
     except BaseException as error:  # whatever it is, the driver must read it
         name = f"{type(error).__module__}.{type(error).__qualname__}"
-        link.send(Raised(name, str(error), traceback.format_exc()))
+        text = failure.user_traceback(error, frozenset())
+        link.send(Raised(name, failure.text_of(error), text))
         raise

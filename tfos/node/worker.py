@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -131,7 +130,7 @@ class WorkerProcess:
         name = kind.__qualname__ if kind.__module__ == "builtins" else _qualified(kind)
         ours = frozenset({__file__, cloudpickle.__file__})
         text = failure.user_traceback(error, ours)[-_MAX_TRACEBACK_CHARS:]
-        message = str(error)[:_MAX_MESSAGE_CHARS]
+        message = failure.text_of(error)[:_MAX_MESSAGE_CHARS]
         self._channel.fail(message, error_type=name, remote_traceback=text)
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -230,8 +229,9 @@ def main(body: bytes) -> None:
     try:
         exit_code = worker.run()
     except BaseException as error:  # noqa: BLE001 - e.g. the port cannot be bound
-        text = "".join(traceback.format_exception(error))
-        link.send(Raised(_qualified(type(error)), str(error)[:_MAX_MESSAGE_CHARS], text))
+        text = failure.user_traceback(error, frozenset())
+        message = failure.text_of(error)[:_MAX_MESSAGE_CHARS]
+        link.send(Raised(_qualified(type(error)), message, text))
         exit_code = 1
     worker.close()
     if exit_code:
