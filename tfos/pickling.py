@@ -35,9 +35,12 @@ def pickle_main_fun(main_fun: Any, args: Any) -> bytes:
 def _explain(main_fun: Any, args: Any, error: Exception) -> str:
     name = getattr(main_fun, "__qualname__", type(main_fun).__qualname__)
     if _fails(main_fun):
-        found = _culprit(main_fun, 0)
+        found = _culprit(main_fun, 0) or _culprit_in_owner(main_fun)
         if found is None:
-            return f"main_fun {name} cannot be pickled: {_first_line(error)}"
+            return (
+                f"main_fun {name} cannot be pickled: {_first_line(error)}. Create what cannot "
+                "travel to an executor inside main_fun."
+            )
         what, value, where = found
         return (
             f"main_fun {name} refers to {what!r} ({type(value).__qualname__}){where}, which cannot "
@@ -106,6 +109,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
+
+
+def _culprit_in_owner(main_fun: Any) -> tuple[str, Any, str] | None:
+    """Return what the instance of a method, or an object that can be called, holds."""
+    owner = getattr(main_fun, "__self__", main_fun)
+    part, value = _culprit_in_data("self", owner, 0)
+    return None if value is owner else (part, value, "")
 
 
 def _culprit_in_data(path: str, value: Any, depth: int) -> tuple[str, Any]:

@@ -135,5 +135,24 @@ def test_an_open_socket_is_named():
 
 @pytest.mark.fault("F56")
 def test_a_callable_without_a_known_culprit_still_says_why():
-    with pytest.raises(NotPicklable, match="cannot be pickled"):
+    with pytest.raises(NotPicklable, match=r"cannot pickle '_thread.lock'.*inside main_fun"):
         pickle_main_fun(functools.partial(_closure(LOCK)), None)
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def train(self, args: object, ctx: object) -> None:
+        """Needs no lock; its instance travels all the same."""
+
+    def __call__(self, args: object, ctx: object) -> None:
+        """The same, as an object that can be called."""
+
+
+@pytest.mark.fault("F56")
+@pytest.mark.parametrize("bound", [True, False])
+def test_what_the_instance_of_a_method_holds_is_named(bound):
+    trainer = Trainer()
+    with pytest.raises(NotPicklable, match=r"refers to 'self.lock' \(lock\).*inside main_fun"):
+        pickle_main_fun(trainer.train if bound else trainer, None)
