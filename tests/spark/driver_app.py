@@ -14,36 +14,18 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from tests.spark.plain_steps import PlainSteps
 from tfos import InputMode, TFCluster
 
 
 def main_fun(args, ctx):
-    import numpy as np
-
-    from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
-
-    client = ctx.ps_client()
-    size = 65_536
-    group = GroupSpec(
-        name="trainable", dtype="float32", rule=Add(), params=(ParamSpec("w", (size,)),)
-    )
-    values = np.zeros(size, np.float32)
-    if ctx.is_chief:
-        client.seed(Manifest(groups=(group,)), {"trainable": values})
-    client.attach(timeout_s=30)
-    step = 0
+    steps = PlainSteps(ctx, 65_536)
     while not Path(args.stop_file).exists():
-        client.push_pull(
-            {"trainable": np.ones(size, np.float32)},
-            {"trainable": values},
-            hyper=Hyper(learning_rate=1.0),
-            rows=1,
-        )
-        step += 1
-        ctx.report_progress(step=step, rows=step, loss=0.0)
-        if step == 20:
+        steps.step()
+        ctx.report_progress(step=steps.count, rows=steps.count, loss=0.0)
+        if steps.count == 20:
             Path(f"{args.stop_file}.{ctx.job_name}-{ctx.task_index}").touch()
-        if step == 40 and args.ending == "failure" and ctx.is_chief:
+        if steps.count == 40 and args.ending == "failure" and ctx.is_chief:
             raise ValueError("step 40 is where this program fails")
 
 

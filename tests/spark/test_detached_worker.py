@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.plain_steps import PlainSteps
 from tfos import InputMode, TFCluster
 
 pytestmark = [
@@ -25,28 +26,15 @@ QUIET_S = 150.0
 
 def train_in_silence(args, ctx):
     """Take an epoch, push steps for a long time without rows, take another epoch."""
-    import numpy as np
-
-    from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
-
-    client = ctx.ps_client()
-    values = np.zeros(1000, np.float32)
-    group = GroupSpec(
-        name="trainable", dtype="float32", rule=Add(), params=(ParamSpec("w", (1000,)),)
-    )
-    if ctx.is_chief:
-        client.seed(Manifest(groups=(group,)), {"trainable": values})
-    client.attach(timeout_s=30)
+    steps = PlainSteps(ctx, 1000)
     feed = ctx.get_data_feed()
     taken = 0
     while taken == 0:
         taken += len(feed.next_batch(10_000))
-    steps, end = 0, time.monotonic() + args["quiet_s"]
+    end = time.monotonic() + args["quiet_s"]
     while time.monotonic() < end:
-        hyper = Hyper(learning_rate=1.0)
-        client.push_pull({"trainable": values}, {"trainable": values}, hyper=hyper, rows=1)
-        steps += 1
-    Path(args["out"], f"quiet-{ctx.task_index}").write_text(str(steps))
+        steps.step()
+    Path(args["out"], f"quiet-{ctx.task_index}").write_text(str(steps.count))
     while not feed.should_stop():
         taken += len(feed.next_batch(10_000))
     Path(args["out"], f"taken-{ctx.task_index}").write_text(str(taken))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark.driver_sockets import process_tcp_bytes
+from tests.spark.plain_steps import PlainSteps
 from tfos import InputMode, TFCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
@@ -18,31 +19,11 @@ NODES = 3
 
 
 def _steps(args, ctx):
-    import numpy as np
-
-    from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
-
-    size = args["num_elements"]
-    client = ctx.ps_client()
-    values = np.zeros(size, np.float32)
-    gradient = np.ones(size, np.float32)
-    group = GroupSpec(
-        name="trainable", dtype="float32", rule=Add(), params=(ParamSpec("w", (size,)),)
-    )
-    if ctx.is_chief:
-        client.seed(Manifest(groups=(group,)), {"trainable": values})
-    client.attach(timeout_s=60)
-    step = 0
+    steps = PlainSteps(ctx, args["num_elements"])
     while not os.path.exists(args["stop_file"]):
-        client.push_pull(
-            {"trainable": gradient},
-            {"trainable": values},
-            hyper=Hyper(learning_rate=1.0),
-            rows=1,
-        )
-        step += 1
-        ctx.report_progress(step=step, rows=step, loss=0.0)
-        if step == 3:
+        steps.step()
+        ctx.report_progress(step=steps.count, rows=steps.count, loss=0.0)
+        if steps.count == 3:
             Path(f"{args['stop_file']}.{ctx.task_index}").touch()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.spark.plain_steps import PlainSteps
 from tfos import InputMode, TFCluster
 from tfos.errors import NodeFailedError
 
@@ -62,21 +63,9 @@ def learn_digits(args, ctx):
 
 def push_for_ever(args, ctx):
     """Step until the servers are gone."""
-    import numpy as np
-
-    from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
-
-    client = ctx.ps_client()
-    values = np.zeros(1000, np.float32)
-    group = GroupSpec(
-        name="trainable", dtype="float32", rule=Add(), params=(ParamSpec("w", (1000,)),)
-    )
-    if ctx.is_chief:
-        client.seed(Manifest(groups=(group,)), {"trainable": values})
-    client.attach(timeout_s=30)
+    steps = PlainSteps(ctx, 1000)
     while True:
-        hyper = Hyper(learning_rate=1.0)
-        client.push_pull({"trainable": values}, {"trainable": values}, hyper=hyper, rows=1)
+        steps.step()
         Path(args["out"], f"stepped-{ctx.task_index}").touch()
 
 

@@ -59,6 +59,7 @@ def test_rows_of_a_stored_rdd_arrive_unchanged(spark, tmp_path, rows):
     with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK) as cluster:
         cluster.start(keep, {"out": str(tmp_path)})
         report = cluster.train(spark.parallelize(rows, 3), num_epochs=1)
+    assert report is not None
     assert report.fed_rows == report.trained_rows == len(rows)
     taken = [row for part in tmp_path.glob("*.json") for row in json.loads(part.read_text())]
     assert sorted(taken) == sorted(map(repr, rows))
