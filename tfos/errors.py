@@ -133,11 +133,6 @@ def describe_failures(failures: Sequence[NodeFailure]) -> str:
     return "\n".join(lines)
 
 
-def describe_failure(failure: NodeFailure) -> str:
-    """Return one line: who failed, where and of what."""
-    return f"{failure.node.name}@{failure.host}: {_headline(failure)}"
-
-
 def _headline(failure: NodeFailure) -> str:
     if not failure.error_type:
         return failure.message or "ended without a reason"

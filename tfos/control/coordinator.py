@@ -109,10 +109,6 @@ class Coordinator:
         """Return the coordinator's monotonic time."""
         return self._clock()
 
-    def fail_node(self, name: str, error_type: str, message: str) -> None:
-        """Fail the cluster because of something the driver itself noticed about a node."""
-        self.act(lambda state: state.fail(state.members[name].failure(error_type, message)))
-
     def error(self) -> NodeFailedError | None:
         """Return the error of a failed cluster, root cause first."""
         with self._changed:
