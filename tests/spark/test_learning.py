@@ -61,6 +61,24 @@ def learn_digits(args, ctx):
     Path(args["out"], f"{ctx.task_index}.json").write_text(json.dumps(told))
 
 
+def fit_in_step(args, ctx):
+    """Train synchronously; write how many batches each epoch had."""
+    import keras
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    ctx.distribute(model, consistency="sync")
+    batches: list[int] = []
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs=None: batches.append(0),
+        on_train_batch_end=lambda batch, logs=None: batches.__setitem__(-1, batches[-1] + 1),
+    )
+    model.fit(ctx.dataset(batch_size=32), epochs=2, callbacks=[count], verbose=0)
+    told = {"batches": batches, "weights": [w.tolist() for w in model.get_weights()]}
+    Path(args["out"], f"{ctx.task_index}.json").write_text(json.dumps(told))
+
+
 def push_for_ever(args, ctx):
     """Step until the servers are gone."""
     steps = PlainSteps(ctx, 1000)
@@ -88,6 +106,20 @@ def test_every_step_is_a_push_and_the_export_is_what_the_server_holds(spark, tmp
     assert sum(chief["rows"].values()) == 15_000
     assert min(chief["rows"].values()) > 0.3 * 15_000
     assert chief["exported_equals_server"]
+
+
+@pytest.mark.fault("F34")
+def test_one_feed_task_keeps_two_sync_workers_in_step(spark, tmp_path):
+    numbers = [([float(i % 3), float(i % 5), 1.0, 0.5], float(i % 7)) for i in range(1000)]
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK) as cluster:
+        cluster.start(fit_in_step, {"out": str(tmp_path)})
+        report = cluster.train(spark.parallelize(numbers, 1), num_epochs=2)
+    told = [json.loads(path.read_text()) for path in tmp_path.glob("[01].json")]
+    assert len(told) == 2
+    assert report is not None
+    assert (report.fed_rows, report.trained_rows, report.dropped_rows) == (2000, 2000, 0)
+    assert all(sum(each["batches"][epoch] for each in told) >= 1000 // 32 for epoch in (0, 1))
+    assert told[0]["weights"] == told[1]["weights"]
 
 
 @pytest.mark.fault("F12")
