@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LOCAL_SLACK_CHUNKS = 2
-"""A worker on the feeder's own host is preferred while it is at most so many chunks behind."""
+SLACK_CHUNKS = 2
+"""Differences of unread bytes below so many chunks do not count, and a worker on the feeder's own
+host is preferred while it is at most so many chunks behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +36,23 @@ class LaneView:
 def choose(lanes: Sequence[LaneView], chunk_bytes: int, rotation: int = 0) -> int | None:
     """Return the index of the worker for the next chunk; None if the best one is busy: wait.
 
-    Fewest unread bytes wins. Workers that drain get rows only when nobody else is left. `rotation`
-    (the partition) breaks ties, so that many small feeders do not all begin with the first worker.
+    Fewest unread bytes wins, in steps of the slack: below it, workers that read as fast as they are
+    fed take turns, whichever of them was read a moment ago. Workers that drain get rows only when
+    nobody else is left. `rotation` (the partition) breaks ties, so that many small feeders do not
+    all begin with the first worker.
     """
     wanted = [i for i, lane in enumerate(lanes) if not lane.draining] or list(range(len(lanes)))
     eligible = [i for i in wanted if lanes[i].room and lanes[i].responsive]
     if not eligible:
         return None
 
+    slack_bytes = max(1, SLACK_CHUNKS * chunk_bytes)
+
     def rank(index: int) -> tuple[int, bool, int, int]:
         lane = lanes[index]
-        bonus = LOCAL_SLACK_CHUNKS * chunk_bytes if lane.local else 0
+        steps = lane.unread_bytes // slack_bytes - lane.local
         turn = (index - rotation) % len(lanes)
-        return lane.unread_bytes - bonus, not lane.local, lane.sent_bytes, turn
+        return steps, not lane.local, lane.sent_bytes, turn
 
     best = min(eligible, key=rank)
     return None if lanes[best].busy else best

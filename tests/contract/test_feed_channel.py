@@ -71,7 +71,7 @@ def test_rows_come_out_once_in_full_batches_across_partitions(transport):
 
 
 @TRANSPORTS
-def test_two_workers_share_and_nothing_is_lost(transport):
+def test_two_workers_read_what_three_tasks_feed_and_nothing_is_lost(transport):
     with workers(2, transport=transport) as both:
         readers = [read_epochs(worker, 8) for worker in both]
         feeders = [
@@ -89,7 +89,17 @@ def test_two_workers_share_and_nothing_is_lost(transport):
         assert sorted(read) == sorted(p * 1000 + r for p in range(3) for r in range(300))
         for worker in both:
             fed = sum(report.worker_rows[worker.rank] for report in reports)
-            assert fed == worker.channel.stats("input").fed_rows > 200
+            assert fed == worker.channel.stats("input").fed_rows
+
+
+@TRANSPORTS
+def test_two_workers_that_read_nothing_yet_share_evenly(transport):
+    with workers(2, transport=transport) as both:
+        feeders = [background(feed_task(both), p, list(range(300))) for p in range(3)]
+        reports = [feeder.result()[0] for feeder in feeders]
+        shares = [sum(report.worker_rows[worker.rank] for report in reports) for worker in both]
+        assert sum(shares) == 900
+        assert min(shares) > 350
 
 
 def test_pickled_batches_arrive_as_their_rows():

@@ -15,8 +15,9 @@ TABLE = {
     "fewest unread bytes": ([lane(500), lane(200), lane(300)], 1),
     "equally empty: the one that got less": ([lane(0, 900), lane(0, 100)], 1),
     "own host within two chunks": ([lane(100), lane(300, local=True)], 1),
-    "own host too far behind": ([lane(99), lane(300, local=True)], 0),
-    "both on this host: unread bytes again": ([lane(50, local=True), lane(40, local=True)], 1),
+    "own host too far behind": ([lane(99), lane(400, local=True)], 0),
+    "both on this host: unread bytes again": ([lane(450, local=True), lane(40, local=True)], 1),
+    "a small difference does not count, turns do": ([lane(150, 100), lane(40, 200)], 0),
     "wait for the emptiest while it is busy": ([lane(500), lane(0, busy=True)], None),
     "do not wait for one that does not answer": (
         [lane(500), lane(0, busy=True, responsive=False)],
