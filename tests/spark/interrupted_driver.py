@@ -1,6 +1,7 @@
 """A driver program for test_driver_interrupt.py: reaches a phase, says so, and stays there.
 
-Usage: interrupted_driver.py PHASE END, where END is `wait` or `forget`.
+Usage: interrupted_driver.py PHASE END, where PHASE is `start`, `idle`, `train` or `shutdown`, and
+END is `wait` or `forget`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ def consume(args, ctx):
     while not feed.should_stop():
         feed.next_batch(1)
         time.sleep(args)
+
+
+def linger(args, ctx):
+    time.sleep(60)
 
 
 def say(text: str) -> None:
@@ -41,9 +46,11 @@ def main(phase: str, end: str) -> None:
     sc = pyspark.SparkContext(conf=conf)
     config = ClusterConfig(max_inflight_bytes=4096)
     cluster = TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, config=config)
-    cluster.start(consume, 0.2)
-    say("pids " + " ".join(str(node.pid) for node in cluster.status().nodes))
     try:
+        if phase == "start":
+            say("ready")
+        cluster.start(linger if phase == "shutdown" else consume, 0.2)
+        say("pids " + " ".join(str(node.pid) for node in cluster.status().nodes))
         if end == "forget":
             say("ready")
             return
@@ -51,6 +58,9 @@ def main(phase: str, end: str) -> None:
             if phase == "train":
                 threading.Thread(target=say_when_fed, args=(cluster,), daemon=True).start()
                 cluster.train(sc.parallelize(range(100_000), 4), num_epochs=1)
+            elif phase == "shutdown":
+                say("ready")
+                cluster.shutdown()
             else:
                 say("ready")
                 time.sleep(60)

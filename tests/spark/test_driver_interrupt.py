@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.spark.marked_processes import MARKER, wait_gone
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240, func_only=True)]
 
@@ -24,13 +27,14 @@ GONE_S = 5.0
 
 class Driver:
     def __init__(self, *arguments: str) -> None:
+        self.mark = secrets.token_hex(8)
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, MARKER: self.mark},
         )
         self.lines: list[str] = []
 
@@ -71,7 +75,9 @@ def _await_gone(pids: list[int], within_s: float) -> None:
 
 
 @pytest.mark.fault("F15")
-@pytest.mark.parametrize("driver", [("idle", "wait"), ("train", "wait")], indirect=True)
+@pytest.mark.parametrize(
+    "driver", [(phase, "wait") for phase in ("start", "idle", "train", "shutdown")], indirect=True
+)
 def test_ctrl_c_stops_the_cluster_in_order_and_leaves_the_context(driver):
     driver.read_until("ready")
     started = time.monotonic()
@@ -80,10 +86,10 @@ def test_ctrl_c_stops_the_cluster_in_order_and_leaves_the_context(driver):
     assert driver.read_until("interrupted").split()[1] in ("CLOSED", "FAILED")
     assert time.monotonic() - started < ABORT_S
     assert driver.read_until("sum") == "sum 45"
-    _await_gone(driver.pids, GONE_S)
     errors = driver.errors()
     assert driver.process.wait(ABORT_S) != 0
     assert "KeyboardInterrupt" in errors
+    assert wait_gone(driver.mark, GONE_S) == {}
 
 
 @pytest.mark.fault("F16")
