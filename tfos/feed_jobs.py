@@ -325,7 +325,7 @@ def _account(
 
 
 def _final_line(report: reports.EpochReport, progress: Progress) -> str:
-    parts = [str(report), f"epoch {progress.epoch + 1} of {progress.num_epochs}"]
+    parts = [f"epoch {progress.epoch + 1} of {progress.num_epochs}: {report.summary}"]
     if progress.steps_per_s > 0:  # unknown in an epoch shorter than a heartbeat
         parts.append(f"{progress.steps_per_s:.1f} steps/s")
     if progress.loss is not None:

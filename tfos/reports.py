@@ -27,10 +27,15 @@ class EpochReport:
     """Rows that each worker took."""
 
     def __str__(self) -> str:
+        return f"epoch {self.epoch} of {self.feed}: {self.summary}"
+
+    @property
+    def summary(self) -> str:
+        """The counts alone, for a line that names the epoch itself."""
         rate = self.trained_rows / self.seconds if self.seconds > 0 else 0.0
         text = (
-            f"epoch {self.epoch} of {self.feed}: {self.fed_rows} rows fed, {self.trained_rows} "
-            f"trained, {self.dropped_rows} dropped in {self.seconds:.1f} s ({rate:.0f} rows/s)"
+            f"{self.fed_rows} rows fed, {self.trained_rows} trained, {self.dropped_rows} dropped "
+            f"in {self.seconds:.1f} s ({rate:.0f} rows/s)"
         )
         return f"{text}, {self.repeated_rows} repeated" if self.repeated_rows else text
 
