@@ -1,7 +1,7 @@
 """A driver program for test_driver_interrupt.py: reaches a phase, says so, and stays there.
 
 Usage: interrupted_driver.py PHASE END, where PHASE is `start`, `idle`, `train` or `shutdown`, and
-END is `wait` or `forget`.
+END is `wait`, `forget` or `stop-context`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 import pyspark
 
 from tfos import ClusterConfig, InputMode, TFCluster
+from tfos.errors import NodeFailedError
 
 
 def consume(args, ctx):
@@ -39,6 +40,14 @@ def say_when_fed(cluster: TFCluster) -> None:
     say("ready")
 
 
+def stop_context(sc, cluster: TFCluster) -> None:
+    sc.stop()
+    try:
+        cluster.shutdown(timeout=30)
+    except NodeFailedError as error:
+        say(f"stopped {error}".replace("\n", " "))
+
+
 def main(phase: str, end: str) -> None:
     conf = pyspark.SparkConf().setMaster("local[4]")
     conf.set("spark.ui.enabled", "false").set("spark.log.level", "ERROR")
@@ -53,6 +62,9 @@ def main(phase: str, end: str) -> None:
         say("pids " + " ".join(str(node.pid) for node in cluster.status().nodes))
         if end == "forget":
             say("ready")
+            return
+        if end == "stop-context":
+            stop_context(sc, cluster)
             return
         with cluster:
             if phase == "train":

@@ -99,3 +99,12 @@ def test_a_driver_that_never_shuts_down_ends_and_takes_its_nodes_with_it(driver)
     errors = driver.errors()
     assert driver.process.wait(2 * ABORT_S) == 0, errors
     _await_gone(driver.pids, ABORT_S)
+
+
+@pytest.mark.fault("F15")
+@pytest.mark.parametrize("driver", [("idle", "stop-context")], indirect=True)
+def test_a_stopped_context_fails_the_cluster_by_name_and_leaves_nothing(driver):
+    assert "SparkContext was shut down" in driver.read_until("stopped")
+    errors = driver.errors()
+    assert driver.process.wait(ABORT_S) == 0, errors
+    assert wait_gone(driver.mark, GONE_S) == {}
