@@ -1,6 +1,6 @@
 """A driver program for test_driver_interrupt.py: reaches a phase, says so, and stays there.
 
-Usage: interrupted_driver.py PHASE END, where PHASE is `start`, `idle`, `train` or `shutdown`, and
+Usage: interrupted_driver.py PHASE END, where PHASE is `idle`, `train` or `shutdown`, and
 END is `wait`, `forget` or `stop-context`.
 """
 
@@ -56,8 +56,6 @@ def main(phase: str, end: str) -> None:
     config = ClusterConfig(max_inflight_bytes=4096)
     cluster = TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, config=config)
     try:
-        if phase == "start":
-            say("ready")
         cluster.start(linger if phase == "shutdown" else consume, 0.2)
         say("pids " + " ".join(str(node.pid) for node in cluster.status().nodes))
         if end == "forget":

@@ -76,7 +76,7 @@ def _await_gone(pids: list[int], within_s: float) -> None:
 
 @pytest.mark.fault("F15")
 @pytest.mark.parametrize(
-    "driver", [(phase, "wait") for phase in ("start", "idle", "train", "shutdown")], indirect=True
+    "driver", [(phase, "wait") for phase in ("idle", "train", "shutdown")], indirect=True
 )
 def test_ctrl_c_stops_the_cluster_in_order_and_leaves_the_context(driver):
     driver.read_until("ready")
