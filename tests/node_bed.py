@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -266,3 +266,13 @@ def exited(pid: int) -> bool:
 
 def send_signal(pid: int, number: signal.Signals) -> None:
     os.kill(pid, number)
+
+
+@pytest.fixture
+def bed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NodeBed]:
+    tmp_path_factory.getbasetemp()  # made on first use, which must not be in the bed's directory
+    node_bed = NodeBed(monkeypatch)
+    yield node_bed
+    node_bed.close()

@@ -9,17 +9,8 @@ import pytest
 
 from tests.fault.node_places import DriverLine, FakeExecutor
 from tests.node_bed import NodeBed
+from tests.node_bed import bed as bed
 from tfos.node.bundle import NodeBundle
-
-
-@pytest.fixture
-def bed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[NodeBed]:
-    tmp_path_factory.getbasetemp()  # made on first use, which must not be in the bed's directory
-    node_bed = NodeBed(monkeypatch)
-    yield node_bed
-    node_bed.close()
 
 
 @pytest.fixture
