@@ -41,6 +41,8 @@ class FeedReport:
     worker_rows: dict[int, int] = field(default_factory=dict)
     """Rows accepted by each worker that was still there at the end."""
     lost: tuple[LostWorker, ...] = ()
+    """Workers that hung up or broke off before this partition's end, whether or not rows were
+    still to be sent to them."""
 
 
 class Stall:
@@ -162,6 +164,8 @@ class Feeder:
         return alive
 
     def _report(self, rows: Iterator[Any]) -> FeedReport:
+        for lane in self._lanes:
+            lane.look()
         lost = tuple(lane.lost for lane in self._lanes if lane.lost is not None)
         accepted = sum(lane.accepted_rows for lane in self._lanes)
         # Rows nobody wants are still read to their end: their count is part of the report.

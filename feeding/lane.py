@@ -157,6 +157,17 @@ class Lane:
         )
         self.close()
 
+    def look(self) -> None:
+        """Notice that a worker has hung up to whom nothing more is sent.
+
+        Raises:
+            FeedError: as `heard`.
+        """
+        if self.pending is not None and self.pending.done():
+            self.heard()
+        if self.connection is not None and self.connection.peer_closed():
+            self.lose("it closed the connection")
+
     def close(self) -> None:
         """Close the connection. Idempotent."""
         if self.connection is not None:

@@ -73,6 +73,10 @@ class Connection:
         """Whether no call can be made any more."""
         return self._line.closed
 
+    def peer_closed(self) -> bool:
+        """Tell, without a call, whether either side has closed. A silent peer counts as there."""
+        return self._line.closed or self._line.stream.peer_closed()
+
     def call(
         self,
         meta: bytes,

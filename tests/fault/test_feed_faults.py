@@ -111,6 +111,28 @@ def test_a_worker_that_dies_while_fed_is_replaced_by_the_others(after_rows):
 
 
 @pytest.mark.fault("F01")
+def test_a_worker_that_dies_after_its_last_chunk_is_still_reported():
+    with workers(2) as (dying, worker):
+        reading = read_epochs(worker)
+
+        def rows():
+            for row in range(1000):
+                if row == 100:
+                    dying.channel.drain()  # it says so in its next answer and gets no more
+                if row == 990:
+                    dying.listener.close()
+                yield row
+
+        (report,) = run(feed_task([dying, worker]), 0, rows())
+        worker.channel.finish("input")
+        reading.result()
+        (lost,) = report.lost
+        assert lost.name == "worker:0"
+        assert lost.resent_rows == 0
+        assert report.worker_rows[1] + lost.accepted_rows == report.rows == 1000
+
+
+@pytest.mark.fault("F01")
 def test_a_worker_that_is_gone_before_the_first_row_is_reported():
     with workers(2) as (gone, worker):
         targets = [gone, worker]

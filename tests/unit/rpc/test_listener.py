@@ -113,6 +113,15 @@ def test_close_is_idempotent_in_every_state():
         one.close()
 
 
+def test_a_client_sees_without_a_call_that_the_listener_has_closed():
+    with bed() as server, server.connect() as client:
+        assert not client.peer_closed()
+        server.listener.close()
+        wait_until(client.peer_closed)
+        client.close()
+        assert client.peer_closed()
+
+
 def test_a_listener_may_be_closed_by_its_own_handler():
     closed = threading.Event()
     credentials = Credentials.generate()
