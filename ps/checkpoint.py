@@ -13,11 +13,9 @@ flight; in sync mode call it at a clock boundary.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
 import msgspec
@@ -33,19 +31,22 @@ from ps.checkpoint_format import (
     encode_manifest,
     new_arrays,
     refuse_nonfinite,
-    root_path,
-    staging_path,
-    step_path,
-    typed_errors,
+    staging_name,
+    step_name,
 )
-from ps.checkpoint_reader import load_indexes, load_step
+from ps.checkpoint_reader import (
+    Root,
+    complete_steps,
+    load_chain,
+    load_indexes,
+    load_step,
+    steps_on_disk,
+)
 from ps.errors import CheckpointError
 from ps.params import Bucket, Layout, Manifest
+from ps.storage import Storage, storage_at, typed_errors
 
 Array = np.ndarray[Any, Any]
-
-
-_CREATE_ATTEMPTS = 10
 
 
 class ShardSource(Protocol):
@@ -63,35 +64,22 @@ class ShardSource(Protocol):
         """Copy a bucket's values, then its slots, to `out`; return its step."""
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a delta adds to: a committed checkpoint of the same servers."""
 
-
-def _create(path: Path) -> BinaryIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o666), "wb")
-
-
-def _create_in(staging: Path, path: Path) -> BinaryIO:
-    """Create the file and its directory, which a server whose own part fails may remove."""
-    for _ in range(_CREATE_ATTEMPTS):
-        with suppress(FileNotFoundError, FileExistsError):
-            staging.mkdir(parents=True, exist_ok=True)
-            return _create(path)
-    return _create(path)
+    step: int
+    save_id: str
 
 
 def write_shard(
-    root: str | Path,
+    root: Root,
     save_id: str,
     *,
     rank: int,
     shard: ShardSource,
     extra: bytes | Callable[[], bytes] = b"",
+    is_unchanged: Callable[[int], bool] = lambda _: False,
 ) -> ShardRecord:
     """Write one server's file into the staging directory of a save; retrying overwrites it.
 
@@ -103,22 +91,25 @@ def write_shard(
         shard: what to save.
         extra: the server's own records (exactly-once, clocks), returned by `read_extra`. A callable
             is asked after the last bucket was copied.
+        is_unchanged: of a delta: whether its base has this bucket as it is now; asked before each
+            is copied.
 
     Raises:
         CheckpointError: disk full, no permission, or a parameter is not finite; nothing is left.
     """
-    staging = staging_path(root_path(root), save_id)
-    path = staging / f"ps-{rank}.data"
-    with typed_errors(path, "write"):
+    storage = storage_at(root)
+    staging = staging_name(save_id)
+    name = f"{staging}/ps-{rank}.data"
+    with typed_errors(storage, name, "write"):
         try:
-            with _create_in(staging, path) as file:
-                record = _write(file, save_id, rank, shard, extra)
-                file.flush()
-                os.fsync(file.fileno())
+            with storage.create(name) as file:
+                record = _write(file, save_id, rank, shard, extra, is_unchanged)
+                storage.sync(file)
         except BaseException:
-            path.unlink(missing_ok=True)
+            storage.remove(name)
             with suppress(OSError):  # other servers' files keep it; `abort` removes those
-                staging.rmdir()
+                if not storage.names(staging):
+                    storage.remove(staging)
             raise
     return record
 
@@ -129,12 +120,17 @@ def _write(
     rank: int,
     shard: ShardSource,
     records: bytes | Callable[[], bytes],
+    is_unchanged: Callable[[int], bool],
 ) -> ShardRecord:
+    ids: list[int] = []
     steps: list[int] = []
     digests: list[str] = []
     num_bytes = 0
     for bucket in shard.buckets:
+        if is_unchanged(bucket.id):
+            continue
         copies = new_arrays(shard.layout, shard.manifest, bucket.id)
+        ids.append(bucket.id)
         steps.append(shard.dump(bucket.id, copies))
         for array in copies:
             refuse_nonfinite(array, f"not saved: bucket {bucket.id} of group {bucket.group!r}")
@@ -143,64 +139,120 @@ def _write(
         for part in parts:
             num_bytes += file.write(part)
     extra = records() if callable(records) else records
-    index = ShardIndex(
-        save_id, shard.bucket_ids, tuple(steps), tuple(digests), len(extra), digest(extra)
-    )
+    index = ShardIndex(save_id, tuple(ids), tuple(steps), tuple(digests), len(extra), digest(extra))
     encoded = msgspec.msgpack.encode(index)
     num_bytes += file.write(extra) + file.write(encoded)
     return ShardRecord(rank, num_bytes, len(encoded), digest(encoded))
 
 
 def commit(
-    root: str | Path,
+    root: Root,
     save_id: str,
     *,
     step: int,
     manifest: Manifest,
     shards: Sequence[ShardRecord],
-) -> Path:
+    base: Base | None = None,
+) -> str:
     """Make a save the checkpoint of `step`; repeating a commit is harmless.
 
+    Args:
+        root: the checkpoint directory.
+        save_id: as in `write_shard`.
+        step: its number.
+        manifest: what was trained.
+        shards: what `write_shard` returned, of every server.
+        base: what a delta adds to; None: the shards hold every bucket.
+
+    Returns:
+        The path of the committed directory.
+
     Raises:
-        CheckpointError: a shard's file is missing or of another size, the step exists already, or
-            the disk fails. The save is not visible then; `abort` removes it.
+        CheckpointError: a shard's file is missing or of another size, the step exists already, the
+            base is gone, or the disk fails. The save is not visible then; `abort` removes it.
     """
-    base = root_path(root)
-    staging, target = staging_path(base, save_id), step_path(base, step)
-    if target.exists() or target.is_symlink():
-        other = load_step(base, step).save_id
+    storage = storage_at(root)
+    staging, target = staging_name(save_id), step_name(step)
+    if target in storage.names():
+        other = load_step(storage, step).save_id
         if other == save_id:
-            return target
+            return storage.where(target)
         raise CheckpointError(
-            f"step {step} exists in {base} (save {other}); remove {target} or save another step"
+            f"step {step} exists in {storage.where()} (save {other}); remove "
+            f"{storage.where(target)} or save another step"
         )
-    ordered = tuple(sorted(shards, key=lambda shard: shard.rank))
+    if base is not None:
+        _check_base(storage, base, step)
     checkpoint = Checkpoint(
-        format=FORMAT, save_id=save_id, step=step, manifest=manifest, shards=ordered
+        format=FORMAT,
+        save_id=save_id,
+        step=step,
+        manifest=manifest,
+        shards=tuple(sorted(shards, key=lambda shard: shard.rank)),
+        base=None if base is None else base.step,
+        base_save_id="" if base is None else base.save_id,
     )
-    path = staging / MANIFEST_NAME
-    with typed_errors(path, "commit"):
-        check_whole(checkpoint, staging)
-        with _create(path) as file:  # last: its rename with the directory is the commit
+    name = f"{staging}/{MANIFEST_NAME}"
+    with typed_errors(storage, name, "commit"):
+        check_whole(storage, checkpoint)
+        with storage.create(name) as file:  # last: its rename with the directory is the commit
             file.write(encode_manifest(checkpoint))
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_directory(staging)
-        staging.rename(target)
-        _sync_directory(base)
-    return target
+            storage.sync(file)
+        storage.publish(staging, target)
+    return storage.where(target)
 
 
-def abort(root: str | Path, save_id: str) -> None:
+def _check_base(storage: Storage, base: Base, step: int) -> None:
+    found = load_chain(storage, base.step)[0]
+    if found.save_id != base.save_id or base.step >= step:
+        raise CheckpointError(
+            f"step {step} cannot add to save {base.save_id} of step {base.step}: there is save "
+            f"{found.save_id}, and steps must grow"
+        )
+
+
+def abort(root: Root, save_id: str) -> None:
     """Remove what a failed save left; does nothing after its commit."""
-    shutil.rmtree(staging_path(root_path(root), save_id), ignore_errors=True)
+    storage_at(root).remove(staging_name(save_id))
 
 
-def check_whole(checkpoint: Checkpoint, directory: Path) -> None:
-    """Check that the files hold each bucket exactly once; reads the indexes, not the values."""
+def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
+    """Check a save's files before its commit; reads the indexes, not the values."""
+    staging = staging_name(checkpoint.save_id)
     for shard in checkpoint.shards:
-        path = directory / shard.file_name
-        size = path.stat().st_size
+        name = f"{staging}/{shard.file_name}"
+        size = storage.size(name)
         if size != shard.nbytes:
-            raise CheckpointError(f"{path} has {size} bytes, its server wrote {shard.nbytes}")
-    load_indexes(checkpoint, directory)
+            raise CheckpointError(
+                f"{storage.where(name)} has {size} bytes, its server wrote {shard.nbytes}"
+            )
+    load_indexes(storage, checkpoint, staging)
+
+
+def keep_newest(root: Root, count: int) -> list[int]:
+    """Remove all but the newest `count` complete checkpoints, and what those need.
+
+    Incomplete steps older than the newest complete one go too. The newest complete checkpoint is
+    never removed, nor anything newer.
+
+    Returns:
+        The steps that were removed.
+    """
+    if count < 1:
+        raise CheckpointError(f"at least 1 checkpoint is kept, asked for {count}")
+    storage = storage_at(root)
+    kept: set[int] = set()
+    newest: int | None = None
+    for number, step in enumerate(complete_steps(storage)):
+        if number >= count:
+            break
+        newest = step if newest is None else newest
+        kept.update(each.step for each in load_chain(storage, step))
+    if newest is None:
+        return []
+    removed = [step for step in steps_on_disk(storage) if step < newest and step not in kept]
+    for step in removed:
+        # The manifest first: a crash in between leaves a step that counts as incomplete.
+        storage.remove(f"{step_name(step)}/{MANIFEST_NAME}")
+        storage.remove(step_name(step))
+    return removed

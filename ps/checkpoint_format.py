@@ -3,6 +3,10 @@
     ROOT/step-900/manifest.json     line 1: digest of the rest; then JSON: `Checkpoint`
     ROOT/step-900/ps-0.data         per bucket its values, then its slots; extra bytes; the index
     ROOT/.tmp-<save id>/            a save that is not committed; never read
+    ROOT/lease.json                 who saves here; see ps.checkpoint_lease
+
+A *full* checkpoint holds every bucket. A *delta* names an older one as its base and holds the
+buckets that have changed since; what it lacks is found in the base, or in the base's base.
 
 The digests form a chain: the manifest file has its own, it holds one of each shard's index, and an
 index holds one of each bucket. So any flipped byte is found, and a server that needs some buckets
@@ -17,10 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -32,8 +32,11 @@ from ps.params import UNREADABLE, Layout, Manifest
 
 Array = np.ndarray[Any, Any]
 
-FORMAT = 1
+FORMAT = 2
+READABLE_FORMATS = (1, 2)
+"""Format 1 has no deltas."""
 MANIFEST_NAME = "manifest.json"
+STAGING_PREFIX = ".tmp-"
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_INDEX_BYTES = 256 << 20
 _STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,18})")
@@ -59,7 +62,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
 
 
 class ShardIndex(msgspec.Struct, frozen=True):
-    """The end of a shard's file: which buckets it holds, in order."""
+    """The end of a shard's file: which buckets it holds, in order. A delta may hold none."""
 
     save_id: str
     bucket_ids: tuple[Count, ...]
@@ -77,6 +80,15 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step: Count
     manifest: Manifest
     shards: tuple[ShardRecord, ...]
+    base: Count | None = None
+    """Of a delta: the older step that it adds to."""
+    base_save_id: str = ""
+    """Of a delta: that step's save id; another save under the same step is not its base."""
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether buckets are missing that a base has."""
+        return self.base is not None
 
 
 def digest(*parts: bytes | bytearray | memoryview) -> str:
@@ -87,44 +99,16 @@ def digest(*parts: bytes | bytearray | memoryview) -> str:
     return state.hexdigest()
 
 
-def root_path(root: str | Path) -> Path:
-    """Return the checkpoint root as a path, refusing what is not a local one."""
-    if "\0" in str(root) or "://" in str(root) or not str(root):
-        raise CheckpointError(f"checkpoints need a local directory, got {str(root)!r}")
-    return Path(root)
+def step_name(step: int) -> str:
+    """Return the name of a committed step's directory."""
+    return f"step-{step}"
 
 
-def step_path(root: Path, step: int) -> Path:
-    """Return the directory of a committed step."""
-    return root / f"step-{step}"
-
-
-def staging_path(root: Path, save_id: str) -> Path:
-    """Return the directory of a save that is not committed yet."""
+def staging_name(save_id: str) -> str:
+    """Return the name of the directory of a save that is not committed yet."""
     if not _SAVE_ID.fullmatch(save_id):
         raise CheckpointError(f"a save id has 1 to 64 of the characters 0-9 a-z -, got {save_id!r}")
-    return root / f".tmp-{save_id}"
-
-
-@contextmanager
-def typed_errors(path: Path, action: str) -> Iterator[None]:
-    """Turn an OSError into a CheckpointError that states the path and the free space."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot {action} {path}: {error.strerror or error}; {_free_space(path)}"
-        ) from error
-
-
-def _free_space(path: Path) -> str:
-    for place in (path, *path.absolute().parents):
-        try:
-            free = shutil.disk_usage(place).free
-        except OSError:
-            continue
-        return f"{free / 1e6:.1f} MB are free on the disk of {place}"
-    return "its free space is unknown"
+    return f"{STAGING_PREFIX}{save_id}"
 
 
 def step_of(name: str) -> int | None:
@@ -160,7 +144,7 @@ def encode_manifest(checkpoint: Checkpoint) -> bytes:
     return digest(body).encode() + b"\n" + body
 
 
-def decode_manifest(data: bytes, path: Path) -> Checkpoint:
+def decode_manifest(data: bytes, path: str) -> Checkpoint:
     """Check and decode the bytes of a manifest file."""
     first, _, body = data.partition(b"\n")
     if first != digest(body).encode():
@@ -171,8 +155,14 @@ def decode_manifest(data: bytes, path: Path) -> Checkpoint:
         checkpoint = msgspec.json.decode(body, type=Checkpoint)
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a manifest of format {FORMAT}: {error}") from error
-    if checkpoint.format != FORMAT:
-        raise CheckpointError(f"{path} has format {checkpoint.format}; this version reads {FORMAT}")
+    if checkpoint.format not in READABLE_FORMATS:
+        known = ", ".join(map(str, READABLE_FORMATS))
+        raise CheckpointError(f"{path} has format {checkpoint.format}; this version reads {known}")
+    if checkpoint.base is not None and checkpoint.base >= checkpoint.step:
+        raise CheckpointError(
+            f"{path}: step {checkpoint.step} names step {checkpoint.base} as its base, which is "
+            "not older"
+        )
     ranks = [shard.rank for shard in checkpoint.shards]
     if ranks != list(range(len(ranks))):
         raise CheckpointError(f"{path} lists the shards {ranks}, expected 0..{len(ranks) - 1}")

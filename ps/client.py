@@ -9,7 +9,6 @@ Threads: any; one call at a time, `_lock` makes others wait. `close` waits for t
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from ps import messages
-from ps.checkpoint import abort, commit
-from ps.checkpoint_reader import newest_sound, read_manifest
+from ps.checkpoint_restore import AS_SAVED, Restoring, find
 from ps.clipping import Clipper
 from ps.errors import PhaseError, SettingsError
 from ps.fleet import Answer, Fleet, check_serving, joined
@@ -26,6 +24,7 @@ from ps.links import Outgoing
 from ps.messages import Ack, Description, Met
 from ps.params import Hyper, Layout, Manifest
 from ps.pieces import Piece, check_arrays, cut_pieces, views_of
+from ps.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.stats import ServerStats
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity
@@ -74,6 +73,7 @@ class PSClient:
         self._fleet = Fleet(
             endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
         )
+        self._saver = Saver(credentials.cluster_id)
         self._manifest: Manifest | None = None
         self._hash = ""
         self._layout = Layout((), ())
@@ -258,36 +258,40 @@ class PSClient:
         return values
 
     def save(
-        self, directory: str | Path, step: int, *, timeout_s: float = DEFAULT_SAVE_TIMEOUT_S
+        self,
+        directory: str | Path,
+        step: int,
+        *,
+        timeout_s: float = DEFAULT_SAVE_TIMEOUT_S,
+        options: SaveOptions = DEFAULT_OPTIONS,
     ) -> Path:
         """Save all servers' shards as the checkpoint of `step`; training goes on meanwhile.
 
-        The servers and this process must see the same directory. Chief or driver only.
+        The servers and this process must see the same directory, and the job holds it until this
+        client is closed. Chief or driver only.
 
         Returns:
             The directory of the committed step.
 
         Raises:
-            CheckpointError: the step exists, the disk is full, or a value is not finite; what was
-                there before is untouched.
+            CheckpointError: the step exists, another job saves there, the disk is full, or a value
+                is not finite; what was there before is untouched.
         """
-        save_id = uuid.uuid4().hex
-        request = messages.Save(str(directory), save_id)
         with self._lock:
-            manifest = self.manifest
-            try:
-                saved = self._fleet.ask(request, messages.Saved, timeout_s=timeout_s)
-                shards = [answer.shard for answer in saved]
-                return commit(directory, save_id, step=step, manifest=manifest, shards=shards)
-            except BaseException:
-                abort(directory, save_id)
-                raise
+            return self._saver.save(
+                directory,
+                step,
+                manifest=self.manifest,
+                ask=lambda save: self._fleet.ask(save, messages.Saved, timeout_s=timeout_s),
+                options=options,
+            )
 
     def restore(
         self,
         directory: str | Path,
         *,
         step: int | None = None,
+        like: Restoring = AS_SAVED,
         timeout_s: float = DEFAULT_SAVE_TIMEOUT_S,
     ) -> int:
         """Fill EMPTY servers from a checkpoint instead of seeding them. Chief or driver only.
@@ -295,20 +299,25 @@ class PSClient:
         Args:
             directory: where save() wrote, seen by the servers and by this process.
             step: None: the newest that is whole; damaged ones are left out and logged.
+            like: for which parameters and rules; by default those that were saved.
             timeout_s: for the whole restore.
 
         Returns:
             The step.
 
         Raises:
-            CheckpointError: there is none, or the one asked for is damaged.
+            CheckpointError: there is none, or the one asked for is damaged or of another model.
             PhaseError: a server was seeded or restored already.
         """
-        found = newest_sound(directory) if step is None else read_manifest(directory, step)
-        request = messages.Restore(str(directory), found.step)
+        found, manifest = find(directory, step, like)
+        encoded, digest = manifest.encode(), manifest.hash()
+        request = messages.encode(
+            messages.Restore(str(directory), found.step, digest, len(encoded), like.reset_optimizer)
+        )
         with self._lock:
-            self._fleet.check_size(self._fleet.ask(request, Description, timeout_s=timeout_s))
-            self._adopt(found.manifest)
+            calls = [Outgoing(link, lambda _: request, [encoded]) for link in self._fleet.links]
+            self._fleet.check_size(self._fleet.answers(calls, Description, timeout_s=timeout_s))
+            self._adopt(manifest)
         return found.step
 
     def stats(self) -> list[ServerStats]:
@@ -328,9 +337,10 @@ class PSClient:
         self._ask(messages.Stop(reason[: messages.MAX_REASON_LENGTH]), Description)
 
     def close(self) -> None:
-        """Close the connections. Idempotent."""
+        """Close the connections and give checkpoint directories back. Idempotent."""
         with self._lock:
             self._fleet.close()
+            self._saver.close()
 
     def _push(
         self,

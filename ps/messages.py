@@ -14,7 +14,7 @@ Pure; no threads.
     Join, Leave, Finish                             Ack
     Meet           the value                        Met            the values, as in `ranks`
     Save                                            Saved
-    Restore                                         Description
+    Restore        manifest                         Description
     FetchStats                                      ps.stats.ServerStats
     Fence, Lose, Stop                               Description
 
@@ -47,6 +47,7 @@ Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 Rows = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_WAIT_S)]
 Digest = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+SaveId = Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{1,64}$")]
 DirectoryName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATH_LENGTH)]
 
 
@@ -130,14 +131,20 @@ class Save(msgspec.Struct, frozen=True, tag="save"):
     """Write the shard as a part of this save; the client commits when all servers have."""
 
     directory: DirectoryName
-    save_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{1,64}$")]
+    save_id: SaveId
+    base: Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{0,64}$")] = ""
+    """The save that this one adds to: buckets that it holds unchanged are left out."""
 
 
 class Restore(msgspec.Struct, frozen=True, tag="restore"):
-    """Fill an EMPTY shard from the checkpoint."""
+    """Fill an EMPTY shard from the checkpoint; the payload says for which manifest."""
 
     directory: DirectoryName
     step: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+    manifest_hash: Digest
+    manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
+    reset_optimizer: bool = False
+    """Take the values only; the optimizer starts anew."""
 
 
 class FetchStats(msgspec.Struct, frozen=True, tag="stats"):

@@ -27,10 +27,10 @@ from ps.lifecycle import Lifecycle, ServerSettings
 from ps.meetings import Meetings
 from ps.messages import Ack, Met
 from ps.params import Layout, Manifest, WorkerRank
-from ps.permissions import check_caller, check_phase
+from ps.permissions import check_caller, check_phase, name_of
 from ps.rendezvous import MAX_VALUE_BYTES
 from ps.serving import ServingShard, request_id
-from ps.shard_saving import restore_into, save_shard
+from ps.shard_saving import SavedVersions, restore_into, save_shard
 from ps.sharding import deal
 from ps.staging import StagedGradient
 from ps.stats import Counters, ServerStats
@@ -53,6 +53,7 @@ class Service:
         self._counters = Counters()
         self._meetings = Meetings(settings.num_workers)
         self._saving = threading.Lock()
+        self._saved = SavedVersions()
         self._restored: messages.Restore | None = None
         self._handlers: dict[type, Callable[[Call, Any], None]] = {
             messages.Describe: self._describe,
@@ -166,11 +167,11 @@ class Service:
         )
         return ServingShard(dense, policy, self._counters, self.life.fail, cuts)
 
-    def _read_manifest(self, call: Call, request: messages.Seed) -> Manifest:
+    def _read_manifest(self, call: Call, request: messages.Seed | messages.Restore) -> Manifest:
         if call.payload_bytes < request.manifest_bytes:
             raise ShapeError(
-                f"seed announced a manifest of {request.manifest_bytes} bytes in a payload of "
-                f"{call.payload_bytes}"
+                f"{name_of(request)} announced a manifest of {request.manifest_bytes} "
+                f"bytes in a payload of {call.payload_bytes}"
             )
         data = bytearray(request.manifest_bytes)
         call.read_into(memoryview(data))
@@ -248,9 +249,7 @@ class Service:
     def _save(self, call: Call, request: messages.Save) -> None:
         shard = self.life.loaded()
         with self._saving:  # a retry writes the same file again, not at the same time
-            record, clock = save_shard(
-                shard, request.directory, request.save_id, rank=self.settings.rank
-            )
+            record, clock = save_shard(shard, request, self._saved, rank=self.settings.rank)
         call.reply(messages.encode(messages.Saved(record, clock)))
 
     def _restore(self, call: Call, request: messages.Restore) -> None:
@@ -262,19 +261,19 @@ class Service:
                 )
             self._reply_description(call)  # a retry
             return
-        settings = self.settings
+        manifest = self._read_manifest(call, request)
         checkpoint = read_manifest(request.directory, request.step)
-        dense = self._new_dense(checkpoint.manifest)
+        dense = self._new_dense(manifest)
         extra = restore_into(
+            dense,
             request.directory,
             checkpoint,
-            dense,
-            rank=settings.rank,
-            num_servers=settings.num_servers,
+            place=self.settings,
+            reset_optimizer=request.reset_optimizer,
         )
         if self.life.install(self._new_shard(dense, extra.clock, extra.sessions)):
             self._restored = request
-        self._refuse_other(checkpoint.manifest)
+        self._refuse_other(manifest)
         self._reply_description(call)
 
     def _fetch_stats(self, call: Call, _request: messages.FetchStats) -> None:

@@ -13,23 +13,30 @@ sync: all buckets are copied in memory between two clocks, then written while tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from ps import messages
 from ps.applied import AppliedRecord, Column, SessionCut
 from ps.checkpoint import write_shard
 from ps.checkpoint_format import Checkpoint, ShardRecord, new_arrays
-from ps.checkpoint_reader import read_extra, restore_shard
+from ps.checkpoint_restore import read_extra, restore_shard
 from ps.dense import DenseShard
 from ps.errors import CheckpointError
+from ps.lifecycle import ServerSettings
 from ps.params import UNREADABLE
 from ps.serving import ServingShard
 
 Array = np.ndarray[Any, Any]
+
+_MAX_REMEMBERED = 4
+"""Saves that a delta may add to: the last one, or one before it if that failed."""
 
 
 class ShardExtra(msgspec.Struct, frozen=True):
@@ -37,26 +44,58 @@ class ShardExtra(msgspec.Struct, frozen=True):
 
     clock: int
     sessions: tuple[SessionCut, ...]
+    saved_at_s: float = 0.0
+    """When the cut was made, in seconds since 1970: only to tell users how much was lost."""
+
+
+class SavedVersions:
+    """Which version of each bucket this server's last saves hold; deltas leave those out."""
+
+    def __init__(self) -> None:
+        self._by_save: OrderedDict[str, dict[int, int]] = OrderedDict()
+
+    def of(self, save_id: str) -> Mapping[int, int]:
+        """Return the versions in a save; none for one that this server does not know."""
+        return self._by_save.get(save_id, {})
+
+    def note(self, save_id: str, versions: dict[int, int]) -> None:
+        """Remember a save, and forget the oldest."""
+        self._by_save[save_id] = versions
+        while len(self._by_save) > _MAX_REMEMBERED:
+            self._by_save.popitem(last=False)
 
 
 def save_shard(
-    shard: ServingShard, root: str | Path, save_id: str, *, rank: int
+    shard: ServingShard, request: messages.Save, saved: SavedVersions, *, rank: int
 ) -> tuple[ShardRecord, int]:
     """Write this server's file; returns its manifest record and its clock.
 
     Raises:
         CheckpointError: disk full, no permission, or a value is not finite; nothing is left.
     """
-    if shard.manifest.consistency == "sync":
-        source: _Source = _MemoryCopy(shard)
-    else:
-        source = _LiveCopy(shard)
-    record = write_shard(root, save_id, rank=rank, shard=source, extra=source.extra)
+    base = saved.of(request.base)
+    source = (
+        _MemoryCopy(shard, base) if shard.manifest.consistency == "sync" else _LiveCopy(shard, base)
+    )
+    record = write_shard(
+        request.directory,
+        request.save_id,
+        rank=rank,
+        shard=source,
+        extra=source.extra,
+        is_unchanged=source.is_unchanged,
+    )
+    saved.note(request.save_id, source.versions)
     return record, source.clock
 
 
 def restore_into(
-    root: str | Path, checkpoint: Checkpoint, dense: DenseShard, *, rank: int, num_servers: int
+    dense: DenseShard,
+    root: str | Path,
+    checkpoint: Checkpoint,
+    *,
+    place: ServerSettings,
+    reset_optimizer: bool = False,
 ) -> ShardExtra:
     """Fill a shard that nobody uses yet; returns its clock and record.
 
@@ -66,41 +105,59 @@ def restore_into(
     Raises:
         CheckpointError: the checkpoint is damaged or of another model.
     """
-    restore_shard(root, checkpoint, dense)
-    saved = len(checkpoint.shards)
-    extras = [_decode(read_extra(root, checkpoint, server), server) for server in range(saved)]
+    restore_shard(root, checkpoint, dense, reset_optimizer=reset_optimizer)
+    num_saved = len(checkpoint.shards)
+    extras = [_decode(read_extra(root, checkpoint, server), server) for server in range(num_saved)]
     clock = max((extra.clock for extra in extras), default=0)
-    own = extras[rank] if rank < saved else ShardExtra(0, ())
+    saved_at_s = min((extra.saved_at_s for extra in extras), default=0.0)
+    own = extras[place.rank] if place.rank < num_saved else ShardExtra(0, ())
     buckets = {len(session.applied) for session in own.sessions}
-    is_same_cut = buckets <= {len(dense.buckets)} and saved == num_servers
-    return ShardExtra(clock, own.sessions if is_same_cut else ())
+    is_same_cut = buckets <= {len(dense.buckets)} and num_saved == place.num_servers
+    return ShardExtra(clock, own.sessions if is_same_cut else (), saved_at_s)
 
 
 class _Source:
     """What ps.checkpoint.write_shard copies from."""
 
-    def __init__(self, shard: ServingShard) -> None:
+    def __init__(self, shard: ServingShard, base: Mapping[int, int]) -> None:
         self._shard = shard
         self.manifest = shard.manifest
         self.layout = shard.dense.layout
         self.buckets = shard.dense.buckets
         self.clock = 0
+        self.versions: dict[int, int] = {}
+        """Of each bucket as it is in this save or in its base."""
+        self._base = base
         self._columns: list[Column] = []
+        self._saved_at_s = time.time()
 
     @property
     def bucket_ids(self) -> tuple[int, ...]:
         """As ps.dense.DenseShard."""
         return self._shard.dense.bucket_ids
 
+    def is_unchanged(self, bucket_id: int) -> bool:
+        """Whether the base has the bucket as it is now; if so, note what was applied to it."""
+        with self._shard.holding(bucket_id):
+            if self._base.get(bucket_id) != self._shard.dense.version(bucket_id):
+                return False
+            self._note(bucket_id)
+            return True
+
     def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
         """Copy a bucket and note what was applied to it."""
         with self._shard.holding(bucket_id):
-            self._columns.append(self._shard.column_at(bucket_id))
+            self._note(bucket_id)
             return self._shard.dense.dump(bucket_id, out)
 
     def extra(self) -> bytes:
         """The clock and the record, once all buckets are copied."""
-        return msgspec.msgpack.encode(ShardExtra(self.clock, AppliedRecord.cut(self._columns)))
+        sessions = AppliedRecord.cut(self._columns)
+        return msgspec.msgpack.encode(ShardExtra(self.clock, sessions, self._saved_at_s))
+
+    def _note(self, bucket_id: int) -> None:
+        self.versions[bucket_id] = self._shard.dense.version(bucket_id)
+        self._columns.append(self._shard.column_at(bucket_id))
 
 
 class _LiveCopy(_Source):
@@ -114,8 +171,8 @@ class _LiveCopy(_Source):
 class _MemoryCopy(_Source):
     """All buckets as they were between two clocks."""
 
-    def __init__(self, shard: ServingShard) -> None:
-        super().__init__(shard)
+    def __init__(self, shard: ServingShard, base: Mapping[int, int]) -> None:
+        super().__init__(shard, base)
         self._copies: dict[int, tuple[int, list[Array]]] = {}
         # Memory first: its pages are touched before the barrier is held.
         fresh = {
@@ -124,7 +181,11 @@ class _MemoryCopy(_Source):
         with shard.gate.between_clocks() as clock:
             self.clock = clock
             for bucket_id, arrays in fresh.items():
-                self._copies[bucket_id] = (super().dump(bucket_id, arrays), arrays)
+                if not super().is_unchanged(bucket_id):
+                    self._copies[bucket_id] = (super().dump(bucket_id, arrays), arrays)
+
+    def is_unchanged(self, bucket_id: int) -> bool:
+        return bucket_id not in self._copies
 
     def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
         step, arrays = self._copies.pop(bucket_id)

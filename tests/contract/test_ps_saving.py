@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps.checkpoint_reader import read_extra, read_manifest, restore_shard
+from ps.checkpoint_reader import read_manifest
+from ps.checkpoint_restore import read_extra, restore_shard
 from ps.client import PSClient
 from ps.dense import DenseShard
 from ps.params import Hyper

@@ -9,6 +9,7 @@ import pytest
 
 from ps import checkpoint as saving
 from ps import checkpoint_reader as reading
+from ps import checkpoint_restore as restoring
 from ps.dense import DenseShard
 from ps.params import Adam, GroupSpec, Manifest, ParamSpec
 
@@ -19,6 +20,7 @@ SAVER = """
 import os, pathlib, signal, sys
 import numpy as np
 from ps import checkpoint as saving
+from ps import storage
 from ps.dense import DenseShard
 from ps.params import Hyper, Manifest
 
@@ -38,7 +40,7 @@ elif point == "unsynced":
     os.fsync = die
 record = saving.write_shard(root, "ab", rank=0, shard=shard)
 if point == "before manifest":
-    saving._create = die
+    storage.LocalStorage.create = die
 elif point == "half a manifest":
     encode = saving.encode_manifest
     def half(checkpoint):
@@ -48,8 +50,8 @@ elif point == "half a manifest":
 elif point == "before rename":
     pathlib.Path.rename = die
 elif point == "after rename":
-    sync = saving._sync_directory
-    saving._sync_directory = lambda path: die() if path.name != ".tmp-ab" else sync(path)
+    sync = storage._sync_directory
+    storage._sync_directory = lambda path: die() if path.name != ".tmp-ab" else sync(path)
 saving.commit(root, "ab", step=900, manifest=manifest, shards=[record])
 raise SystemExit("was not killed")
 """
@@ -86,10 +88,10 @@ def test_a_kill_while_saving_leaves_one_whole_newest_checkpoint(root, point):
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     newest = reading.read_manifest(root)
-    reading.verify(root, newest)
+    restoring.verify(root, newest)
     assert newest.step == (900 if point == "after rename" else 800)
     shard = DenseShard(MANIFEST, rank=0, num_servers=1, num_workers=1)
-    reading.restore_shard(root, newest, shard)
+    restoring.restore_shard(root, newest, shard)
     assert (np.concatenate([shard.values(i) for i in shard.bucket_ids]) != 0).all() == (
         newest.step == 900
     )

@@ -11,10 +11,12 @@ import pytest
 from ps import checkpoint as saving
 from ps import checkpoint_format as form
 from ps import checkpoint_reader as reading
+from ps import checkpoint_restore as restoring
 from ps.checkpoint_format import Checkpoint
 from ps.dense import DenseShard
 from ps.errors import CheckpointError
 from ps.params import SGD, Adagrad, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.storage import LocalStorage, storage_at
 
 PARAMS = (ParamSpec("dense/kernel", (37, 11)), ParamSpec("dense/bias", (11,)))
 NUM = 37 * 11 + 11
@@ -72,7 +74,7 @@ def restore(root, step, num_servers, whole=None):
     shards = servers(num_servers, whole)
     checkpoint = reading.read_manifest(root, step)
     for shard in shards:
-        reading.restore_shard(root, checkpoint, shard)
+        restoring.restore_shard(root, checkpoint, shard)
     return shards
 
 
@@ -108,13 +110,13 @@ def test_what_is_there_is_listed_and_the_records_come_back(two_steps):
     assert reading.latest(two_steps) == 900
     newest = reading.read_manifest(two_steps)
     assert (newest.step, len(newest.shards)) == (900, 2)
-    assert [reading.read_extra(two_steps, newest, rank) for rank in (0, 1)] == [
+    assert [restoring.read_extra(two_steps, newest, rank) for rank in (0, 1)] == [
         b"record of 0",
         b"record of 1",
     ]
-    reading.verify(two_steps, newest)
+    restoring.verify(two_steps, newest)
     with pytest.raises(CheckpointError, match="has 2 shards, asked for 2"):
-        reading.read_extra(two_steps, newest, 2)
+        restoring.read_extra(two_steps, newest, 2)
     assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
 
 
@@ -167,10 +169,10 @@ def test_any_flipped_bit_is_found_and_the_older_step_is_used(two_steps, name):
         damaged[position] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=name):
-            reading.verify(two_steps, reading.read_manifest(two_steps, 900))
-    assert reading.newest_sound(two_steps).step == 800
+            restoring.verify(two_steps, reading.read_manifest(two_steps, 900))
+    assert restoring.newest_sound(two_steps).step == 800
     path.write_bytes(whole)
-    assert reading.newest_sound(two_steps).step == 900
+    assert restoring.newest_sound(two_steps).step == 900
 
 
 @pytest.mark.fault("F41")
@@ -179,7 +181,7 @@ def test_nothing_sound_is_an_error_that_lists_the_steps(two_steps):
         path = two_steps / f"step-{step}" / "ps-0.data"
         path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(CheckpointError, match="steps on disk: 900, 800"):
-        reading.newest_sound(two_steps)
+        restoring.newest_sound(two_steps)
 
 
 @pytest.mark.fault("F41")
@@ -198,9 +200,9 @@ def test_a_damaged_bucket_is_refused_only_by_the_server_that_needs_it(two_steps)
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
     checkpoint = reading.read_manifest(two_steps, 900)
     first, second = servers(2)
-    reading.restore_shard(two_steps, checkpoint, second)
+    restoring.restore_shard(two_steps, checkpoint, second)
     with pytest.raises(CheckpointError, match=r"ps-0.data is damaged: the digest of bucket 0"):
-        reading.restore_shard(two_steps, checkpoint, first)
+        restoring.restore_shard(two_steps, checkpoint, first)
 
 
 @pytest.mark.fault("F42")
@@ -240,7 +242,7 @@ def test_other_settings_of_the_same_rule_may_continue(tmp_path, trained):
 )
 def test_other_names_are_no_steps(tmp_path, name):
     (tmp_path / name).mkdir()
-    assert reading.steps_on_disk(tmp_path) == []
+    assert reading.steps_on_disk(storage_at(tmp_path)) == []
 
 
 class FullDisk:
@@ -268,15 +270,17 @@ class FullDisk:
 @pytest.mark.fault("F39")
 @pytest.mark.parametrize("room", [0, 800, 4000])
 def test_a_full_disk_is_reported_and_leaves_nothing(two_steps, trained, monkeypatch, room):
-    create = saving._create
-    monkeypatch.setattr(saving, "_create", lambda path: FullDisk(create(path), room))
+    create = LocalStorage.create
+    monkeypatch.setattr(
+        LocalStorage, "create", lambda self, name: FullDisk(create(self, name), room)
+    )
     message = (
         r"cannot write .*ps-0.data: No space left on device; [\d.]+ MB are free on the disk of"
     )
     with pytest.raises(CheckpointError, match=message):
         saving.write_shard(two_steps, "abcd", rank=0, shard=trained[0], extra=b"x" * 4000)
     assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
-    reading.verify(two_steps, reading.read_manifest(two_steps))
+    restoring.verify(two_steps, reading.read_manifest(two_steps))
 
 
 @pytest.mark.fault("F40")
@@ -320,8 +324,8 @@ def test_writing_and_committing_may_be_repeated(tmp_path, trained):
     assert first.nbytes > again.nbytes
     other = saving.write_shard(tmp_path, "ab", rank=1, shard=trained[1])
     settings = {"step": 1, "manifest": manifest(), "shards": [again, other]}
-    assert saving.commit(tmp_path, "ab", **settings) == tmp_path / "step-1"
-    assert saving.commit(tmp_path, "ab", **settings) == tmp_path / "step-1"
+    assert saving.commit(tmp_path, "ab", **settings) == str(tmp_path / "step-1")
+    assert saving.commit(tmp_path, "ab", **settings) == str(tmp_path / "step-1")
     assert state(restore(tmp_path, 1, 1)) == state(trained)
 
 

@@ -9,11 +9,17 @@ import pytest
 from ps import checkpoint as saving
 from ps import checkpoint_format as form
 from ps import checkpoint_reader as reading
+from ps import checkpoint_restore as restoring
 from ps.checkpoint_format import ShardIndex, ShardRecord
+from ps.checkpoint_lease import Lease
 from ps.dense import DenseShard
 from ps.errors import CheckpointError
+from ps.lifecycle import ServerSettings
 from ps.params import Adam, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.shard_saving import restore_into
+from ps.storage import storage_at
+
+PLACE = ServerSettings(rank=0, num_servers=2, num_workers=1)
 
 
 def manifest():
@@ -46,8 +52,8 @@ def two_steps(tmp_path, trained):
 
 @pytest.mark.fault("F42")
 def test_a_later_format_is_refused_with_both_versions(two_steps):
-    rewrite(two_steps, lambda data: data.update(format=2))
-    with pytest.raises(CheckpointError, match="has format 2; this version reads 1"):
+    rewrite(two_steps, lambda data: data.update(format=3))
+    with pytest.raises(CheckpointError, match="has format 3; this version reads 1, 2"):
         reading.read_manifest(two_steps, 900)
 
 
@@ -94,14 +100,14 @@ def set_shard(index, **fields):
 def test_a_hostile_manifest_is_refused_by_name(two_steps, change, message):
     rewrite(two_steps, change)
     with pytest.raises(CheckpointError, match=message):
-        reading.verify(two_steps, reading.read_manifest(two_steps, 900))
+        restoring.verify(two_steps, reading.read_manifest(two_steps, 900))
 
 
 def forge(root, change):
     """Change the index of ps-0 in step 900 and make all digests and sizes fit."""
     path = root / "step-900" / "ps-0.data"
     manifest_path = root / "step-900" / "manifest.json"
-    checkpoint = form.decode_manifest(manifest_path.read_bytes(), manifest_path)
+    checkpoint = form.decode_manifest(manifest_path.read_bytes(), str(manifest_path))
     shard = checkpoint.shards[0]
     data = path.read_bytes()
     body, encoded = data[: -shard.index_nbytes], data[-shard.index_nbytes :]
@@ -129,7 +135,7 @@ def forge(root, change):
 def test_a_hostile_index_is_refused_by_name(two_steps, fields, message):
     forge(two_steps, lambda index: msgspec.structs.replace(index, **fields))
     with pytest.raises(CheckpointError, match=message):
-        reading.verify(two_steps, reading.read_manifest(two_steps, 900))
+        restoring.verify(two_steps, reading.read_manifest(two_steps, 900))
 
 
 @pytest.mark.attack("A18")
@@ -178,6 +184,20 @@ def test_links_and_devices_are_not_followed(two_steps, tmp_path_factory, trained
     assert not (outside / "victim").exists()
 
 
+@pytest.mark.attack("A18")
+def test_a_link_in_the_place_of_a_staging_directory_or_lease_is_not_followed(
+    tmp_path, tmp_path_factory, trained
+):
+    outside = tmp_path_factory.mktemp("outside")
+    (tmp_path / ".tmp-ab").symlink_to(outside)
+    with pytest.raises(CheckpointError, match=r"cannot write .*\.tmp-ab/ps-0.data"):
+        saving.write_shard(tmp_path, "ab", rank=0, shard=trained[0])
+    (tmp_path / "lease.json").symlink_to(outside / "lease")
+    with pytest.raises(CheckpointError, match=r"cannot lock .*lease.json"):
+        Lease(storage_at(tmp_path), "job").take()
+    assert list(outside.iterdir()) == []
+
+
 @pytest.mark.attack("A19")
 @pytest.mark.parametrize(
     "records",
@@ -200,4 +220,4 @@ def test_hostile_records_are_refused_by_name(tmp_path, trained, records):
     saving.commit(tmp_path, "s", step=1, manifest=manifest(), shards=shards)
     checkpoint = reading.read_manifest(tmp_path, 1)
     with pytest.raises(CheckpointError, match="records of ps:0 cannot be read"):
-        restore_into(tmp_path, checkpoint, trained[0], rank=0, num_servers=2)
+        restore_into(trained[0], tmp_path, checkpoint, place=PLACE)

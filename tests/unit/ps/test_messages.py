@@ -28,7 +28,7 @@ SAMPLES: dict[type, Request] = {
     messages.Finish: messages.Finish(NUMBER),
     messages.Meet: messages.Meet("k", 1.0),
     messages.Save: messages.Save("/tmp/x", "id"),
-    messages.Restore: messages.Restore("/tmp/x", 1),
+    messages.Restore: messages.Restore("/tmp/x", 1, "ab", 10),
     messages.FetchStats: messages.FetchStats(),
     messages.Fence: messages.Fence(0, 1),
     messages.Lose: messages.Lose(0),
