@@ -6,6 +6,7 @@ with least squares.
 
     python examples/ps_linear.py
     python examples/ps_linear.py --consistency sync --steps 400
+    python examples/ps_linear.py --consistency ssp
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ CLUSTER_ID = "ps-linear"
 CHILD_TIMEOUT_S = 120.0
 
 
-def manifest_of(consistency: Literal["async", "sync"]) -> Manifest:
+def manifest_of(consistency: Literal["async", "sync", "ssp"]) -> Manifest:
     params = (ParamSpec("kernel", (NUM_FEATURES,)), ParamSpec("bias", (1,)))
     group = GroupSpec("trainable", "float32", SGD(), params)
     # Buckets of 64 bytes, so that even these 21 numbers are spread over both servers.
-    return Manifest(groups=(group,), consistency=consistency, bucket_bytes=64)
+    bound = 2 if consistency == "ssp" else 0  # steps that one worker may be ahead
+    return Manifest(
+        groups=(group,), consistency=consistency, staleness_bound=bound, bucket_bytes=64
+    )
 
 
 def make_data() -> tuple[np.ndarray, np.ndarray]:
@@ -156,7 +160,7 @@ def compare(endpoints: list[Endpoint], credentials: Credentials) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--consistency", choices=("async", "sync"), default="async")
+    parser.add_argument("--consistency", choices=("async", "sync", "ssp"), default="async")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=0.05)

@@ -169,6 +169,9 @@ class PSClient:
     def push(self, grads: Mapping[str, Array], *, hyper: Hyper, rows: int) -> Ack:
         """Bring a gradient of `rows` rows; in sync mode wait until everybody's is applied.
 
+        In ssp it is applied at once, and the call waits while this worker is more than the
+        manifest's `staleness_bound` pushes ahead of the slowest.
+
         Raises:
             NonFiniteGradient: NaN or infinity; that bucket is unchanged. In sync mode the refusing
                 server counts the push as null, so the barrier holds.
@@ -185,7 +188,7 @@ class PSClient:
         return self._push(grads, into, hyper, rows)
 
     def push_null(self, *, rows: int = 0, into: Mapping[str, Array] | None = None) -> Ack:
-        """Push nothing: the sync barrier stays whole; with `into` the values come back."""
+        """Push nothing: a barrier stays whole, ssp's clock goes on; `into` gets the values."""
         return self._push(None, into, None, rows)
 
     def assign(self, values: Mapping[str, Array]) -> None:
@@ -200,11 +203,11 @@ class PSClient:
             )
 
     def join(self) -> Ack:
-        """Be waited for in the sync barrier again, from the clock that is open now.
+        """Be waited for again: in sync from the clock that is open now, in ssp from the slowest's.
 
-        Servers may be one clock apart at that moment; those behind get a null push, so all of them
-        see this worker's first gradient in the same clock. Workers that must all start an epoch in
-        one clock join first and meet (`rendezvous`) before the first push.
+        In sync, servers may be one clock apart at that moment; those behind get a null push, so all
+        of them see this worker's first gradient in the same clock. Workers that must all start an
+        epoch in one clock join first and meet (`rendezvous`) before the first push.
         """
         with self._lock:
             is_sync = self.manifest.consistency == "sync"
@@ -215,7 +218,7 @@ class PSClient:
             return joined(self._line_up(acks) if is_sync else acks)
 
     def leave(self) -> Ack:
-        """Push no more until join(): the sync barrier goes on without this worker."""
+        """Push no more until join(): nobody waits for this worker meanwhile."""
         with self._lock:
             acks = self._fleet.change(
                 lambda number, _: messages.Leave(number),

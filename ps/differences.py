@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ps.params import GroupSpec, Manifest
 
 MAX_SHOWN = 8
+_FIELDS = ("consistency", "reduction", "staleness_bound", "staleness_aware", "bucket_bytes")
 
 
 def manifest_differences(expected: Manifest, found: Manifest) -> tuple[str, ...]:
@@ -27,7 +28,7 @@ def _differences(expected: Manifest, found: Manifest) -> Iterator[str]:
     yield from _names("group", ours.keys(), theirs.keys())
     for name in ours.keys() & theirs.keys():
         yield from _group_differences(ours[name], theirs[name])
-    for field in ("consistency", "reduction", "bucket_bytes"):
+    for field in _FIELDS:
         one, other = getattr(expected, field), getattr(found, field)
         if one != other:
             yield f"{field}: expected {one!r}, found {other!r}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ps.applied import AppliedRecord, RequestId, Verdict
-from ps.consistency import Action, Admission, Break, Drop, Policy, Reduce, Release, worker_lost
+from ps.decisions import Action, Admission, Break, Drop, Policy, Reduce, Release, worker_lost
 from ps.errors import (
     NonFiniteGradient,
     PeerGone,
@@ -48,6 +48,8 @@ class Arrival(Generic[Gradient]):
     gradient: Gradient | None = None
     """What was staged; None for a null push and for one that was applied as it arrived."""
     staleness: int = 0
+    is_applied: bool = False
+    """Whether it is part of the parameters; in ssp before its sender is answered."""
     clock: int | None = None
     error: PSError | None = None
 
@@ -85,7 +87,7 @@ class Gate(Generic[Gradient]):
         self._reduce = reduce
         self._on_applied = on_applied
         self._on_failed = on_failed
-        self._waiting: dict[WorkerRank, Arrival[Gradient]] = {}
+        self._waiting: dict[RequestId, Arrival[Gradient]] = {}
         self._refused: dict[WorkerRank, tuple[RequestId, PSError]] = {}
         self._seen_clock: dict[WorkerRank, int] = {}
         self._closed: PSError | None = None
@@ -96,7 +98,7 @@ class Gate(Generic[Gradient]):
         return self._policy.clock
 
     def missing(self) -> tuple[WorkerRank, ...]:
-        """The workers that the open barrier waits for."""
+        """The workers that others wait for."""
         with self._changed:
             return self._policy.missing()
 
@@ -115,8 +117,7 @@ class Gate(Generic[Gradient]):
             refused = self._refused.get(request.worker)
             if refused is not None and refused[0] == request:
                 raise refused[1]
-            waiting = self._waiting.get(request.worker)
-            return verdict, waiting if waiting is not None and waiting.id == request else None
+            return verdict, self._waiting.get(request)
 
     def admit(self, worker: WorkerRank) -> Admission:
         """Whether to apply a gradient as it arrives or to stage it."""
@@ -150,24 +151,21 @@ class Gate(Generic[Gradient]):
         return arrival
 
     def refuse(self, arrival: Arrival[Gradient], error: PSError) -> Arrival[Gradient] | None:
-        """A push is refused for what is in it; at a barrier it counts as present, without gradient.
+        """A push is refused for what is in it; it counts as present, without gradient.
 
-        So the barrier stays whole and all servers agree on the clock, though one refused its part.
+        So barriers stay whole and all servers agree on the clocks, though one refused its part.
 
         Returns:
-            What waits at the barrier in its place; until that is done its worker cannot push again.
+            What waits in its place; until that is done its worker should not push again.
         """
         with self._changed:
             known = self._refused.get(arrival.id.worker)
             if known is not None and known[0] == arrival.id:
                 return None  # a late copy of the same push
             self._refused[arrival.id.worker] = (arrival.id, error)
-            if self._policy.admit(arrival.id.worker) is Admission.STAGE:
-                null = dataclasses.replace(arrival, hyper=None, gradient=None)
-                self._enter(null)
-                return null
-            self._record.complete(arrival.id)
-            return None
+            null = dataclasses.replace(arrival, hyper=None, gradient=None)
+            self._enter(null)
+            return null
 
     def wait(
         self, arrival: Arrival[Gradient], deadline_s: float, is_gone: Callable[[], bool]
@@ -278,19 +276,38 @@ class Gate(Generic[Gradient]):
             yield self._policy.clock
 
     def close(self, error: PSError) -> None:
-        """End all waits with `error`; later requests get it too."""
+        """End all waits, with `error` where nothing was applied; later requests get it too."""
         with self._changed:
             self._closed = error
             for arrival in self._waiting.values():
-                arrival.error = error
+                if arrival.is_applied:
+                    arrival.clock = self._policy.clock
+                else:
+                    arrival.error = error
             self._waiting.clear()
             self._changed.notify_all()
 
     def _enter(self, arrival: Arrival[Gradient]) -> None:
         is_null = arrival.hyper is None
         actions = self._policy.on_push(arrival.id.worker, arrival.rows, null=is_null)
-        self._waiting[arrival.id.worker] = arrival
+        self._waiting[arrival.id] = arrival
+        if not is_null and arrival.gradient is None:
+            self._note_applied(arrival)  # bucket by bucket, on its way in
         self._execute(actions)
+
+    def _note_applied(self, arrival: Arrival[Gradient]) -> None:
+        arrival.is_applied = True
+        self._record.complete(arrival.id)
+        worker = arrival.id.worker
+        self._seen_clock[worker] = self._seen_clock.get(worker, 0) + 1
+        self._on_applied(arrival)
+
+    def _take(self, worker: WorkerRank) -> list[Arrival[Gradient]]:
+        """Remove and return what waits of one worker; more than one only of several sessions."""
+        taken = [arrival for arrival in self._waiting.values() if arrival.id.worker == worker]
+        for arrival in taken:
+            del self._waiting[arrival.id]
+        return taken
 
     def _refuse_closed(self) -> None:
         if self._closed is not None:
@@ -309,7 +326,8 @@ class Gate(Generic[Gradient]):
         self._changed.notify_all()
 
     def _reduce_staged(self, action: Reduce) -> None:
-        staged = [self._waiting[part.worker] for part in action.contributions]
+        waiting = {arrival.id.worker: arrival for arrival in self._waiting.values()}
+        staged = [waiting[part.worker] for part in action.contributions]
         try:
             self._reduce(staged)
         except NonFiniteGradient as error:  # finite gradients whose sum is not
@@ -324,22 +342,22 @@ class Gate(Generic[Gradient]):
             raise
 
     def _release(self, action: Release) -> None:
-        for worker in action.workers:
-            arrival = self._waiting.pop(worker)
+        for arrival in [one for worker in action.workers for one in self._take(worker)]:
             arrival.clock = action.clock
-            self._seen_clock[worker] = self._seen_clock.get(worker, 0) + (arrival.hyper is not None)
-            self._record.complete(arrival.id)
-            if arrival.hyper is not None and arrival.error is None:
-                self._on_applied(arrival)
+            if arrival.gradient is not None and arrival.error is None:
+                self._note_applied(arrival)
+            elif not arrival.is_applied:  # a null push, or one whose reduction was refused
+                self._record.complete(arrival.id)
 
     def _drop(self, action: Drop) -> None:
-        """Forget a lost worker's push; if it was only frozen, it hears that it is fenced."""
-        arrival = self._waiting.pop(action.worker)
-        try:
-            self._record.refuse_stale(action.worker, arrival.id.incarnation)
-        except StaleIncarnation as error:
-            arrival.error = error
+        """Forget a lost worker's pushes; if it was only frozen, it hears that it is fenced."""
+        for arrival in self._take(action.worker):
+            try:
+                self._record.refuse_stale(action.worker, arrival.id.incarnation)
+            except StaleIncarnation as error:
+                arrival.error = error
 
     def _break(self, action: Break) -> None:
         for worker in action.workers:
-            self._waiting.pop(worker).error = worker_lost(action.lost)
+            for arrival in self._take(worker):
+                arrival.error = worker_lost(action.lost)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ps.consistency import OnLost
+from ps.decisions import OnLost
 from ps.errors import PhaseError, SettingsError
 from ps.messages import Description
 from ps.params import WorkerRank

@@ -84,7 +84,7 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
 
 
 class Push(msgspec.Struct, frozen=True, tag="push"):
-    """Bring a gradient; `wait_s` bounds the wait at the sync barrier."""
+    """Bring a gradient; `wait_s` bounds the wait for other workers (sync, ssp)."""
 
     manifest_hash: Digest
     number: Number
@@ -210,7 +210,7 @@ class Ack(msgspec.Struct, frozen=True):
     """A request that is done."""
 
     clock: int
-    """Updates of the parameters so far: pushes (async) or barriers (sync)."""
+    """Updates of the parameters so far: pushes (async, ssp) or barriers (sync)."""
     applied: bool = False
     """Whether the gradient is part of the parameters; true for a repeated push, false for null."""
     staleness: int = 0

@@ -25,6 +25,7 @@ ServerRank = NewType("ServerRank", int)
 WorkerRank = NewType("WorkerRank", int)
 
 DType = Literal["float32", "float64"]
+Consistency = Literal["async", "sync", "ssp"]
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes of a peer that it cannot decode: the last two for text that is not
@@ -37,6 +38,7 @@ MAX_GROUP_BYTES = 1 << 44
 MIN_BUCKET_BYTES = 64
 MAX_BUCKET_BYTES = 1 << 26
 MAX_BUCKETS = 1 << 20
+MAX_STALENESS_BOUND = 1 << 32
 MAX_SCALAR = float(np.finfo(np.float32).max)
 """Above it a scalar is infinite in float32, and so is every value that it touches."""
 
@@ -184,8 +186,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of values in a bucket, the unit of locking, versioning and moving; a multiple of 8.
     Smaller: finer overlap of receiving and applying, more Python per byte. 256 KiB of gradient,
     values and two slots stay in a core's second-level cache."""
-    consistency: Literal["async", "sync"] = "async"
+    consistency: Consistency = "async"
     reduction: Literal["mean", "sum"] = "mean"
+    staleness_bound: int = 0
+    """ssp: how many pushes the fastest worker may be ahead of the slowest."""
+    staleness_aware: bool = False
+    """async, ssp: divide a push's learning rate by 1 + the updates that its worker had not seen."""
 
     def __post_init__(self) -> None:
         _check_unique("manifest", [group.name for group in self.groups])
@@ -198,11 +204,29 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 f"bucket_bytes must be a multiple of 8 from {MIN_BUCKET_BYTES} to "
                 f"{MAX_BUCKET_BYTES}, got {self.bucket_bytes}"
             )
+        self._check_mode()
         num_buckets = sum(-(-group.nbytes // self.bucket_bytes) for group in self.groups)
         if num_buckets > MAX_BUCKETS:
             raise SettingsError(
                 f"{num_buckets} buckets are above the limit {MAX_BUCKETS}; "
                 f"raise bucket_bytes ({self.bucket_bytes})"
+            )
+
+    def _check_mode(self) -> None:
+        """Refuse options that the mode would leave aside in silence."""
+        if not 0 <= self.staleness_bound <= MAX_STALENESS_BOUND:
+            raise SettingsError(
+                f"staleness_bound must be in 0..{MAX_STALENESS_BOUND}, got {self.staleness_bound}"
+            )
+        if self.staleness_bound and self.consistency != "ssp":
+            raise SettingsError(
+                f"staleness_bound={self.staleness_bound} needs consistency='ssp', got "
+                f"{self.consistency!r}: async has no bound, sync has no staleness"
+            )
+        if self.staleness_aware and self.consistency == "sync":
+            raise SettingsError(
+                "staleness_aware=True needs consistency='async' or 'ssp': in sync no gradient is "
+                "stale"
             )
 
     def encode(self) -> bytes:

@@ -18,7 +18,8 @@ import msgspec
 from ps import messages
 from ps.applied import SessionCut
 from ps.checkpoint_reader import read_manifest
-from ps.consistency import Action, make_policy
+from ps.consistency import make_policy
+from ps.decisions import Action
 from ps.dense import DenseShard
 from ps.differences import manifest_differences
 from ps.errors import ManifestMismatch, PhaseError, SettingsError, ShapeError

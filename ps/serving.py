@@ -13,7 +13,8 @@ A push in async mode, with `pull`:
     socket ──read──► scratch (1 MiB) ──apply each bucket──► values ──send 4 MiB parts──► socket
 
 so applying overlaps the receiving of the next bytes (they wait in the socket's buffer) and the
-sending of values that are already fresh. In sync mode the whole gradient goes to a staging buffer.
+sending of values that are already fresh. In ssp the values of a worker that is ahead go out when it
+is released. In sync mode the whole gradient goes to a staging buffer.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from ps import kernels, messages
 from ps.applied import AppliedRecord, Column, RequestId, SessionCut, Verdict
-from ps.consistency import Admission, Policy
+from ps.consistency import slowed
+from ps.decisions import Admission, Policy
 from ps.dense import DenseShard
 from ps.errors import ManifestMismatch, NonFiniteGradient, PSError, SettingsError, ShapeError
 from ps.gate import Arrival, Contributions, Gate
+from ps.incoming import Incoming
 from ps.messages import Ack
 from ps.optimizers import step_scalars
 from ps.params import Average, Bucket, Hyper, Manifest, WorkerRank
 from ps.staging import Run, StagedGradient, StagingPool, cut_runs
 from ps.stats import Counters
-from rpc.connection import Buffer
 from rpc.handshake import Identity, Role
 
 Array = np.ndarray[Any, Any]
@@ -46,28 +49,6 @@ READ_BYTES = 1 << 20
 """Read from the socket at once: few system calls, and it stays in the second-level cache."""
 SEND_BYTES = 4 << 20
 """A part of a push_pull's reply; smaller parts cost a header and a system call each."""
-
-
-class Incoming(Protocol):
-    """The part of rpc's Call that the data path uses."""
-
-    peer: Identity
-    payload_bytes: int
-
-    def read_into(self, view: memoryview) -> None:
-        """Read exactly the view's bytes of the request's payload."""
-
-    def discard_rest(self) -> None:
-        """Read what is left of the payload and forget it."""
-
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Send a part of the reply's payload."""
-
-    def reply(self, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
-        """Send the last part of the reply."""
-
-    def peer_gone(self) -> bool:
-        """Whether nobody waits for the reply any more."""
 
 
 class ServingShard:
@@ -141,14 +122,17 @@ class ServingShard:
             self._counters.count(sender.worker, repeated=1)
             call.discard_rest()
             arrival = arrival or self._arrival(sender, request, clock=self.gate.clock)
-        elif request.null or self.gate.admit(sender.worker) is Admission.APPLY:
-            if request.null:
-                self._counters.count(sender.worker, null_pushes=1)
-            else:
-                sent = self._apply_arriving(call, request, sender)
-            arrival = self.gate.arrive(self._arrival(sender, request, staleness=staleness))
-        else:
+        elif request.null:
+            self.gate.admit(sender.worker)
+            self._counters.count(sender.worker, null_pushes=1)
+            arrival = self.gate.arrive(self._arrival(sender, request))
+        elif (admission := self.gate.admit(sender.worker)) is Admission.STAGE:
             arrival = self._stage(call, request, sender, deadline_s)
+        else:
+            request = self._slowed(request, staleness)
+            early = request.pull and admission is Admission.APPLY
+            sent = self._apply_arriving(call, request, sender, deadline_s, answers_early=early)
+            arrival = self.gate.arrive(self._arrival(sender, request, staleness=staleness))
         clock = self._wait(call, arrival, deadline_s)
         ack = Ack(clock, not request.null, staleness)
         rest = self._values[sent:] if request.pull else ()
@@ -214,11 +198,29 @@ class ServingShard:
         self._check_hyper(request.hyper)
 
     def _check_hyper(self, hyper: Hyper) -> None:
-        """Refuse scalars that do not fit their rule, before anything is applied."""
+        """Refuse scalars that do not fit rule or mode, before anything is applied."""
+        if hyper.scalars and self.manifest.staleness_aware:
+            raise SettingsError(
+                "staleness_aware scales a push's learning rate on the server, so its step scalars "
+                "cannot come with it; send the learning rate alone"
+            )
         for group in self.manifest.groups if hyper.scalars else ():
             step_scalars(group.rule, group.name, hyper, 1, np.dtype(group.dtype))
 
-    def _apply_arriving(self, call: Incoming, request: messages.Push, sender: RequestId) -> int:
+    def _slowed(self, request: messages.Push, staleness: int) -> messages.Push:
+        if not self.manifest.staleness_aware or request.hyper is None:
+            return request
+        return msgspec.structs.replace(request, hyper=slowed(request.hyper, staleness))
+
+    def _apply_arriving(
+        self,
+        call: Incoming,
+        request: messages.Push,
+        sender: RequestId,
+        deadline_s: float,
+        *,
+        answers_early: bool,
+    ) -> int:
         """Apply each bucket when it is here; returns how many buckets' values were sent back."""
         hyper = request.hyper or Hyper(0.0)
         scratch = self._scratch()
@@ -230,11 +232,11 @@ class ServingShard:
                 self._apply_run(run, scratch, hyper, sender)
                 apply_s += time.perf_counter() - started_s
                 unsent_bytes += run.nbytes
-                if request.pull and unsent_bytes >= SEND_BYTES:
+                if answers_early and unsent_bytes >= SEND_BYTES:
                     call.send(self._values[sent : run.stop])
                     sent, unsent_bytes = run.stop, 0
         except NonFiniteGradient as error:
-            self._refuse(call, self._arrival(sender, request), error, deadline_s=0.0)
+            self._refuse(call, self._arrival(sender, request), error, deadline_s)
         finally:
             self._counters.add_time("apply_s", apply_s)
             self._counters.add(bytes_in=call.payload_bytes)

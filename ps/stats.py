@@ -41,14 +41,14 @@ class ServerStats(msgspec.Struct, frozen=True):
     server: int
     phase: str
     clock: int
-    """Updates so far: pushes (async) or barriers (sync)."""
+    """Updates so far: pushes (async, ssp) or barriers (sync)."""
     uptime_s: float
     workers: tuple[WorkerStats, ...] = ()
     staleness: tuple[int, ...] = ()
     """Histogram over pushes: [0] none, [i] 2^(i-1) .. 2^i - 1 updates by others between the pull
     and the push. Mass far above the number of workers: one is much slower than the others."""
     missing: tuple[int, ...] = ()
-    """Sync: the workers that the open barrier waits for at this moment."""
+    """The workers that the open barrier (sync) or a waiting push (ssp) waits for now."""
     bytes_in: int = 0
     """Payload bytes received with requests, without frames' headers."""
     bytes_out: int = 0
@@ -59,7 +59,7 @@ class ServerStats(msgspec.Struct, frozen=True):
     apply_s: float = 0.0
     """Thread time in update kernels; near uptime x cores: add servers."""
     barrier_wait_s: float = 0.0
-    """Sync: summed time of pushes at the barrier; large against apply_s: workers are uneven."""
+    """Sync, ssp: summed waits for other workers; large against apply_s: workers are uneven."""
     lost_requests: int = 0
     """Acknowledged requests that a restore has undone."""
     connections: int = 0

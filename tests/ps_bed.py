@@ -13,7 +13,7 @@ import numpy as np
 
 from ps import messages
 from ps.client import PSClient
-from ps.consistency import OnLost
+from ps.decisions import OnLost
 from ps.messages import Ack
 from ps.params import SGD, Add, Average, GroupSpec, Manifest, ParamSpec, RuleConfig
 from ps.server import PSServer, ServerSettings
@@ -35,6 +35,8 @@ def make_manifest(
     rule: RuleConfig | None = None,
     consistency: Any = "async",
     reduction: Any = "mean",
+    staleness_bound: int = 0,
+    staleness_aware: bool = False,
     statistics: int = 0,
     bucket_bytes: int = 512,
 ) -> Manifest:
@@ -49,6 +51,8 @@ def make_manifest(
         groups=tuple(groups),
         consistency=consistency,
         reduction=reduction,
+        staleness_bound=staleness_bound,
+        staleness_aware=staleness_aware,
         bucket_bytes=bucket_bytes,
     )
 

@@ -27,12 +27,14 @@ from tfos.keras.exchange import Exchange, Settings
 from tfos.keras.worker import WorkerContext
 
 
-def distribute(
+def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     model: Any,
     ctx: WorkerContext,
     *,
-    consistency: Literal["async", "sync"] = "async",
+    consistency: Literal["async", "sync", "ssp"] = "async",
     reduction: Literal["mean", "sum"] = "mean",
+    staleness_bound: int | None = None,
+    staleness_aware: bool = False,
     on_nonfinite: Literal["error", "skip"] = "error",
 ) -> Any:
     """Move a compiled model's parameters to the servers; `fit` then trains together.
@@ -45,9 +47,14 @@ def distribute(
     Args:
         model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
         ctx: the node's context.
-        consistency: "async" applies each gradient when it arrives; "sync" reduces one gradient per
-            worker, in rank order, and applies it once.
+        consistency: "async" applies each gradient when it arrives; "ssp" too, and lets no worker
+            get more than `staleness_bound` steps ahead of the slowest; "sync" reduces one gradient
+            per worker, in rank order, and applies it once.
         reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
+        staleness_bound: ssp only, and needed there, in steps. 0: no worker is ahead of another.
+            Larger: less waiting for slow workers, older gradients.
+        staleness_aware: async and ssp: divide the learning rate of a gradient by 1 + the updates by
+            others that its worker had not seen.
         on_nonfinite: what a NaN or infinite gradient does: "error" raises before anything is sent,
             "skip" leaves the step out and counts it.
 
@@ -60,7 +67,7 @@ def distribute(
         UnsupportedModel: the text says what stands in the way.
     """
     for name, value, allowed in (
-        ("consistency", consistency, ("async", "sync")),
+        ("consistency", consistency, ("async", "sync", "ssp")),
         ("reduction", reduction, ("mean", "sum")),
         ("on_nonfinite", on_nonfinite, ("error", "skip")),
     ):
@@ -68,7 +75,13 @@ def distribute(
             raise SettingsError(f"{name} must be one of {allowed}, got {value!r}")
     _check(model)
     optimizers.check(model.optimizer, consistency=consistency, num_workers=ctx.num_workers)
-    settings = Settings(consistency=consistency, reduction=reduction, on_nonfinite=on_nonfinite)
+    settings = Settings(
+        consistency=consistency,
+        reduction=reduction,
+        staleness_bound=staleness_bound,
+        staleness_aware=staleness_aware,
+        on_nonfinite=on_nonfinite,
+    )
     exchange = Exchange(model, ctx, settings)
     if batches.is_built(model):
         exchange.attach(seeds=ctx.is_chief)

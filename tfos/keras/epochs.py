@@ -5,11 +5,11 @@ the chief's decisions after them; the end of the feed; the last pull.
 Does not: exchange gradients (exchange).      Threads: the thread that runs `fit`.
 
 At the end of an epoch every worker
-    1. leaves the sync barrier, so that workers with more batches go on;
+    1. is waited for no more (sync, ssp), so that workers with more batches go on;
     2. meets the others: metrics weighted by rows become everybody's logs;
     3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters;
     4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
-    5. joins the barrier and meets again: learning rate and stop are the chief's.
+    5. joins again and meets again: learning rate and stop are the chief's.
 Only after 5 does the next epoch begin anywhere, so nobody steps without the others.
 """
 
@@ -62,8 +62,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.last_logs: Logs = None
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Start together in sync mode, so that no worker's first steps are its own."""
-        if self._exchange.sync:
+        """Start together where workers wait, so that no worker's first steps are its own."""
+        if self._exchange.waits:
             self._exchange.join()
             self._exchange.meet(f"{self._name}/begin", b"")
 

@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps.params import Hyper, Manifest
+from ps.params import Consistency, Hyper, Manifest
+from tfos.errors import SettingsError
 from tfos.keras import batches, frozen, optimizers, variables
 from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
 from tfos.keras.train_step import GradientStep, StepOutput
@@ -29,7 +30,7 @@ MEETING_TIMEOUT_S = 86_400.0
 """For the slowest worker's epoch. A worker that dies or finishes is not waited for."""
 
 BARRIER_TIMEOUT_S = 600.0
-"""Sync: for the slowest worker's next batch; as long as a feed may stand still."""
+"""Sync, ssp: for the slowest worker's next batch; as long as a feed may stand still."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,9 +39,27 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Settings:
     """What `distribute` was asked for."""
 
-    consistency: Literal["async", "sync"] = "async"
+    consistency: Consistency = "async"
     reduction: Literal["mean", "sum"] = "mean"
+    staleness_bound: int | None = None
+    """None unless ssp."""
+    staleness_aware: bool = False
     on_nonfinite: Literal["error", "skip"] = "error"
+
+    def __post_init__(self) -> None:
+        bound = self.staleness_bound
+        if (self.consistency == "ssp") != (bound is not None):
+            raise SettingsError(
+                f"consistency={self.consistency!r} with staleness_bound={bound}: ssp needs the "
+                "bound and no other mode has one; write consistency='ssp', staleness_bound=4"
+            )
+        if bound is not None and (type(bound) is not int or bound < 0):
+            raise SettingsError(f"staleness_bound must be an int of at least 0, got {bound!r}")
+        if self.staleness_aware and self.consistency == "sync":
+            raise SettingsError(
+                "staleness_aware=True with consistency='sync': there no gradient is stale; leave "
+                "it out, or use consistency='async'"
+            )
 
 
 class Exchange:
@@ -87,6 +106,11 @@ class Exchange:
         """Whether a barrier stands behind every push."""
         return self.settings.consistency == "sync"
 
+    @property
+    def waits(self) -> bool:
+        """Whether workers wait for each other's pushes."""
+        return self.settings.consistency != "async"
+
     # -- beginning
 
     def attach(self, *, seeds: bool) -> None:
@@ -97,13 +121,19 @@ class Exchange:
         """
         found = variables.collect(self.model, self.optimizer)
         settings = self.settings
-        manifest = found.manifest(self.optimizer, settings.consistency, settings.reduction)
+        manifest = found.manifest(
+            self.optimizer,
+            consistency=settings.consistency,
+            reduction=settings.reduction,
+            staleness_bound=settings.staleness_bound or 0,
+            staleness_aware=settings.staleness_aware,
+        )
         if seeds:
             self._client.seed(manifest, {group.name: group.values() for group in found.groups})
         adopted = self._client.attach(timeout_s=ATTACH_TIMEOUT_S)
         check_same(manifest, adopted)
         frozen.share(self, found.frozen, seeds=seeds)
-        if self.sync:
+        if self.waits:
             self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
         clips_here = not optimizers.server_clips(self.optimizer, settings.consistency)
         self._variables = found
@@ -233,7 +263,7 @@ class Exchange:
                 'distribute with on_nonfinite="skip"'
             )
         self.skipped_steps += 1
-        if self.sync:
+        if self.waits:
             self._adopt(self._client.push_null(into=self._into).clock)
 
     def _worst(self, output: StepOutput) -> str:
@@ -251,14 +281,14 @@ class Exchange:
     # -- other workers
 
     def join(self) -> None:
-        """Be waited for by the sync barrier."""
-        if self.sync and not self._member:
+        """Be waited for by the others' steps."""
+        if self.waits and not self._member:
             self._client.join()
         self._member = True
 
     def leave(self) -> None:
-        """Let the sync barrier go on without this worker until it trains again."""
-        if self.sync and self._member and self.attached:
+        """Let the others go on without this worker until it trains again."""
+        if self.waits and self._member and self.attached:
             self._client.leave()
             self._member = False
 
@@ -272,7 +302,7 @@ class Exchange:
 
 def check_same(ours: Manifest, servers: Manifest) -> None:
     """Refuse servers that hold another model; names may differ, as Keras numbers layers."""
-    for field in ("consistency", "reduction"):
+    for field in ("consistency", "reduction", "staleness_bound", "staleness_aware"):
         if getattr(ours, field) != getattr(servers, field):
             raise UnsupportedModel(
                 f"this worker distributes with {field}={getattr(ours, field)!r}, the parameter "

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from ps.params import Average, GroupSpec, Manifest, ParamSpec
+from ps.params import Average, Consistency, GroupSpec, Manifest, ParamSpec
 from tfos.keras import optimizers
 from tfos.keras.errors import UnsupportedModel, VariablesChanged
 
@@ -89,7 +89,15 @@ class Variables:
         """The groups whose values are pushed."""
         return tuple(group for group in self.groups if not group.trainable)
 
-    def manifest(self, optimizer: Any, consistency: Any, reduction: Any) -> Manifest:
+    def manifest(
+        self,
+        optimizer: Any,
+        *,
+        consistency: Consistency = "async",
+        reduction: Literal["mean", "sum"] = "mean",
+        staleness_bound: int = 0,
+        staleness_aware: bool = False,
+    ) -> Manifest:
         """Describe the groups to the servers."""
         specs = []
         for group in self.groups:
@@ -101,7 +109,13 @@ class Variables:
             shapes = [tuple(int(dim) for dim in v.shape) for v in group.variables]
             named = tuple(map(ParamSpec, group.names, shapes))
             specs.append(GroupSpec(group.name, group.dtype, rule, named))
-        return Manifest(groups=tuple(specs), consistency=consistency, reduction=reduction)
+        return Manifest(
+            groups=tuple(specs),
+            consistency=consistency,
+            reduction=reduction,
+            staleness_bound=staleness_bound,
+            staleness_aware=staleness_aware,
+        )
 
     def check_unchanged(self, model: Any) -> None:
         """Refuse a model whose variables are no longer these.

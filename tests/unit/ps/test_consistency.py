@@ -1,4 +1,4 @@
-"""Events in, actions out: async and the sync barrier with join, leave, finish and loss."""
+"""Events in, actions out: async, the sync barrier, and the choice between modes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ps.consistency import (
-    Admission,
-    Async,
-    Break,
-    Contribution,
-    Drop,
-    Reduce,
-    Release,
-    Sync,
-    make_policy,
-)
+from ps.barrier import Sync
+from ps.bounded import StaleSync
+from ps.consistency import Async, make_policy, slowed
+from ps.decisions import Admission, Break, Contribution, Drop, Reduce, Release
 from ps.errors import PhaseError, SettingsError, WorkerLost
-from ps.params import SGD, GroupSpec, Manifest, ParamSpec, WorkerRank
+from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec, WorkerRank
 
 W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
 GROUP = GroupSpec("trainable", "float32", SGD(), (ParamSpec("w", (4,)),))
@@ -167,8 +160,29 @@ def test_sync_continuing_drops_what_the_lost_worker_had_staged():
 def test_make_policy_follows_the_manifest():
     assert isinstance(make_policy(Manifest(groups=(GROUP,)), 2), Async)
     assert isinstance(make_policy(Manifest(groups=(GROUP,), consistency="sync"), 2), Sync)
+    bounded = make_policy(Manifest(groups=(GROUP,), consistency="ssp", staleness_bound=3), 2)
+    assert isinstance(bounded, StaleSync)
     with pytest.raises(SettingsError, match="num_workers"):
         make_policy(Manifest(groups=(GROUP,)), 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"staleness_bound": 2}, "needs consistency='ssp', got 'async'"),
+        ({"staleness_bound": 2, "consistency": "sync"}, "got 'sync'"),
+        ({"staleness_bound": -1, "consistency": "ssp"}, r"in 0\.\.\d+, got -1"),
+        ({"staleness_aware": True, "consistency": "sync"}, "needs consistency='async' or 'ssp'"),
+    ],
+)
+def test_options_that_a_mode_would_leave_aside_are_refused(options: dict, text: str):
+    with pytest.raises(SettingsError, match=text):
+        Manifest(groups=(GROUP,), **options)
+
+
+def test_a_stale_gradient_is_slowed_by_its_age():
+    assert slowed(Hyper(0.6), 0) == Hyper(0.6)
+    assert slowed(Hyper(0.6), 2) == Hyper(0.6 / 3)
 
 
 class SyncModel(RuleBasedStateMachine):

@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from ps.applied import AppliedRecord, RequestId
-from ps.consistency import OnLost, Sync
+from ps.barrier import Sync
+from ps.decisions import OnLost
 from ps.errors import (
     NonFiniteGradient,
     PeerGone,

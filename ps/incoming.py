@@ -1,0 +1,35 @@
+"""A request whose payload is still to be read: the part of rpc's Call that the data path uses.
+
+Covers: the interface alone; rpc.listener.Call has it, and so has any stand-in of a test.
+Threads: one, that of the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rpc.connection import Buffer
+from rpc.handshake import Identity
+
+
+class Incoming(Protocol):
+    """The part of rpc's Call that the data path uses."""
+
+    peer: Identity
+    payload_bytes: int
+
+    def read_into(self, view: memoryview) -> None:
+        """Read exactly the view's bytes of the request's payload."""
+
+    def discard_rest(self) -> None:
+        """Read what is left of the payload and forget it."""
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Send a part of the reply's payload."""
+
+    def reply(self, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
+        """Send the last part of the reply."""
+
+    def peer_gone(self) -> bool:
+        """Whether nobody waits for the reply any more."""

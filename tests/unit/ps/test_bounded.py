@@ -1,0 +1,218 @@
+"""Events in, actions out: stale synchronous parallel with join, leave, finish and loss."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ps.bounded import StaleSync
+from ps.decisions import Admission, Drop, Release
+from ps.errors import PhaseError, SettingsError
+from ps.params import WorkerRank
+
+W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
+
+
+def push(policy: StaleSync, worker: WorkerRank, times: int = 1) -> list:
+    actions = []
+    for _ in range(times):
+        actions += policy.on_push(worker, 1, null=False)
+    return actions
+
+
+def test_a_worker_within_the_bound_is_answered_at_once():
+    policy = StaleSync(2, 2)
+    assert policy.admit(W0) is Admission.APPLY
+    assert push(policy, W0, 2) == [Release((W0,), 1), Release((W0,), 2)]
+    assert policy.missing() == ()
+
+
+def test_a_worker_beyond_the_bound_waits_for_the_slowest_and_gets_no_early_values():
+    policy = StaleSync(3, 1)
+    push(policy, W0)
+    push(policy, W1)
+    assert policy.admit(W0) is Admission.APPLY_AND_HOLD
+    assert push(policy, W0) == []
+    assert policy.missing() == (W2,)
+    assert push(policy, W2) == [Release((W0, W2), 4)]
+
+
+def test_bound_zero_goes_in_step():
+    policy = StaleSync(2, 0)
+    assert push(policy, W0) == []
+    assert push(policy, W1) == [Release((W0, W1), 2)]
+
+
+def test_a_null_push_advances_the_workers_clock_and_no_update():
+    policy = StaleSync(2, 0)
+    assert policy.on_push(W0, 0, null=True) == []
+    assert policy.on_push(W1, 0, null=True) == [Release((W0, W1), 0)]
+
+
+def test_one_worker_never_waits():
+    policy = StaleSync(1, 0)
+    assert push(policy, W0, 3) == [Release((W0,), n) for n in (1, 2, 3)]
+
+
+@pytest.mark.fault("F34")
+@pytest.mark.parametrize("event", ["on_leave", "on_finish", "on_lost"])
+def test_nobody_waits_for_a_worker_that_is_gone(event: str):
+    policy = StaleSync(2, 1)
+    push(policy, W0, 2)
+    assert policy.missing() == (W1,)
+    assert getattr(policy, event)(W1) == [Release((W0,), 2)]
+    assert push(policy, W0, 5)[-1] == Release((W0,), 7)
+
+
+@pytest.mark.fault("F06")
+def test_a_lost_worker_that_waits_is_dropped_and_the_others_go_on():
+    policy = StaleSync(2, 0)
+    push(policy, W1)
+    assert policy.on_lost(W1) == [Drop(W1)]
+    assert push(policy, W0) == [Release((W0,), 2)]
+
+
+def test_a_joining_worker_starts_at_the_slowest_clock():
+    policy = StaleSync(3, 1)
+    policy.on_leave(W2)
+    push(policy, W0, 3)
+    push(policy, W1, 2)
+    assert policy.on_join(W2) == []
+    assert policy.clocks == {W0: 3, W1: 2, W2: 2}
+    assert policy.on_join(W0) == [], "a member that joins stays where it is"
+    assert policy.clocks[W0] == 3
+
+
+def test_after_all_have_left_they_start_again_from_the_slowest():
+    policy = StaleSync(2, 4)
+    push(policy, W0, 3)
+    push(policy, W1, 1)
+    for worker in (W1, W0):
+        policy.on_leave(worker)
+    for worker in (W0, W1):
+        policy.on_join(worker)
+    assert policy.clocks == {W0: 3, W1: 3}
+
+
+def test_a_worker_that_left_says_join_and_one_that_finished_says_finish():
+    policy = StaleSync(2, 1)
+    policy.on_leave(W0)
+    with pytest.raises(PhaseError, match="join"):
+        policy.admit(W0)
+    policy.on_finish(W1)
+    for call in (policy.admit, policy.on_join):
+        with pytest.raises(PhaseError, match="finish"):
+            call(W1)
+
+
+def test_a_push_whose_worker_left_on_the_way_is_answered():
+    """Its gradient is applied already, so it must not hear a refusal."""
+    policy = StaleSync(2, 0)
+    policy.on_leave(W0)
+    assert push(policy, W0) == [Release((W0,), 1)]
+
+
+def test_two_pushes_of_one_worker_wait_together():
+    policy = StaleSync(2, 0)
+    assert push(policy, W0, 2) == []
+    assert push(policy, W1) == [Release((W1,), 3)]
+    assert push(policy, W1) == [Release((W0, W1), 4)]
+
+
+def test_a_negative_bound_is_refused():
+    with pytest.raises(SettingsError, match="at least 0, got -1"):
+        StaleSync(2, -1)
+
+
+class StaleSyncModel(RuleBasedStateMachine):
+    """Compares with the plainest model: a number per member, and who was told to go on."""
+
+    NUM_WORKERS = 4
+    ranks = st.integers(0, NUM_WORKERS - 1).map(WorkerRank)
+
+    @initialize(bound=st.integers(0, 3))
+    def start(self, bound: int) -> None:
+        self.bound = bound
+        self.policy = StaleSync(self.NUM_WORKERS, bound)
+        self.counts: dict[int, int] = dict.fromkeys(range(self.NUM_WORKERS), 0)
+        self.waiting: set[int] = set()
+        self.finished: set[int] = set()
+        self.updates = 0
+        self.slowest = 0
+
+    def check(self, actions: list, dropped: int | None = None) -> None:
+        floor = min(self.counts.values(), default=self.slowest)
+        assert floor >= self.slowest, "the slowest clock went back"
+        self.slowest = floor
+        free = {
+            rank
+            for rank in self.waiting
+            if rank not in self.counts or self.counts[rank] - floor <= self.bound
+        }
+        self.waiting -= free
+        expected: list = [] if dropped is None else [Drop(WorkerRank(dropped))]
+        if free:
+            expected.append(Release(tuple(WorkerRank(rank) for rank in sorted(free)), self.updates))
+        assert actions == expected
+
+    @rule(worker=ranks, null=st.booleans())
+    def push(self, worker: WorkerRank, null: bool) -> None:
+        if worker not in self.counts:
+            with pytest.raises(PhaseError):
+                self.policy.admit(worker)
+            return
+        held = self.counts[worker] + 1 - self.slowest > self.bound
+        expected = Admission.APPLY_AND_HOLD if held else Admission.APPLY
+        assert self.policy.admit(worker) is expected
+        actions = self.policy.on_push(worker, 1, null=null)
+        self.counts[worker] += 1
+        self.updates += not null
+        self.waiting.add(worker)
+        self.check(actions)
+
+    @rule(worker=ranks)
+    def join(self, worker: WorkerRank) -> None:
+        if worker in self.finished:
+            with pytest.raises(PhaseError):
+                self.policy.on_join(worker)
+            return
+        assert self.policy.on_join(worker) == []
+        self.counts.setdefault(worker, self.slowest)
+
+    @rule(worker=ranks)
+    def leave(self, worker: WorkerRank) -> None:
+        actions = self.policy.on_leave(worker)
+        self.counts.pop(worker, None)
+        self.check(actions)
+
+    @rule(worker=st.sampled_from((W0, W1)))
+    def finish(self, worker: WorkerRank) -> None:
+        actions = self.policy.on_finish(worker)
+        self.finished.add(worker)
+        self.counts.pop(worker, None)
+        self.check(actions)
+
+    @rule(worker=ranks)
+    def lose(self, worker: WorkerRank) -> None:
+        actions = self.policy.on_lost(worker)
+        self.counts.pop(worker, None)
+        dropped = worker if worker in self.waiting else None
+        self.waiting.discard(worker)
+        self.check(actions, dropped)
+
+    @invariant()
+    def agrees(self) -> None:
+        assert self.policy.clock == self.updates
+        assert self.policy.clocks == self.counts
+
+    @invariant()
+    def whoever_waits_waits_for_somebody_who_does_not(self) -> None:
+        missing = set(self.policy.missing())
+        assert bool(missing) == bool(self.waiting)
+        assert not missing & self.waiting
+
+
+TestStaleSyncModel = StaleSyncModel.TestCase
+TestStaleSyncModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
