@@ -12,8 +12,7 @@ that apply different buckets run in parallel.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +21,8 @@ import numpy as np
 from ps import kernels
 from ps.clipping import clip_of
 from ps.errors import ManifestMismatch, NonFiniteGradient, ShapeError
-from ps.optimizers import decay_scalars, rule_of, step_scalars
+from ps.optimizers import rule_of, step_scalars
 from ps.params import (
-    Average,
     Bucket,
     GroupLayout,
     GroupSpec,
@@ -32,6 +30,7 @@ from ps.params import (
     Layout,
     Manifest,
 )
+from ps.rules import Average
 from ps.sharding import deal
 
 Array = np.ndarray[Any, Any]
@@ -48,14 +47,14 @@ class _Group:
         self.start = buckets[0].start
         size = buckets[-1].stop - self.start
         self.values: Array = np.zeros(size, self.dtype)
-        self.slots = tuple(self._new_slot(size) for _ in self.rule.slots)
-        self.update = kernels.UPDATES[self.rule.name]
+        self.slots = tuple(self._new_slot(size, start) for start in self.rule.slot_starts)
+        self.update = kernels.dense_for(spec.rule, spec.dtype)
         self._last: tuple[Hyper, int, Array] | None = None
 
-    def _new_slot(self, size: int) -> Array:
-        if self.rule.slot_init == 0:
+    def _new_slot(self, size: int, start: float) -> Array:
+        if start == 0:
             return np.zeros(size, self.dtype)  # untouched pages cost no memory yet
-        return np.full(size, self.rule.slot_init, self.dtype)
+        return np.full(size, start, self.dtype)
 
     def scalars(self, hyper: Hyper, step: int) -> Array:
         """Return the step's scalars; computed once for all buckets of a push."""
@@ -132,11 +131,6 @@ class DenseShard:
         """Bytes of values and slots."""
         return sum(group.values.nbytes * (1 + len(group.slots)) for group in self._groups)
 
-    @property
-    def max_bucket_nbytes(self) -> int:
-        """Bytes of the largest owned bucket: the size of a scratch buffer."""
-        return max((bucket.nbytes for bucket in self.buckets), default=0)
-
     def dtype(self, bucket_id: int) -> np.dtype[Any]:
         """Return the dtype of a bucket."""
         return self._slice(bucket_id).group.dtype
@@ -163,20 +157,6 @@ class DenseShard:
     def step(self, bucket_id: int) -> int:
         """Return how many updates the bucket has seen, which is the t of Adam's formula."""
         return self._slice(bucket_id).step
-
-    @contextmanager
-    def read_locked(self, bucket_id: int) -> Iterator[memoryview]:
-        """Hold a bucket's lock and give its values as bytes."""
-        with self._slice(bucket_id).lock:
-            yield self.value_bytes(bucket_id)
-
-    def copy_values(self, bucket_id: int, out: Array) -> int:
-        """Copy a bucket's values to `out` under its lock; return their version."""
-        piece = self._slice(bucket_id)
-        self._check_like(piece, out, "read")
-        with piece.lock:
-            np.copyto(out, piece.values)
-            return piece.version
 
     def set_values(self, bucket_id: int, values: Array) -> None:
         """Replace a bucket's values; slots and step stay, as with Keras's set_weights."""
@@ -246,24 +226,11 @@ class DenseShard:
             self._average(piece, gradient)
             return
         gradient = self._clipped(group, gradient)
-        decay = decay_scalars(group.spec.rule, hyper, group.dtype)
         with piece.lock:
             scalars = group.scalars(hyper, piece.step + 1)
-            if decay is not None:
-                kernels.decay(piece.values, decay)
             group.update(gradient, piece.values, *piece.slots, scalars)
             piece.step += 1
             piece.version += 1
-
-    def reset(self) -> None:
-        """Forget all numbers: values 0, slots at their start, no steps."""
-        for piece in self._slices.values():
-            with piece.lock:
-                piece.values.fill(0)
-                for slot in piece.slots:
-                    slot.fill(piece.group.rule.slot_init)
-                piece.step = 0
-                piece.version = 0
 
     def _average(self, piece: _Slice, pushed: Array) -> None:
         with piece.lock:
@@ -271,7 +238,7 @@ class DenseShard:
                 np.copyto(piece.values, pushed)
             else:
                 divisor = np.array([self._num_pushers], piece.group.dtype)
-                kernels.average(pushed, piece.values, divisor)
+                piece.group.update(pushed, piece.values, divisor)
             piece.step += 1
             piece.version += 1
 

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core import caching
+from numba.core import caching, compiler
 
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "TFOS_KERNEL_CACHE"
 _PACKAGE = Path(__file__).resolve().parent
-_SOURCES = ("optimizers.py", "kernels.py", "float_mode.py", "kernel_cache.py")
+_SOURCES = ("formulas.py", "kernel_source.py", "kernels.py", "float_mode.py", "kernel_cache.py")
 
 
 @cache
@@ -140,12 +140,31 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]  # numba is untyped
     _impl_class = _CacheImpl
 
 
+class _WithoutAliases(compiler.Compiler):  # type: ignore[misc]  # numba is untyped
+    """Tells LLVM that the arrays do not overlap: no checks before loops, which cost short rows."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.state.flags.noalias = True
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Make a top-level function a kernel: compiled by `load`, running without the GIL.
 
     No fast math: operations are neither reordered nor contracted, or parity with Keras would end.
     """
     return numba.njit(nogil=True, fastmath=False, error_model="numpy")(function)
+
+
+def kernel_of_distinct_arrays(function: Callable[..., Any]) -> Any:
+    """As `kernel`, for functions that are never given overlapping arrays."""
+    options = {"nogil": True, "fastmath": False, "error_model": "numpy"}
+    return numba.njit(pipeline_class=_WithoutAliases, **options)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Make a formula callable from kernels, by the same rules."""
+    return numba.njit(fastmath=False, error_model="numpy")(function)
 
 
 def load(dispatcher: Any, signature: tuple[Any, ...]) -> bool:

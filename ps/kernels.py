@@ -1,8 +1,8 @@
-"""Compiled loops over buckets: the fused update of each rule, the finite check, the reduction.
+"""Compiled loops over buckets and rows: each rule's fused update, finite check, reduction.
 
-Covers: all per-element work of a server, without the GIL.      Does not: lock, check sizes.
+Covers: all per-element work of a server, without the GIL.      Does not: lock.
 Runs in: PS processes; importing it imports numba.      Threads: kernels may run at the same time on
-different buckets.
+different buckets or rows.
 
 `python -m ps.kernels --warm DIR` compiles everything into DIR, for environments that are packed
 once and unpacked on many hosts; set TFOS_KERNEL_CACHE=DIR there. Hosts with another CPU or Python
@@ -12,7 +12,8 @@ version compile for themselves.
 from __future__ import annotations
 
 import argparse
-import inspect
+import functools
+import itertools
 import os
 import sys
 import threading
@@ -25,100 +26,16 @@ import numba
 import numpy as np
 from numba import types
 
-from ps import kernel_cache, optimizers
+from ps import formulas, kernel_cache
+from ps.errors import ShapeError
 from ps.float_mode import flush_denormals, restore
-from ps.kernel_cache import kernel
-from ps.params import Descent, Manifest
+from ps.kernel_cache import inlined, kernel, kernel_of_distinct_arrays
+from ps.kernel_source import Loop
+from ps.optimizers import decays, every_rule, rule_of
+from ps.params import Manifest
+from ps.rules import Descent, RuleConfig
 
 Array = np.ndarray[Any, Any]
-
-_sgd = numba.njit(optimizers.sgd)
-_momentum = numba.njit(optimizers.momentum)
-_nesterov = numba.njit(optimizers.nesterov)
-_adagrad = numba.njit(optimizers.adagrad)
-_adam = numba.njit(optimizers.adam)
-_decay = numba.njit(optimizers.decay)
-_average = numba.njit(optimizers.average)
-_add = numba.njit(optimizers.add)
-
-
-@kernel
-def sgd(g: Array, v: Array, s: Array) -> None:
-    """Apply optimizers.sgd to a bucket."""
-    learning_rate = s[0]
-    mode = flush_denormals()
-    for i in range(v.size):
-        v[i] = _sgd(g[i], v[i], learning_rate)
-    restore(mode)
-
-
-@kernel
-def momentum(g: Array, v: Array, m: Array, s: Array) -> None:
-    """Apply optimizers.momentum to a bucket."""
-    learning_rate, beta = s[0], s[1]
-    mode = flush_denormals()
-    for i in range(v.size):
-        v[i], m[i] = _momentum(g[i], v[i], m[i], learning_rate, beta)
-    restore(mode)
-
-
-@kernel
-def nesterov(g: Array, v: Array, m: Array, s: Array) -> None:
-    """Apply optimizers.nesterov to a bucket."""
-    learning_rate, beta = s[0], s[1]
-    mode = flush_denormals()
-    for i in range(v.size):
-        v[i], m[i] = _nesterov(g[i], v[i], m[i], learning_rate, beta)
-    restore(mode)
-
-
-@kernel
-def adagrad(g: Array, v: Array, a: Array, s: Array) -> None:
-    """Apply optimizers.adagrad to a bucket."""
-    learning_rate, epsilon = s[0], s[1]
-    mode = flush_denormals()
-    for i in range(v.size):
-        v[i], a[i] = _adagrad(g[i], v[i], a[i], learning_rate, epsilon)
-    restore(mode)
-
-
-@kernel
-def adam(g: Array, v: Array, m: Array, u: Array, s: Array) -> None:
-    """Apply optimizers.adam to a bucket."""
-    alpha, rate_1, rate_2, epsilon = s[0], s[1], s[2], s[3]
-    mode = flush_denormals()
-    for i in range(v.size):
-        v[i], m[i], u[i] = _adam(g[i], v[i], m[i], u[i], alpha, rate_1, rate_2, epsilon)
-    restore(mode)
-
-
-@kernel
-def decay(v: Array, s: Array) -> None:
-    """Apply optimizers.decay to a bucket; s is (weight decay, learning rate)."""
-    weight_decay, learning_rate = s[0], s[1]
-    mode = flush_denormals()
-    for i in range(v.size):
-        v[i] = _decay(v[i], weight_decay, learning_rate)
-    restore(mode)
-
-
-@kernel
-def average(g: Array, v: Array, s: Array) -> None:
-    """Apply optimizers.average to a bucket; s is (number of pushers,)."""
-    num_pushers = s[0]
-    mode = flush_denormals()
-    for i in range(v.size):
-        v[i] = _average(g[i], v[i], num_pushers)
-    restore(mode)
-
-
-@kernel
-def add(g: Array, v: Array, _s: Array) -> None:
-    """Apply optimizers.add to a bucket."""
-    mode = flush_denormals()
-    for i in range(v.size):
-        v[i] = _add(g[i], v[i])
-    restore(mode)
 
 
 @kernel
@@ -160,17 +77,6 @@ def count_all_ones(bits: Array, mask: Array) -> int:
         count += (bits[i] & ones) == ones
     return count
 
-
-UPDATES: dict[str, Any] = {
-    "sgd": sgd,
-    "momentum": momentum,
-    "nesterov": nesterov,
-    "adagrad": adagrad,
-    "adam": adam,
-    "average": average,
-    "add": add,
-}
-"""Kernel of each `ps.optimizers.Rule.name`, called as (gradient, values, *slots, scalars)."""
 
 _EXPONENT: dict[np.dtype[Any], Array] = {
     np.dtype(np.float32): np.array([0x7F80_0000], np.uint32),
@@ -216,8 +122,103 @@ def reduce_weighted(out: Array, gradients: Sequence[Array], weights: Sequence[fl
         reduce_one = add_scaled
 
 
-def _signature(name: str, dtype: str) -> tuple[Any, tuple[Any, ...]]:
-    """Return a kernel and the one signature it is compiled for in this dtype.
+class RowUpdate:
+    """A rule's update of rows of a table, in place.
+
+    Args:
+        kernel: compiled from a `ps.kernel_source.Loop` over rows.
+        num_slots: of the rule.
+    """
+
+    def __init__(self, kernel: Any, num_slots: int) -> None:
+        self._kernel = kernel
+        self._num_arrays = 1 + num_slots
+
+    def __call__(self, slab: Array, rows: Array, grads: Array, scalars: Array) -> None:
+        """Apply one gradient to each of the rows; all or nothing.
+
+        Args:
+            slab: [capacity, dim * (1 + slots)], contiguous; a row is its value, then each slot.
+            rows: int64[n], distinct row numbers.
+            grads: [n, dim], contiguous, of the slab's dtype.
+            scalars: `ps.optimizers.scalars` in the slab's dtype.
+
+        Raises:
+            ShapeError: the arrays do not fit each other, or a row is not in the slab.
+        """
+        if len(rows) != len(grads) or slab.shape[1] != self._num_arrays * grads.shape[1]:
+            raise ShapeError(
+                f"{len(rows)} rows of a slab {list(slab.shape)} do not fit gradients "
+                f"{list(grads.shape)}; a row is {self._num_arrays} times as wide as its gradient"
+            )
+        bad = self._kernel(slab, rows, grads, scalars)
+        if bad >= 0:
+            raise ShapeError(
+                f"row {rows[bad]} is not in a table of {slab.shape[0]} rows; nothing was applied"
+            )
+
+
+def dense_for(config: RuleConfig, dtype: str) -> Any:
+    """Return a rule's compiled kernel for buckets: `update(g, v, *slots, scalars)`.
+
+    g, v and the slots are 1-d, contiguous, of one size and of `dtype`, and do not overlap; v and
+    the slots change. `ps.optimizers.rule_of` names the slots and tells where they start,
+    `ps.optimizers.scalars` makes the scalars.
+    """
+    return _loaded(Loop(rule_of(config), decays(config), over_rows=False).name, dtype)
+
+
+def sparse_for(config: RuleConfig, dtype: str) -> RowUpdate:
+    """Return a rule's compiled kernel for rows of a table.
+
+    Only the given rows are decayed and updated, while Keras's dense update moves every row at every
+    step. The two agree, for rows and rules that a gradient of zero does not move: SGD and Adagrad
+    always, Ftrl after a row's first update; with momentum, moving averages or weight decay this is
+    the lazy variant of the rule.
+    """
+    rule = rule_of(config)
+    return RowUpdate(
+        _loaded(Loop(rule, decays(config), over_rows=True).name, dtype), len(rule.slots)
+    )
+
+
+_HELPERS = {
+    "clip": clip,
+    "scale": scale,
+    "add_scaled": add_scaled,
+    "count_all_ones": count_all_ones,
+}
+_LOOPS = {
+    loop.name: loop
+    for loop in itertools.starmap(
+        Loop, itertools.product(every_rule(), (False, True), (False, True))
+    )
+}
+ALL_NAMES = (*_LOOPS, *_HELPERS)
+_DTYPES = ("float32", "float64")
+_compile_lock = threading.Lock()
+_inlined = functools.cache(inlined)
+
+
+@functools.cache
+def _dispatcher(name: str) -> Any:
+    """Return a kernel by its name; those of rules are written here, when first asked for."""
+    if name in _HELPERS:
+        return _HELPERS[name]
+    loop = _LOOPS[name]
+    namespace: dict[str, Any] = {
+        "__name__": __name__,  # numba imports the module by this name when it loads from its cache
+        "formula": _inlined(loop.rule.formula),
+        "decay": _inlined(formulas.decay),
+        "flush_denormals": flush_denormals,
+        "restore": restore,
+    }
+    exec(compile(loop.source(), "kernels.py", "exec"), namespace)
+    return kernel_of_distinct_arrays(namespace[name])
+
+
+def _signature(name: str, dtype: str) -> tuple[Any, ...]:
+    """Return the one signature for which a kernel is compiled in this dtype.
 
     Inputs are declared read-only, which numba lets writable arrays match as well.
     """
@@ -227,30 +228,26 @@ def _signature(name: str, dtype: str) -> tuple[Any, tuple[Any, ...]]:
     if name == "count_all_ones":
         unsigned = types.uint32 if dtype == "float32" else types.uint64
         bits = types.Array(unsigned, 1, "C", readonly=True)
-        return count_all_ones, (bits, bits)
-    if name == "decay":
-        return decay, (write, read)
-    if name in UPDATES:
-        update = UPDATES[name]
-        num_written = len(inspect.signature(update.py_func).parameters) - 2
-        return update, (read, *[write] * num_written, read)
-    return {"clip": clip, "scale": scale, "add_scaled": add_scaled}[name], (read, write, read)
-
-
-ALL_NAMES = (*UPDATES, "decay", "clip", "scale", "add_scaled", "count_all_ones")
-_DTYPES = ("float32", "float64")
-_compile_lock = threading.Lock()
+        return bits, bits
+    if name in _HELPERS:
+        return read, write, read
+    loop = _LOOPS[name]
+    if not loop.over_rows:
+        return read, *[write] * (1 + loop.num_slots), read
+    rows = types.Array(types.int64, 1, "C", readonly=True)
+    grads = types.Array(element, 2, "C", readonly=True)
+    return types.Array(element, 2, "C"), rows, grads, read
 
 
 def _names_for(manifest: Manifest) -> set[tuple[str, str]]:
     wanted: set[tuple[str, str]] = set()
     for group in manifest.groups:
-        names = {optimizers.rule_of(group.rule).name, "count_all_ones"}
+        loop = Loop(rule_of(group.rule), decays(group.rule), over_rows=False)
+        names = {loop.name, "count_all_ones"}
         if manifest.consistency == "sync":
             names |= {"scale", "add_scaled"}
-        if isinstance(group.rule, Descent):
-            names |= {"decay"} if group.rule.weight_decay else set()
-            names |= {"clip"} if group.rule.clipvalue else set()
+        if isinstance(group.rule, Descent) and group.rule.clipvalue:
+            names.add("clip")
         wanted |= {(name, group.dtype) for name in names}
     return wanted
 
@@ -258,12 +255,20 @@ def _names_for(manifest: Manifest) -> set[tuple[str, str]]:
 def warm(wanted: Iterable[tuple[str, str]]) -> int:
     """Load or compile kernels, by (name, dtype); return how many were not in memory yet."""
     with _compile_lock:
-        return sum(kernel_cache.load(*_signature(name, dtype)) for name, dtype in sorted(wanted))
+        return sum(
+            kernel_cache.load(_dispatcher(name), _signature(name, dtype))
+            for name, dtype in sorted(wanted)
+        )
 
 
 def warm_for(manifest: Manifest) -> int:
     """Load or compile what a shard of this manifest calls, before it says SERVING."""
     return warm(_names_for(manifest))
+
+
+def _loaded(name: str, dtype: str) -> Any:
+    warm([(name, dtype)])
+    return _dispatcher(name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,223 +1,308 @@
-"""Update rules as scalar formulas: one element in, one element out.
+"""What a rule needs around its formula: slots and where they start, and the scalars of one step.
 
-Covers: the formulas, their slots and the scalars that one step needs.      Does not: loop over
-arrays (ps.kernels compiles these functions into fused loops), lock, or know Keras.
+Covers: from a rule's settings (ps.rules) to its formula (ps.formulas), slots and scalars.
+Does not: loop over arrays (ps.kernels), lock, or know Keras.
 Pure; no numba here, so that clients may import it.
-
-Every formula repeats the order of float operations of keras.optimizers 3.15 on the TensorFlow
-backend, each operation rounded by itself, because that makes one worker equal to Keras bit for bit.
-A formula takes the pushed element g, the value v, its slots, then the step's scalars, all of the
-group's dtype, and returns the new value and slots.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ps import formulas
 from ps.errors import SettingsError
-from ps.params import SGD, Adagrad, Adam, Average, Descent, Hyper, RuleConfig
+from ps.params import Hyper
+from ps.rules import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    Add,
+    AMSGrad,
+    Average,
+    Descent,
+    Ftrl,
+    Lion,
+    Nadam,
+    RMSprop,
+    RuleConfig,
+)
 
-Scalar = Any
-"""One element: a numpy scalar when called from Python, a machine float inside a kernel."""
-
-
-def sgd(g: Scalar, v: Scalar, learning_rate: Scalar) -> Scalar:
-    """`v -= g * learning_rate`.
-
-    Slots: none.
-    Source: Robbins and Monro, A Stochastic Approximation Method, 1951. No departures.
-    """
-    return v - g * learning_rate
-
-
-def momentum(
-    g: Scalar, v: Scalar, m: Scalar, learning_rate: Scalar, beta: Scalar
-) -> tuple[Scalar, Scalar]:
-    """`m = m * beta - g * learning_rate; v += m`.
-
-    Slots: m, the shape of v, starts at 0.
-    Source: Polyak, Some methods of speeding up the convergence of iteration methods, 1964.
-    Departure, as in Keras: the learning rate is inside m, so a change of it acts with delay.
-    """
-    m = m * beta - g * learning_rate
-    return v + m, m
-
-
-def nesterov(
-    g: Scalar, v: Scalar, m: Scalar, learning_rate: Scalar, beta: Scalar
-) -> tuple[Scalar, Scalar]:
-    """`m = m * beta - g * learning_rate; v += m * beta - g * learning_rate`.
-
-    Slots: m, the shape of v, starts at 0.
-    Source: Sutskever et al., On the importance of initialization and momentum, ICML 2013. As in
-    Keras the gradient is the one at v, and the look-ahead is in the update.
-    """
-    step = g * learning_rate
-    m = m * beta - step
-    return v + (m * beta - step), m
-
-
-def adagrad(
-    g: Scalar, v: Scalar, a: Scalar, learning_rate: Scalar, epsilon: Scalar
-) -> tuple[Scalar, Scalar]:
-    """`a += g * g; v -= learning_rate * g / sqrt(a + epsilon)`.
-
-    Slots: a, the shape of v, starts at `initial_accumulator_value`.
-    Source: Duchi, Hazan and Singer, Adaptive Subgradient Methods, JMLR 2011.
-    Departures: as in Keras epsilon stands inside the root. In compiled functions TensorFlow takes
-    x * rsqrt(y) by an approximation of the CPU at hand for x / sqrt(y), so parity is 2 ulp of the
-    update there; eager Keras is equal bit for bit.
-    """
-    a = a + g * g
-    return v - (learning_rate * g) / np.sqrt(a + epsilon), a
-
-
-def adam(  # noqa: PLR0913 - the operands of the formula
-    g: Scalar,
-    v: Scalar,
-    m: Scalar,
-    u: Scalar,
-    alpha: Scalar,
-    rate_1: Scalar,
-    rate_2: Scalar,
-    epsilon: Scalar,
-) -> tuple[Scalar, Scalar, Scalar]:
-    """`m += (g - m) * rate_1; u += (g*g - u) * rate_2; v -= m * alpha / (sqrt(u) + epsilon)`.
-
-    With rate_i = 1 - beta_i and alpha = learning_rate * sqrt(1 - beta_2^t) / (1 - beta_1^t), where
-    t counts steps from 1.
-
-    Slots: m and u, the shape of v, start at 0.
-    Source: Kingma and Ba, Adam, ICLR 2015; epsilon is the "epsilon hat" of its section 2, as in
-    Keras. Departure: t counts the updates of a bucket, which are the steps unless pushes of it
-    were refused.
-    """
-    m = m + (g - m) * rate_1
-    u = u + (g * g - u) * rate_2
-    return v - (m * alpha) / (np.sqrt(u) + epsilon), m, u
-
-
-def decay(v: Scalar, weight_decay: Scalar, learning_rate: Scalar) -> Scalar:
-    """`v -= v * (weight_decay * learning_rate)`, before the rule's own update.
-
-    Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019. As in Keras
-    every optimizer takes it, and AdamW is Adam with it. Departures: no parameter is excluded; Keras
-    writes (v * weight_decay) * learning_rate, which TensorFlow's graph optimizer turns into this,
-    except for parameters of shape (), where the last bit may differ.
-    """
-    return v - v * (weight_decay * learning_rate)
-
-
-def average(p: Scalar, v: Scalar, num_pushers: Scalar) -> Scalar:
-    """`v += (p - v) / num_pushers`, a running mean over the statistics p that workers push.
-
-    With one pusher, and in sync mode where p already is the mean, ps.dense copies: v = p exactly.
-    Slots: none.  Source: exponential moving average; Keras has no counterpart.
-    """
-    return v + (p - v) / num_pushers
-
-
-def add(p: Scalar, v: Scalar) -> Scalar:
-    """`v += p`.
-
-    Slots: none.  Source: Smola and Narayanamurthy, An Architecture for Parallel Topic Models, 2010.
-    """
-    return v + p
+Array = np.ndarray[Any, Any]
+Number = Any
+"""A numpy scalar of a group's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a formula needs around it."""
+    """A formula and what stands around it."""
 
-    name: str
-    """Names the formula here and its loop in ps.kernels."""
+    formula: Callable[..., Any]
+    """A function of ps.formulas: (g, v, *slots, *scalars) -> value, or (value, *slots)."""
     slots: tuple[str, ...] = ()
     """Arrays of the values' shape and dtype that stay with the values on the server."""
-    slot_init: float = 0.0
-    step_scalars: tuple[str, ...] = ()
-    """Scalars that change with the step and may come with the push (`Hyper.scalars`)."""
+    slot_starts: tuple[float, ...] = ()
+    """What each slot is filled with."""
     constants: tuple[float, ...] = ()
-    """Scalars of the formula after the first, in double precision; cast to the dtype on use."""
+    """The formula's last scalars, in double precision; cast to the dtype on use."""
+    step_scalars: tuple[str, ...] = ()
+    """Scalars that need powers of the step and may come with the push (`Hyper.scalars`)."""
+
+    @property
+    def name(self) -> str:
+        """The formula's name."""
+        return self.formula.__name__
+
+    @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """Names of the formula's scalars, in order: those of the step first, then constants."""
+        parameters = inspect.signature(self.formula).parameters
+        return tuple(parameters)[2 + len(self.slots) :]
 
 
 def _single(setting: float) -> float:
-    """Round a setting as Keras does, which passes these through float32 for float64 too."""
+    """Round a setting as Keras does where it casts it: through float32, for float64 too."""
     return float(np.float32(setting))
+
+
+def _zeros(formula: Callable[..., Any], *slots: str, **more: Any) -> Rule:
+    return Rule(formula, slots, (0.0,) * len(slots), **more)
+
+
+def _sgd(config: SGD) -> Rule:
+    if config.momentum == 0:
+        return Rule(formulas.sgd)
+    formula = formulas.nesterov if config.nesterov else formulas.momentum
+    return _zeros(formula, "momentum", constants=(_single(config.momentum),))
+
+
+def _adagrad(config: Adagrad) -> Rule:
+    start = _single(config.initial_accumulator_value)
+    return Rule(formulas.adagrad, ("accumulator",), (start,), (config.epsilon,))
+
+
+def _rmsprop(config: RMSprop) -> Rule:
+    moves = config.momentum > 0
+    constants: tuple[float, ...] = (config.rho, 1 - config.rho, config.epsilon)
+    slots = ["velocity"]
+    if moves:
+        constants = (*constants, config.momentum)
+        slots.append("momentum")
+    if config.centered:
+        slots.append("average_gradient")
+    formula = _RMSPROPS[moves, config.centered]
+    return _zeros(formula, *slots, constants=constants)
+
+
+_RMSPROPS: dict[tuple[bool, bool], Callable[..., Any]] = {
+    (False, False): formulas.rmsprop,
+    (True, False): formulas.rmsprop_momentum,
+    (False, True): formulas.rmsprop_centered,
+    (True, True): formulas.rmsprop_centered_momentum,
+}
+
+
+def _adadelta(config: Adadelta) -> Rule:
+    constants = (config.rho, 1 - config.rho, config.epsilon)
+    slots = ("accumulated_grad", "accumulated_delta_var")
+    return _zeros(formulas.adadelta, *slots, constants=constants)
+
+
+def _adam(config: Adam) -> Rule:
+    rates = (1 - config.beta_1, 1 - config.beta_2, config.epsilon)
+    slots: tuple[str, ...] = ("momentum", "velocity")
+    formula: Callable[..., Any] = formulas.adam
+    if isinstance(config, AMSGrad):
+        slots, formula = (*slots, "velocity_hat"), formulas.amsgrad
+    return _zeros(formula, *slots, constants=rates, step_scalars=("alpha",))
+
+
+def _adamax(config: Adamax) -> Rule:
+    constants = (1 - config.beta_1, config.beta_2, config.epsilon)
+    names = ("correction",)
+    return _zeros(formulas.adamax, "momentum", "norm", constants=constants, step_scalars=names)
+
+
+def _nadam(config: Nadam) -> Rule:
+    rates = (1 - _single(config.beta_1), 1 - _single(config.beta_2))
+    constants = (*rates, config.epsilon)
+    names = ("ahead", "rest_ahead", "now", "rest_now", "correction")
+    return _zeros(formulas.nadam, "momentum", "velocity", constants=constants, step_scalars=names)
+
+
+def _ftrl(config: Ftrl) -> Rule:
+    slots = ("accumulator", "linear")
+    starts = (_single(config.initial_accumulator_value), 0.0)
+    constants = (
+        config.l1_regularization_strength,
+        2 * config.l2_shrinkage_regularization_strength,
+    )
+    if config.learning_rate_power == -0.5:
+        return Rule(formulas.ftrl, slots, starts, constants)
+    return Rule(formulas.ftrl_power, slots, starts, (*constants, -config.learning_rate_power))
+
+
+def _lion(config: Lion) -> Rule:
+    beta_1, beta_2 = _single(config.beta_1), _single(config.beta_2)
+    constants = (beta_1, 1 - beta_1, beta_2, 1 - beta_2)
+    return _zeros(formulas.lion, "momentum", constants=constants)
+
+
+_RULES: dict[type, Callable[[Any], Rule]] = {
+    SGD: _sgd,
+    Adagrad: _adagrad,
+    RMSprop: _rmsprop,
+    Adadelta: _adadelta,
+    Adam: _adam,  # and AdamW, AMSGrad
+    Adamax: _adamax,
+    Nadam: _nadam,
+    Ftrl: _ftrl,
+    Lion: _lion,
+}
 
 
 def rule_of(config: RuleConfig) -> Rule:
     """Return the rule that a configuration means."""
-    if isinstance(config, Adam):  # and AdamW
-        rates = (1 - config.beta_1, 1 - config.beta_2, config.epsilon)
-        return Rule("adam", ("momentum", "velocity"), step_scalars=("alpha",), constants=rates)
-    if isinstance(config, Adagrad):
-        initial = _single(config.initial_accumulator_value)
-        return Rule("adagrad", ("accumulator",), initial, constants=(config.epsilon,))
-    if isinstance(config, SGD):
-        if config.momentum == 0:
-            return Rule("sgd")
-        name = "nesterov" if config.nesterov else "momentum"
-        return Rule(name, ("momentum",), constants=(_single(config.momentum),))
-    return Rule("average" if isinstance(config, Average) else "add")
+    for kind, make in _RULES.items():
+        if isinstance(config, kind):
+            return make(config)
+    return Rule(formulas.average if isinstance(config, Average) else formulas.add)
 
 
-def adam_alpha(config: Adam, learning_rate: float, step: int, dtype: np.dtype[Any]) -> Scalar:
+def every_rule() -> tuple[Rule, ...]:
+    """Return one rule for each formula."""
+    configs: tuple[RuleConfig, ...] = (
+        SGD(),
+        SGD(momentum=0.9),
+        SGD(momentum=0.9, nesterov=True),
+        Adagrad(),
+        RMSprop(),
+        RMSprop(momentum=0.9),
+        RMSprop(centered=True),
+        RMSprop(momentum=0.9, centered=True),
+        Adadelta(),
+        Adam(),
+        AMSGrad(),
+        Adamax(),
+        Nadam(),
+        Ftrl(),
+        Ftrl(learning_rate_power=-1.0),
+        Lion(),
+        Average(),
+        Add(),
+    )
+    return tuple(map(rule_of, configs))
+
+
+def decays(config: RuleConfig) -> bool:
+    """Whether the values shrink before each update."""
+    return isinstance(config, Descent) and bool(config.weight_decay)
+
+
+def adam_alpha(config: Adam, learning_rate: float, step: int, dtype: np.dtype[Any]) -> Number:
     """Return Adam's step size, rounded after each operation in `dtype` as Keras does.
 
     The powers are taken in double precision and rounded once, as the C library's powf does; where
     TensorFlow's differs in the last bit of a power, alpha differs too.
     """
     number = dtype.type
+    rest_2 = _rest(config.beta_2, step, dtype)
+    return number(learning_rate) * np.sqrt(rest_2) / _rest(config.beta_1, step, dtype)
+
+
+def _rest(beta: float, step: int, dtype: np.dtype[Any]) -> Number:
+    """Return 1 - beta^step."""
+    number = dtype.type
+    return number(1) - number(math.pow(_single(beta), step))
+
+
+def _nadam_scalars(config: Nadam, step: int, dtype: np.dtype[Any]) -> tuple[Number, ...]:
+    number = dtype.type
+    beta, base = _single(config.beta_1), _single(0.96)
+    factors = 1 - 0.5 * np.power(base, np.arange(1, min(step, 1000) + 1))  # the rest are 1
+    now, ahead = (number(beta * (1 - 0.5 * math.pow(base, t))) for t in (step, step + 1))
+    product = number(math.pow(beta, step) * float(np.prod(factors)))
     one = number(1)
-    power_1 = number(math.pow(_single(config.beta_1), step))
-    power_2 = number(math.pow(_single(config.beta_2), step))
-    return number(learning_rate) * np.sqrt(one - power_2) / (one - power_1)
+    correction = _rest(config.beta_2, step, dtype)
+    return ahead, one - product * ahead, one - now, one - product, correction
 
 
-def decay_scalars(
-    config: RuleConfig, hyper: Hyper, dtype: np.dtype[Any]
-) -> np.ndarray[Any, Any] | None:
-    """Return (weight decay, learning rate) for the rules that decay, else None."""
-    weight_decay = config.weight_decay if isinstance(config, Descent) else None
-    if not weight_decay:
-        return None
-    return np.array((_single(weight_decay), hyper.learning_rate), dtype)
+def powers(
+    config: RuleConfig, learning_rate: float, step: int, dtype: np.dtype[Any]
+) -> tuple[Number, ...]:
+    """Return the scalars that `Rule.step_scalars` names, for update number `step` (from 1)."""
+    if isinstance(config, Adam):
+        return (adam_alpha(config, learning_rate, step, dtype),)
+    if isinstance(config, Adamax):
+        return (_rest(config.beta_1, step, dtype),)
+    if isinstance(config, Nadam):
+        return _nadam_scalars(config, step, dtype)
+    return ()
+
+
+def _ftrl_l2(config: Ftrl, learning_rate: float, dtype: np.dtype[Any]) -> Number:
+    number = dtype.type
+    if learning_rate == 0:
+        raise SettingsError("Ftrl divides by the learning rate, which is 0; end the schedule above")
+    strength = number(config.l2_regularization_strength)
+    return number(2) * (strength + number(config.beta) / (number(2) * number(learning_rate)))
+
+
+def scalars(
+    config: RuleConfig,
+    learning_rate: float,
+    step: int,
+    dtype: np.dtype[Any],
+    given: Sequence[float] = (),
+) -> Array:
+    """Return the scalars of one step, as the dense and the sparse kernel of the rule take them.
+
+    Args:
+        config: the rule's settings.
+        learning_rate: of this step.
+        step: this update's number, from 1; unused where `given` replaces what depends on it.
+        dtype: the parameters' dtype.
+        given: values for `Rule.step_scalars`, or none to compute them from `step`.
+
+    Returns:
+        1-d array of `dtype`: those of the step, the rule's constants, then for rules that decay
+        (weight decay, learning rate). Empty for average and add.
+
+    Raises:
+        SettingsError: another number of scalars given than the rule has; a rate of 0 with Ftrl.
+    """
+    if not isinstance(config, Descent):
+        return np.empty(0, dtype)
+    rule = rule_of(config)
+    if given and len(given) != len(rule.step_scalars):
+        wanted = ", ".join(rule.step_scalars) or "none"
+        raise SettingsError(f"{rule.name} takes the step scalars: {wanted}; got {tuple(given)!r}")
+    lead = [*(given or powers(config, learning_rate, step, dtype))]
+    if not isinstance(config, Adam):  # whose alpha contains the rate
+        lead.insert(0, learning_rate)
+    if isinstance(config, Ftrl):
+        lead.append(_ftrl_l2(config, learning_rate, dtype))
+    tail = (_single(config.weight_decay), learning_rate) if config.weight_decay else ()
+    return np.array((*lead, *rule.constants, *tail), dtype)
 
 
 def step_scalars(
     config: RuleConfig, group: str, hyper: Hyper, step: int, dtype: np.dtype[Any]
-) -> np.ndarray[Any, Any]:
-    """Return the scalars of one step in the order in which the rule's formula takes them.
-
-    Args:
-        config: the group's rule.
-        group: its name, the key into `hyper.scalars`.
-        hyper: what came with the push.
-        step: this update's number, from 1; used only where `hyper` brings no scalars.
-        dtype: the group's dtype.
-
-    Returns:
-        1-d array of `dtype`; empty for the rules that take none (average, add).
+) -> Array:
+    """Return `scalars` for a push to a group of the manifest.
 
     Raises:
-        SettingsError: `hyper.scalars` has another number of scalars than the rule.
+        SettingsError: `hyper.scalars` does not fit the rule.
     """
-    rule = rule_of(config)
-    if rule.name in ("average", "add"):
-        return np.empty(0, dtype)
     given = (hyper.scalars or {}).get(group, ())
-    if given and len(given) != len(rule.step_scalars):
-        wanted = ", ".join(rule.step_scalars) or "none"
-        raise SettingsError(
-            f"group {group!r} ({rule.name}) takes the step scalars: {wanted}; got {given!r}"
-        )
-    lead: Scalar = hyper.learning_rate
-    if given:
-        lead = given[0]
-    elif isinstance(config, Adam):
-        lead = adam_alpha(config, hyper.learning_rate, step, dtype)
-    return np.array((lead, *rule.constants), dtype)
+    try:
+        return scalars(config, hyper.learning_rate, step, dtype, given)
+    except SettingsError as error:
+        raise SettingsError(f"group {group!r}: {error.message}") from None

@@ -1,7 +1,7 @@
 """What the parameters are: groups, their rule, the flat layout, and what travels with a push.
 
 Covers: the manifest that all sides must agree on, and the cut of its flat buffers into buckets.
-Does not: hold values (ps.dense), compute (ps.optimizers, ps.kernels). Pure; no numba, no threads.
+Does not: hold values (ps.dense), know a rule's settings (ps.rules). Pure; no numba, no threads.
 
 All parameters of a group stand in one flat buffer, in order, without padding. Buckets cut that
 buffer into pieces of `bucket_bytes`, never across groups; their ids count through all groups.
@@ -19,6 +19,61 @@ import msgspec
 import numpy as np
 
 from ps.errors import ManifestMismatch, SettingsError
+from ps.rules import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Add,
+    AMSGrad,
+    Average,
+    Descent,
+    Ftrl,
+    Lion,
+    Nadam,
+    RMSprop,
+    RuleConfig,
+)
+
+__all__ = [  # with the rules, so that a manifest needs one import
+    "MAX_BUCKETS",
+    "MAX_BUCKET_BYTES",
+    "MAX_GROUP_BYTES",
+    "MAX_NAME_LENGTH",
+    "MAX_PARAMS",
+    "MAX_RANK",
+    "MAX_SCALAR",
+    "MIN_BUCKET_BYTES",
+    "SGD",
+    "UNREADABLE",
+    "AMSGrad",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Add",
+    "Average",
+    "Bucket",
+    "BucketId",
+    "DType",
+    "Descent",
+    "Ftrl",
+    "GroupLayout",
+    "GroupSpec",
+    "Hyper",
+    "Layout",
+    "Lion",
+    "Manifest",
+    "Nadam",
+    "ParamSpec",
+    "RMSprop",
+    "RuleConfig",
+    "ServerRank",
+    "WorkerRank",
+]
 
 BucketId = NewType("BucketId", int)
 ServerRank = NewType("ServerRank", int)
@@ -41,88 +96,6 @@ MAX_BUCKETS = 1 << 20
 MAX_STALENESS_BOUND = 1 << 32
 MAX_SCALAR = float(np.finfo(np.float32).max)
 """Above it a scalar is infinite in float32, and so is every value that it touches."""
-
-
-def _check_range(rule: str, name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # also false for NaN
-        raise SettingsError(f"{rule}: {name} must be in [{low:g}, {high:g}], got {value!r}")
-
-
-class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
-    """Settings that every optimizer of Keras has."""
-
-    weight_decay: float | None = None
-    """Decoupled decay: before the update v -= v * weight_decay * learning_rate. None: no decay."""
-    clipvalue: float | None = None
-    """Each element of the gradient is cut to [-clipvalue, clipvalue]. None or 0: not clipped."""
-    clipnorm: float | None = None
-    """Each parameter's gradient is scaled down to this norm. None or 0: not clipped."""
-    global_clipnorm: float | None = None
-    """The whole gradient is scaled down to this norm. None or 0: not clipped."""
-
-    def __post_init__(self) -> None:
-        for name in ("weight_decay", "clipvalue", "clipnorm", "global_clipnorm"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_range(type(self).__name__, name, value, 0.0, math.inf)
-
-
-class SGD(Descent, frozen=True, kw_only=True, tag="sgd"):
-    """Gradient descent; see ps.optimizers.sgd, momentum, nesterov."""
-
-    momentum: float = 0.0
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_range("SGD", "momentum", self.momentum, 0.0, 1.0)
-
-
-class Adagrad(Descent, frozen=True, kw_only=True, tag="adagrad"):
-    """See ps.optimizers.adagrad."""
-
-    epsilon: float = 1e-7
-    initial_accumulator_value: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_range("Adagrad", "epsilon", self.epsilon, 0.0, 1e30)
-        initial = self.initial_accumulator_value
-        _check_range("Adagrad", "initial_accumulator_value", initial, 0.0, 1e30)
-
-
-class Adam(Descent, frozen=True, kw_only=True, tag="adam"):
-    """See ps.optimizers.adam."""
-
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        name = type(self).__name__
-        for beta in ("beta_1", "beta_2"):
-            value = getattr(self, beta)
-            if not 0.0 <= value < 1.0:
-                raise SettingsError(f"{name}: {beta} must be in [0, 1), got {value!r}")
-        _check_range(name, "epsilon", self.epsilon, 0.0, 1e30)
-
-
-class AdamW(Adam, frozen=True, kw_only=True, tag="adamw"):
-    """Adam with decoupled weight decay; see ps.optimizers.adam and decay."""
-
-    weight_decay: float | None = 0.004
-
-
-class Average(msgspec.Struct, frozen=True, tag_field="rule", tag="average"):
-    """Statistics, not gradients, are pushed; see ps.optimizers.average."""
-
-
-class Add(msgspec.Struct, frozen=True, tag_field="rule", tag="add"):
-    """The pushed values are added; see ps.optimizers.add."""
-
-
-RuleConfig = SGD | Adagrad | Adam | AdamW | Average | Add
 
 
 class ParamSpec(msgspec.Struct, frozen=True):
