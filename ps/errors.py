@@ -8,6 +8,8 @@ PSError
 ├── PushError                the server refused one push         → its state is unchanged
 │   ├── ShapeError           size or dtype of a tensor is wrong
 │   ├── NonFiniteGradient    NaN or infinity in a bucket
+│   ├── IdError              an id that its table does not take
+│   ├── TableFull            a table has no room for new rows
 │   ├── StaleIncarnation     a newer attempt of this worker is registered
 │   └── SequenceGap          a push is missing before this one
 ├── WorkerLost               a sync barrier lost a member        → restart with the remaining
@@ -90,6 +92,18 @@ class NonFiniteGradient(PushError):
     """A pushed bucket holds NaN or infinity; that bucket was left as it was."""
 
     code = "non_finite"
+
+
+class IdError(PushError):
+    """An id that its table does not take: wrong type, out of range, or twice in one push."""
+
+    code = "id"
+
+
+class TableFull(PushError):
+    """A table has no room for the rows of new ids; the message says how many it holds."""
+
+    code = "table_full"
 
 
 class StaleIncarnation(PushError):

@@ -1,0 +1,261 @@
+"""One segment of a table: its rows, their ids, and everything that changes them, under one lock.
+
+Covers: lookup, push with creation of rows, eviction by age, copying rows out and in.
+Does not: know servers or requests (ps.table, ps.table_serving), compile (ps.table_kernels).
+Runs in: PS processes.
+
+Threads: any; the caller of every method holds `lock`, which guards everything.
+Compiled loops run without the GIL, so segments work in parallel.
+
+Rows are numbered 0, 1, 2, … without holes: an evicted row's place is taken by the last one. A row
+is `[value | slot | slot …]` in one piece of memory; id and version stand beside it.
+
+Every push gets the next `version`, and its rows remember it. So a row's version says what has
+changed since a checkpoint, which rows were pushed least recently, and (ps.table_ages) for how long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ps import table_kernels
+from ps.errors import IdError, TableFull
+from ps.growing_array import GrowingArray
+from ps.hash_index import HashIndex
+from ps.table_admission import Doorman
+from ps.table_ages import Ages
+from ps.table_init import initialize, key_of, recipe_of
+from ps.table_quota import Quota
+from ps.table_spec import TableSpec
+
+Array = np.ndarray[Any, Any]
+Update = Callable[[Array, Array, Array], None]
+"""Applies gradients to rows of a slab: (slab, rows, gradients)."""
+
+EVICTED_SHARE = 16
+"""A full segment gives up a 16th of its rows at once: finding the oldest costs a pass over all."""
+
+
+class Pushed(NamedTuple):
+    """What a push did to a segment."""
+
+    added: int = 0
+    refused: int = 0
+    """Ids that were not admitted; their gradients were dropped."""
+    evicted: int = 0
+
+
+class Batch(NamedTuple):
+    """Rows on their way out of a table or into one; arrays of their own."""
+
+    ids: Array
+    """int64[n]; for a table of uint64 ids their bits."""
+    rows: Array
+    """[n, dim * (1 + slots)]: each row its value, then each slot."""
+    versions: Array
+    """int64[n]: the push that changed the row last."""
+
+
+class Segment:
+    """Rows of one segment.
+
+    Args:
+        spec: the table.
+        slot_starts: what each optimizer slot of a new row is filled with.
+        quota: rows that the segments of one server may have together.
+        clock: seconds that only grow; for the time to live.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        slot_starts: Sequence[float],
+        quota: Quota,
+        clock: Callable[[], float],
+    ) -> None:
+        self.lock = threading.Lock()
+        self.num_rows = 0
+        self.version = 0
+        """Pushes so far; also the step of the rule."""
+        self._spec = spec
+        self._slot_starts = np.repeat(np.array(slot_starts, spec.dtype), spec.dim)
+        self._quota = quota
+        self._doorman = Doorman(spec)
+        self._ages = Ages(spec.ttl_s, clock)
+        self._recipe = recipe_of(spec.initializer, spec.dim)
+        self._key = key_of(spec.seed)
+        self._reads_zeros = spec.admission.is_selective and spec.admission.unknown == "zeros"
+        self._slab = GrowingArray(np.dtype(spec.dtype), spec.dim * (1 + len(slot_starts)))
+        self._ids = GrowingArray(np.dtype(np.int64))
+        self._versions = GrowingArray(np.dtype(np.int64))
+        self._index = HashIndex()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows with their ids, versions and index."""
+        row_nbytes = self._slab.row_nbytes + self._ids.row_nbytes + self._versions.row_nbytes
+        return self.num_rows * row_nbytes + self._index.nbytes + self._doorman.nbytes
+
+    def lookup(self, ids: Array, out: Array) -> int:
+        """Write the values of these ids to `out`; returns how many have no row.
+
+        Nothing changes: an id without a row gets the values that it would start with, or zeros if
+        the table chooses whom to admit and says so.
+        """
+        rows = np.empty(ids.size, np.int64)
+        missing = self._index.find(self._ids.rows, ids, rows)
+        table_kernels.gather(self._slab.rows, rows, out)
+        if missing:
+            (places,) = np.nonzero(rows < 0)
+            if self._reads_zeros:
+                out[places] = 0
+            else:
+                initialize(out, places, ids[places], self._recipe, self._key)
+        return missing
+
+    def push(self, ids: Array, grads: Array, update: Update) -> Pushed:
+        """Make the rows that are missing and admitted, then update all: all of it or nothing.
+
+        Args:
+            ids: each once.
+            grads: one row per id, finite.
+            update: the rule with this push's scalars.
+
+        Raises:
+            TableFull: there is no room for the new rows, and the table does not evict.
+            IdError: an id occurs twice.
+        """
+        evicted = self._evict_old()
+        self.version += 1
+        rows = np.empty(ids.size, np.int64)
+        missing = self._index.find(self._ids.rows, ids, rows)
+        self._refuse_repeated(ids, table_kernels.mark(self._versions.rows, rows, self.version))
+        added = 0
+        if missing:
+            wanted = self._admitted(ids[rows < 0])
+            added = wanted.size
+            evicted += self._add(wanted)
+            # Again for all: making room moves rows, and only now the new ones are there.
+            refused = self._index.find(self._ids.rows, ids, rows)
+            if refused:
+                rows, grads = rows[rows >= 0], grads[rows >= 0]
+        update(self._slab.rows, rows, grads)
+        return Pushed(added, missing - added, evicted)
+
+    def dump(self, stop: int, max_rows: int, since_version: int = 0) -> tuple[Batch, int]:
+        """Copy the rows below `stop` that were changed after `since_version`, from the last on.
+
+        Backwards, because eviction moves rows to lower numbers only: a row that is moved between
+        two batches may come twice, the newer copy later, but is never left out.
+
+        Returns:
+            The rows of up to `max_rows` row numbers, and the next `stop`; 0 when there are no more.
+        """
+        stop = min(stop, self.num_rows)
+        start = max(0, stop - max_rows)
+        versions = self._versions.rows[start:stop]
+        chosen = np.nonzero(versions > since_version)[0] + start
+        columns = (self._ids, self._slab, self._versions)
+        return Batch(*(column.rows[chosen] for column in columns)), start
+
+    def load(self, batch: Batch) -> None:
+        """Take over rows as `dump` gave them, over those that are there.
+
+        Raises:
+            TableFull: they do not fit; rows of this batch may be there with their first values.
+            IdError: an id occurs twice in the batch.
+        """
+        rows = np.empty(batch.ids.size, np.int64)
+        if self._index.find(self._ids.rows, batch.ids, rows):
+            missing = batch.ids[rows < 0]
+            self._refuse_repeated_missing(missing)
+            self._add(missing)
+            self._index.find(self._ids.rows, batch.ids, rows)
+        self._slab.rows[rows] = batch.rows
+        self._versions.rows[rows] = batch.versions
+        self.version = max(self.version, int(batch.versions.max(initial=0)))
+        self._ages.restart()
+
+    def _admitted(self, missing: Array) -> Array:
+        self._refuse_repeated_missing(missing)
+        if not self._spec.admission.is_selective:
+            return missing
+        return missing[self._doorman.admit(missing, self.version)]
+
+    def _add(self, ids: Array) -> int:
+        """Make rows with their first values; returns how many others were evicted for them."""
+        if not ids.size:
+            return 0
+        evicted = self._take(ids.size)
+        start, stop = self.num_rows, self.num_rows + ids.size
+        try:
+            for column in (self._slab, self._ids, self._versions):
+                column.reserve(stop)
+            self._ids.rows[start:stop] = ids
+            self._index.add(self._ids.rows, stop)
+        except MemoryError as error:
+            self._quota.give(ids.size)
+            raise TableFull(
+                f"table {self._spec.name!r}: {error}; lower max_rows or max_bytes, or add servers"
+            ) from error
+        self.num_rows = stop
+        self._versions.rows[start:stop] = self.version
+        initialize(self._slab.rows, np.arange(start, stop), ids, self._recipe, self._key)
+        self._slab.rows[start:stop, self._spec.dim :] = self._slot_starts
+        return evicted
+
+    def _take(self, num_rows: int) -> int:
+        """Take so many rows from the quota, evicting others if the table does that."""
+        evicted = 0
+        while lacking := self._quota.take(num_rows):
+            oldest = self._oldest(lacking) if self._spec.when_full == "lru" else ()
+            if not len(oldest):
+                raise self._quota.full(self._spec, num_rows)
+            evicted += self._evict(np.asarray(oldest))
+        return evicted
+
+    def _oldest(self, num_rows: int) -> Array:
+        """Return rows that were pushed least recently, at least so many if there are."""
+        versions = self._versions.rows[: self.num_rows]
+        (others,) = np.nonzero(versions < self.version)
+        wanted = min(others.size, max(num_rows, self.num_rows // EVICTED_SHARE))
+        if not wanted:
+            return others
+        order = np.argpartition(versions[others], wanted - 1)[:wanted]
+        return np.sort(others[order])
+
+    def _evict_old(self) -> int:
+        """Drop the rows that have outlived the time to live."""
+        outlived = self._ages.outlived(self.version)
+        if outlived is None:
+            return 0
+        return self._evict(np.nonzero(self._versions.rows[: self.num_rows] <= outlived)[0])
+
+    def _evict(self, victims: Array) -> int:
+        if not victims.size:
+            return 0
+        slots = self._index.settled(self._ids.rows)
+        stop = self.num_rows
+        ids, versions = self._ids.rows[:stop], self._versions.rows[:stop]
+        left = int(table_kernels.evict(slots, ids, versions, self._slab.rows, victims))
+        self._index.removed(left)
+        self._quota.give(stop - left)
+        self.num_rows = left
+        return stop - left
+
+    def _refuse_repeated_missing(self, missing: Array) -> None:
+        ordered, counts = np.unique(missing, return_counts=True)
+        if ordered.size < missing.size:
+            self._refuse_repeated(ordered, int(counts.argmax()))
+
+    def _refuse_repeated(self, ids: Array, place: int) -> None:
+        if place >= 0:
+            raise IdError(
+                f"table {self._spec.name!r}: id {int(ids[place])} occurs twice in one push; sum "
+                "the gradients of equal ids first, as ps.table_client does",
+                {"table": self._spec.name, "id": str(int(ids[place]))},
+            )

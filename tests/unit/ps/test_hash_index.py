@@ -1,0 +1,113 @@
+"""The index against a dictionary, with hostile ids, while it grows and while rows go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps import hash_index, table_kernels
+from ps.hash_index import HashIndex
+
+IDS = st.integers(-(2**63), 2**63 - 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels() -> None:
+    table_kernels.warm_server(["float32"])
+
+
+def unmixed(bits: int) -> int:
+    """The id whose hash is `bits`: the index's hash backwards."""
+    number = bits
+    number ^= (number >> 31) ^ (number >> 62)
+    number = number * pow(0x94D049BB133111EB, -1, 2**64) % 2**64
+    number ^= (number >> 27) ^ (number >> 54)
+    number = number * pow(0xBF58476D1CE4E5B9, -1, 2**64) % 2**64
+    number ^= (number >> 30) ^ (number >> 60)
+    return number - 2**64 if number >= 2**63 else number
+
+
+class Model:
+    """An index, its column of ids, and what it should answer."""
+
+    def __init__(self) -> None:
+        self.index = HashIndex()
+        self.ids = np.zeros(1 << 16, np.int64)
+        self.num_rows = 0
+
+    def add(self, ids) -> None:
+        known = set(self.ids[: self.num_rows].tolist())
+        new = [number for number in dict.fromkeys(ids) if number not in known]
+        stop = self.num_rows + len(new)
+        self.ids[self.num_rows : stop] = new
+        self.index.add(self.ids, stop)
+        self.num_rows = stop
+
+    def remove(self, rows) -> None:
+        slots = self.index.settled(self.ids)
+        live, stop = self.ids[: self.num_rows], self.num_rows
+        versions, slab = np.arange(stop), np.zeros((stop, 2), np.float32)
+        slab[:, 0] = versions
+        self.num_rows = table_kernels.evict(slots, live, versions, slab, np.array(rows, np.int64))
+        self.index.removed(self.num_rows)
+        assert (slab[: self.num_rows, 0] == versions[: self.num_rows]).all()
+
+    def check(self, absent=()) -> None:
+        live = self.ids[: self.num_rows]
+        assert np.array_equal(self.rows_of(live), np.arange(self.num_rows))
+        strangers = [number for number in absent if number not in set(live.tolist())]
+        assert (self.rows_of(np.array(strangers, np.int64)) == -1).all()
+
+    def rows_of(self, ids):
+        rows = np.full(ids.size, -2)
+        missing = self.index.find(self.ids, ids, rows)
+        assert missing == (rows < 0).sum()
+        return rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.lists(IDS, max_size=60), st.sets(st.integers(0, 200))), max_size=8))
+def test_it_answers_as_a_dictionary_while_ids_come_and_go(steps):
+    model = Model()
+    seen: list[int] = []
+    for ids, places in steps:
+        seen += ids
+        model.add(ids)
+        model.check(seen)
+        model.remove(sorted(place for place in places if place < model.num_rows))
+        model.check(seen)
+
+
+def test_ids_with_one_hash_but_for_a_bit_are_kept_apart():
+    same_slot = [unmixed(k << 52) for k in range(500)]  # equal in every bit of slot and tag
+    model = Model()
+    model.add(same_slot[:400])
+    model.check(same_slot)
+    model.remove(range(0, 400, 2))
+    assert model.num_rows == 200
+    model.check(same_slot)
+
+
+def test_nothing_is_lost_while_it_grows_in_steps(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hash_index, "MOVED_AT_ONCE", 5)
+    model, random = Model(), np.random.default_rng(0)
+    for _ in range(40):
+        model.add(random.integers(-(2**63), 2**63, 50).tolist())
+        model.check(random.integers(0, 2**63, 50).tolist())
+
+
+def test_the_slots_of_a_row_take_11_to_22_bytes():
+    model = Model()
+    for _ in range(60):
+        model.add(range(model.num_rows, model.num_rows + 1000))
+        settled = model.index.settled(model.ids)
+        assert model.num_rows < 100 or 10 < settled.nbytes / model.num_rows < 22
+
+
+def test_zero_is_an_id_like_others():
+    model = Model()
+    assert model.rows_of(np.array([0]))[0] == -1
+    model.add([5, 0])
+    assert model.rows_of(np.array([0, 5])).tolist() == [1, 0]

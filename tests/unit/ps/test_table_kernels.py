@@ -1,0 +1,181 @@
+"""Loops over ids and rows against numpy, and that none of them ever reads or writes outside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps import hash_index, table_kernels
+from ps.table_kernels import NUM_BUCKETS
+from ps.table_routing import parts_of_buckets
+
+IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80)
+KERNELS = (
+    *("gather", "mark", "evict", "check_parts", "distinct", "arrange", "expand", "sum_equal"),
+    *("count_up", "draw", "first_above"),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels() -> None:
+    table_kernels.warm_server(["float32"])
+    table_kernels.warm_client(["float32"])
+
+
+def heads_for(ids):
+    return np.full(1 << (2 * max(1, ids.size)).bit_length(), -1, np.int32)
+
+
+def deduplicated(ids):
+    inverse, unique = np.empty(ids.size, np.int32), np.empty(ids.size, np.int64)
+    count = table_kernels.distinct(ids, heads_for(ids), inverse, unique)
+    return unique[:count], inverse
+
+
+def arranged(ids, num_servers, num_segments):
+    parts = parts_of_buckets(NUM_BUCKETS, num_servers, num_segments)
+    unique, inverse = deduplicated(ids)
+    ends, out = np.empty(num_servers * num_segments, np.int64), np.empty_like(unique)
+    table_kernels.arrange(unique, parts, inverse, ends, out)
+    return parts, out, inverse, ends
+
+
+@settings(max_examples=50, deadline=None)
+@given(IDS)
+def test_distinct_ids_come_once_and_in_order_of_appearance(numbers):
+    ids = np.array(numbers + numbers[::2], np.int64)
+    unique, inverse = deduplicated(ids)
+    assert unique.tolist() == list(dict.fromkeys(ids.tolist()))
+    assert np.array_equal(unique[inverse], ids)
+
+
+@settings(max_examples=50, deadline=None)
+@given(IDS, st.integers(1, 5), st.integers(1, 6))
+def test_arranged_ids_are_what_the_servers_check(numbers, num_servers, num_segments):
+    ids = np.array(numbers, np.int64)
+    parts, out, inverse, ends = arranged(ids, num_servers, num_segments)
+    assert np.array_equal(out[inverse], ids)
+    start = 0
+    for server in range(num_servers):
+        mine = ends[server * num_segments : (server + 1) * num_segments]
+        own = out[start : mine[-1]]
+        found = np.empty(num_segments, np.int64)
+        first = server * num_segments
+        assert table_kernels.check_parts(own, parts, first, -1, found) == -1
+        assert np.array_equal(found + start, mine)
+        start = int(mine[-1])
+    assert start == out.size
+
+
+def test_an_id_of_another_server_or_out_of_order_or_too_large_is_found():
+    ids = np.arange(1000)
+    parts, out, _, ends = arranged(ids, 2, 3)
+    found = np.empty(3, np.int64)
+    check = table_kernels.check_parts
+    assert check(out, parts, 0, 999, found) == ends[2]
+    assert check(out[ends[2] :].copy(), parts, 0, 999, found) == 0
+    assert check(out[: ends[2]][::-1].copy(), parts, 0, 999, found) > 0
+    own = out[: ends[2]].copy()
+    assert check(own, parts, 0, 900, found) == np.flatnonzero(own > 900)[0]
+    assert check(np.array([-1]), parts, 0, 2**63 - 1, found) == 0
+
+
+def test_gradients_of_equal_ids_are_summed_in_their_order():
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 50, 400)
+    unique, inverse = deduplicated(ids)
+    grads = random.standard_normal((400, 3)).astype(np.float32)
+    total = np.zeros((unique.size, 3), np.float32)
+    table_kernels.sum_equal(grads, inverse, total)
+    expected = np.zeros_like(total)
+    np.add.at(expected, inverse, grads)
+    assert np.array_equal(total, expected)
+    out = np.empty_like(grads)
+    table_kernels.expand(total, inverse, out)
+    assert np.array_equal(out, total[inverse])
+
+
+@pytest.mark.attack("A31")
+@pytest.mark.parametrize("row", [3, 2**31, 2**63 - 1])
+def test_a_row_number_outside_is_refused(row: int):
+    slab, rows = np.ones((3, 4), np.float32), np.array([1, row], np.int64)
+    assert table_kernels.gather(slab, rows, np.empty((2, 2), np.float32)) == 1
+    assert table_kernels.mark(np.zeros(3, np.int64), rows, 1) == 1
+    assert table_kernels.gather(slab, rows[:1], np.empty((1, 5), np.float32)) == 0
+    out = np.zeros((2, 2), np.float32)
+    table_kernels.expand(slab[:, :2].copy(), np.array([1, 9], np.int32), out)
+    table_kernels.sum_equal(out, np.array([-1, 9], np.int32), out[:1])
+    assert out.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    ids, versions = np.arange(3), np.arange(3)
+    slots = np.zeros(64, np.uint64)
+    assert table_kernels.evict(slots, ids, versions, slab, rows[1:]) == 3
+
+
+class Guarded(np.ndarray):
+    """An array that raises for every position that C would not check."""
+
+    def _check(self, key) -> None:
+        for axis, position in enumerate(key if isinstance(key, tuple) else (key,)):
+            if not isinstance(position, slice) and not 0 <= int(position) < self.shape[axis]:
+                raise IndexError(f"position {position} of axis {axis} in {self.shape}")
+
+    def __getitem__(self, key):
+        self._check(key)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key, value) -> None:
+        self._check(key)
+        super().__setitem__(key, value)
+
+
+def guarded(array):
+    return array.view(Guarded)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same loops as plain Python."""
+    for module, names in ((table_kernels, KERNELS), (hash_index, ("find", "insert"))):
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name).py_func)
+    for name in ("_slot_of", "relink", "unlink", "mix"):
+        function = getattr(hash_index, name).py_func
+        monkeypatch.setattr(hash_index, name, function)
+        if hasattr(table_kernels, name):
+            monkeypatch.setattr(table_kernels, name, function)
+    for module in (hash_index, table_kernels):
+        monkeypatch.setattr(module, "prefetch", lambda array, at: array[at])
+
+
+@pytest.mark.attack("A31")
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("seed", range(3))
+def test_no_loop_leaves_its_arrays(interpreted, seed: int):
+    random = np.random.default_rng(seed)
+    extremes = np.array([0, -1, 1, 2**63 - 1, -(2**63)])
+    ids = np.concatenate([extremes, random.integers(-(2**63), 2**63 - 1, 50)])
+    parts, out, inverse, ends = arranged(ids, 2, 2)
+    unique = guarded(out)
+    parts, row_ids = guarded(parts), guarded(np.zeros(90, np.int64))
+    slots, rows = guarded(np.zeros(128, np.uint64)), guarded(np.empty(out.size, np.int64))
+    versions = guarded(np.zeros(90, np.int64))
+    slab = guarded(np.zeros((90, 4), np.float32))
+    table_kernels.check_parts(unique, parts, 1, np.int64(-1), guarded(np.empty(1, np.int64)))
+    np.asarray(row_ids)[: out.size] = out
+    hash_index.insert(slots, row_ids, 0, out.size)
+    assert hash_index.find(slots, row_ids, unique, rows) == 0
+    assert table_kernels.mark(versions, rows, 1) == -1
+    hostile = guarded(np.array([5, -1, -(2**63), 90], np.int64))
+    assert table_kernels.gather(slab, hostile, guarded(np.zeros((4, 2), np.float32))) == 3
+    victims = guarded(np.sort(random.choice(out.size, 20, replace=False)))
+    live = row_ids[: out.size]
+    left = table_kernels.evict(slots, live, versions[: out.size], slab, victims)
+    assert left == out.size - 20
+    assert hash_index.find(slots, row_ids, unique, rows) == 20
+    sketch, counts = guarded(np.zeros((4, 7), np.uint16)), guarded(np.empty(out.size, np.int64))
+    table_kernels.count_up(sketch, unique, counts)
+    values = guarded(np.zeros((3, 2), np.float32))
+    table_kernels.sum_equal(guarded(np.ones((4, 2), np.float32)), hostile, values)
+    table_kernels.expand(values, hostile, guarded(np.zeros((4, 2), np.float32)))
