@@ -156,7 +156,7 @@ def test_no_loop_leaves_its_arrays(interpreted, seed: int):
     random = np.random.default_rng(seed)
     extremes = np.array([0, -1, 1, 2**63 - 1, -(2**63)])
     ids = np.concatenate([extremes, random.integers(-(2**63), 2**63 - 1, 50)])
-    parts, out, inverse, ends = arranged(ids, 2, 2)
+    parts, out, _, _ = arranged(ids, 2, 2)
     unique = guarded(out)
     parts, row_ids = guarded(parts), guarded(np.zeros(90, np.int64))
     slots, rows = guarded(np.zeros(128, np.uint64)), guarded(np.empty(out.size, np.int64))

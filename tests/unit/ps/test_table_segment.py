@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -40,7 +41,7 @@ class Clock:
         return self.now_s
 
 
-def segment(clock: Callable[[], float] = Clock(), share: float = 1.0, **settings) -> Segment:
+def segment(clock: Callable[[], float] = time.monotonic, share: float = 1.0, **settings) -> Segment:
     initializer = settings.pop("initializer", Constant(0.0))
     spec = TableSpec(name="user", dim=DIM, rule=SGD(), initializer=initializer, **settings)
     quota = Quota(spec, 8 * DIM, share, "ps:0")
