@@ -81,10 +81,12 @@ def test_killing_a_server_ends_a_waiting_sync_push(tmp_path: Path):
 def test_a_frozen_server_is_found_by_the_deadline(tmp_path: Path):
     manifest = make_manifest(rule=ADD)
     with (
-        server_processes(tmp_path, 1, num_workers=1) as servers,
-        client_of(servers, timeout_s=1.5) as client,
+        server_processes(tmp_path, 1, num_workers=2) as servers,
+        client_of(servers, num_workers=2) as patient,
+        client_of(servers, 1, num_workers=2, timeout_s=1.5) as client,
     ):
-        client.seed(manifest, filled(manifest))
+        patient.seed(manifest, filled(manifest))
+        client.attach()
         servers[0].send(signal.SIGSTOP)
         process = psutil.Process(servers[0].process.pid)
         wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the server to stop")
