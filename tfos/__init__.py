@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tfos.config import ClusterConfig, InputMode
     from tfos.errors import NodeFailedError, TFOSError
 
+__version__ = "0.1.0"
+"""The one place of the release's number; every process of a cluster must have the same."""
+
 __all__ = ["ClusterConfig", "InputMode", "NodeFailedError", "TFCluster", "TFOSError"]
 
 _HOMES = {

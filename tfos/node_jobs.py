@@ -16,6 +16,7 @@ from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
 from tfos.control.state import Action, ClusterState
+from tfos.node import versions
 from tfos.node.bundle import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask
 from tfos.phases import ClusterPhase
@@ -103,6 +104,7 @@ class NodeJobs:
             cluster_id=self._keys.cluster_id,
             driver_address=self._driver_address,
             hold_slot=hold,
+            versions=versions.installed(),
         )
         sc = self._sc
 

@@ -21,7 +21,10 @@ Result = TypeVar("Result")
 _CANCEL_AGAIN_S = 0.5
 """A job that was not submitted yet when it was cancelled is cancelled again this much later."""
 _COUNT_S = 1.0
-_PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+)): .+", re.M)
+_PYTHON_ERROR = re.compile(
+    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+)): .+(?:\n(?!\tat ).+)*", re.M
+)
+"""With the lines that follow, up to a blank one: a message may hold a table."""
 _MAX_REASON_CHARS = 2000
 
 
@@ -159,7 +162,7 @@ def reason_of(error: BaseException) -> str:
     """Return the useful part of a failed Spark job's error: the Python exception of the task.
 
     A Py4JJavaError's text is two stack traces of a hundred lines; what the task raised is the last
-    line of the Python traceback inside it.
+    paragraph of the Python traceback inside it.
     """
     java = getattr(error, "java_exception", None)
     text = str(java.getMessage() if java is not None else error)

@@ -29,6 +29,9 @@ START_S = 90.0
 STANDALONE = "standalone[3,1]"
 MASTERS = ("local[4]", "local-cluster[3,1,1024]", STANDALONE)
 
+standalones: dict[str, Standalone] = {}
+"""The running ones by the URL of their master, for tests that add workers."""
+
 
 class Standalone:
     """A standalone master and 1-core workers on loopback, started from pip's pyspark."""
@@ -149,6 +152,7 @@ def spark(
             stack.callback(standalone.stop)
             standalone.add_workers(3)
             master, executors = standalone.url, 3
+            standalones[master] = standalone
         elif master.startswith("local-cluster"):
             executors = int(re.findall(r"\d+", master)[0])
         sc = make_context(master)

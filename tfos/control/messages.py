@@ -42,7 +42,8 @@ class Register(msgspec.Struct, frozen=True):
     host: str
     pid: int
     boot_id: str = ""
-    python: str = ""
+    skew: str = ""
+    """Versions on this executor that differ from the driver's, in one line."""
 
 
 class RegisterReply(msgspec.Struct, frozen=True):

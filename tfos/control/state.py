@@ -64,6 +64,8 @@ class ClusterState:
     """Those that failed the cluster; the first is the root cause."""
     tensorboard: messages.TensorBoardUp | None = None
     members: dict[str, Member] = field(init=False)
+    _told_skews: set[str] = field(default_factory=set)
+    """One warning for a whole rack of equal executors."""
 
     def __post_init__(self) -> None:
         self.members = {node.name: Member(node) for node in self.plan.nodes}
@@ -184,7 +186,7 @@ class ClusterState:
         if member.attempt >= 0:
             actions.append(Send(member.node, messages.Stop("replaced by a newer attempt")))
         member.take(register, now_s)
-        return self._accept(), actions
+        return self._accept(), [*actions, *self._skew(member, register.skew)]
 
     def on_heartbeat(
         self, heartbeat: messages.Heartbeat, now_s: float
@@ -267,6 +269,13 @@ class ClusterState:
         if member is None or node.attempt != member.attempt or not member.is_live:
             return None
         return member
+
+    def _skew(self, member: Member, skew: str) -> list[Action]:
+        if not skew or skew in self._told_skews:
+            return []
+        self._told_skews.add(skew)
+        where = f"executor {member.executor_id} on {member.host}"
+        return [Warn(f"{where} has {skew}: results may differ from node to node")]
 
     def _listening(self, member: Member, endpoint: Endpoint) -> list[Action]:
         if member.status is not NodeStatus.REGISTERED:

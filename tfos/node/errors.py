@@ -2,6 +2,7 @@
 
 NodeError
 ├── NodeStartError      the supervisor did not come up on this executor → read its last words
+│   └── VersionSkew     this executor cannot work with this driver      → the same environment
 ├── LinkError           a child and its supervisor do not understand each other → our defect
 ├── ClusterStopped      the driver ended the cluster while user code waited → expected
 └── NoServersError      the cluster has no parameter servers → num_ps >= 1
@@ -16,6 +17,10 @@ class NodeError(Exception):
 
 class NodeStartError(NodeError):
     """The supervisor of a node did not come up."""
+
+
+class VersionSkew(NodeStartError):
+    """This executor has another Python or another tfos than the driver."""
 
 
 class LinkError(NodeError):

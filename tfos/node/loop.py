@@ -85,7 +85,11 @@ class EventLoop:
 
     def _run_timers(self) -> None:
         now_s = time.monotonic()
-        for name, (due_s, react) in list(self._timers.items()):
-            if due_s <= now_s and not self._stopped.is_set():
-                self._timers.pop(name, None)
-                react()
+        while self._timers and not self._stopped.is_set():
+            # Looked up anew each time: a reaction may move or cancel what was due after it.
+            name = min(self._timers, key=lambda each: self._timers[each][0])
+            due_s, react = self._timers[name]
+            if due_s > now_s:
+                return
+            del self._timers[name]
+            react()

@@ -45,6 +45,8 @@ class SupervisorSpec(msgspec.Struct, frozen=True):
     """Inherited write end; the node task reads Status lines from the other."""
     hold_slot: bool
     sys_path: tuple[str, ...]
+    skew: str = ""
+    """Versions that differ from the driver's without harm, in one line."""
 
 
 class ChildSpec(msgspec.Struct, frozen=True):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import platform
 import signal
 import socket
 import time
@@ -113,7 +112,7 @@ class Supervisor:
             host=spec.executor.host,
             pid=os.getpid(),
             boot_id=address.boot_id(),
-            python=platform.python_version(),
+            skew=spec.skew,
         )
         return Uplink(client, register, vitals=lambda: self._vitals, post=self._post)
 

@@ -14,13 +14,13 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfos.node import launch, procs
+from tfos.node import launch, procs, versions
 from tfos.node.bundle import NodeBundle
-from tfos.node.errors import NodeStartError
+from tfos.node.errors import NodeStartError, VersionSkew
 from tfos.node.spec import Executor, State, SupervisorSpec
 
 _LOCAL_MODE_EXECUTOR = "driver"
@@ -43,7 +43,7 @@ class NodeResult:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: pickled by name, so that releases can differ
 class NodeTask:
     """Starts the node that its partition holds.
 
@@ -56,6 +56,8 @@ class NodeTask:
     """`host:port` of the control server."""
     hold_slot: bool
     """Stay until the node ends; else return, and free the slot, once the roster is complete."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """The driver's; see tfos.node.versions."""
     first_attempt: int = 0
     """Added to Spark's attempt number: a later job may restart a node of an earlier one."""
 
@@ -63,14 +65,18 @@ class NodeTask:
         """Run one node; `bundles` must hold exactly one element.
 
         Raises:
+            VersionSkew: this executor cannot work with this driver.
             NodeStartError: the supervisor did not come up.
         """
+        differences = versions.compare(self.versions, versions.installed())
+        # Before the bundle is read, whose fields another release does not know.
+        _refuse_skew(differences)
         nodes = list(bundles)  # to its end, or PySpark does not reuse this process
         if len(nodes) != 1:
             raise NodeStartError(f"partition {index} holds {len(nodes)} nodes, expected 1")
-        yield self._run(nodes[0])
+        yield self._run(nodes[0], versions.sentence(differences))
 
-    def _run(self, bundle: NodeBundle) -> NodeResult:
+    def _run(self, bundle: NodeBundle, skew: str) -> NodeResult:
         context = _task_context()
         attempt = self.first_attempt + (context.attemptNumber() if context else 0)
         executor = find_executor(bundle, cores=context.cpus() if context else 1)
@@ -87,6 +93,7 @@ class NodeTask:
                     status_fd=-1,
                     hold_slot=self.hold_slot,
                     sys_path=tuple(sys.path),
+                    skew=skew,
                 )
             )
         finally:
@@ -127,6 +134,19 @@ class NodeTask:
         if last.state is State.RELEASED and self.hold_slot:
             last = handle.wait(frozenset({State.ENDED}))
         return ("lost", "") if last is None else (last.state.value, last.reason)
+
+
+def _refuse_skew(differences: list[versions.Difference]) -> None:
+    if not any(difference.is_fatal for difference in differences):
+        return
+    jvm_pid = procs.java_ancestor() or 0
+    executor_id = procs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""
+    raise VersionSkew(
+        f"executor {executor_id or _LOCAL_MODE_EXECUTOR} on {socket.gethostname()} has other "
+        f"versions than the driver:\n{versions.table(differences)}\n"
+        f"Let both run one environment: set PYSPARK_PYTHON to the same on every host (here it is "
+        f"{sys.executable}), or ship one with --archives."
+    )
 
 
 def find_executor(bundle: NodeBundle, *, cores: int) -> Executor:

@@ -59,6 +59,18 @@ def _orders(actions: list[Action], kind: type) -> set[str]:
     }
 
 
+@pytest.mark.fault("F55")
+def test_harmless_differences_of_versions_are_told_once_for_equal_executors():
+    state = _state()
+    told = []
+    for name, skew in (("ps:0", "numpy 2.3"), ("worker:0", "numpy 2.3"), ("worker:1", "")):
+        register = messages.Register(_id(name), "5", "host-b", 1, skew=skew)
+        told += state.on_register(register, NOW)[1]
+    (warning,) = told
+    assert isinstance(warning, Warn)
+    assert "executor 5 on host-b has numpy 2.3" in warning.text
+
+
 def test_the_last_node_to_serve_starts_all():
     state = _state()
     for name in ("worker:1", "ps:0"):

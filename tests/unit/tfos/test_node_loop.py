@@ -70,6 +70,24 @@ def test_timers_fire_in_order_once_and_can_be_moved_or_cancelled(loop):
     assert seen == ["a", "b", "late"]
 
 
+def test_timers_that_are_all_overdue_fire_in_their_order_and_may_cancel_each_other(loop):
+    seen = []
+
+    def first():
+        seen.append("first")
+        loop.cancel_timer("cancelled")
+
+    def last():
+        seen.append("last")
+        loop.stop()
+
+    loop.set_timer("last", -1.0, last)
+    loop.set_timer("cancelled", -2.0, lambda: seen.append("cancelled"))
+    loop.set_timer("first", -3.0, first)
+    loop.run()
+    assert seen == ["first", "last"]
+
+
 def test_another_threads_call_runs_in_the_loops_thread(loop):
     seen = []
 

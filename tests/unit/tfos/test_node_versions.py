@@ -1,0 +1,70 @@
+"""What the executors have in other versions than the driver: refused, warned about, or nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfos.node import versions
+from tfos.node.errors import VersionSkew
+from tfos.node.task import NodeTask
+from tfos.spark_jobs import reason_of
+
+DRIVER = {"tfos": "1.2.0", "python": "3.11.7", "numpy": "2.4.6", "keras": "3.15.1"}
+
+
+def test_this_environment_is_equal_to_itself():
+    here = versions.installed()
+    assert {"tfos", "python", "numpy"} <= set(here)
+    assert versions.compare(here, here) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_fatal"),
+    [
+        ({"tfos": "1.2.1"}, True),
+        ({"python": "3.12.7"}, True),
+        ({"python": "3.11.9"}, False),
+        ({"numpy": "2.3.0"}, False),
+        ({"keras": "3.16.0"}, False),
+    ],
+)
+def test_only_what_nodes_cannot_work_with_is_fatal(changed, is_fatal):
+    (difference,) = versions.compare(DRIVER, {**DRIVER, **changed})
+    assert difference.is_fatal is is_fatal
+
+
+def test_what_only_one_side_has_is_no_difference():
+    thin = {name: DRIVER[name] for name in ("tfos", "python")}
+    assert versions.compare(thin, DRIVER) == versions.compare(DRIVER, thin) == []
+
+
+@pytest.mark.fault("F55")
+def test_a_task_refuses_before_it_reads_its_bundle():
+    driver = {**versions.installed(), "tfos": "9.9", "python": "3.99.1"}
+    task = NodeTask(cluster_id="c", driver_address="h:1", hold_slot=True, versions=driver)
+    bundles = iter([None])
+    with pytest.raises(VersionSkew) as refused:
+        list(task(0, bundles))  # type: ignore[arg-type]  # it is not read
+    assert list(bundles) == [None]
+    lines = str(refused.value).splitlines()
+    assert lines[0].startswith("executor driver on ")
+    assert [line.split() for line in lines[1:4]] == [
+        ["driver", "executor"],
+        ["tfos", "9.9", versions.installed()["tfos"]],
+        ["python", "3.99.1", versions.installed()["python"]],
+    ]
+    assert "set PYSPARK_PYTHON" in lines[4]
+
+
+def test_the_reason_of_a_failed_job_is_the_whole_message_of_the_last_exception():
+    text = (
+        "Job aborted: Lost task 0.3: org.apache.spark.api.python.PythonException: Traceback:\n"
+        '  File "worker.py", line 1\nKeyError: 1\n\nDuring handling of the above:\n\n'
+        "Traceback (most recent call last):\ntfos.node.errors.VersionSkew: executor 3 differs:\n"
+        "      driver  executor\n  tfos  1       2\nGet one.\n\n\tat org.apache.spark.Task\n"
+    )
+    assert reason_of(RuntimeError(text)) == (
+        "tfos.node.errors.VersionSkew: executor 3 differs:\n"
+        "      driver  executor\n  tfos  1       2\nGet one."
+    )
+    assert reason_of(RuntimeError("ValueError: bad row\n\tat org.apache")) == "ValueError: bad row"

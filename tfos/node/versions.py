@@ -1,0 +1,79 @@
+"""The versions in use here, against the driver's: the same, worth a warning, or refused.
+
+Covers: collecting them without importing what they belong to, comparing, the table.
+Does not: decide when to look (node.task does, before it starts anything).
+Runs in: the driver and node tasks.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+import tfos
+
+_DISTRIBUTIONS = {
+    "numpy": ("numpy",),
+    "keras": ("keras",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that both sides have, in different versions."""
+
+    name: str
+    driver: str
+    here: str
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether nodes of these versions cannot work together.
+
+        The processes of a cluster speak tfos' own formats, which only equal releases share; and a
+        pickled function is bytecode of one minor version of Python.
+        """
+        if self.name == "python":
+            return self.driver.split(".")[:2] != self.here.split(".")[:2]
+        return self.name == "tfos"
+
+
+def installed() -> dict[str, str]:
+    """Return name and version of tfos, Python and what main_fun computes with, if it is there."""
+    found = {"tfos": tfos.__version__, "python": platform.python_version()}
+    for name, distributions in _DISTRIBUTIONS.items():
+        for distribution in distributions:
+            try:
+                found[name] = metadata.version(distribution)
+                break
+            except metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+def compare(driver: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
+    """Return what differs. What only one side has is no difference: a driver may be thin."""
+    return [
+        Difference(name, version, here[name])
+        for name, version in driver.items()
+        if here.get(name, version) != version
+    ]
+
+
+def table(differences: Sequence[Difference]) -> str:
+    """Return the differences as lines of three columns, without blank lines."""
+    rows = [("", "driver", "executor"), *((d.name, d.driver, d.here) for d in differences)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        "  ".join(["", *(cell.ljust(width) for cell, width in zip(row, widths, strict=True))])
+        .rstrip()
+        for row in rows
+    )  # fmt: skip
+
+
+def sentence(differences: Sequence[Difference]) -> str:
+    """Return the differences in one line."""
+    return ", ".join(f"{d.name} {d.here} (driver: {d.driver})" for d in differences)
