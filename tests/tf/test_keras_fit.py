@@ -65,6 +65,8 @@ def test_evaluate_predict_and_saving_take_the_servers_values_first(cluster, tmp_
     actions = {
         "evaluate": lambda: model.evaluate(X, Y, verbose=0),
         "predict": lambda: model.predict(X, verbose=0),
+        "test_on_batch": lambda: model.test_on_batch(X, Y),
+        "predict_on_batch": lambda: model.predict_on_batch(X),
         "save": lambda: model.save(tmp_path / "m.keras"),
         "save_weights": lambda: model.save_weights(tmp_path / "m.weights.h5"),
         "export": lambda: model.export(tmp_path / "m", verbose=False),
@@ -74,6 +76,14 @@ def test_evaluate_predict_and_saving_take_the_servers_values_first(cluster, tmp_
         assert not equal(model, values)
         act()
         assert equal(model, values)
+
+
+def test_train_on_batch_trains_on_the_servers(cluster):
+    model = distribute(make_model(), cluster.contexts[0], pipeline=1)
+    losses = [float(model.train_on_batch(X, Y, return_dict=True)["loss"]) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    assert cluster.pushes == 5
+    assert equal(model, cluster.values()), "outside of fit nothing stays in flight"
 
 
 def test_set_and_load_weights_reach_the_servers(cluster, tmp_path):

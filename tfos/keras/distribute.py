@@ -1,7 +1,8 @@
 """`ctx.distribute(model)`: an ordinary Keras model whose parameters live on the servers.
 
 Covers: the checks, and the methods of the one model object that are replaced: its train function,
-`fit`, `evaluate`, `predict`, `save`, `save_weights`, `export`, `set_weights`, `load_weights`.
+`fit`, `evaluate`, `predict`, `test_on_batch`, `predict_on_batch`, `save`, `save_weights`, `export`,
+`set_weights`, `load_weights`.
 Does not: subclass or patch Keras; other models are untouched.
 Threads: use the model from one thread.
 
@@ -23,7 +24,8 @@ from tfos.keras import batches, optimizers
 from tfos.keras.dataset import FeedDataset
 from tfos.keras.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded
 from tfos.keras.errors import FeedEndedWarning, NotCompiled, UnsupportedModel
-from tfos.keras.exchange import Exchange, Settings
+from tfos.keras.exchange import Exchange
+from tfos.keras.settings import Settings
 from tfos.keras.worker import WorkerContext
 
 
@@ -36,6 +38,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     staleness_bound: int | None = None,
     staleness_aware: bool = False,
     on_nonfinite: Literal["error", "skip"] = "error",
+    pipeline: int = 0,
 ) -> Any:
     """Move a compiled model's parameters to the servers; `fit` then trains together.
 
@@ -57,6 +60,9 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
             others that its worker had not seen.
         on_nonfinite: what a NaN or infinite gradient does: "error" raises before anything is sent,
             "skip" leaves the step out and counts it.
+        pipeline: async only: steps that `fit` computes while a push is under way. With k, a step's
+            parameters lack this worker's last k updates; 0, the default, waits for each push.
+            Worth a try where the round trip is long compared with a step.
 
     Returns:
         The same model object.
@@ -66,22 +72,16 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
         UnsupportedModel: the text says what stands in the way.
     """
-    for name, value, allowed in (
-        ("consistency", consistency, ("async", "sync", "ssp")),
-        ("reduction", reduction, ("mean", "sum")),
-        ("on_nonfinite", on_nonfinite, ("error", "skip")),
-    ):
-        if value not in allowed:
-            raise SettingsError(f"{name} must be one of {allowed}, got {value!r}")
-    _check(model)
-    optimizers.check(model.optimizer, consistency=consistency, num_workers=ctx.num_workers)
     settings = Settings(
         consistency=consistency,
         reduction=reduction,
         staleness_bound=staleness_bound,
         staleness_aware=staleness_aware,
         on_nonfinite=on_nonfinite,
+        pipeline=pipeline,
     )
+    _check(model)
+    optimizers.check(model.optimizer, consistency=consistency, num_workers=ctx.num_workers)
     exchange = Exchange(model, ctx, settings)
     if batches.is_built(model):
         exchange.attach(seeds=ctx.is_chief)
@@ -140,7 +140,8 @@ def _install(model: Any, exchange: Exchange) -> None:
         "make_train_function": make_train_function,
         "fit": _fit(model, exchange),
     }
-    for name in ("evaluate", "predict", "save", "save_weights", "export"):
+    pulling = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
+    for name in (*pulling, "save", "save_weights", "export"):
         overrides[name] = _pulling(getattr(model, name), exchange)
     overrides["save"] = _with_slots(overrides["save"], model)
     for name in ("set_weights", "load_weights"):
@@ -183,7 +184,8 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
         callbacks = _callback_list(model, arguments, before, after)
         arguments["callbacks"] = callbacks
         try:
-            return original(*bound.args, **bound.kwargs)
+            with exchange.pipelining():
+                return original(*bound.args, **bound.kwargs)
         except FeedEnded:
             warnings.warn(
                 f"the feed ended after {before.epochs_run} epochs, "

@@ -5,7 +5,8 @@ the chief's decisions after them; the end of the feed; the last pull.
 Does not: exchange gradients (exchange).      Threads: the thread that runs `fit`.
 
 At the end of an epoch every worker
-    1. is waited for no more (sync, ssp), so that workers with more batches go on;
+    1. waits for its pushes in flight; is waited for no more (sync, ssp), so that workers with more
+       batches go on;
     2. meets the others: metrics weighted by rows become everybody's logs;
     3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters;
     4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
@@ -78,6 +79,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Steps 1 to 3 of the module's list."""
         exchange = self._exchange
         exchange.attach_without_batch()
+        exchange.drain()
         exchange.leave()
         rows = exchange.rows - self._rows_before
         if logs is not None and not rows:

@@ -1,24 +1,34 @@
 """One distributed model's traffic with the parameter servers, step by step.
 
-Covers: seeding or adopting the parameters, push_pull around each compiled step, pull, assign,
-non-finite steps, membership of the sync barrier, meetings of the workers.
-Does not: compute (train_step), hook into Keras (distribute, epochs), retry or reconnect (PSClient).
+Covers: seeding or adopting the parameters, push_pull around each compiled step or beside the next
+ones, pull, assign, non-finite steps, membership of the sync barrier, meetings of the workers.
+Does not: compute (train_step), hook into Keras (distribute, epochs), retry or reconnect (PSClient),
+keep the thread that sends beside the next steps (in_flight).
 Threads: the thread that runs the model's `fit`; no locks.
+
+With pipeline=k, while `fit` runs, a step's push is in flight during the next k steps: when step n
+is computed, the variables contain this worker's pushes up to step n-k-1. Everything but a step
+first waits for the pushes in flight (`drain`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from ps.params import Consistency, Hyper, Manifest
-from tfos.errors import SettingsError
+from ps.params import Hyper, Manifest
 from tfos.keras import batches, frozen, optimizers, variables
 from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
+from tfos.keras.in_flight import InFlight
+from tfos.keras.replica import Received, Replica
+from tfos.keras.settings import Settings
 from tfos.keras.train_step import GradientStep, StepOutput
 from tfos.keras.worker import WorkerContext
 
@@ -35,38 +45,20 @@ BARRIER_TIMEOUT_S = 600.0
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What `distribute` was asked for."""
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A push that the servers have acknowledged, and the values that came back."""
 
-    consistency: Consistency = "async"
-    reduction: Literal["mean", "sum"] = "mean"
-    staleness_bound: int | None = None
-    """None unless ssp."""
-    staleness_aware: bool = False
-    on_nonfinite: Literal["error", "skip"] = "error"
-
-    def __post_init__(self) -> None:
-        bound = self.staleness_bound
-        if (self.consistency == "ssp") != (bound is not None):
-            raise SettingsError(
-                f"consistency={self.consistency!r} with staleness_bound={bound}: ssp needs the "
-                "bound and no other mode has one; write consistency='ssp', staleness_bound=4"
-            )
-        if bound is not None and (type(bound) is not int or bound < 0):
-            raise SettingsError(f"staleness_bound must be an int of at least 0, got {bound!r}")
-        if self.staleness_aware and self.consistency == "sync":
-            raise SettingsError(
-                "staleness_aware=True with consistency='sync': there no gradient is stale; leave "
-                "it out, or use consistency='async'"
-            )
+    received: Received
+    clock: int
+    rows: int
 
 
 class Exchange:
     """Keeps one model's variables and the servers' parameters together.
 
     Attributes:
-        steps: steps trained by this worker.
+        steps: steps of this worker that the servers have acknowledged.
         rows: rows in those steps.
         skipped_steps: steps whose gradient was not finite and was not sent.
         clock: updates of the servers that the local variables contain.
@@ -88,8 +80,9 @@ class Exchange:
         self._asked_this_epoch = False
         self._variables: variables.Variables | None = None
         self._step: GradientStep | None = None
-        self._into: dict[str, Array] = {}
-        self._adopt_values: Any = None
+        self._replica: Replica | None = None
+        self._in_flight: InFlight[Landed] = InFlight(lambda: self._client.timeout_s)
+        self._most_in_flight = 0
 
     @property
     def client(self) -> Any:
@@ -137,8 +130,7 @@ class Exchange:
             self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
         clips_here = not optimizers.server_clips(self.optimizer, settings.consistency)
         self._variables = found
-        self._into = {group.name: np.empty(sum(group.sizes), group.dtype) for group in found.groups}
-        self._adopt_values = self._compile_adopt(found)
+        self._replica = Replica(found.groups, self.optimizer)
         self._step = GradientStep(self.model, found, clips_here=clips_here)
         self.pull()
 
@@ -174,40 +166,56 @@ class Exchange:
 
         Raises:
             NonFiniteGradient: with on_nonfinite="error"; nothing was sent.
+            PSError: this step's push, or with a pipeline one of the steps before, failed.
         """
         data = batches.to_tensors(data)
         if self._step is None:
             self.attach_unbuilt(data)
-        if self._step is None or self._variables is None:
+        if self._step is None:
             raise RuntimeError("attach() left the model without a step")
         self.join()
+        self._in_flight.raise_failed()
         output = self._step(data)
         rows = batches.num_rows(data)
         if not bool(output.finite):
             self._refuse(output, rows)
             return output.logs
-        pushed = {
-            group.name: np.asarray(memoryview(flat))
-            for group, flat in zip(
-                (*self._variables.trainable, *self._variables.statistics),
-                (*output.gradients, *output.statistics),
-                strict=True,
-            )
-        }
-        ack = self._client.push_pull(pushed, self._into, hyper=self._hyper(output), rows=rows)
-        self._adopt(ack.clock)
-        self.steps += 1
-        self.rows += rows
+        self._push(output, rows)
         return output.logs
+
+    @contextlib.contextmanager
+    def pipelining(self) -> Iterator[None]:
+        """Let pushes be in flight, as `distribute` was asked; none is when the block has ended."""
+        self._most_in_flight = self.settings.pipeline
+        try:
+            yield
+            self.drain()
+        except BaseException:
+            with contextlib.suppress(Exception):  # what ended the block is the news
+                self.drain()
+            raise
+        finally:
+            self._most_in_flight = 0
+            self._in_flight.close()
+
+    def drain(self) -> None:
+        """Wait until the servers have acknowledged every push; the variables stay as they are."""
+        while self._in_flight:
+            self._give_back(self._in_flight.oldest())
 
     def pull(self) -> None:
         """Take the servers' newest values."""
-        if self._adopt_values is not None:
-            self._adopt(self._client.pull(self._into).clock)
+        if self._replica is not None:
+            self.drain()
+            received = self._replica.take()
+            self.clock = self._client.pull(received.arrays).clock
+            self._replica.adopt(received, self.clock)
+            self._replica.give(received)
 
     def assign(self) -> None:
         """Put the model's present values on the servers; only the chief's count."""
         if self._variables is not None and self.ctx.is_chief:
+            self.drain()
             self._client.assign({group.name: group.values() for group in self._variables.groups})
             self.assigned = True
 
@@ -232,25 +240,49 @@ class Exchange:
         }
         return Hyper(learning_rate=values[0], scalars=scalars)
 
-    def _adopt(self, clock: int) -> None:
-        import tensorflow as tf
+    def _push(self, output: StepOutput, rows: int) -> None:
+        variables, replica = self._bound()
+        pushed = {
+            group.name: np.asarray(memoryview(flat))
+            for group, flat in zip(
+                (*variables.trainable, *variables.statistics),
+                (*output.gradients, *output.statistics),
+                strict=True,
+            )
+        }
+        send = functools.partial(self._send, pushed, replica.take(), self._hyper(output), rows)
+        if not self._most_in_flight:
+            landed = send()
+            replica.adopt(landed.received, landed.clock)
+            self._give_back(landed)
+            return
+        self._in_flight.submit(send)
+        if len(self._in_flight) <= self._most_in_flight:
+            replica.count(self.clock + len(self._in_flight))
+            return
+        landed = self._in_flight.oldest()
+        # The layers' own statistics have moved on since: they are taken over by the next pull.
+        count = landed.clock + len(self._in_flight)
+        replica.adopt(landed.received, count, statistics=False)
+        self._give_back(landed)
 
-        self.clock = clock
-        flats = [tf.constant(buffer) for buffer in self._into.values()]
-        self._adopt_values(tf.constant(clock, tf.int64), *flats)
+    def _send(
+        self, pushed: dict[str, Array], received: Received, hyper: Hyper, rows: int
+    ) -> Landed:
+        ack = self._client.push_pull(pushed, received.arrays, hyper=hyper, rows=rows)
+        return Landed(received, ack.clock, rows)
 
-    def _compile_adopt(self, found: variables.Variables) -> Any:
-        import tensorflow as tf
+    def _give_back(self, landed: Landed) -> None:
+        _, replica = self._bound()
+        replica.give(landed.received)
+        self.clock = landed.clock
+        self.steps += 1
+        self.rows += landed.rows
 
-        iterations = optimizers.unwrap(self.optimizer)._iterations.value
-
-        @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow has no types
-        def adopt(clock: Any, *flats: Any) -> None:
-            for group, flat in zip(found.groups, flats, strict=True):
-                group.assign(flat)
-            iterations.assign(tf.cast(clock, iterations.dtype))
-
-        return adopt
+    def _bound(self) -> tuple[variables.Variables, Replica]:
+        if self._variables is None or self._replica is None:
+            raise RuntimeError("this model is not attached to its servers yet")
+        return self._variables, self._replica
 
     def _refuse(self, output: StepOutput, rows: int) -> None:
         """Handle a step whose gradient is not finite; nothing of it is sent."""
@@ -264,7 +296,11 @@ class Exchange:
             )
         self.skipped_steps += 1
         if self.waits:
-            self._adopt(self._client.push_null(into=self._into).clock)
+            _, replica = self._bound()
+            received = replica.take()
+            self.clock = self._client.push_null(into=received.arrays).clock
+            replica.adopt(received, self.clock)
+            replica.give(received)
 
     def _worst(self, output: StepOutput) -> str:
         """Name the first tensor with non-finite values, and how many."""

@@ -83,7 +83,7 @@ class GradientStep:
         gradients = self._gradients(captured.pairs())
         self._check_writes()
         gradients = self._unscale(gradients)
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients.values()])
+        finite = _all_finite(list(gradients.values()))
         if self._scaled:
             self._update_scale(finite)
         if self._clips_here and (
@@ -267,6 +267,20 @@ def _dense(gradient: Any, variable: Any) -> Any:
             "layer's trainable=False"
         )
     return tf.convert_to_tensor(gradient)
+
+
+def _all_finite(gradients: Sequence[Any]) -> Any:
+    """Return a scalar bool, at the cost of one pass over the gradients when they are finite."""
+    import tensorflow as tf
+
+    squares = tf.add_n([tf.cast(tf.nn.l2_loss(gradient), tf.float32) for gradient in gradients])
+    return tf.cond(
+        tf.math.is_finite(squares),
+        lambda: tf.constant(value=True),
+        lambda: tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+        ),  # overflow?
+    )
 
 
 class Traces:

@@ -64,12 +64,17 @@ class Group:
         return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
     def assign(self, flat: Any) -> None:
-        """Assign a flat tensor to the variables; for use inside a compiled function."""
+        """Assign copies of a flat tensor's parts; for use inside a compiled function."""
         import tensorflow as tf
 
-        for variable, part in zip(self.variables, tf.split(flat, self.sizes), strict=True):
-            value = tf.cast(tf.reshape(part, variable.shape), variable.value.dtype)
-            variable.value.assign(value, read_value=False)
+        start = 0
+        for variable, size in zip(self.variables, self.sizes, strict=True):
+            part = tf.reshape(flat[start : start + size], variable.shape)
+            start += size
+            dtype = variable.value.dtype
+            # A slice shares memory with `flat`, and an assigned variable would with the slice.
+            copy = tf.raw_ops.DeepCopy(x=part) if part.dtype == dtype else tf.cast(part, dtype)
+            variable.value.assign(copy, read_value=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,12 @@ BURST_LINES = 1000
 MAX_PENDING_BYTES = 64 * 1024
 """An unfinished line longer than this is treated as ended, so that memory stays bounded."""
 
+_TENSORFLOW_GREETING = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
+    rb"|I\d{4} [^\]]* port\.cc:\d+\] oneDNN custom operations are on\."
+)
+"""Two lines at every import of TensorFlow, printed whatever TF_CPP_MIN_LOG_LEVEL says."""
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -97,8 +103,10 @@ class NodeLog:
     def add(self, lines: list[bytes]) -> None:
         """Queue lines for the driver as far as the rate allows, and remember the last ones.
 
-        Only what is shown is decoded and cleaned: a flood costs little more than its file.
+        Only what is shown is decoded and cleaned: a flood costs little more than its file. What
+        TensorFlow says at every import stays in the file.
         """
+        lines = [line for line in lines if not _TENSORFLOW_GREETING.match(line)]
         now_s = self._clock()
         refill = (now_s - self._last_s) * LINES_PER_S
         self._allowance = min(float(BURST_LINES), self._allowance + refill)

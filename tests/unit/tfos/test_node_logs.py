@@ -108,3 +108,20 @@ def test_a_full_disk_costs_the_file_and_not_the_node(clock, tmp_path):
     with open("/dev/full", "ab", buffering=0) as log._file:
         log.write(b"lost\n")
     assert log.write_error.endswith("No space left on device")
+
+
+def test_what_tensorflow_says_at_every_import_stays_in_the_file(log):
+    greeting = (
+        b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+        b"I0000 00:00:1795247327.100285   16555 port.cc:153] oneDNN custom operations are on. You "
+        b"may see slightly different numerical results due to floating-point round-off errors.\n"
+    )
+    serious = (
+        "WARNING: All log messages before absl::InitializeLog() is called by hand",
+        "E0000 00:00:1795247327.100285   16555 port.cc:153] oneDNN custom operations are on.",
+        "F0000 00:00:1795247327.2 1 tensor.cc:1] Check failed",
+    )
+    log.write(greeting + "\n".join(serious).encode() + b"\n")
+    assert log.take() == (serious, 0)
+    assert log.tail() == serious
+    assert log.path.read_bytes().startswith(greeting)

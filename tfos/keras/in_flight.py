@@ -1,0 +1,130 @@
+"""Pushes that travel while the next step is computed: one thread sends them, in order.
+
+Covers: the thread's life, the wait for a result, what an error does to the pushes behind it.
+Does not: know tensors or Keras; what to send is a function.
+Threads: `submit`, `oldest`, `raise_failed` and `close` belong to the thread that trains; one daemon
+thread sends. It begins with the first push after the construction or a `close`, and ends with
+`close`.
+
+After an error nothing more is sent: pushes behind it end with the same error, so a worker never
+goes on from a step whose predecessor is missing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from ps.errors import RequestTimeout
+
+Result = TypeVar("Result")
+
+GRACE_S = 5.0
+"""For a push whose own deadline has passed to say so itself."""
+
+
+class Push(Generic[Result]):
+    """One push: waiting, under way, or done with a result or an error."""
+
+    def __init__(self, send: Callable[[], Result]) -> None:
+        self._send = send
+        self._done = threading.Event()
+        self._result: Result | None = None
+        self.error: BaseException | None = None
+
+    def run(self, failed_before: BaseException | None) -> None:
+        """Send it, unless one before it failed."""
+        try:
+            if failed_before is None:
+                self._result = self._send()
+            self.error = failed_before
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that trains
+            self.error = error
+        finally:
+            del self._send  # and with it the gradient
+            self._done.set()
+
+    def wait(self, timeout_s: float) -> Result:
+        """Return what `send` returned.
+
+        Raises:
+            RequestTimeout: it is still under way.
+            BaseException: what `send` raised, or what a push before this one raised.
+        """
+        if not self._done.wait(timeout_s):
+            raise RequestTimeout(
+                f"a push that was sent while the next step was computed has no answer after "
+                f"{timeout_s:.0f} s, beyond its own deadline; restart this worker"
+            )
+        if self.error is not None:
+            raise self.error
+        return self._result  # type: ignore[return-value]  # None only if `send` returned it
+
+
+class InFlight(Generic[Result]):
+    """Pushes under way, the oldest first.
+
+    Args:
+        timeout_s: gives the longest that one push may take by itself.
+    """
+
+    def __init__(self, timeout_s: Callable[[], float]) -> None:
+        self._timeout_s = timeout_s
+        self._pushes: deque[Push[Result]] = deque()
+        self._queue: SimpleQueue[Push[Result] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        return len(self._pushes)
+
+    def submit(self, send: Callable[[], Result]) -> None:
+        """Send behind all others."""
+        if self._thread is None:
+            self._queue = SimpleQueue()
+            self._thread = threading.Thread(
+                target=_send_all, args=(self._queue,), name="tfos-push", daemon=True
+            )
+            self._thread.start()
+        push = Push(send)
+        self._pushes.append(push)
+        self._queue.put(push)
+
+    def oldest(self) -> Result:
+        """Wait for the oldest push and return its result.
+
+        Raises:
+            RequestTimeout: there is none; see Push.wait.
+            BaseException: what sending it, or one before it, raised; no push is left then.
+        """
+        try:
+            result = self._pushes[0].wait(self._timeout_s() + GRACE_S)
+        except BaseException:
+            self.close()
+            raise
+        self._pushes.popleft()
+        return result
+
+    def raise_failed(self) -> None:
+        """Raise the error of a push that has failed by now, without waiting for any."""
+        for push in self._pushes:
+            if push.error is not None:
+                self.close()
+                raise push.error
+
+    def close(self) -> None:
+        """Forget all pushes and let the thread end behind those that it has; idempotent."""
+        self._pushes.clear()
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread = None
+
+
+def _send_all(queue: SimpleQueue[Push[Result] | None]) -> None:
+    failed: BaseException | None = None
+    while (push := queue.get()) is not None:
+        push.run(failed)
+        failed = push.error
+        del push  # its results must not live on in this frame

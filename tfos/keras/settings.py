@@ -1,0 +1,63 @@
+"""What `ctx.distribute` is asked for, and which combinations mean something.
+
+Covers: the checks that need no model.      Does not: know optimizers or models (distribute).  Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ps.params import Consistency
+from tfos.errors import SettingsError
+
+_ALLOWED = {
+    "consistency": ("async", "sync", "ssp"),
+    "reduction": ("mean", "sum"),
+    "on_nonfinite": ("error", "skip"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `distribute` was asked for."""
+
+    consistency: Consistency = "async"
+    reduction: Literal["mean", "sum"] = "mean"
+    staleness_bound: int | None = None
+    """None unless ssp."""
+    staleness_aware: bool = False
+    on_nonfinite: Literal["error", "skip"] = "error"
+    pipeline: int = 0
+    """Steps that are computed while a push is under way."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            if getattr(self, name) not in allowed:
+                raise SettingsError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        self._check_staleness()
+        self._check_pipeline()
+
+    def _check_staleness(self) -> None:
+        bound = self.staleness_bound
+        if (self.consistency == "ssp") != (bound is not None):
+            raise SettingsError(
+                f"consistency={self.consistency!r} with staleness_bound={bound}: ssp needs the "
+                "bound and no other mode has one; write consistency='ssp', staleness_bound=4"
+            )
+        if bound is not None and (type(bound) is not int or bound < 0):
+            raise SettingsError(f"staleness_bound must be an int of at least 0, got {bound!r}")
+        if self.staleness_aware and self.consistency == "sync":
+            raise SettingsError(
+                "staleness_aware=True with consistency='sync': there no gradient is stale; leave "
+                "it out, or use consistency='async'"
+            )
+
+    def _check_pipeline(self) -> None:
+        if type(self.pipeline) is not int or self.pipeline < 0:
+            raise SettingsError(f"pipeline must be an int of at least 0, got {self.pipeline!r}")
+        if self.pipeline and self.consistency != "async":
+            raise SettingsError(
+                f"pipeline={self.pipeline} with consistency={self.consistency!r}: a step waits "
+                "there for its push, so nothing is in flight; use pipeline=0 or consistency='async'"
+            )
