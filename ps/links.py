@@ -53,12 +53,18 @@ class Outgoing:
     into: Sequence[memoryview] | None = None
     reply: Reply | None = None
     error: Exception | None = None
+    is_open: bool = True
+    """Whether it has neither a reply nor a final error."""
     last_cut: RpcError | None = field(default=None, repr=False)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it has neither a reply nor a final error."""
-        return self.reply is None and self.error is None
+    def succeed(self, reply: Reply) -> None:
+        """End with a reply."""
+        self.reply, self.is_open = reply, False
+        self.link.succeeded()
+
+    def fail(self, error: Exception) -> None:
+        """End with an error that no second attempt can change."""
+        self.error, self.is_open = error, False
 
 
 class Link:
@@ -76,7 +82,8 @@ class Link:
         self._endpoint = endpoint
         self._credentials = credentials
         self._identity = identity
-        self._connection: Connection | None = None
+        self.connection: Connection | None = None
+        """The last one made; it may have been closed since."""
         self._unreachable_since_s: float | None = None
         self._pause_s = 0.0
         self._next_attempt_s = 0.0
@@ -94,8 +101,8 @@ class Link:
             AuthError: the server has another secret; final.
             SettingsError: another server answers there.
         """
-        if self._connection is not None and not self._connection.closed:
-            return self._connection
+        if self.connection is not None and not self.connection.closed:
+            return self.connection
         now_s = time.monotonic()
         if now_s < self._next_attempt_s:
             return None
@@ -121,7 +128,7 @@ class Link:
             raise SettingsError(
                 f"{self.name} is ps:{connection.peer.rank}; give the endpoints in order of ranks"
             )
-        self._connection = connection
+        self.connection = connection
         self._was_connected = True
         self._unreachable_since_s = None
         return connection
@@ -147,8 +154,8 @@ class Link:
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        if self._connection is not None:
-            self._connection.close()
+        if self.connection is not None:
+            self.connection.close()
 
     def _note_failure(self, now_s: float) -> None:
         if self._unreachable_since_s is None:
@@ -168,6 +175,10 @@ def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float)
         RequestTimeout: no answer within `timeout_s`.
     """
     deadline_s = time.monotonic() + timeout_s
+    if len(calls) == 1:
+        _try_one(calls[0], timeout_s)
+        if calls[0].reply is not None:
+            return [calls[0].reply]
     while waiting := [call for call in calls if call.is_open]:
         if time.monotonic() >= deadline_s:
             raise _timeout(waiting, timeout_s)
@@ -181,6 +192,28 @@ def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float)
     return [call.reply for call in calls if call.reply is not None]
 
 
+def _try_one(call: Outgoing, timeout_s: float) -> None:
+    """The first attempt at a single server that is connected: the usual case, without lists."""
+    connection = call.link.connection
+    if connection is None or connection.closed:
+        return
+    try:
+        reply = connection.call(
+            call.meta(_server_wait_s(timeout_s)),
+            call.payload,
+            into=call.into,
+            timeout_s=timeout_s,
+        )
+    except RpcError as error:
+        _settle(call, error, timeout_s)
+    else:
+        call.succeed(reply)
+
+
+def _server_wait_s(left_s: float) -> float:
+    return left_s - min(1.0, ANSWER_SHARE * left_s)
+
+
 def _attempt(calls: Sequence[Outgoing], deadline_s: float) -> None:
     """Try every call once on the connections that are there or can be made now."""
     ready: list[tuple[Outgoing, Connection]] = []
@@ -191,7 +224,7 @@ def _attempt(calls: Sequence[Outgoing], deadline_s: float) -> None:
         try:
             connection = call.link.open_connection(left_s)
         except (AuthError, SettingsError) as error:
-            call.error = error
+            call.fail(error)
             continue
         if connection is not None:
             ready.append((call, connection))
@@ -200,7 +233,7 @@ def _attempt(calls: Sequence[Outgoing], deadline_s: float) -> None:
         pause_s = min((call.link.wait_s() for call in calls), default=0.0)
         time.sleep(min(pause_s, left_s))
         return
-    wait_s = left_s - min(1.0, ANSWER_SHARE * left_s)
+    wait_s = _server_wait_s(left_s)
     outs = [
         OutCall(connection, call.meta(wait_s), call.payload, call.into)
         for call, connection in ready
@@ -212,22 +245,21 @@ def _attempt(calls: Sequence[Outgoing], deadline_s: float) -> None:
 
 def _settle(call: Outgoing, outcome: Reply | RpcError, left_s: float) -> None:
     if isinstance(outcome, Reply):
-        call.reply = outcome
-        call.link.succeeded()
+        call.succeed(outcome)
     elif isinstance(outcome, RemoteError):
-        call.error = _named(from_remote(outcome), call.link)
+        call.fail(_named(from_remote(outcome), call.link))
         call.link.succeeded()
     elif isinstance(outcome, DeadlineExceeded):
-        call.error = RequestTimeout(
+        text = (
             f"{call.link.name} gave no answer within {left_s:.1f} s ({outcome}); it is frozen or "
-            "overloaded: look at its log, or raise timeout_s",
-            {"server": str(call.link.server)},
+            "overloaded: look at its log, or raise timeout_s"
         )
+        call.fail(RequestTimeout(text, {"server": str(call.link.server)}))
     elif isinstance(outcome, (TransportError, IntegrityError)):
         call.last_cut = outcome
         call.link.pause_after_cut()
     else:
-        call.error = outcome
+        call.fail(outcome)
 
 
 def _named(error: PSError, link: Link) -> PSError:

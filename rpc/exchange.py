@@ -9,7 +9,8 @@ Threads: one thread at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from rpc.errors import LimitExceeded, PeerGone, ProtocolError
 from rpc.frame import Frame, Kind, decode_error
@@ -20,16 +21,14 @@ _STEPS_PER_TURN = 64
 """Sends and receives before other connections get their turn: tens of MB at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """What the handler answered; `payload` is empty when the caller gave buffers for it."""
 
     meta: bytes
     payload: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """What to ask: meta, payload buffers in order, and where the reply's payload goes."""
 
     meta: bytes
@@ -39,6 +38,15 @@ class Request:
 
 class Exchange:
     """One request and its reply on one connection."""
+
+    sending = True
+    """Whether request bytes are left."""
+    receiving = True
+    """Whether reply bytes are awaited."""
+    connection_broken = False
+    """Whether the peer closed before it took the whole request; its reply may still come."""
+    _frame: Frame | None = None
+    _frame_left = 0
 
     def __init__(
         self,
@@ -54,8 +62,8 @@ class Exchange:
             LimitExceeded: the request is larger than any peer accepts.
             ValueError: a buffer is not contiguous, or `into` is not writable.
         """
-        views = as_views(request.payload)
-        payload_bytes = sum(len(view) for view in views)
+        views = as_views(request.payload) if request.payload else []
+        payload_bytes = sum(map(len, views))
         if len(request.meta) > limits.max_meta_bytes:
             raise LimitExceeded(
                 f"meta of {len(request.meta)} bytes exceeds max_meta_bytes={limits.max_meta_bytes}"
@@ -69,14 +77,6 @@ class Exchange:
         self._request_id = request_id
         self._reader = reader
         self._writer = writer
-        self._frame: Frame | None = None
-        self._frame_left = 0
-        self.sending = True
-        """Whether request bytes are left."""
-        self.receiving = True
-        """Whether reply bytes are awaited."""
-        self.connection_broken = False
-        """Whether the peer closed before it took the whole request; its reply may still come."""
         writer.queue(Kind.REQUEST, request_id, request.meta, views)
 
     @property
@@ -133,32 +133,38 @@ class Exchange:
         return sent
 
     def _receive(self) -> bool:
-        if self._frame_left == 0:
+        left = self._frame_left
+        if left:
+            count = self._sink.fill(self._reader, left)
+            if count is None:
+                return False
+            frame, left = self._frame, left - count
+        else:
             frame = self._reader.next_frame()
             if frame is None:
                 return False
-            self._begin_frame(frame)
-        else:
-            count = self._reader.read_payload(self._sink.window(self._frame_left))
-            if count is None:
-                return False
-            self._sink.advance(count)
-            self._frame_left -= count
-        if self._frame_left == 0 and self._frame is not None and not self._frame.more:
-            if self._frame.kind == Kind.REPLY:
+            left = self._begin_frame(frame)
+        self._frame_left = left
+        if left == 0 and frame is not None and not frame.more:
+            if frame.kind is Kind.REPLY:
                 self._sink.check_full()
             self.receiving = False
         return True
 
-    def _begin_frame(self, frame: Frame) -> None:
+    def _begin_frame(self, frame: Frame) -> int:
+        """Check a frame and take what has arrived with it; return the payload bytes left."""
         if frame.request_id != self._request_id or frame.kind == Kind.REQUEST:
             raise ProtocolError(
                 f"expected a reply to request {self._request_id},"
                 f" got {frame.kind.name} of request {frame.request_id}"
             )
-        self._sink.expect(frame.payload_bytes)
         self._frame = frame
-        self._frame_left = frame.payload_bytes
+        left = frame.payload_bytes
+        if left:
+            self._sink.expect(left)
+            if self._reader.mid_frame:
+                left -= self._sink.fill(self._reader, left) or 0
+        return left
 
 
 class _Sink:
@@ -166,10 +172,11 @@ class _Sink:
 
     def __init__(self, into: Sequence[Buffer] | None, max_bytes: int) -> None:
         self._given = into is not None
-        self._views = as_views(into or ())
-        if any(view.readonly for view in self._views):
-            raise ValueError("`into` holds a read-only buffer; replies need writable ones")
-        self._left = sum(len(view) for view in self._views) if self._given else max_bytes
+        self._views = as_views(into) if into else []
+        for view in self._views:
+            if view.readonly:
+                raise ValueError("`into` holds a read-only buffer; replies need writable ones")
+        self._left = sum(map(len, self._views)) if self._given else max_bytes
         self._max_bytes = self._left
         self._at = 0
         self._offset = 0
@@ -191,17 +198,16 @@ class _Sink:
         if not self._given and num_bytes:
             self._views.append(memoryview(bytearray(num_bytes)))
 
-    def window(self, num_bytes: int) -> memoryview:
-        """Return the next part of the destination, at most so many bytes."""
-        view = self._views[self._at]
-        return view[self._offset : min(len(view), self._offset + num_bytes)]
-
-    def advance(self, num_bytes: int) -> None:
-        """Note that the window was filled so far."""
-        self._offset += num_bytes
-        if self._offset == len(self._views[self._at]):
-            self._at += 1
-            self._offset = 0
+    def fill(self, reader: FrameReader, num_bytes: int) -> int | None:
+        """Receive at most so many bytes into the destination; None if none have arrived."""
+        view, offset = self._views[self._at], self._offset
+        count = reader.read_payload(view[offset : offset + num_bytes])
+        if count is not None:
+            self._offset = offset + count
+            if self._offset == len(view):
+                self._at += 1
+                self._offset = 0
+        return count
 
     def check_full(self) -> None:
         """Refuse a reply that is shorter than the caller's buffers."""

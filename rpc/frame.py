@@ -31,9 +31,9 @@ Pure.
 from __future__ import annotations
 
 import enum
-import hmac
 import struct
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import NamedTuple
 
 import msgspec
@@ -127,10 +127,10 @@ class Sealer:
     ) -> bytes:
         """Return header and meta of the next frame."""
         flags = MORE if more else 0
+        counter = self._counter
+        self._counter = counter + 1
         fields = _FIELDS.pack(MAGIC, VERSION, kind, flags, request_id, len(meta), 0, payload_bytes)
-        mac = _mac(self._key, self._counter, fields, meta)
-        self._counter += 1
-        return b"".join((fields, mac, meta))
+        return fields + _mac(self._key, counter, fields, meta) + meta
 
 
 class Opener:
@@ -160,7 +160,7 @@ class Opener:
         """
         fields = header[: _FIELDS.size]
         mac = _mac(self._key, self._counter, fields, meta)
-        if not hmac.compare_digest(mac, header[_FIELDS.size : HEADER_BYTES]):
+        if not compare_digest(mac, header[_FIELDS.size : HEADER_BYTES]):
             raise IntegrityError(
                 f"frame {self._counter} of this connection has a wrong MAC:"
                 " it was changed, replayed, reordered or inserted on the way"
@@ -169,17 +169,17 @@ class Opener:
         magic, version, kind, flags, request_id, _, reserved, payload_bytes = _FIELDS.unpack(fields)
         if version != VERSION:
             raise VersionMismatch(f"peer sent a frame of version {version}, expected {VERSION}")
-        if magic != MAGIC or reserved != 0 or flags & ~MORE or kind not in _KINDS:
+        if magic != MAGIC or reserved or flags > MORE or kind not in _KINDS:
             raise ProtocolError(
                 f"illegal frame: magic={magic!r} kind={kind} flags={flags:#x} reserved={reserved}"
             )
+        more = flags == MORE
         if payload_bytes > self._limits.max_payload_bytes:
             raise LimitExceeded(
                 f"payload of {payload_bytes} bytes exceeds"
                 f" max_payload_bytes={self._limits.max_payload_bytes}"
             )
-        more = bool(flags & MORE)
-        if (kind == Kind.REQUEST and more) or (kind == Kind.ERROR and (more or payload_bytes)):
+        if (more and kind != _REPLY) or (payload_bytes and kind == _ERROR):
             raise ProtocolError(
                 f"illegal frame: kind={kind}, flags={flags:#x}, {payload_bytes} payload bytes"
             )
@@ -187,6 +187,8 @@ class Opener:
 
 
 _KINDS = {int(kind): kind for kind in Kind}
+_REPLY = int(Kind.REPLY)
+_ERROR = int(Kind.ERROR)
 
 
 def _cut(text: str, num_bytes: int) -> str:
@@ -195,6 +197,5 @@ def _cut(text: str, num_bytes: int) -> str:
 
 
 def _mac(key: bytes, counter: int, fields: bytes, meta: bytes) -> bytes:
-    digest = blake2b(_COUNTER.pack(counter) + fields, digest_size=_MAC_BYTES, key=key)
-    digest.update(meta)
-    return digest.digest()
+    covered = _COUNTER.pack(counter) + fields + meta
+    return blake2b(covered, digest_size=_MAC_BYTES, key=key).digest()

@@ -48,9 +48,19 @@ class FrameReader:
     def next_frame(self) -> Frame | None:
         """Return the next frame without its payload; None if more bytes must arrive first."""
         while True:
-            frame = self._staged_frame()
-            if frame is not None or not self.receive_some():
-                return frame
+            start, staged = self._start, self._end - self._start
+            needed = HEADER_BYTES
+            if staged >= HEADER_BYTES:
+                header = bytes(self._staging[start : start + HEADER_BYTES])
+                needed += self._opener.meta_bytes(header)
+                if staged >= needed:
+                    self._start = start + needed
+                    meta = bytes(self._staging[start + HEADER_BYTES : start + needed])
+                    return self._opener.open(header, meta)
+            if staged:
+                self._make_room(needed)
+            if not self.receive_some():
+                return None
 
     def receive_some(self) -> bool:
         """Receive once for headers and metas; False if it would block."""
@@ -63,25 +73,14 @@ class FrameReader:
         self.received_bytes += count
         return True
 
-    def _staged_frame(self) -> Frame | None:
-        staged = self._staging[self._start : self._end]
-        if len(staged) < HEADER_BYTES:
-            self._make_room(HEADER_BYTES)
-            return None
-        needed = HEADER_BYTES + self._opener.meta_bytes(staged)
-        if len(staged) < needed:
-            self._make_room(needed)
-            return None
-        self._start += needed
-        return self._opener.open(bytes(staged[:HEADER_BYTES]), bytes(staged[HEADER_BYTES:needed]))
-
     def read_payload(self, view: memoryview) -> int | None:
         """Put payload into a view that is neither empty nor longer than what is left of it."""
-        staged = self._end - self._start
+        start = self._start
+        staged = self._end - start
         if staged:
             count = min(staged, len(view))
-            view[:count] = self._staging[self._start : self._start + count]
-            self._start += count
+            view[:count] = self._staging[start : start + count]
+            self._start = start + count
             return count
         received = self._stream.recv_into(view)
         if received is not None:
@@ -110,6 +109,7 @@ class FrameWriter:
         self._sealer = sealer
         self._views: list[memoryview] = []
         self._at = 0
+        self._num_bytes = 0
 
     def queue(
         self,
@@ -121,19 +121,24 @@ class FrameWriter:
         more: bool = False,
     ) -> None:
         """Append one frame; its payload must stay unchanged until it is sent."""
-        payload_bytes = sum(map(len, payload))
+        payload_bytes = sum(map(len, payload)) if payload else 0
         head = self._sealer.seal(kind, request_id, meta, payload_bytes, more=more)
-        self._views.append(memoryview(head))
-        self._views.extend(payload)
+        self._views += (memoryview(head), *payload)
+        self._num_bytes += len(head) + payload_bytes
         self.pending = True
 
     def send_some(self) -> bool:
         """Make one attempt to send what is pending; False if it would block."""
         views = self._views
-        sent = self._stream.sendmsg(views[self._at : self._at + IOV_MAX])
+        several = self._at or len(views) > IOV_MAX
+        sent = self._stream.sendmsg(views[self._at : self._at + IOV_MAX] if several else views)
         if sent is None:
             return False
         self.sent_bytes += sent
+        if sent == self._num_bytes:
+            self._views, self._at, self._num_bytes, self.pending = [], 0, 0, False
+            return True
+        self._num_bytes -= sent
         while sent:
             view = views[self._at]
             if sent < len(view):
@@ -141,10 +146,6 @@ class FrameWriter:
                 return True
             sent -= len(view)
             self._at += 1
-        if self._at == len(views):
-            views.clear()
-            self._at = 0
-            self.pending = False
         return True
 
 

@@ -74,7 +74,7 @@ class Line:
 
     def hold(self) -> bool:
         """Take the right to move bytes; False if another thread has it."""
-        if self.driving.acquire(blocking=False):
+        if self.driving.acquire(False):
             return True
         # Another thread may be in the middle of closing, which takes no time.
         return self.closed and self.driving.acquire(timeout=_CLOSING_S)
@@ -101,16 +101,14 @@ class Line:
 class PendingCall:
     """A call under way; it has an outcome once it is `settled`."""
 
+    settled = False
+    """Whether the outcome is known."""
+    reply: Reply | None = None
+    error: RpcError | None = None
+
     def __init__(self, line: Line, exchange: Exchange) -> None:
         self.line = line
         self.exchange = exchange
-        self.reply: Reply | None = None
-        self.error: RpcError | None = None
-
-    @property
-    def settled(self) -> bool:
-        """Whether the outcome is known."""
-        return self.reply is not None or self.error is not None
 
     def done(self) -> bool:
         """Receive what has arrived, without blocking; True when `result` will not wait."""
@@ -125,7 +123,7 @@ class PendingCall:
             RpcError: as Connection.call; a passed deadline closes the connection.
         """
         if not self.settled:
-            drive([self], timeout_s)
+            drive((self,), timeout_s)
             self.fail_if_overdue(timeout_s)
         if self.reply is None:
             raise self.error or ClosedError("the call has no outcome")
@@ -156,7 +154,7 @@ class PendingCall:
     ) -> None:
         """Fix the outcome; the first one counts."""
         if not self.settled:
-            self.reply, self.error = reply, error
+            self.reply, self.error, self.settled = reply, error, True
             self.line.settled(error, broken)
 
     def advance(self) -> bool:
@@ -211,12 +209,16 @@ def drive(
     finally:
         for call in held:
             call.line.driving.release()
-            call.line.release_if_closed()
+            if call.line.closed:
+                call.line.release_if_closed()
 
 
 def _drive_held(
     calls: Sequence[PendingCall], deadline: float, until_sent: bool, until_any: bool
 ) -> None:
+    if len(calls) == 1:
+        _drive_one(calls[0], deadline, until_sent)
+        return
     unfinished = [call for call in calls if not call.settled]
     while unfinished:
         must_wait = True
@@ -235,19 +237,29 @@ def _drive_held(
                 _wait(unfinished, left_s)
 
 
+def _drive_one(call: PendingCall, deadline: float, until_sent: bool) -> None:
+    """The same for the usual number of calls, without the lists: small calls take half the time."""
+    exchange, settled = call.exchange, call.settled
+    while not settled:
+        waits = call.advance()
+        settled = call.settled
+        if settled or (until_sent and not exchange.sending):
+            return
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return
+        if waits:
+            try:
+                call.line.stream.wait(
+                    read=exchange.receiving, write=exchange.sending, timeout_s=left_s
+                )
+            except ClosedError:
+                continue  # another thread closed the line: the next attempt to move bytes says so
+
+
 def _wait(calls: Sequence[PendingCall], timeout_s: float) -> None:
-    # A line that another thread closed is noticed by the next attempt to move bytes.
     with contextlib.suppress(ClosedError):
-        if len(calls) == 1:
-            exchange = calls[0].exchange
-            calls[0].line.stream.wait(
-                read=exchange.receiving, write=exchange.sending, timeout_s=timeout_s
-            )
-        else:
-            wait_streams(
-                [
-                    (call.line.stream, call.exchange.receiving, call.exchange.sending)
-                    for call in calls
-                ],
-                timeout_s,
-            )
+        wait_streams(
+            [(call.line.stream, call.exchange.receiving, call.exchange.sending) for call in calls],
+            timeout_s,
+        )
