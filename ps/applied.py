@@ -95,6 +95,7 @@ class AppliedRecord:
         self._least: dict[WorkerRank, int] = {}
         self._lost_requests = 0
         self._num_heard = 0
+        self._is_restored = False
 
     @property
     def lost_requests(self) -> int:
@@ -123,7 +124,8 @@ class AppliedRecord:
             return Verdict.RESUMED
         lost = acknowledged - record.sequence
         if lost > 0:
-            if not record.may_jump:
+            is_unknown = self._is_restored and not record.sequence
+            if not record.may_jump and not is_unknown:
                 raise SequenceGap(
                     f"worker {request.worker} was told that its request {acknowledged} is done, "
                     f"this server knows requests up to {record.sequence}: it was restarted and has "
@@ -134,6 +136,18 @@ class AppliedRecord:
         record.may_jump = False
         record.sequence = sequence
         return Verdict.NEW
+
+    def is_back(self, request: RequestId, acknowledged: int) -> bool:
+        """Whether a session that lived before a restore comes back; ask it before `begin`."""
+        if not self._is_restored:
+            return False
+        record = self._begun(request)
+        return acknowledged > 0 if record is None else record.may_jump
+
+    def give_up(self, request: RequestId) -> None:
+        """Note that this request belongs to what a restore has undone: nothing is applied."""
+        self.complete(request)
+        self._lost_requests += 1
 
     def needs(self, request: RequestId, bucket: int) -> bool:
         """Whether this request still has to change this bucket; call it after `begin`.
@@ -211,9 +225,11 @@ class AppliedRecord:
     def restore(self, cuts: Iterable[SessionCut]) -> None:
         """Take over the sessions of a checkpoint.
 
-        A session that still lives may be ahead: its first request may jump, and the jump is
-        counted. Those of another run are never heard of again and make room in time.
+        A session that still lives may be ahead, or have begun since: its first request may jump,
+        and the jump is counted. Those of another run are never heard of again and make room in
+        time.
         """
+        self._is_restored = True
         for cut in cuts:
             if len(cut.applied) != self._num_buckets:
                 raise PhaseError(

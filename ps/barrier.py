@@ -108,6 +108,19 @@ class Sync:
             dropped.append(Drop(worker))
         return dropped + self._complete_if_all_arrived()
 
+    def catch_up(self, clock: int) -> list[Action]:
+        """After a restore: some worker was told of this clock, so those up to it are undone.
+
+        What has arrived so far was sent again for the last of them: its sender did not hear that it
+        was applied. It is lost too and waits no longer, or its sender would stay one behind.
+        """
+        if clock <= self._clock:
+            return []
+        self._clock = clock
+        waiting = tuple(sorted(self._arrived))
+        self._arrived.clear()
+        return [Release(waiting, clock)] if waiting else []
+
     def missing(self) -> tuple[WorkerRank, ...]:
         """The members that have not pushed into the open barrier."""
         return tuple(sorted(self._members - self._arrived.keys()))

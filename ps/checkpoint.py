@@ -72,6 +72,19 @@ class Base:
     save_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a save comes from."""
+
+    job: str = ""
+    """The cluster's id."""
+    base: Base | None = None
+    """What a delta adds to; None: the shards hold every bucket."""
+
+
+UNKNOWN_ORIGIN = Origin()
+
+
 def write_shard(
     root: Root,
     save_id: str,
@@ -152,7 +165,7 @@ def commit(
     step: int,
     manifest: Manifest,
     shards: Sequence[ShardRecord],
-    base: Base | None = None,
+    origin: Origin = UNKNOWN_ORIGIN,
 ) -> str:
     """Make a save the checkpoint of `step`; repeating a commit is harmless.
 
@@ -162,7 +175,7 @@ def commit(
         step: its number.
         manifest: what was trained.
         shards: what `write_shard` returned, of every server.
-        base: what a delta adds to; None: the shards hold every bucket.
+        origin: whose save it is, and what it adds to.
 
     Returns:
         The path of the committed directory.
@@ -181,6 +194,7 @@ def commit(
             f"step {step} exists in {storage.where()} (save {other}); remove "
             f"{storage.where(target)} or save another step"
         )
+    base = origin.base
     if base is not None:
         _check_base(storage, base, step)
     checkpoint = Checkpoint(
@@ -189,6 +203,7 @@ def commit(
         step=step,
         manifest=manifest,
         shards=tuple(sorted(shards, key=lambda shard: shard.rank)),
+        job=origin.job,
         base=None if base is None else base.step,
         base_save_id="" if base is None else base.save_id,
     )

@@ -80,6 +80,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step: Count
     manifest: Manifest
     shards: tuple[ShardRecord, ...]
+    job: str = ""
+    """Who saved it: the cluster's id."""
     base: Count | None = None
     """Of a delta: the older step that it adds to."""
     base_save_id: str = ""

@@ -54,6 +54,8 @@ class Restoring:
     """Take the values only: slots and steps start anew, and the rules may be others."""
     strict: bool = False
     """Fail if the newest step is damaged, instead of taking the newest one that is whole."""
+    job: str | None = None
+    """Only what this job has saved; None: whoever did."""
 
 
 AS_SAVED = Restoring()
@@ -65,7 +67,10 @@ def find(root: Root, step: int | None, like: Restoring) -> tuple[Checkpoint, Man
     Raises:
         CheckpointError: there is none, or the one asked for is damaged or of another model.
     """
-    found = newest_sound(root, strict=like.strict) if step is None else read_manifest(root, step)
+    if step is None:
+        found = newest_sound(root, strict=like.strict, job=like.job)
+    else:
+        found = read_manifest(root, step)
     manifest = like.manifest or found.manifest
     check_same_model(found.manifest, manifest, reset_optimizer=like.reset_optimizer)
     return found, manifest
@@ -113,12 +118,13 @@ def verify_files(storage: Storage, checkpoint: Checkpoint) -> None:
         read_extra(storage, checkpoint, shard.rank)
 
 
-def newest_sound(root: Root, *, strict: bool = False) -> Checkpoint:
+def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) -> Checkpoint:
     """Return the newest checkpoint that `verify` passes; log why newer ones are left out.
 
     Args:
         root: the checkpoint directory.
         strict: raise what is wrong with the newest step instead of taking an older one.
+        job: leave out what others have saved.
 
     Raises:
         CheckpointError: there is none.
@@ -131,6 +137,8 @@ def newest_sound(root: Root, *, strict: bool = False) -> Checkpoint:
         return newest
     for step in complete_steps(storage):
         checkpoint = load_chain(storage, step)[0]
+        if job is not None and checkpoint.job != job:
+            continue
         try:
             verify(storage, checkpoint)
         except CheckpointError as error:

@@ -14,19 +14,28 @@ import os
 import signal
 import stat
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ps.errors import SettingsError
+from ps.checkpoint_restore import Restoring
+from ps.epoch import EpochGuard
+from ps.errors import PSError, SettingsError
 from ps.lifecycle import ServerSettings
 from ps.server import PSServer
+from ps.storage import storage_at
+from ps.undone import LossReport
 from rpc.errors import RpcError
 from rpc.handshake import Credentials
 
 MIN_SECRET_BYTES = 16
 MAX_SECRET_BYTES = 4096
+REPLACED_STATUS = 3
+"""The exit status of a server that another process has replaced."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.2
+
+_logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,26 +43,44 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=options.log_level, format="%(asctime)s %(name)s %(message)s")
     try:
-        credentials = Credentials(options.cluster_id, read_secret(Path(options.secret_file)))
-        settings = ServerSettings(
-            rank=options.rank,
-            num_servers=options.num_servers,
-            num_workers=options.num_workers,
-            on_lost=options.on_lost,
-        )
-        server = PSServer(settings, credentials)
-        server.bind_tcp(options.host, options.port)
-    except (SettingsError, RpcError, OSError) as error:
+        return _serve(options)
+    except (PSError, RpcError, OSError) as error:
         sys.stderr.write(f"ps.server: {error}\n")
         return 2
+
+
+def _serve(options: argparse.Namespace) -> int:
+    credentials = Credentials(options.cluster_id, read_secret(Path(options.secret_file)))
+    settings = ServerSettings(
+        rank=options.rank,
+        num_servers=options.num_servers,
+        num_workers=options.num_workers,
+        on_lost=options.on_lost,
+    )
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # before threads, which inherit it
-    with server:
+    with PSServer(settings, credentials, guard=_guard(options)) as server:
+        server.bind_tcp(options.host, options.port)
         if options.unix:
             server.bind_unix()
+        if options.restore:
+            like = Restoring(strict=options.strict)
+            step = server.restore(options.restore, step=options.step, like=like)
+            _logger.warning("%s goes on from step %d of %s", server, step, options.restore)
         server.start()
         _announce(server)
         _wait_for_end(server)
+        replaced = server.look_for_successor()
+    if replaced:
+        sys.stderr.write(f"ps.server: {replaced}\n")
+        return REPLACED_STATUS
     return 0
+
+
+def _guard(options: argparse.Namespace) -> EpochGuard | None:
+    place = options.save_dir or options.restore
+    if not place:
+        return None
+    return EpochGuard(storage_at(place), options.cluster_id, options.rank)
 
 
 def read_secret(path: Path) -> bytes:
@@ -100,6 +127,16 @@ def _parser() -> argparse.ArgumentParser:
         default="fail",
         help="what a lost worker does to a sync barrier",
     )
+    parser.add_argument("--restore", metavar="DIR", help="start from the newest checkpoint there")
+    parser.add_argument("--step", type=int, help="start from this checkpoint of --restore instead")
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if the newest checkpoint is damaged"
+    )
+    parser.add_argument(
+        "--save-dir",
+        metavar="DIR",
+        help="where this cluster saves: a server that is started there later replaces this one",
+    )
     parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR")
     return parser
 
@@ -124,6 +161,14 @@ def _wait_for_end(server: PSServer) -> None:
     The signals are blocked and fetched, not handled: a handler that takes a lock may meet its own
     thread holding it.
     """
+    losses = LossReport()
     while not server.wait_stopped(0):
-        if signal.sigtimedwait(_SIGNALS, _POLL_S) is not None:
-            return
+        if signal.sigtimedwait(_SIGNALS, _POLL_S) is not None or server.look_for_successor():
+            break
+        _warn(losses.poll(server.stats(), time.monotonic()))
+    _warn(losses.last(server.stats()))
+
+
+def _warn(text: str) -> None:
+    if text:
+        _logger.warning("%s", text)

@@ -124,6 +124,7 @@ class Fleet:
             for call in calls:
                 if call.reply is not None:
                     call.link.acknowledged = call.link.sequence
+                    call.link.told_clock = messages.decode_reply(call.reply.meta, Ack).clock
 
     def check_size(self, described: Sequence[Description]) -> None:
         """Refuse servers that were started for another number of servers or workers."""
@@ -143,7 +144,8 @@ class Fleet:
             link.close()
 
     def _numbered(self, request: ChangingRequest, link: Link) -> Callable[[float], bytes]:
-        number = Number(self._session, link.next_sequence(), link.acknowledged)
+        sequence = link.next_sequence()
+        number = Number(self._session, sequence, link.acknowledged, link.told_clock)
         return lambda wait_s: messages.encode(request(number, wait_s))
 
 

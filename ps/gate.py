@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ps.applied import AppliedRecord, RequestId, Verdict
+from ps.barrier import Sync
 from ps.decisions import Action, Admission, Break, Drop, Policy, Reduce, Release, worker_lost
 from ps.errors import (
     NonFiniteGradient,
@@ -103,9 +104,14 @@ class Gate(Generic[Gradient]):
             return self._policy.missing()
 
     def begin(
-        self, request: RequestId, acknowledged: int = 0
+        self, request: RequestId, acknowledged: int = 0, told_clock: int = 0
     ) -> tuple[Verdict, Arrival[Gradient] | None]:
         """Say what a changing request is, and find it if it already waits at the barrier.
+
+        Args:
+            request: its name.
+            acknowledged: the last request that the session was told is done.
+            told_clock: the newest clock that it was told; 0: none yet.
 
         Raises:
             StaleIncarnation, SequenceGap: see ps.applied.
@@ -113,7 +119,11 @@ class Gate(Generic[Gradient]):
         """
         with self._changed:
             self._refuse_closed()
+            is_back = self._record.is_back(request, acknowledged)
             verdict = self._record.begin(request, acknowledged)
+            if is_back and verdict is not Verdict.REPEATED and self._is_undone(told_clock):
+                self._record.give_up(request)
+                return Verdict.REPEATED, None
             refused = self._refused.get(request.worker)
             if refused is not None and refused[0] == request:
                 raise refused[1]
@@ -205,6 +215,7 @@ class Gate(Generic[Gradient]):
         event: Callable[[WorkerRank], list[Action]],
         acknowledged: int = 0,
         *,
+        told_clock: int = 0,
         leaves: bool = False,
     ) -> bool:
         """Execute a membership event once; False when this request was executed before.
@@ -214,7 +225,7 @@ class Gate(Generic[Gradient]):
         with self._changed:
             if leaves and self._closed is not None:
                 return False
-            verdict, _ = self.begin(request, acknowledged)
+            verdict, _ = self.begin(request, acknowledged, told_clock)
             if verdict is Verdict.REPEATED:
                 return False
             self._execute(event(request.worker))
@@ -286,6 +297,20 @@ class Gate(Generic[Gradient]):
                     arrival.error = error
             self._waiting.clear()
             self._changed.notify_all()
+
+    def _is_undone(self, told_clock: int) -> bool:
+        """Whether a push that comes back after a restore was meant for a clock that is past.
+
+        Workers at a barrier are told of the same clocks, but the one whose answer was lost does not
+        know of the last.
+        """
+        if not isinstance(self._policy, Sync):
+            return False
+        before = self._waiting.copy()
+        self._execute(self._policy.catch_up(told_clock))
+        for request in before.keys() - self._waiting.keys():
+            self._record.give_up(request)
+        return 0 < told_clock < self._policy.clock
 
     def _enter(self, arrival: Arrival[Gradient]) -> None:
         is_null = arrival.hyper is None

@@ -79,6 +79,8 @@ class Link:
         """Number of the last changing request sent to this server."""
         self.acknowledged = 0
         """Number of the last one that it has answered with success."""
+        self.told_clock = 0
+        """The newest clock that it has answered a changing request with."""
         self._endpoint = endpoint
         self._credentials = credentials
         self._identity = identity
@@ -88,6 +90,8 @@ class Link:
         self._pause_s = 0.0
         self._next_attempt_s = 0.0
         self._was_connected = False
+        self._incarnation = 0
+        """The newest start of this server that has answered; older ones were replaced."""
 
     def next_sequence(self) -> int:
         """Number a new changing request."""
@@ -128,6 +132,15 @@ class Link:
             raise SettingsError(
                 f"{self.name} is ps:{connection.peer.rank}; give the endpoints in order of ranks"
             )
+        if connection.peer.incarnation < self._incarnation:
+            connection.close()
+            _logger.warning(
+                "%s answers as start %d, but start %d has replaced it",
+                self.name, connection.peer.incarnation, self._incarnation,
+            )  # fmt: skip
+            self._note_failure(now_s)
+            return None
+        self._incarnation = connection.peer.incarnation
         self.connection = connection
         self._was_connected = True
         self._unreachable_since_s = None

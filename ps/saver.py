@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ps import messages
-from ps.checkpoint import Base, abort, commit, keep_newest
+from ps.checkpoint import Base, Origin, abort, commit, keep_newest
 from ps.checkpoint_format import STAGING_PREFIX
 from ps.checkpoint_lease import Lease
 from ps.errors import CheckpointError, SettingsError
@@ -94,8 +94,9 @@ class Saver:
         try:
             shards = [answer.shard for answer in ask(request)]
             with place.lease.held():
+                origin = Origin(self._owner, base)
                 path = commit(
-                    directory, save_id, step=step, manifest=manifest, shards=shards, base=base
+                    directory, save_id, step=step, manifest=manifest, shards=shards, origin=origin
                 )
                 if options.keep is not None:
                     keep_newest(directory, options.keep)

@@ -8,8 +8,13 @@ Threads: any; requests run on the listener's threads.
 
 from __future__ import annotations
 
+import socket
 import sys
+from pathlib import Path
 
+from ps.checkpoint_restore import AS_SAVED, Restoring, find
+from ps.epoch import EpochGuard
+from ps.errors import PhaseError
 from ps.lifecycle import ServerSettings
 from ps.params import WorkerRank
 from ps.permissions import Phase
@@ -21,6 +26,8 @@ from rpc.listener import Listener
 
 __all__ = ["PSServer", "Phase", "ServerSettings", "ServerStats"]
 
+_REPLACED_CLOSE_S = 1.0
+
 
 class PSServer:
     """Serves one shard until it is closed.
@@ -29,16 +36,26 @@ class PSServer:
         settings: its place in the cluster.
         credentials: the cluster's secret.
         incarnation: grows when this server is replaced.
+        guard: tells when another process has taken this server's place; has the incarnation then.
     """
 
     def __init__(
-        self, settings: ServerSettings, credentials: Credentials, *, incarnation: int = 0
+        self,
+        settings: ServerSettings,
+        credentials: Credentials,
+        *,
+        incarnation: int = 0,
+        guard: EpochGuard | None = None,
     ) -> None:
         self.settings = settings
+        self._guard = guard
+        if guard is not None:
+            incarnation = guard.number
         identity = Identity(Role.SERVER, settings.rank, incarnation)
         self._service = Service(
             settings,
             open_connections=lambda: self._listener.stats().open_connections,
+            refuse_if_replaced=self._refuse_if_replaced,
         )
         self._listener = Listener(self._service.handle, credentials, identity)
 
@@ -59,13 +76,38 @@ class PSServer:
         """Listen on a Unix socket as well, for clients on the same host."""
         self._listener.bind_unix(directory)
 
+    def adopt(self, tcp: socket.socket, unix: socket.socket) -> None:
+        """Listen on sockets that a supervisor holds, so that clients find a restarted server."""
+        self._listener.adopt(tcp, unix)
+
     def bind_inproc(self, name: str) -> None:
         """Listen in this process only, for tests."""
         self._listener.bind_inproc(name)
 
     def start(self) -> None:
-        """Let clients in. The shard is EMPTY until the chief seeds it or it is restored."""
+        """Let clients in. The shard is EMPTY until the chief seeds it or it is restored.
+
+        Raises:
+            CheckpointError: another process took this server's place meanwhile.
+        """
+        if self._guard is not None:
+            self._guard.claim()
         self._listener.start()
+
+    def restore(
+        self, directory: str | Path, *, step: int | None = None, like: Restoring = AS_SAVED
+    ) -> int:
+        """Fill the shard from a checkpoint instead of being seeded; call it before start().
+
+        Returns:
+            The step: the one asked for, or the newest that is whole.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged or of another model.
+        """
+        checkpoint, _ = find(directory, step, like)
+        self._service.restore(str(directory), checkpoint, like)
+        return checkpoint.step
 
     @property
     def endpoint(self) -> Endpoint:
@@ -92,6 +134,22 @@ class PSServer:
     def wait_stopped(self, timeout_s: float) -> bool:
         """Wait until somebody entitled has asked this server to stop."""
         return self._service.life.stopping.wait(timeout_s)
+
+    def look_for_successor(self) -> str:
+        """Return who has taken this server's place; empty: nobody."""
+        newer = self._guard.successor() if self._guard is not None else None
+        return self._guard.replaced_text(newer) if self._guard and newer else ""
+
+    def _refuse_if_replaced(self) -> None:
+        """Answer nobody any more once replaced: a cut sends clients to the new server."""
+        if self._guard is None:
+            return
+        try:
+            self._guard.check()
+        except PhaseError as error:
+            self._service.stop(error.message)
+            self._listener.close(_REPLACED_CLOSE_S)
+            raise
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End all waits, close the connections and the ports. Idempotent."""

@@ -17,7 +17,9 @@ import msgspec
 
 from ps import messages
 from ps.applied import SessionCut
+from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_reader import read_manifest
+from ps.checkpoint_restore import Restoring
 from ps.consistency import make_policy
 from ps.decisions import Action
 from ps.dense import DenseShard
@@ -35,6 +37,7 @@ from ps.shard_saving import SavedVersions, restore_into, save_shard
 from ps.sharding import deal
 from ps.staging import StagedGradient
 from ps.stats import Counters, ServerStats
+from ps.undone import Undone
 from rpc.listener import Call
 
 _EVENTS: dict[type, Callable[[Gate[StagedGradient]], Callable[[WorkerRank], list[Action]]]] = {
@@ -47,8 +50,15 @@ _EVENTS: dict[type, Callable[[Gate[StagedGradient]], Callable[[WorkerRank], list
 class Service:
     """The handler behind one server's listener."""
 
-    def __init__(self, settings: ServerSettings, *, open_connections: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        open_connections: Callable[[], int],
+        refuse_if_replaced: Callable[[], None] = lambda: None,
+    ) -> None:
         self.settings = settings
+        self._refuse_if_replaced = refuse_if_replaced
         self.life = Lifecycle(settings)
         self._open_connections = open_connections
         self._counters = Counters()
@@ -56,6 +66,7 @@ class Service:
         self._saving = threading.Lock()
         self._saved = SavedVersions()
         self._restored: messages.Restore | None = None
+        self._undone = Undone()
         self._handlers: dict[type, Callable[[Call, Any], None]] = {
             messages.Describe: self._describe,
             messages.FetchManifest: self._fetch_manifest,
@@ -83,6 +94,7 @@ class Service:
         """
         self._counters.add(calls=1)
         try:
+            self._refuse_if_replaced()
             request = messages.decode_request(call.meta)
             check_caller(request, call.peer, self.settings.num_workers)
             check_phase(request, self.settings.rank, self.life.phase, self.life.reason)
@@ -107,6 +119,8 @@ class Service:
                 clock=shard.gate.clock,
                 missing=shard.gate.missing(),
                 lost_requests=shard.lost_requests,
+                restored_step=self._undone.step,
+                undone_s=self._undone.seconds,
                 parameter_bytes=shard.dense.value_nbytes,
             )
         return self._counters.snapshot(base)
@@ -160,7 +174,7 @@ class Service:
         )
 
     def _new_shard(
-        self, dense: DenseShard, clock: int = 0, cuts: Sequence[SessionCut] = ()
+        self, dense: DenseShard, clock: int = 0, cuts: Sequence[SessionCut] | None = None
     ) -> ServingShard:
         settings = self.settings
         policy = make_policy(
@@ -223,7 +237,10 @@ class Service:
         if shard is not None:
             event = _EVENTS[type(request)](shard.gate)
             leaves = not isinstance(request, messages.Join)
-            shard.gate.change(name, event, request.number.acknowledged, leaves=leaves)
+            number = request.number
+            shard.gate.change(
+                name, event, number.acknowledged, told_clock=number.told_clock, leaves=leaves
+            )
             clock = shard.gate.clock
         if isinstance(request, messages.Finish):
             self._meetings.finish(worker)
@@ -264,18 +281,31 @@ class Service:
             return
         manifest = self._read_manifest(call, request)
         checkpoint = read_manifest(request.directory, request.step)
-        dense = self._new_dense(manifest)
-        extra = restore_into(
-            dense,
-            request.directory,
-            checkpoint,
-            place=self.settings,
-            reset_optimizer=request.reset_optimizer,
-        )
-        if self.life.install(self._new_shard(dense, extra.clock, extra.sessions)):
+        like = Restoring(manifest=manifest, reset_optimizer=request.reset_optimizer)
+        if self.restore(request.directory, checkpoint, like):
             self._restored = request
         self._refuse_other(manifest)
         self._reply_description(call)
+
+    def restore(self, directory: str, checkpoint: Checkpoint, like: Restoring) -> bool:
+        """Fill the shard from a checkpoint; False when another one was faster.
+
+        Raises:
+            CheckpointError: it is damaged or of another model.
+        """
+        dense = self._new_dense(like.manifest or checkpoint.manifest)
+        extra = restore_into(
+            dense,
+            directory,
+            checkpoint,
+            place=self.settings,
+            reset_optimizer=like.reset_optimizer,
+        )
+        if not self.life.install(self._new_shard(dense, extra.clock, extra.sessions)):
+            return False
+        age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
+        self._undone = Undone(checkpoint.step, max(0.0, age_s))
+        return True
 
     def _fetch_stats(self, call: Call, _request: messages.FetchStats) -> None:
         call.reply(messages.encode(self.stats()))

@@ -59,7 +59,7 @@ class ServingShard:
         policy: when to apply; see ps.consistency.
         counters: where to count.
         on_failed: told why the shard cannot go on.
-        cuts: the exactly-once record of a restored checkpoint.
+        cuts: the exactly-once record of a restored checkpoint; None: there is none to go on from.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ServingShard:
         policy: Policy,
         counters: Counters,
         on_failed: Callable[[str], None],
-        cuts: Sequence[SessionCut] = (),
+        cuts: Sequence[SessionCut] | None = None,
     ) -> None:
         self.dense = dense
         self.manifest_hash = dense.manifest.hash()
@@ -79,7 +79,8 @@ class ServingShard:
         self._runs = cut_runs(dense.buckets, READ_BYTES)
         self._pool = StagingPool(dense.buckets, dense.dtype)
         self._record = AppliedRecord(len(dense.buckets))
-        self._record.restore(cuts)
+        if cuts is not None:
+            self._record.restore(cuts)
         self.gate: Gate[StagedGradient] = Gate(
             policy, self._record, self._reduce, self._count, on_failed
         )
@@ -116,7 +117,8 @@ class ServingShard:
         deadline_s = time.monotonic() + request.wait_s
         sender = request_id(call.peer, request)
         staleness = self.gate.staleness_of(sender.worker)
-        verdict, arrival = self.gate.begin(sender, request.number.acknowledged)
+        number = request.number
+        verdict, arrival = self.gate.begin(sender, number.acknowledged, number.told_clock)
         sent = 0
         if verdict is Verdict.REPEATED or arrival is not None:
             self._counters.count(sender.worker, repeated=1)
@@ -150,7 +152,8 @@ class ServingShard:
         try:
             self._read_staged(call, staged)
             with self.gate.between_clocks():
-                verdict, _ = self.gate.begin(sender, request.number.acknowledged)
+                number = request.number
+                verdict, _ = self.gate.begin(sender, number.acknowledged, number.told_clock)
                 if verdict is not Verdict.REPEATED:
                     for bucket, array in zip(self.dense.buckets, staged.arrays, strict=True):
                         self.dense.set_values(bucket.id, array)

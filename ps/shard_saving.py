@@ -43,7 +43,8 @@ class ShardExtra(msgspec.Struct, frozen=True):
     """What a server saves beside its values."""
 
     clock: int
-    sessions: tuple[SessionCut, ...]
+    sessions: tuple[SessionCut, ...] | None
+    """None: after a restore into another number of servers; their numbers mean nothing here."""
     saved_at_s: float = 0.0
     """When the cut was made, in seconds since 1970: only to tell users how much was lost."""
 
@@ -111,9 +112,9 @@ def restore_into(
     clock = max((extra.clock for extra in extras), default=0)
     saved_at_s = min((extra.saved_at_s for extra in extras), default=0.0)
     own = extras[place.rank] if place.rank < num_saved else ShardExtra(0, ())
-    buckets = {len(session.applied) for session in own.sessions}
+    buckets = {len(session.applied) for session in own.sessions or ()}
     is_same_cut = buckets <= {len(dense.buckets)} and num_saved == place.num_servers
-    return ShardExtra(clock, own.sessions if is_same_cut else (), saved_at_s)
+    return ShardExtra(clock, own.sessions if is_same_cut else None, saved_at_s)
 
 
 class _Source:

@@ -61,7 +61,11 @@ class ServerStats(msgspec.Struct, frozen=True):
     barrier_wait_s: float = 0.0
     """Sync, ssp: summed waits for other workers; large against apply_s: workers are uneven."""
     lost_requests: int = 0
-    """Acknowledged requests that a restore has undone."""
+    """Acknowledged requests that a restore has undone, of the workers that are back so far."""
+    restored_step: int = -1
+    """The checkpoint that this server was filled from; -1: it was seeded."""
+    undone_s: float = 0.0
+    """Seconds from that checkpoint's cut to the restore, by the hosts' clocks."""
     connections: int = 0
     parameter_bytes: int = 0
     """Bytes of the values this server owns, without optimizer slots."""

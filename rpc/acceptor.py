@@ -73,36 +73,43 @@ class SocketAcceptor:
         self._sock.close()
 
 
+def bound_tcp(host: str, port: int, limits: Limits) -> socket.socket:
+    """Return a TCP socket that listens, so that nobody takes its port.
+
+    Raises:
+        PortInUse: another socket holds the port; the text says whose where /proc tells.
+        OSError: the host is not an address of this machine.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        configure(sock, limits)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"{host}:{port} is held by {describe_holder(port)};"
+                " choose another port, or 0 for any free one"
+            ) from error
+        raise
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 class TcpAcceptor(SocketAcceptor):
     """Listens on host:port; port 0 lets the kernel choose."""
 
     def __init__(self, host: str, port: int, limits: Limits) -> None:
-        """Bind.
-
-        Raises:
-            PortInUse: another socket holds the port; the text says whose where /proc tells.
-            OSError: the host is not an address of this machine.
-        """
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            configure(sock, limits)
-            sock.bind(address)
-            super().__init__(sock, limits)
-        except OSError as error:
-            sock.close()
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUse(
-                    f"{host}:{port} is held by {describe_holder(port)};"
-                    " choose another port, or 0 for any free one"
-                ) from error
-            raise
-        except BaseException:
-            sock.close()
-            raise
+        """Bind; raises as `bound_tcp`."""
+        sock = bound_tcp(host, port, limits)
+        super().__init__(sock, limits)
         self.port: int = sock.getsockname()[1]
 
 

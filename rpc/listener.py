@@ -9,12 +9,13 @@ may be called from any thread, also from a handler.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rpc.acceptor import Acceptor, TcpAcceptor, UnixAcceptor
+from rpc.acceptor import Acceptor, SocketAcceptor, TcpAcceptor, UnixAcceptor
 from rpc.address import Endpoint, advertised_host, boot_id
 from rpc.call import Call
 from rpc.doorkeeper import Doorkeeper
@@ -102,6 +103,18 @@ class Listener:
         acceptor = UnixAcceptor(directory, self._limits)
         self._acceptors.append(acceptor)
         self._unix_path = acceptor.path
+
+    def adopt(self, tcp: socket.socket, unix: socket.socket) -> None:
+        """Listen on sockets that were bound elsewhere and outlive this process.
+
+        Args:
+            tcp: listening; as `rpc.acceptor.bound_tcp` makes it.
+            unix: listening on a path that whoever bound it removes.
+        """
+        self._check_can_bind()
+        self._acceptors += [SocketAcceptor(each, self._limits) for each in (tcp, unix)]
+        self._host, self._port = tcp.getsockname()[:2]
+        self._unix_path = unix.getsockname()
 
     def bind_inproc(self, name: str) -> None:
         """Bind a name for clients in this process; its endpoint is then reached that way only."""

@@ -53,6 +53,13 @@ class CuttingProxy:
             self._cuts = list(armed)
         return armed
 
+    def retarget(self, target: Endpoint) -> None:
+        """Forward new connections to another server, and cut those that there are."""
+        self._target = (target.host, target.port)
+        for sock in list(self._peers):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._closing = True
         with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ps import checkpoint_reader as reading
-from ps.checkpoint import Base, abort, commit, write_shard
+from ps.checkpoint import Base, Origin, abort, commit, write_shard
 from ps.checkpoint_restore import Restoring, verify
 from ps.client import PSClient
 from ps.dense import DenseShard
@@ -177,8 +177,8 @@ def test_a_base_that_is_another_save_or_not_older_is_refused(tmp_path: Path):
         record = write_shard(
             tmp_path, save_id, rank=0, shard=shard, is_unchanged=lambda _: base is not None
         )
-        shards = [record]
-        commit(tmp_path, save_id, step=step, manifest=shard.manifest, shards=shards, base=base)
+        settings = {"manifest": shard.manifest, "shards": [record]}
+        commit(tmp_path, save_id, step=step, origin=Origin("job", base), **settings)
 
     save(5, "aa")
     for base in (Base(5, "bb"), Base(7, "aa")):

@@ -70,12 +70,12 @@ def _check_cut(root: Path, step: int, manifest, *, is_sync: bool) -> int:
         restore_shard(root, checkpoint, dense)
         extra = msgspec.msgpack.decode(read_extra(root, checkpoint, rank), type=ShardExtra)
         for index, bucket_id in enumerate(dense.bucket_ids):
-            pushes = sum(session.applied[index] for session in extra.sessions)
+            pushes = sum(session.applied[index] for session in extra.sessions or ())
             assert np.all(dense.values(bucket_id) == np.float32(pushes)), f"step {step}"
-        half_applied += sum(len(set(session.applied)) > 1 for session in extra.sessions)
+        half_applied += sum(len(set(session.applied)) > 1 for session in extra.sessions or ())
         if is_sync:
             assert half_applied == 0
-            assert {session.applied[0] for session in extra.sessions} <= {extra.clock}
+            assert {session.applied[0] for session in extra.sessions or ()} <= {extra.clock}
     return half_applied
 
 

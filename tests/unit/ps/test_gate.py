@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from ps.applied import AppliedRecord, RequestId
+from ps.applied import AppliedRecord, RequestId, SessionCut, Verdict
 from ps.barrier import Sync
 from ps.decisions import OnLost
 from ps.errors import (
@@ -34,9 +34,11 @@ class Bench:
         self.applied: list[int] = []
         self.failures: list[str] = []
         self.trouble: Exception | None = None
+        self.policy = Sync(2, on_lost=on_lost)
+        self.record = AppliedRecord(1)
         self.gate: Gate[float] = Gate(
-            Sync(2, on_lost=on_lost),
-            AppliedRecord(1),
+            self.policy,
+            self.record,
             self._reduce,
             self._applied,
             self.failures.append,
@@ -54,6 +56,52 @@ class Bench:
         name = RequestId(WorkerRank(worker), 0, 1, sequence)
         self.gate.begin(name)
         return Arrival(name, 1, None if null else HYPER, None if null else float(worker))
+
+
+def restored(clock: int, sequence: int) -> Bench:
+    """A gate that goes on from a checkpoint in which both workers had done `sequence`."""
+    bench = Bench()
+    bench.record.restore(
+        [SessionCut(rank, 0, 1, (sequence,)) for rank in (WorkerRank(0), WorkerRank(1))]
+    )
+    bench.policy.catch_up(clock)
+    return bench
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("late_first", [True, False])
+def test_after_a_restore_a_push_of_an_undone_clock_does_not_wait_for_the_next(late_first: bool):
+    """Both had pushed number 2; only worker 0 was told of it before the server died at clock 2."""
+    bench = restored(clock=1, sequence=1)
+    ahead, late = RequestId(WorkerRank(0), 0, 1, 3), RequestId(WorkerRank(1), 0, 1, 2)
+
+    def come_ahead() -> Arrival[float]:
+        assert bench.gate.begin(ahead, 2, 2) == (Verdict.NEW, None)
+        return bench.gate.arrive(Arrival(ahead, 1, HYPER, 0.0))
+
+    if late_first:
+        assert bench.gate.begin(late, 1, 1) == (Verdict.NEW, None)
+        waiting = bench.gate.arrive(Arrival(late, 1, HYPER, 1.0))
+        assert not waiting.is_done
+        staged = come_ahead()
+        assert waiting.clock == 2
+    else:
+        staged = come_ahead()
+        assert bench.gate.begin(late, 1, 1) == (Verdict.REPEATED, None)
+    assert (bench.gate.clock, bench.reduced, staged.is_done) == (2, [], False)
+    bench.gate.arrive(bench.arrival(1, 3))
+    assert (bench.gate.clock, bench.reduced, staged.clock) == (3, [[0.0, 1.0]], 3)
+    assert bench.record.lost_requests == 2  # number 2 of both
+
+
+@pytest.mark.fault("F08")
+def test_after_a_restore_pushes_that_waited_together_go_on_together():
+    bench = restored(clock=1, sequence=1)
+    for worker in (0, 1):  # both were told of clock 5, and push their number 6 again
+        bench.gate.begin(RequestId(WorkerRank(worker), 0, 1, 6), 5, 5)
+        bench.gate.arrive(bench.arrival(worker, 6))
+    assert (bench.gate.clock, bench.reduced) == (6, [[0.0, 1.0]])
+    assert bench.record.lost_requests == 8
 
 
 def soon() -> float:

@@ -47,9 +47,9 @@ def test_requests_survive_the_wire(request_: Request):
 
 
 def test_the_wire_format_of_a_push_is_fixed():
-    push = Push("ab", Number(5, 7, 6), 32, Hyper(0.5, {"t": (0.25,)}), pull=True, wait_s=2.0)
+    push = Push("ab", Number(5, 7, 6, 4), 32, Hyper(0.5, {"t": (0.25,)}), pull=True, wait_s=2.0)
     assert encode(push).hex() == (
-        "88a474797065a470757368ad6d616e69666573745f68617368a26162a66e756d62657293050706a4726f777320"
+        "88a474797065a470757368ad6d616e69666573745f68617368a26162a66e756d6265729405070604a4726f777320"
         "a5687970657282ad6c6561726e696e675f72617465cb3fe0000000000000a77363616c61727381a17491cb3f"
         "d0000000000000a470756c6cc3a46e756c6cc2a6776169745f73cb4000000000000000"
     )

@@ -1,0 +1,70 @@
+"""What users are told of a loss, and when; who is a server's latest process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ps.epoch import EpochGuard
+from ps.errors import CheckpointError, PhaseError
+from ps.stats import ServerStats
+from ps.storage import storage_at
+from ps.undone import LossReport
+
+
+def stats(lost: int) -> ServerStats:
+    return ServerStats(1, "SERVING", 0, 0.0, lost_requests=lost, restored_step=900, undone_s=12.3)
+
+
+@pytest.mark.fault("F08")
+def test_a_loss_is_told_when_it_has_settled_and_again_when_it_grew():
+    report = LossReport()
+    assert report.poll(stats(0), 0.0) == ""
+    assert report.poll(stats(1700), 1.0) == ""
+    assert report.poll(stats(3410), 1.9) == ""
+    assert report.poll(stats(3410), 2.8) == ""
+    text = "ps:1: 12 s, 3,410 updates lost since step 900"
+    assert report.poll(stats(3410), 3.0) == text
+    assert report.poll(stats(3410), 9.0) == ""
+    assert report.last(stats(3410)) == ""
+    assert report.last(stats(3411)).startswith("ps:1: 12 s, 3,411 updates")
+    assert LossReport().last(stats(1)).startswith("ps:1: 12 s, 1 update lost")
+
+
+def guard(root: Path, cluster: str = "c") -> EpochGuard:
+    return EpochGuard(storage_at(root), cluster, 3)
+
+
+@pytest.mark.fault("F11")
+def test_the_later_process_is_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = guard(tmp_path)
+    first.claim()
+    second = guard(tmp_path)
+    assert (first.number, second.number) == (1, 2)
+    assert first.successor() is None  # not before it serves
+    second.claim()
+    assert first.successor() == second._mine
+    first.check()  # it has looked a moment ago
+    monkeypatch.setattr("ps.epoch.LOOK_S", 0.0)
+    with pytest.raises(PhaseError, match=r"ps:3 \(start 1, pid \d+\) was replaced by start 2"):
+        first.check()
+    second.check()
+    with pytest.raises(CheckpointError, match=r"replaced by start 2 .* while it started"):
+        first.claim()
+
+
+def test_another_clusters_number_means_nothing(tmp_path: Path):
+    first, other = guard(tmp_path), guard(tmp_path, "other")
+    first.claim()
+    other.claim()
+    assert (first.number, other.number) == (1, 1)
+    assert first.successor() is None
+
+
+def test_an_unreadable_file_is_no_successor(tmp_path: Path):
+    first = guard(tmp_path)
+    first.claim()
+    (tmp_path / "ps-3.epoch").write_bytes(b"{")
+    assert first.successor() is None
+    assert guard(tmp_path).number == 1
