@@ -177,8 +177,14 @@ def test_a_base_that_is_another_save_or_not_older_is_refused(tmp_path: Path):
         record = write_shard(
             tmp_path, save_id, rank=0, shard=shard, is_unchanged=lambda _: base is not None
         )
-        settings = {"manifest": shard.manifest, "shards": [record]}
-        commit(tmp_path, save_id, step=step, origin=Origin("job", base), **settings)
+        commit(
+            tmp_path,
+            save_id,
+            step=step,
+            manifest=shard.manifest,
+            shards=[record],
+            origin=Origin("job", base),
+        )
 
     save(5, "aa")
     for base in (Base(5, "bb"), Base(7, "aa")):
