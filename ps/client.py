@@ -26,6 +26,7 @@ from ps.params import Hyper, Layout, Manifest
 from ps.pieces import Piece, check_arrays, cut_pieces, views_of
 from ps.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.stats import ServerStats
+from ps.table_client import TableClient
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity
 
@@ -73,6 +74,7 @@ class PSClient:
         self._fleet = Fleet(
             endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
         )
+        self.tables = TableClient(self._fleet, self._lock, timeout_s)
         self._saver = Saver(credentials.cluster_id)
         self._manifest: Manifest | None = None
         self._hash = ""
@@ -252,13 +254,7 @@ class PSClient:
             )
             (reply,) = self._fleet.send([call], timeout_s=timeout_s)
             self._meetings[key] = uses + 1
-        met = messages.decode_reply(reply.meta, Met)
-        values: dict[int, bytes] = {}
-        start = 0
-        for rank, size in zip(met.ranks, met.sizes, strict=True):
-            values[rank] = bytes(reply.payload[start : start + size])
-            start += size
-        return values
+        return messages.decode_reply(reply.meta, Met).values(reply.payload)
 
     def save(
         self,
@@ -392,6 +388,7 @@ class PSClient:
     def _adopt(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._hash = manifest.hash()
+        self.tables.adopt(manifest, self._hash)
         self._layout = Layout.of(manifest)
         self._pieces = cut_pieces(self._layout, len(self._fleet.links))
         self._clipper = Clipper(manifest, num_workers=self.num_workers)

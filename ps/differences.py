@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ps.params import GroupSpec, Manifest
+from ps.params import GroupSpec, Manifest, TableSpec
 
 MAX_SHOWN = 8
 _FIELDS = ("consistency", "reduction", "staleness_bound", "staleness_aware", "bucket_bytes")
@@ -28,6 +28,11 @@ def _differences(expected: Manifest, found: Manifest) -> Iterator[str]:
     yield from _names("group", ours.keys(), theirs.keys())
     for name in ours.keys() & theirs.keys():
         yield from _group_differences(ours[name], theirs[name])
+    tables = {table.name: table for table in expected.tables}
+    others = {table.name: table for table in found.tables}
+    yield from _names("table", tables.keys(), others.keys())
+    for name in sorted(tables.keys() & others.keys()):
+        yield from _table_differences(tables[name], others[name])
     for field in _FIELDS:
         one, other = getattr(expected, field), getattr(found, field)
         if one != other:
@@ -48,6 +53,13 @@ def _group_differences(ours: GroupSpec, theirs: GroupSpec) -> Iterator[str]:
             yield f"{where}: {name!r} expected shape {shape}, found {found[name]}"
     if shapes == found and ours.params != theirs.params:
         yield f"{where}: the same parameters in another order"
+
+
+def _table_differences(ours: TableSpec, theirs: TableSpec) -> Iterator[str]:
+    for field in TableSpec.__struct_fields__:
+        one, other = getattr(ours, field), getattr(theirs, field)
+        if one != other:
+            yield f"table {ours.name!r}: expected {field} {one!r}, found {other!r}"
 
 
 def _names(what: str, ours: object, theirs: object) -> Iterator[str]:

@@ -177,6 +177,12 @@ class Gate(Generic[Gradient]):
             self._enter(null)
             return null
 
+    def refuse_unstaged(self, request: RequestId, error: PSError) -> None:
+        """A request that no worker waits for is refused: its number is done, a retry hears why."""
+        with self._changed:
+            self._refused[request.worker] = (request, error)
+            self._record.complete(request)
+
     def wait(
         self, arrival: Arrival[Gradient], deadline_s: float, is_gone: Callable[[], bool]
     ) -> int:

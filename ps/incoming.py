@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ps.applied import RequestId
+from ps.messages import Number
+from ps.params import WorkerRank
 from rpc.connection import Buffer
 from rpc.handshake import Identity
 
@@ -33,3 +36,8 @@ class Incoming(Protocol):
 
     def peer_gone(self) -> bool:
         """Whether nobody waits for the reply any more."""
+
+
+def request_id(peer: Identity, number: Number) -> RequestId:
+    """Return the name of a changing request in the record."""
+    return RequestId(WorkerRank(peer.rank), peer.incarnation, number.session, number.sequence)

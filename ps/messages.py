@@ -11,6 +11,9 @@ Pure; no threads.
     Pull                                            Ack            values
     Push           gradient, none if `null`         Ack            fresh values if `pull`
     Assign         values                           Ack
+    Lookup         counts, ids                      Ack            values of the rows
+    PushRows       counts, ids, gradients           Ack
+    Scan                                            Scanned        ids, rows
     Join, Leave, Finish                             Ack
     Meet           the value                        Met            the values, as in `ranks`
     Save                                            Saved
@@ -33,6 +36,7 @@ from ps.checkpoint_format import ShardRecord
 from ps.errors import SettingsError
 from ps.params import UNREADABLE, Hyper
 from ps.rendezvous import MAX_KEY_LENGTH
+from ps.table_spec import MAX_SEGMENTS, MAX_TABLES
 
 MAX_MANIFEST_BYTES = 16 << 20
 """100,000 parameters with names of 150 characters."""
@@ -48,6 +52,8 @@ Rows = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_WAIT_S)]
 Digest = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 SaveId = Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{1,64}$")]
+TableNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_TABLES)]
+TableNumbers = Annotated[tuple[TableNumber, ...], msgspec.Meta(max_length=MAX_TABLES)]
 DirectoryName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATH_LENGTH)]
 
 
@@ -95,6 +101,37 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     pull: bool = False
     null: bool = False
     wait_s: Seconds = 0.0
+
+
+class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
+    """Ask for the rows of ids, of any number of tables.
+
+    The payload is, for each of `tables`, int64 [ids here, ids that they stand for], then the ids of
+    each, int64, arranged as ps.table_routing says. The reply has the values in the same order.
+    """
+
+    manifest_hash: Digest
+    tables: TableNumbers
+
+
+class PushRows(msgspec.Struct, frozen=True, tag="push_rows"):
+    """Bring gradients for rows: the payload as in Lookup, then the gradients in the same order."""
+
+    manifest_hash: Digest
+    number: Number
+    hyper: Hyper
+    tables: TableNumbers
+
+
+class Scan(msgspec.Struct, frozen=True, tag="scan"):
+    """Ask for rows of one segment of a table, from the last one down, without changing anything."""
+
+    manifest_hash: Digest
+    table: TableNumber
+    segment: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEGMENTS)]
+    stop: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+    """Row number to go on below; the greatest number to begin with."""
+    with_slots: bool = False
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign"):
@@ -173,13 +210,16 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_LENGTH)] = ""
 
 
-Changing = Push | Assign | Join | Leave | Finish
+Changing = Push | PushRows | Assign | Join | Leave | Finish
 Request = (
     Describe
     | FetchManifest
     | Seed
     | Pull
     | Push
+    | Lookup
+    | PushRows
+    | Scan
     | Assign
     | Join
     | Leave
@@ -219,11 +259,28 @@ class Ack(msgspec.Struct, frozen=True):
     """Updates by others between this worker's last pull and this push."""
 
 
+class Scanned(msgspec.Struct, frozen=True):
+    """Rows of a segment; the payload holds their ids, int64, then the rows."""
+
+    num_rows: int
+    stop: int
+    """Where to go on; 0: the segment has no more."""
+
+
 class Met(msgspec.Struct, frozen=True):
     """A meeting that is closed; the payload holds the values one after the other."""
 
     ranks: tuple[int, ...]
     sizes: tuple[int, ...]
+
+    def values(self, payload: memoryview) -> dict[int, bytes]:
+        """Return what each rank brought."""
+        found: dict[int, bytes] = {}
+        start = 0
+        for rank, size in zip(self.ranks, self.sizes, strict=True):
+            found[rank] = bytes(payload[start : start + size])
+            start += size
+        return found
 
 
 class Saved(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from typing import Literal, NewType
 import msgspec
 import numpy as np
 
+from ps.elements import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.errors import ManifestMismatch, SettingsError
 from ps.rules import (
     SGD,
@@ -36,6 +37,7 @@ from ps.rules import (
     RMSprop,
     RuleConfig,
 )
+from ps.table_spec import MAX_TABLES, TableSpec
 
 __all__ = [  # with the rules, so that a manifest needs one import
     "MAX_BUCKETS",
@@ -72,6 +74,7 @@ __all__ = [  # with the rules, so that a manifest needs one import
     "RMSprop",
     "RuleConfig",
     "ServerRank",
+    "TableSpec",
     "WorkerRank",
 ]
 
@@ -79,7 +82,6 @@ BucketId = NewType("BucketId", int)
 ServerRank = NewType("ServerRank", int)
 WorkerRank = NewType("WorkerRank", int)
 
-DType = Literal["float32", "float64"]
 Consistency = Literal["async", "sync", "ssp"]
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -87,15 +89,12 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 UTF-8 and for nesting, both met by fuzzing."""
 
 MAX_PARAMS = 100_000
-MAX_NAME_LENGTH = 512
 MAX_RANK = 32
 MAX_GROUP_BYTES = 1 << 44
 MIN_BUCKET_BYTES = 64
 MAX_BUCKET_BYTES = 1 << 26
 MAX_BUCKETS = 1 << 20
 MAX_STALENESS_BOUND = 1 << 32
-MAX_SCALAR = float(np.finfo(np.float32).max)
-"""Above it a scalar is infinite in float32, and so is every value that it touches."""
 
 
 class ParamSpec(msgspec.Struct, frozen=True):
@@ -155,6 +154,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What all workers and servers must agree on; equal hashes mean equal manifests."""
 
     groups: tuple[GroupSpec, ...]
+    tables: tuple[TableSpec, ...] = ()
+    """Rows by id beside the groups; see ps.table. Pushes to them are applied as they arrive, also
+    where the groups wait for a barrier."""
     bucket_bytes: int = 262_144
     """Bytes of values in a bucket, the unit of locking, versioning and moving; a multiple of 8.
     Smaller: finer overlap of receiving and applying, more Python per byte. 256 KiB of gradient,
@@ -167,7 +169,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """async, ssp: divide a push's learning rate by 1 + the updates that its worker had not seen."""
 
     def __post_init__(self) -> None:
-        _check_unique("manifest", [group.name for group in self.groups])
+        names = [group.name for group in self.groups] + [table.name for table in self.tables]
+        _check_unique("manifest", names)
+        if len(self.tables) > MAX_TABLES:
+            raise SettingsError(f"{len(self.tables)} tables are above the limit {MAX_TABLES}")
         num_params = sum(len(group.params) for group in self.groups)
         if num_params > MAX_PARAMS:
             raise SettingsError(f"{num_params} parameters are above the limit {MAX_PARAMS}")

@@ -26,17 +26,20 @@ from ps.dense import DenseShard
 from ps.differences import manifest_differences
 from ps.errors import ManifestMismatch, PhaseError, SettingsError, ShapeError
 from ps.gate import Gate
+from ps.incoming import request_id
 from ps.lifecycle import Lifecycle, ServerSettings
 from ps.meetings import Meetings
 from ps.messages import Ack, Met
 from ps.params import Layout, Manifest, WorkerRank
 from ps.permissions import check_caller, check_phase, name_of
 from ps.rendezvous import MAX_VALUE_BYTES
-from ps.serving import ServingShard, request_id
+from ps.serving import ServingShard
 from ps.shard_saving import SavedVersions, restore_into, save_shard
 from ps.sharding import deal
 from ps.staging import StagedGradient
 from ps.stats import Counters, ServerStats
+from ps.table import make_tables
+from ps.table_serving import TableRequest
 from ps.undone import Undone
 from rpc.listener import Call
 
@@ -73,6 +76,9 @@ class Service:
             messages.Seed: self._seed,
             messages.Pull: self._pull,
             messages.Push: self._push,
+            messages.Lookup: self._answer_tables,
+            messages.PushRows: self._answer_tables,
+            messages.Scan: self._answer_tables,
             messages.Assign: self._assign,
             messages.Join: self._change_membership,
             messages.Leave: self._change_membership,
@@ -122,6 +128,7 @@ class Service:
                 restored_step=self._undone.step,
                 undone_s=self._undone.seconds,
                 parameter_bytes=shard.dense.value_nbytes,
+                tables=shard.tables.stats(),
             )
         return self._counters.snapshot(base)
 
@@ -180,7 +187,8 @@ class Service:
         policy = make_policy(
             dense.manifest, settings.num_workers, on_lost=settings.on_lost, clock=clock
         )
-        return ServingShard(dense, policy, self._counters, self.life.fail, cuts)
+        tables = make_tables(dense.manifest, rank=settings.rank, num_servers=settings.num_servers)
+        return ServingShard(dense, policy, self._counters, self.life.fail, cuts, tables)
 
     def _read_manifest(self, call: Call, request: messages.Seed | messages.Restore) -> Manifest:
         if call.payload_bytes < request.manifest_bytes:
@@ -222,6 +230,11 @@ class Service:
     def _push(self, call: Call, request: messages.Push) -> None:
         self.life.loaded().push(call, request)
 
+    def _answer_tables(self, call: Call, request: TableRequest) -> None:
+        shard = self.life.loaded()
+        shard.check_manifest(request.manifest_hash)
+        shard.tables.answer(call, request)
+
     def _assign(self, call: Call, request: messages.Assign) -> None:
         self.life.loaded().assign(call, request)
 
@@ -229,7 +242,7 @@ class Service:
         self, call: Call, request: messages.Join | messages.Leave | messages.Finish
     ) -> None:
         worker = WorkerRank(call.peer.rank)
-        name = request_id(call.peer, request)
+        name = request_id(call.peer, request.number)
         if isinstance(request, messages.Finish):
             self.life.finish_unfilled(worker)
         shard = self.life.shard
@@ -266,6 +279,7 @@ class Service:
 
     def _save(self, call: Call, request: messages.Save) -> None:
         shard = self.life.loaded()
+        shard.tables.refuse_saving()
         with self._saving:  # a retry writes the same file again, not at the same time
             record, clock = save_shard(shard, request, self._saved, rank=self.settings.rank)
         call.reply(messages.encode(messages.Saved(record, clock)))

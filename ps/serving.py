@@ -35,13 +35,15 @@ from ps.decisions import Admission, Policy
 from ps.dense import DenseShard
 from ps.errors import ManifestMismatch, NonFiniteGradient, PSError, SettingsError, ShapeError
 from ps.gate import Arrival, Contributions, Gate
-from ps.incoming import Incoming
+from ps.incoming import Incoming, request_id
 from ps.messages import Ack
 from ps.optimizers import step_scalars
 from ps.params import Average, Bucket, Hyper, Manifest, WorkerRank
 from ps.staging import Run, StagedGradient, StagingPool, cut_runs
 from ps.stats import Counters
-from rpc.handshake import Identity, Role
+from ps.table import Table
+from ps.table_serving import Notebook, TableServing
+from rpc.handshake import Role
 
 Array = np.ndarray[Any, Any]
 
@@ -60,6 +62,7 @@ class ServingShard:
         counters: where to count.
         on_failed: told why the shard cannot go on.
         cuts: the exactly-once record of a restored checkpoint; None: there is none to go on from.
+        tables: this server's shares of the sparse tables.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class ServingShard:
         counters: Counters,
         on_failed: Callable[[str], None],
         cuts: Sequence[SessionCut] | None = None,
+        tables: Sequence[Table] = (),
     ) -> None:
         self.dense = dense
         self.manifest_hash = dense.manifest.hash()
@@ -78,12 +82,15 @@ class ServingShard:
         self._values = [dense.value_bytes(bucket.id) for bucket in dense.buckets]
         self._runs = cut_runs(dense.buckets, READ_BYTES)
         self._pool = StagingPool(dense.buckets, dense.dtype)
-        self._record = AppliedRecord(len(dense.buckets))
+        num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
+        self._record = AppliedRecord(num_units)
         if cuts is not None:
             self._record.restore(cuts)
         self.gate: Gate[StagedGradient] = Gate(
             policy, self._record, self._reduce, self._count, on_failed
         )
+        notebook = Notebook(self._record, self.gate, first_unit=len(dense.buckets))
+        self.tables = TableServing(tables, notebook, counters)
 
     @property
     def manifest(self) -> Manifest:
@@ -115,7 +122,7 @@ class ServingShard:
         """Take a gradient (or a null push) and answer when it is part of the parameters."""
         self._check_push(call, request)
         deadline_s = time.monotonic() + request.wait_s
-        sender = request_id(call.peer, request)
+        sender = request_id(call.peer, request.number)
         staleness = self.gate.staleness_of(sender.worker)
         number = request.number
         verdict, arrival = self.gate.begin(sender, number.acknowledged, number.told_clock)
@@ -147,7 +154,7 @@ class ServingShard:
         """Replace the values by the chief's; between two clocks in sync mode."""
         self.check_manifest(request.manifest_hash)
         self.check_size(call.payload_bytes, "assign")
-        sender = request_id(call.peer, request)
+        sender = request_id(call.peer, request.number)
         staged = self._pool.take()
         try:
             self._read_staged(call, staged)
@@ -372,9 +379,3 @@ class ServingShard:
             self._pool.give(arrival.gradient)
             arrival.gradient = None
         self._counters.count_push(arrival.id.worker, arrival.rows, arrival.staleness)
-
-
-def request_id(peer: Identity, request: messages.Changing) -> RequestId:
-    """Return the name of a changing request in the record."""
-    number = request.number
-    return RequestId(WorkerRank(peer.rank), peer.incarnation, number.session, number.sequence)

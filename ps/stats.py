@@ -29,10 +29,35 @@ class WorkerStats(msgspec.Struct, frozen=True):
     """Rows behind those gradients; compare over workers to see who trains on more data."""
     null_pushes: int = 0
     """Pushes without a gradient; many of them: the worker skips steps (non-finite gradients)."""
+    table_pushes: int = 0
+    """Pushes to tables, each counted once, whatever number of tables it touched."""
     repeated: int = 0
     """Requests that came again after a cut connection; growing steadily: a bad network."""
     refused: int = 0
     """Pushes refused as non-finite, stale or out of sequence."""
+
+
+class TableStats(msgspec.Struct, frozen=True):
+    """One table at one server: its share of the rows, and what was done with them since start."""
+
+    name: str
+    rows: int = 0
+    max_rows: int | None = None
+    """This server's share of the table's limit; near it the next new ids are refused or evict."""
+    memory_bytes: int = 0
+    """Of the rows with their ids, versions and index."""
+    given: int = 0
+    """Ids in lookups and pushes as workers gave them; against looked_up + pushed: how many were
+    equal to others of their batch, and travelled once."""
+    looked_up: int = 0
+    missed: int = 0
+    """Of those: ids without a row; falls as training goes on, unless new ids keep coming."""
+    pushed: int = 0
+    added: int = 0
+    """Rows made."""
+    dropped: int = 0
+    """Gradients of ids that were not admitted."""
+    evicted: int = 0
 
 
 class ServerStats(msgspec.Struct, frozen=True):
@@ -70,6 +95,7 @@ class ServerStats(msgspec.Struct, frozen=True):
     parameter_bytes: int = 0
     """Bytes of the values this server owns, without optimizer slots."""
     rss_bytes: int = 0
+    tables: tuple[TableStats, ...] = ()
 
 
 class Counters:

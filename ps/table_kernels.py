@@ -138,6 +138,13 @@ def check_parts(ids: Array, parts: Array, first_part: int, largest: int, ends: A
 
 
 @kernel
+def find_parts(ids: Array, parts: Array, out: Array) -> None:
+    """Write the part of each id to `out`."""
+    for i in range(ids.size):
+        out[i] = parts[np.int64(mix(ids[i]) >> _BUCKET_SHIFT)]
+
+
+@kernel
 def first_above(ids: Array, largest: int) -> int:
     """Return the place of the first id above the largest one, both read as unsigned, or -1."""
     most = np.uint64(largest)
@@ -266,6 +273,7 @@ _CLIENT = (
 )
 _SERVER = (
     (check_parts, (_IDS, _PARTS, types.int64, types.int64, _NUMBERS)),
+    (find_parts, (_IDS, _PARTS, _INVERSE)),
     (mark, (_NUMBERS, _IDS, types.int64)),
     (count_up, (types.Array(types.uint16, 2, "C"), _IDS, _NUMBERS)),
     (draw, (_IDS, types.int64, types.int64, types.Array(types.boolean, 1, "C"))),

@@ -95,9 +95,14 @@ class Segment:
         self._index = HashIndex()
 
     @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row with its id."""
+        return self._slab.row_nbytes + self._ids.row_nbytes
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the rows with their ids, versions and index."""
-        row_nbytes = self._slab.row_nbytes + self._ids.row_nbytes + self._versions.row_nbytes
+        row_nbytes = self.row_nbytes + self._versions.row_nbytes
         return self.num_rows * row_nbytes + self._index.nbytes + self._doorman.nbytes
 
     def lookup(self, ids: Array, out: Array) -> int:
@@ -131,6 +136,8 @@ class Segment:
         """
         evicted = self._evict_old()
         self.version += 1
+        if not ids.size:
+            return Pushed(evicted=evicted)
         rows = np.empty(ids.size, np.int64)
         missing = self._index.find(self._ids.rows, ids, rows)
         self._refuse_repeated(ids, table_kernels.mark(self._versions.rows, rows, self.version))

@@ -12,8 +12,9 @@ from typing import Literal
 
 import msgspec
 
+from ps.elements import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.errors import SettingsError
-from ps.params import MAX_NAME_LENGTH, MAX_SCALAR, Average, Descent, DType, RuleConfig
+from ps.rules import Average, Descent, RuleConfig
 
 MAX_TABLES = 1024
 MAX_DIM = 65_536

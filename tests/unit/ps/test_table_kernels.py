@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps import hash_index, table_kernels
-from ps.table_kernels import NUM_BUCKETS
 from ps.table_routing import parts_of_buckets
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80)
@@ -35,7 +34,7 @@ def deduplicated(ids):
 
 
 def arranged(ids, num_servers, num_segments):
-    parts = parts_of_buckets(NUM_BUCKETS, num_servers, num_segments)
+    parts = parts_of_buckets(num_servers, num_segments)
     unique, inverse = deduplicated(ids)
     ends, out = np.empty(num_servers * num_segments, np.int64), np.empty_like(unique)
     table_kernels.arrange(unique, parts, inverse, ends, out)

@@ -1,0 +1,237 @@
+"""One server's share of a sparse table: its segments, and what concerns all of them.
+
+Covers: which ids are this server's, lookup and push by segment, rows out and in, counters.
+Does not: change rows itself (ps.table_segment), answer requests (ps.table_serving).
+Runs in: PS processes.
+Threads: any; each segment has a lock, and no call holds two.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ps import kernels, table_kernels
+from ps.errors import IdError, NonFiniteGradient
+from ps.optimizers import rule_of, step_scalars
+from ps.params import Hyper, Manifest, TableSpec
+from ps.stats import TableStats
+from ps.table_kernels import NUM_BUCKETS
+from ps.table_quota import Quota
+from ps.table_routing import parts_of_buckets
+from ps.table_segment import Batch, Pushed, Segment
+
+Array = np.ndarray[Any, Any]
+
+DUMPED_AT_ONCE = 1 << 14
+"""Rows that are copied under a segment's lock: about a millisecond for rows of 256 bytes."""
+
+
+class Table:
+    """A table's rows on one server.
+
+    Creating it loads or compiles the kernels that it needs.
+
+    Args:
+        spec: the table.
+        rank: this server's rank.
+        num_servers: servers that share the table.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        *,
+        rank: int,
+        num_servers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec = spec
+        self.dtype: np.dtype[Any] = np.dtype(spec.dtype)
+        table_kernels.warm_server([spec.dtype])
+        kernels.warm([("count_all_ones", spec.dtype)])
+        self._rule = rule_of(spec.rule)
+        self._update = kernels.sparse_for(spec.rule, spec.dtype)
+        self._parts = parts_of_buckets(num_servers, spec.segments)
+        self._first_part = rank * spec.segments
+        owned = np.count_nonzero(self._parts // spec.segments == rank)
+        row_nbytes = spec.value_nbytes * (1 + len(self._rule.slots))
+        self._server = f"ps:{rank}"
+        self._quota = Quota(spec, row_nbytes, owned / NUM_BUCKETS, self._server)
+        self.segments = tuple(
+            Segment(spec, self._rule.slot_starts, self._quota, clock) for _ in range(spec.segments)
+        )
+        self._count_lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._last_scalars: tuple[float, Array] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows on this server."""
+        return self._quota.used
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows with their ids, versions and index."""
+        return sum(segment.nbytes for segment in self.segments)
+
+    def cut(self, ids: Array) -> list[slice]:
+        """Return for each segment which of these ids are its.
+
+        Raises:
+            IdError: an id is too large, is another server's, or they are out of order.
+        """
+        ends = np.empty(self.spec.segments, np.int64)
+        bits = self.spec.largest_id
+        largest = bits - 2**64 if bits >= 2**63 else bits
+        bad = table_kernels.check_parts(ids, self._parts, self._first_part, largest, ends)
+        if bad >= 0:
+            raise self._bad_id(int(ids[bad]), int(bad))
+        starts = [0, *ends[:-1].tolist()]
+        return [slice(*pair) for pair in zip(starts, ends.tolist(), strict=True)]
+
+    def lookup(self, at: int, ids: Array, out: Array) -> None:
+        """Write the values of ids of segment number `at` to `out`; changes nothing."""
+        segment = self.segments[at]
+        with segment.lock:
+            missed = segment.lookup(ids, out)
+        self.count(looked_up=ids.size, missed=missed)
+
+    def push(self, at: int, ids: Array, grads: Array, hyper: Hyper) -> None:
+        """Update rows of segment number `at`, whose lock the caller holds; all or nothing.
+
+        Raises:
+            NonFiniteGradient, TableFull, IdError: the rows are as they were.
+        """
+        segment = self.segments[at]
+        self._check_finite(ids, grads)
+        scalars = self._scalars(hyper, segment.version + 1)
+
+        def update(slab: Array, rows: Array, gradients: Array) -> None:
+            self._update(slab, rows, gradients, scalars)
+
+        done: Pushed = segment.push(ids, grads, update)
+        self.count(pushed=ids.size, added=done.added, dropped=done.refused, evicted=done.evicted)
+
+    def check_hyper(self, hyper: Hyper) -> None:
+        """Refuse scalars that do not fit the rule, before anything is applied."""
+        step_scalars(self.spec.rule, self.spec.name, hyper, 1, self.dtype)
+
+    def dump(self, since: dict[int, int] | None = None) -> Iterator[Batch]:
+        """Give all rows in batches, each copied under its segment's lock, while pushes go on.
+
+        Args:
+            since: by number of a segment the version from which on rows are given; None: all rows.
+
+        Yields:
+            Batches of up to DUMPED_AT_ONCE rows. Where rows are evicted meanwhile, an id may come
+            twice; the later one is newer.
+        """
+        for at, segment in enumerate(self.segments):
+            stop = segment.num_rows
+            while stop:
+                with segment.lock:
+                    batch, stop = segment.dump(stop, DUMPED_AT_ONCE, (since or {}).get(at, 0))
+                if batch.ids.size:
+                    yield batch
+
+    def dump_some(self, at: int, stop: int, max_nbytes: int) -> tuple[Batch, int]:
+        """Copy rows of segment number `at` below `stop`, and say where to go on; 0 at the end."""
+        segment = self.segments[at]
+        with segment.lock:
+            return segment.dump(stop, max(1, max_nbytes // segment.row_nbytes))
+
+    def load(self, batch: Batch) -> int:
+        """Take over those rows of a batch that are this server's; returns how many.
+
+        Any number of servers may have dumped it.
+
+        Raises:
+            TableFull: they do not fit.
+        """
+        parts = self.parts_of(batch.ids) - self._first_part
+        taken = 0
+        for at, segment in enumerate(self.segments):
+            (own,) = np.nonzero(parts == at)
+            if own.size:
+                with segment.lock:
+                    segment.load(Batch(*(column[own] for column in batch)))
+            taken += own.size
+        return taken
+
+    def parts_of(self, ids: Array) -> Array:
+        """Return the part of each id, counted through all servers."""
+        parts = np.empty(ids.size, np.int32)
+        table_kernels.find_parts(ids, self._parts, parts)
+        return parts
+
+    def count(self, **amounts: int) -> None:
+        """Add to counters of `stats`."""
+        with self._count_lock:
+            for name, amount in amounts.items():
+                self._counts[name] = self._counts.get(name, 0) + amount
+
+    def stats(self) -> TableStats:
+        """The counters as they are now."""
+        with self._count_lock:
+            counts = dict(self._counts)
+        return TableStats(
+            self.spec.name,
+            rows=self.num_rows,
+            max_rows=self._quota.limit,
+            memory_bytes=self.nbytes,
+            **counts,
+        )
+
+    def _scalars(self, hyper: Hyper, step: int) -> Array:
+        """Return the scalars of a push; the last ones again where only the rate decides."""
+        last = self._last_scalars  # one read: other threads may replace it
+        is_plain = not self._rule.step_scalars
+        if is_plain and last is not None and last[0] == hyper.learning_rate:
+            return last[1]
+        scalars = step_scalars(self.spec.rule, self.spec.name, hyper, step, self.dtype)
+        if is_plain:
+            self._last_scalars = (hyper.learning_rate, scalars)
+        return scalars
+
+    def _check_finite(self, ids: Array, grads: Array) -> None:
+        count = kernels.count_nonfinite(grads.reshape(-1))
+        if not count:
+            return
+        row = int(np.argmin(np.isfinite(grads).all(axis=1)))
+        number = self._shown(int(ids[row]))
+        raise NonFiniteGradient(
+            f"{count} of {grads.size} values pushed to table {self.spec.name!r} are NaN or "
+            f"infinite, the first for id {number}; its segment is unchanged",
+            {"table": self.spec.name, "id": str(number), "count": str(count)},
+        )
+
+    def _bad_id(self, number: int, place: int) -> IdError:
+        spec = self.spec
+        shown = self._shown(number)
+        details = {"table": spec.name, "id": str(shown), "position": str(place)}
+        if number % 2**64 > spec.largest_id:
+            return IdError(
+                f"table {spec.name!r} takes {spec.id_kind} ids 0..{spec.largest_id}, got {shown} "
+                f"at position {place} of the request to {self._server}",
+                details,
+            )
+        return IdError(
+            f"table {spec.name!r}: id {shown} at position {place} of the request is not "
+            f"{self._server}'s, or out of order; do both sides use the same servers?",
+            details,
+        )
+
+    def _shown(self, number: int) -> int:
+        """The id as its owner knows it."""
+        return number % 2**64 if self.spec.id_kind == "uint64" else number
+
+
+def make_tables(manifest: Manifest, *, rank: int, num_servers: int) -> tuple[Table, ...]:
+    """Make a server's shares of the manifest's tables, without rows."""
+    return tuple(Table(spec, rank=rank, num_servers=num_servers) for spec in manifest.tables)
