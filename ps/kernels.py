@@ -279,9 +279,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ[kernel_cache.CACHE_VARIABLE] = str(directory)
     kernel_cache.directory.cache_clear()
     start_s = time.monotonic()
-    from ps import kernels as module  # not __main__, whose name would be cached with the kernels
+    from ps import (
+        kernels as module,
+    )  # not __main__, whose name would be cached with the kernels
+    from ps import (
+        table_kernels,
+    )
 
     count = module.warm((name, dtype) for name in module.ALL_NAMES for dtype in _DTYPES)
+    count += table_kernels.warm_server(_DTYPES) + table_kernels.warm_client(_DTYPES)
     used = kernel_cache.directory()
     if used.parent != directory:
         parser.error(f"{directory} cannot be used (owner, mode or disk); kernels went to {used}")

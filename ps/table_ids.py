@@ -29,26 +29,47 @@ def as_bits(spec: TableSpec, ids: ArrayLike) -> Array:
         IdError: not integers (also floats without fraction, and bools), or one out of range; the
             message names table, value and position in the flattened array.
     """
-    array = np.asarray(ids)
-    if array.size == 0 and not isinstance(ids, np.ndarray):
-        array = array.astype(np.int64)  # numpy takes an empty list for floats
-    if array.dtype.kind not in "iu":
-        raise _not_integers(spec, array)
+    array = _as_array(spec, ids)
     if array.size > MAX_IDS:
         raise IdError(
             f"table {spec.name!r}: {array.size} ids in one call, the limit is {MAX_IDS}; call more "
             "often with fewer",
             {"table": spec.name},
         )
+    if array.dtype == object:
+        return _bits_of_objects(spec, array)
+    if array.dtype.kind not in "iu":
+        raise _not_integers(spec, array)
     _check_range(spec, array)
-    if array.dtype == np.uint64:
-        return np.ascontiguousarray(array).view(np.int64)
-    return np.ascontiguousarray(array, np.int64)
+    return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64, copy=False)
 
 
 def from_bits(spec: TableSpec, bits: Array) -> Array:
     """Return ids as the table's users know them: int64 or uint64."""
     return bits.view(np.uint64) if spec.id_kind == "uint64" else bits
+
+
+def _as_array(spec: TableSpec, ids: ArrayLike) -> Array:
+    if isinstance(ids, np.ndarray):
+        return ids
+    try:
+        array = np.asarray(ids)
+        if array.dtype.kind == "f":  # numpy rounds lists of integers on both sides of 2^63
+            array = np.array(ids, object)
+    except ValueError as error:
+        raise IdError(f"table {spec.name!r}: ids need one shape: {error}") from error
+    return array if array.size else array.astype(np.int64)
+
+
+def _bits_of_objects(spec: TableSpec, array: Array) -> Array:
+    """Take Python's integers, which may be larger than numpy's."""
+    values = array.reshape(-1).tolist()
+    for place, value in enumerate(values):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+            raise _not_integers(spec, array, place)
+        if not 0 <= value <= spec.largest_id:
+            raise _out_of_range(spec, int(value), place)
+    return np.array(values, np.uint64).view(np.int64).reshape(array.shape)
 
 
 def _check_range(spec: TableSpec, array: Array) -> None:
@@ -77,14 +98,11 @@ def _out_of_range(spec: TableSpec, value: object, place: int) -> IdError:
     )
 
 
-def _not_integers(spec: TableSpec, array: Array) -> IdError:
-    if array.dtype == object:  # numpy keeps integers beyond 64 bits as objects
-        for place, value in enumerate(array.ravel().tolist()):
-            if isinstance(value, int) and not 0 <= value <= spec.largest_id:
-                return _out_of_range(spec, value, place)
-    first = f", the first is {array.ravel()[0]!r}" if array.size else ""
+def _not_integers(spec: TableSpec, array: Array, place: int = 0) -> IdError:
+    shown = f"{array.reshape(-1)[place]!r} at position {place}" if array.size else "none"
     return IdError(
-        f"table {spec.name!r} takes {spec.id_kind} ids, got {array.dtype}{list(array.shape)}{first}"
-        "; convert them to integers yourself, so that nothing is rounded in silence",
-        {"table": spec.name, "dtype": str(array.dtype)},
+        f"table {spec.name!r} takes {spec.id_kind} ids, got {shown} in {array.dtype}"
+        f"{list(array.shape)}; convert them to integers yourself, so that nothing is rounded in "
+        "silence",
+        {"table": spec.name, "dtype": str(array.dtype), "position": str(place)},
     )

@@ -145,16 +145,6 @@ def find_parts(ids: Array, parts: Array, out: Array) -> None:
 
 
 @kernel
-def first_above(ids: Array, largest: int) -> int:
-    """Return the place of the first id above the largest one, both read as unsigned, or -1."""
-    most = np.uint64(largest)
-    for i in range(ids.size):
-        if np.uint64(ids[i]) > most:
-            return i
-    return -1
-
-
-@kernel
 def distinct(ids: Array, heads: Array, inverse: Array, unique: Array) -> int:
     """Find the distinct ids, in the order of their first occurrence.
 
@@ -267,7 +257,6 @@ _READ_INVERSE = types.Array(types.int32, 1, "C", readonly=True)
 _SLOTS = types.Array(types.uint64, 1, "C")
 
 _CLIENT = (
-    (first_above, (_IDS, types.int64)),
     (distinct, (_IDS, _INVERSE, _INVERSE, _NUMBERS)),
     (arrange, (_IDS, _PARTS, _INVERSE, _NUMBERS, _NUMBERS)),
 )

@@ -97,7 +97,7 @@ class Router:
             IdError: see ps.table_ids.
         """
         bits = as_bits(self.spec, ids)
-        flat = bits.reshape(-1)
+        flat = np.ascontiguousarray(bits.reshape(-1))
         inverse = np.empty(flat.size, np.int32)
         found = np.empty(flat.size, np.int64)
         heads = np.full(1 << (2 * flat.size).bit_length(), -1, np.int32)

@@ -13,7 +13,7 @@ from ps.table_routing import parts_of_buckets
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80)
 KERNELS = (
     *("gather", "mark", "evict", "check_parts", "distinct", "arrange", "expand", "sum_equal"),
-    *("count_up", "draw", "first_above"),
+    *("count_up", "draw"),
 )
 
 
