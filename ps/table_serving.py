@@ -131,8 +131,8 @@ class TableServing:
 
     def _push(self, call: Incoming, request: messages.PushRows) -> None:
         """Update the rows that a push brings gradients for, each once."""
-        for number in request.tables:
-            self._table(number).check_hyper(request.hyper)
+        for at in request.tables:
+            self._table(at).check_hyper(request.hyper)
         parts = self._read_ids(call, request)
         sender = request_id(call.peer, request.number)
         number = request.number
