@@ -4,22 +4,21 @@ Covers: the public calls, their phases, the order of starting and ending.
 Does not: decide about nodes (control.state), feed (feed_jobs), start (node_jobs), end (ending).
 Runs in: the driver. Never calls sc.stop(), sys.exit() or signal.signal, and cancels no job but its
 own: several clusters and other jobs may share the SparkContext.
-Threads: any; shutdown() may come from another thread than train().
+Threads: any; shutdown() may come from another thread than train(). What a call does runs on a
+thread of its own (errands), so that Ctrl-C finds the user's thread waiting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from rpc import address
-from tfos import pickling, preflight, reports, reservation, spark_facts, topology
+from tfos import pickling, preflight, reports, reservation
 from tfos.config import ClusterConfig, InputMode
-from tfos.console import Console
 from tfos.control.state import ClusterState
 from tfos.ending import Ending
-from tfos.errors import PhaseError, SettingsError
-from tfos.node.bundle import NodeSettings
+from tfos.errands import Errand
+from tfos.errors import SettingsError
 from tfos.node_jobs import NodeJobs
 from tfos.phases import ClusterPhase, require
 from tfos.status import cluster_report
@@ -33,6 +32,7 @@ DEFAULT_SHUTDOWN_S = 259_200.0
 """Three days, as in TensorFlowOnSpark."""
 Mode: TypeAlias = InputMode
 """The same under a name that the class attribute does not hide."""
+Result = TypeVar("Result")
 
 
 class TFCluster:
@@ -44,24 +44,15 @@ class TFCluster:
 
     InputMode: ClassVar[type[InputMode]] = InputMode
 
-    def __init__(
-        self,
-        sc: Any,
-        reserved: reservation.Reservation,
-        settings: NodeSettings,
-        config: ClusterConfig,
-        console: Console,
-    ) -> None:
+    def __init__(self, reserved: reservation.Reservation) -> None:
         """Hold the pieces that `reserve` has made and checked; users call that."""
         self.cluster_id = reserved.credentials.cluster_id
-        self._sc = sc
         self._reserved = reserved
-        self._settings = settings
-        self._config = config
-        self._console = console
+        self._settings = reserved.settings
         self._coordinator = reserved.coordinator
-        self._ending = Ending(reserved.coordinator, config, console)
+        self._ending = Ending(reserved.coordinator, reserved.config, reserved.console)
         self._feed_jobs: FeedJobs | None = None
+        self._ending.watch(self)
 
     @classmethod
     def reserve(  # noqa: PLR0913  # the public surface: keywords with defaults
@@ -96,34 +87,24 @@ class TFCluster:
             SettingsError: the arguments or Spark's settings cannot work; the text says why.
             NotEnoughSlots: Spark cannot run all nodes at once; the text has the arithmetic.
         """
-        config = config or ClusterConfig()
-        plan = topology.plan(cluster_size, num_ps, master_node=master_node)
-        mode = preflight.check_mode(input_mode)
-        feeds = preflight.check_queues(queues)
-        sc = spark_facts.classic_context(sc)
-        facts = spark_facts.read_facts(sc)
-        preflight.check_spark(facts.conf, config)
-        settings = NodeSettings(
-            num_workers=plan.num_workers,
-            num_ps=plan.num_ps,
-            input_mode=mode.name.lower(),
-            feeds=feeds if mode is InputMode.SPARK else (),
-            loopback=facts.loopback,
-            default_fs=facts.default_fs,
-            log_dir=log_dir or "",
+        request = reservation.Request(
+            sc=sc,
+            cluster_size=cluster_size,
+            num_ps=num_ps,
             tensorboard=tensorboard,
+            input_mode=input_mode,
+            queues=queues,
+            log_dir=log_dir,
+            master_node=master_node,
             tensorboard_host=tensorboard_host,
-            driver_boot_id=address.boot_id(),
-            max_inflight_bytes=config.max_inflight_bytes,
-            threads=config.threads_per_node,
-            abort_s=config.abort_s,
-            reservation_timeout_s=config.reservation_timeout_s,
+            config=config or ClusterConfig(),
         )
-        console = Console(enabled=config.verbose)
-        for note in preflight.notes(facts):
-            console.warn(note)
-        reserved = reservation.reserve(sc, facts, plan, mode, config, console)
-        return cls(sc, reserved, settings, config, console)
+
+        def make() -> TFCluster:
+            return cls(reservation.reserve(request, lambda: errand.is_left))
+
+        errand = Errand("tfos-reserve", make)
+        return errand.result(lambda: None)
 
     @classmethod
     def run(  # noqa: PLR0913  # TensorFlowOnSpark's signature
@@ -185,21 +166,18 @@ class TFCluster:
             ReservationTimeout: names the nodes that never served.
             NodeFailedError: a node failed while it started.
         """
-        require("start()", self.phase, ClusterPhase.RESERVED)
-        if self._ending.has_jobs:
-            raise PhaseError("start() was called before; make a new cluster for another run")
-        preflight.check_main_fun(main_fun)
-        pickled = pickling.pickle_main_fun(main_fun, args)
-        reserved = self._reserved
-        jobs = NodeJobs(self._sc, self._coordinator, reserved.keys, reserved.driver_address)
-        self._ending.jobs = jobs
         try:
-            jobs.start(self._settings, pickled, workers_hold_slots=reserved.workers_hold_slots)
-            reserved.await_roster(self._config.reservation_timeout_s)
-            self._ending.raise_failure()
-            require("start()", self.phase, ClusterPhase.RUNNING)
-        except BaseException:
-            self.abort("the start failed")
+            require("start()", self.phase, ClusterPhase.RESERVED)
+            preflight.check_main_fun(main_fun)
+            pickled = pickling.pickle_main_fun(main_fun, args)
+            self._beside(
+                "start()",
+                lambda: self._start(pickled),
+                lambda: self.abort("start() was interrupted"),
+                spark=self._reserved.sc,
+            )
+        except KeyboardInterrupt:
+            self.abort("start() was interrupted")
             raise
 
     def train(
@@ -228,24 +206,35 @@ class TFCluster:
             FeedTimeout: no worker took rows.
         """
         epochs = preflight.check_epochs(num_epochs)
-        feeding, timeout_s = self._feeding("train()", feed_timeout, qname)
-        if hasattr(dataRDD, "foreachRDD"):
-            times = num_epochs or 1
-            dataRDD.foreachRDD(
-                lambda rdd: feeding.train(rdd, times, qname, feed_timeout_s=timeout_s)
-            )
-            return None
-        rdd = self._as_rdd(dataRDD)
-        with self._ending.raising():
+        times = num_epochs or 1
+
+        def train() -> reports.TrainReport | None:
+            feeding, timeout_s = self._feeding("train()", feed_timeout, qname)
+            if hasattr(dataRDD, "foreachRDD"):
+                dataRDD.foreachRDD(
+                    lambda rdd: feeding.train(rdd, times, qname, feed_timeout_s=timeout_s)
+                )
+                return None
+            rdd = self._as_rdd(dataRDD)
             return feeding.train(rdd, epochs, qname, feed_timeout_s=timeout_s)
+
+        def leave() -> None:
+            if self._feed_jobs is not None:
+                self._feed_jobs.leave(qname)
+
+        return self._beside("train()", train, leave, spark=self._reserved.sc)
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
         """Return a lazy RDD with one result of main_fun per row, in order.
 
         Rows are fed when the result is acted on, and again at every further action.
         """
-        feeding, timeout_s = self._feeding("inference()", feed_timeout, qname)
-        return feeding.inference(self._as_rdd(dataRDD), qname, feed_timeout_s=timeout_s)
+
+        def inference() -> Any:
+            feeding, timeout_s = self._feeding("inference()", feed_timeout, qname)
+            return feeding.inference(self._as_rdd(dataRDD), qname, feed_timeout_s=timeout_s)
+
+        return self._beside("inference()", inference, spark=self._reserved.sc)
 
     def shutdown(
         self, ssc: Any = None, grace_secs: float = 0, timeout: float = DEFAULT_SHUTDOWN_S
@@ -265,17 +254,29 @@ class TFCluster:
         timeout_s = preflight.check_timeout(
             "timeout", DEFAULT_SHUTDOWN_S if timeout == -1 else timeout
         )
-        try:
+
+        def shutdown() -> None:
             if ssc is not None:
                 ssc.stop(stopSparkContext=False, stopGraceFully=True)
             self._ending.shutdown(self._settings.feeds, grace_s=grace_s, timeout_s=timeout_s)
+
+        try:
+            self._beside("shutdown()", shutdown, lambda: self.abort("shutdown() was interrupted"))
         except BaseException:
             self.abort("shutdown() did not come to its end")  # no effect once it has
             raise
 
     def abort(self, reason: str = "aborted by the driver") -> None:
-        """Stop every node at once, without waiting for main_fun. Idempotent, raises nothing."""
-        self._ending.abort(reason)
+        """Stop every node at once, without waiting for main_fun. Idempotent, raises nothing.
+
+        Ctrl-C ends the wait for the nodes, not their stop.
+        """
+        stop = Errand("tfos-abort", lambda: self._ending.abort(reason))
+        try:
+            stop.result()
+        except BaseException:
+            self._ending.leave()
+            raise
 
     @property
     def phase(self) -> ClusterPhase:
@@ -300,7 +301,7 @@ class TFCluster:
         def known(state: ClusterState) -> bool:
             return state.tensorboard is not None or state.phase is not ClusterPhase.RUNNING
 
-        self._coordinator.wait(known, _TENSORBOARD_S)
+        self._beside("tensorboard_url()", lambda: self._coordinator.wait(known, _TENSORBOARD_S))
         up = self._coordinator.read(lambda state: state.tensorboard)
         return up.url or None if up is not None else None
 
@@ -319,6 +320,30 @@ class TFCluster:
 
     # ---- inside ----
 
+    def _beside(
+        self,
+        call: str,
+        function: Callable[[], Result],
+        on_interrupt: Callable[[], object] | None = None,
+        *,
+        spark: Any = None,
+    ) -> Result:
+        with self._ending.raising():
+            return Errand(f"tfos-{call}", function, spark=spark).result(on_interrupt)
+
+    def _start(self, main_fun: bytes) -> None:
+        reserved = self._reserved
+        jobs = NodeJobs(reserved.sc, self._coordinator, reserved.keys, reserved.driver_address)
+        self._ending.begin(jobs)
+        try:
+            jobs.start(self._settings, main_fun, workers_hold_slots=reserved.workers_hold_slots)
+            reserved.await_roster(reserved.config.reservation_timeout_s)
+            self._ending.raise_failure()
+            require("start()", self.phase, ClusterPhase.RUNNING)
+        except BaseException:
+            self._ending.abort("the start failed")
+            raise
+
     def _feeding(self, call: str, feed_timeout: float, feed: str) -> tuple[FeedJobs, float]:
         timeout_s = preflight.check_timeout("feed_timeout", feed_timeout)
         if not self._settings.feeds:
@@ -336,12 +361,13 @@ class TFCluster:
         if self._feed_jobs is None:
             from tfos.feed_jobs import FeedJobs  # numpy: only where rows are fed
 
+            reserved = self._reserved
             self._feed_jobs = FeedJobs(
-                self._sc,
+                reserved.sc,
                 self._coordinator,
-                self._reserved.credentials,
-                self._config,
-                self._console,
+                reserved.credentials,
+                reserved.config,
+                reserved.console,
             )
         return self._feed_jobs, timeout_s
 

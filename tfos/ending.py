@@ -11,13 +11,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control.coordinator import Coordinator
 from tfos.control.state import ClusterState
-from tfos.errors import NodeFailedError, ShutdownTimeout
+from tfos.errands import Errand
+from tfos.errors import NodeFailedError, PhaseError, ShutdownTimeout
 from tfos.node_jobs import NodeJobs
 from tfos.phases import ClusterPhase
 
@@ -25,6 +28,10 @@ _FORCE_S = 2.0
 """Grace of a node's child after an abort: enough to flush files, short of the user's patience."""
 _ORDERLY_S = 5.0
 """Grace of a node's child after main_fun has returned."""
+_WORKERS_SHARE = 0.6
+"""Part of abort_s in which workers end before the servers are stopped anyway; above both graces."""
+_SERVERS_SHARE = 0.7
+"""Part of what is left then in which the nodes confirm; the rest is for Spark to end the jobs."""
 
 
 class Ending:
@@ -37,13 +44,32 @@ class Ending:
         self._lock = threading.RLock()
         self._is_over = False
         self._is_raised = False
-        self.jobs: NodeJobs | None = None
+        self._jobs: NodeJobs | None = None
+        self._on_drop: weakref.finalize[..., object] | None = None
         atexit.register(self._at_exit)
 
-    @property
-    def has_jobs(self) -> bool:
-        """Whether nodes were started."""
-        return self.jobs is not None
+    def watch(self, cluster: object) -> None:
+        """Close the control plane if nobody refers to this cluster before any node was started.
+
+        So it is when an interrupt comes between the end of reserve() and the line that would have
+        stored its result.
+        """
+        self._on_drop = weakref.finalize(cluster, self._close_unused)
+        self._on_drop.atexit = False
+
+    def begin(self, jobs: NodeJobs) -> None:
+        """Take charge of the jobs that are about to start the nodes.
+
+        Raises:
+            PhaseError: nodes were started before, or the cluster has ended meanwhile.
+        """
+        with self._lock:
+            if self._jobs is not None:
+                raise PhaseError("start() was called before; make a new cluster for another run")
+            if self._is_over:
+                raise PhaseError("the cluster was stopped before start() had begun")
+            self._jobs = jobs
+            self._unwatch()
 
     def shutdown(self, feeds: tuple[str, ...], *, grace_s: float, timeout_s: float) -> None:
         """End in order: feeds, main_fun, workers, servers, jobs, control plane."""
@@ -66,28 +92,27 @@ class Ending:
             failed = self._coordinator.error() is not None
             self._coordinator.close(ClusterPhase.FAILED if failed else ClusterPhase.CLOSED)
 
+    def leave(self) -> None:
+        """Do not wait for the nodes at interpreter exit either: their orders are on their way."""
+        atexit.unregister(self._at_exit)
+
     def raise_failure(self) -> None:
-        """Raise the cluster's failure unless a call has raised it before."""
-        with self.raising():
-            error = self._failure()
-            if error is not None:
-                raise error
+        """Raise the cluster's failure unless the user has seen it."""
+        error = None if self._is_raised else self._coordinator.error()
+        if error is None:
+            return
+        if not self._is_over:  # nodes that still stop may add their records
+            self._await_end(self._config.abort_s)
+        raise self._coordinator.error() or error
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Note that the block raised the failure, so that no later call raises it again."""
+        """Note that the block raised the failure to the user: no later call raises it again."""
         try:
             yield
         except NodeFailedError:
             self._is_raised = True
             raise
-
-    def _failure(self) -> NodeFailedError | None:
-        if self._is_raised or self._coordinator.error() is None:
-            return None
-        if not self._is_over:  # nodes that still stop may add their records
-            self._await_end(self._coordinator)
-        return self._coordinator.error()
 
     def _finish(
         self, feeds: tuple[str, ...], grace_s: float, timeout_s: float
@@ -113,27 +138,38 @@ class Ending:
             if self._is_over:
                 return
             self._is_over = True
+            self._unwatch()
             atexit.unregister(self._at_exit)
-            if not self.has_jobs:
+            if self._jobs is None:
                 return
             coordinator = self._coordinator
-            coordinator.act(lambda state: state.stop(state.workers, reason, grace_s=grace_s))
+            deadline_s = time.monotonic() + self._config.abort_s
+            coordinator.act(lambda state: state.end(state.workers, reason, grace_s=grace_s))
             coordinator.wait(
                 lambda state: not any(worker.is_live for worker in state.workers),
-                self._config.abort_s / 2,
+                self._config.abort_s * _WORKERS_SHARE,
             )
-            coordinator.act(lambda state: state.stop(state.live(), reason, grace_s=grace_s))
-            self._await_end(coordinator)
-            if self.jobs is not None and not self.jobs.end(self._config.abort_s / 2):
+            coordinator.act(lambda state: state.end(state.live(), reason, grace_s=grace_s))
+            self._await_end((deadline_s - time.monotonic()) * _SERVERS_SHARE)
+            if not self._jobs.end(deadline_s - time.monotonic()):
                 self._console.warn("a Spark job of this cluster did not end when it was cancelled")
 
-    def _await_end(self, coordinator: Coordinator) -> None:
-        if not coordinator.wait(lambda state: not state.live(), self._config.abort_s):
+    def _await_end(self, timeout_s: float) -> None:
+        coordinator = self._coordinator
+        if not coordinator.wait(lambda state: not state.live(), timeout_s):
             names = coordinator.read(lambda state: [member.name for member in state.live()])
             self._console.warn(
                 f"{', '.join(names)} did not confirm the stop within {self._config.abort_s:.0f} s; "
                 "their lease ends them"
             )
+
+    def _unwatch(self) -> None:
+        if self._on_drop is not None:
+            self._on_drop.detach()
+
+    def _close_unused(self) -> None:
+        # Any thread may be the one that drops the last reference, whatever locks it holds.
+        Errand("tfos-drop", lambda: self.abort("nobody can start it")).start()
 
     def _at_exit(self) -> None:
         self.abort("the driver's interpreter exits")

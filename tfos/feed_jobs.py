@@ -23,6 +23,7 @@ from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member
 from tfos.control.state import ClusterState
 from tfos.errors import FeedError, FeedTimeout, PhaseError, SettingsError, TFOSError
+from tfos.feed_calls import FeedCall, FeedCalls
 from tfos.phases import ClusterPhase
 from tfos.progress import Progress, Sample
 from tfos.raw_rows import raw_batches
@@ -55,6 +56,7 @@ class FeedJobs:
         self._console = console
         self._lock = threading.Lock()
         self._epochs: dict[str, int] = {}
+        self._calls = FeedCalls()
 
     def train(
         self, rdd: Any, num_epochs: int, feed: str, *, feed_timeout_s: float
@@ -62,23 +64,29 @@ class FeedJobs:
         """Feed an RDD `num_epochs` times; see TFCluster.train."""
         progress = Progress(num_epochs)
         done: list[reports.EpochReport] = []
-        try:
-            for number in range(num_epochs):
-                progress.start_epoch(number, self._sample(feed))
-                report = self._epoch(rdd, feed, feed_timeout_s, progress)
-                if report is None:
-                    self._console.warn(
-                        f"main_fun has returned on every worker after {number} of {num_epochs} "
-                        f"epochs of {feed!r}: the rest was not fed"
-                    )
-                    break
-                progress.rows_per_epoch = report.fed_rows
-                progress.add(self._sample(feed))
-                done.append(report)
-                self._console.progress(_final_line(report, progress), final=True)
-        finally:
-            self._console.end_progress()
+        with self._calls.enter(feed) as call:
+            try:
+                for number in range(num_epochs):
+                    progress.start_epoch(number, self._sample(feed))
+                    report = self._epoch(rdd, call, feed_timeout_s, progress)
+                    if report is None:
+                        self._console.warn(
+                            f"main_fun has returned on every worker after {number} of {num_epochs} "
+                            f"epochs of {feed!r}: the rest was not fed"
+                        )
+                        break
+                    progress.rows_per_epoch = report.fed_rows
+                    progress.add(self._sample(feed))
+                    done.append(report)
+                    self._console.progress(_final_line(report, progress), final=True)
+            finally:
+                self._console.end_progress()
         return reports.TrainReport(tuple(done))
+
+    def leave(self, feed: str) -> None:
+        """Make the train() that feeds this feed end: its user was interrupted and has gone on."""
+        self._calls.leave(feed)
+        self._coordinator.wake()
 
     def inference(self, rdd: Any, feed: str, *, feed_timeout_s: float) -> Any:
         """Return a lazy RDD of results; see TFCluster.inference."""
@@ -94,22 +102,22 @@ class FeedJobs:
         return rdd.mapPartitionsWithIndex(task)
 
     def _epoch(
-        self, rdd: Any, feed: str, feed_timeout_s: float, progress: Progress
+        self, rdd: Any, call: FeedCall, feed_timeout_s: float, progress: Progress
     ) -> reports.EpochReport | None:
         targets = self._coordinator.read(_targets)
         if not targets:
             return None
-        epoch = self._next_epoch(feed)
+        feed = call.feed
+        epoch = call.epoch = self._next_epoch(feed)
         started_s = time.monotonic()
         before = self._coordinator.read(lambda state: _counts(state, feed))
-        results = self._feed(rdd, feed, epoch, targets, feed_timeout_s, progress)
+        results = self._feed(rdd, call, targets, feed_timeout_s, progress)
         self._coordinator.act(lambda state: state.flush(feed, epoch))
         self._watch(
             lambda state: not state.unflushed(feed, epoch),
-            feed,
+            call,
             progress,
             stall_s=feed_timeout_s,
-            epoch=epoch,
         )
         after = self._coordinator.read(lambda state: _counts(state, feed))
         return _account(feed, epoch, results, before, after, seconds=time.monotonic() - started_s)
@@ -117,8 +125,7 @@ class FeedJobs:
     def _feed(
         self,
         rdd: Any,
-        feed: str,
-        epoch: int,
+        call: FeedCall,
         targets: tuple[FeedTarget, ...],
         feed_timeout_s: float,
         progress: Progress,
@@ -127,12 +134,12 @@ class FeedJobs:
         task = FeedTask(
             targets=targets,
             credentials=self._credentials,
-            feed=feed,
-            epoch=epoch,
+            feed=call.feed,
+            epoch=call.epoch,
             config=self._feed_config(feed_timeout_s),
             loads=loads,
         )
-        tag = f"tfos-{self._credentials.cluster_id}-{feed}-{epoch}"
+        tag = f"tfos-{self._credentials.cluster_id}-{call.feed}-{call.epoch}"
 
         def run() -> list[Any]:
             results: list[Any] = rdd.mapPartitionsWithIndex(task).collect()
@@ -141,49 +148,46 @@ class FeedJobs:
         job = SparkJob(
             self._sc,
             tag,
-            f"tfos {self._credentials.cluster_id}: epoch {epoch} of {feed}",
+            f"tfos {self._credentials.cluster_id}: epoch {call.epoch} of {call.feed}",
             run,
             lambda _: self._coordinator.wake(),
         )
         job.start(count_tasks=True)
         try:
-            self._watch(
-                lambda _: job.is_ended,
-                feed,
-                progress,
-                job=job,
-                stall_s=feed_timeout_s,
-                epoch=epoch,
-            )
+            self._watch(lambda _: job.is_ended, call, progress, job=job, stall_s=feed_timeout_s)
         except BaseException:
             job.cancel(_CANCEL_S)
             raise
         if job.error is not None:
-            raise self._feed_failure(feed, epoch, job.error) from None
+            raise self._feed_failure(call, job.error) from None
         return job.result()
 
     def _watch(
         self,
         done: Callable[[ClusterState], bool],
-        feed: str,
+        call: FeedCall,
         progress: Progress,
         *,
         job: SparkJob[Any] | None = None,
         stall_s: float,
-        epoch: int,
     ) -> None:
         """Wait until `done`, showing progress; raise if the cluster fails or nothing moves."""
         moved_s = shown_s = time.monotonic()
         last: tuple[float, ...] = ()
         while True:
             finished = self._coordinator.wait(
-                lambda state: done(state) or state.phase is not ClusterPhase.RUNNING, _LOOK_S
+                lambda state: (
+                    done(state) or call.is_left or state.phase is not ClusterPhase.RUNNING
+                ),
+                _LOOK_S,
             )
             self._check_running()
+            if call.is_left:
+                raise FeedError(f"epoch {call.epoch} of {call.feed!r} was interrupted")
             if finished:
                 return
             now_s = time.monotonic()
-            progress.add(self._sample(feed))
+            progress.add(self._sample(call.feed))
             tasks = job.tasks if job is not None else None
             if tasks is not None:
                 progress.epoch_fraction = tasks.fraction
@@ -195,7 +199,7 @@ class FeedJobs:
                 # While feed tasks run, they watch the workers themselves.
                 last, moved_s = mark, now_s
             elif now_s - moved_s > stall_s:
-                raise self._stalled(feed, epoch, stall_s, tasks)
+                raise self._stalled(call, stall_s, tasks)
 
     def _check_running(self) -> None:
         phase = self._coordinator.phase
@@ -210,16 +214,17 @@ class FeedJobs:
         self._coordinator.wait(lambda state: not state.live(), self._config.abort_s)
         return self._coordinator.error()
 
-    def _feed_failure(self, feed: str, epoch: int, error: BaseException) -> TFOSError:
+    def _feed_failure(self, call: FeedCall, error: BaseException) -> TFOSError:
         if self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, _BLAME_S):
             failure = self._failed_error()
             if failure is not None:
                 return failure
-        return FeedError(f"feeding epoch {epoch} of {feed!r} failed in Spark: {reason_of(error)}")
+        return FeedError(
+            f"feeding epoch {call.epoch} of {call.feed!r} failed in Spark: {reason_of(error)}"
+        )
 
-    def _stalled(
-        self, feed: str, epoch: int, stall_s: float, tasks: TaskCounts | None
-    ) -> FeedTimeout:
+    def _stalled(self, call: FeedCall, stall_s: float, tasks: TaskCounts | None) -> FeedTimeout:
+        feed, epoch = call.feed, call.epoch
         if tasks is not None:
             return FeedTimeout(
                 f"the job that feeds epoch {epoch} of {feed!r} has run no task for {stall_s:.0f} "

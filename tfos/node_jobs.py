@@ -3,11 +3,13 @@
 Covers: bundles with each node's own keys, the jobs, what their end means.
 Does not: run on executors (node.task), decide about nodes (control.state).
 Runs in: the driver.
-Threads: `start` and `end` from the user's thread; each job reports its end on its own thread.
+Threads: `start` and `end` from any; a start that `end` overtakes submits nothing more. Each job
+reports its end on its own thread.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +68,8 @@ class NodeJobs:
         self._coordinator = coordinator
         self._keys = keys
         self._driver_address = driver_address
+        self._lock = threading.Lock()
+        self._is_ended = False
         self._jobs: list[SparkJob[list[Any]]] = []
 
     def start(self, settings: NodeSettings, main_fun: bytes, *, workers_hold_slots: bool) -> None:
@@ -79,8 +83,11 @@ class NodeJobs:
                 continue
             bundles = [self._keys.bundle(node, settings, main_fun) for node in nodes]
             job = self._job(role, nodes, bundles, hold=hold)
-            self._jobs.append(job)
-            job.start()
+            with self._lock:
+                if self._is_ended:
+                    return
+                job.start()
+                self._jobs.append(job)
 
     def end(self, timeout_s: float) -> bool:
         """Wait for the jobs of nodes that were told to stop, then cancel the rest by tag.
@@ -88,6 +95,8 @@ class NodeJobs:
         Returns:
             Whether every job ended by itself or by being cancelled.
         """
+        with self._lock:
+            self._is_ended = True
         deadline_s = time.monotonic() + timeout_s
         patience_s = time.monotonic() + timeout_s / 2
         for job in self._jobs:
@@ -131,7 +140,9 @@ def _after_job(
     Nodes outlive the task that started them, so a job's end alone is no failure of a node that
     serves. It is one while nodes are missing, and when Spark gave up or was told to cancel.
     """
-    if job.is_cancelled or state.phase not in (ClusterPhase.RESERVED, ClusterPhase.RUNNING):
+    if job.is_cancelled or state.is_ending:
+        return []
+    if state.phase not in (ClusterPhase.RESERVED, ClusterPhase.RUNNING):
         return []
     members = [state.members[node.name] for node in nodes]
     missing = [member for member in members if member.status in _NOT_SERVING]

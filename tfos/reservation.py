@@ -1,7 +1,8 @@
 """What reserve() makes: slots counted, keys, an open control plane; and the wait for the roster.
 
-Covers: waiting for executors, the cluster's secrets, the error that names missing nodes.
-Does not: check arguments (preflight) or start nodes (node_jobs).
+Covers: the order of the checks, waiting for executors, the cluster's secrets, the error that names
+missing nodes.
+Does not: judge arguments (preflight, topology) or start nodes (node_jobs).
 Runs in: the driver.
 """
 
@@ -9,17 +10,20 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from rpc import address
 from rpc.handshake import Credentials
-from tfos import slots, spark_facts
+from tfos import preflight, slots, spark_facts, topology
 from tfos.config import ClusterConfig, InputMode
 from tfos.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.state import ClusterState
-from tfos.errors import ReservationTimeout
+from tfos.errors import PhaseError, ReservationTimeout
+from tfos.node.bundle import NodeSettings
 from tfos.node_jobs import NodeKeys
 from tfos.phases import ClusterPhase
 from tfos.topology import Plan
@@ -29,10 +33,30 @@ _OFFER_S = 0.1
 _SECRET_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asks of reserve(); see there."""
+
+    sc: Any
+    cluster_size: int
+    num_ps: int
+    tensorboard: bool
+    input_mode: InputMode
+    queues: Iterable[object]
+    log_dir: str | None
+    master_node: str | None
+    tensorboard_host: str
+    config: ClusterConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     """An open control plane and all that nodes need to join it."""
 
+    sc: Any
+    config: ClusterConfig
+    console: Console
+    settings: NodeSettings
     coordinator: Coordinator
     keys: NodeKeys
     credentials: Credentials
@@ -58,21 +82,30 @@ class Reservation:
         )
 
 
-def reserve(
-    sc: Any,
-    facts: spark_facts.SparkFacts,
-    plan: Plan,
-    mode: InputMode,
-    config: ClusterConfig,
-    console: Console,
-) -> Reservation:
-    """Wait for slots, make the cluster's keys, listen.
+def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
+    """Check the request, wait for slots, make the cluster's keys, listen.
+
+    Args:
+        request: what the user asks for.
+        is_left: whether nobody waits for the reservation any more.
 
     Raises:
+        SettingsError: the request or Spark's settings cannot work.
         NotEnoughSlots: the cluster does not fit.
         ControlError: the control server cannot listen.
+        PhaseError: it was left.
     """
-    offer = _await_slots(sc, facts, plan, config, console)
+    config = request.config
+    plan = topology.plan(request.cluster_size, request.num_ps, master_node=request.master_node)
+    mode = preflight.check_mode(request.input_mode)
+    feeds = preflight.check_queues(request.queues)
+    sc = spark_facts.classic_context(request.sc)
+    facts = spark_facts.read_facts(sc)
+    preflight.check_spark(facts.conf, config)
+    console = Console(enabled=config.verbose)
+    for note in preflight.notes(facts):
+        console.warn(note)
+    offer = _await_slots(sc, facts, plan, config, console, is_left)
     cluster_id = secrets.token_hex(8)
     authority = ClusterAuthority(cluster_id)
     credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES))
@@ -80,11 +113,37 @@ def reserve(
     port = coordinator.start(facts.bind_host, authority.driver())
     console.line(f"cluster {cluster_id}: {plan}")
     return Reservation(
+        sc=sc,
+        config=config,
+        console=console,
+        settings=_settings(request, plan, feeds if mode is InputMode.SPARK else (), facts),
         coordinator=coordinator,
         keys=NodeKeys(cluster_id, authority, credentials.secret),
         credentials=credentials,
         driver_address=f"{_bracketed(facts.driver_host)}:{port}",
         workers_hold_slots=slots.workers_hold_slots(plan, mode, offer),
+    )
+
+
+def _settings(
+    request: Request, plan: Plan, feeds: tuple[str, ...], facts: spark_facts.SparkFacts
+) -> NodeSettings:
+    config = request.config
+    return NodeSettings(
+        num_workers=plan.num_workers,
+        num_ps=plan.num_ps,
+        input_mode=preflight.check_mode(request.input_mode).name.lower(),
+        feeds=feeds,
+        loopback=facts.loopback,
+        default_fs=facts.default_fs,
+        log_dir=request.log_dir or "",
+        tensorboard=request.tensorboard,
+        tensorboard_host=request.tensorboard_host,
+        driver_boot_id=address.boot_id(),
+        max_inflight_bytes=config.max_inflight_bytes,
+        threads=config.threads_per_node,
+        abort_s=config.abort_s,
+        reservation_timeout_s=config.reservation_timeout_s,
     )
 
 
@@ -94,10 +153,11 @@ def _await_slots(
     plan: Plan,
     config: ClusterConfig,
     console: Console,
+    is_left: Callable[[], bool],
 ) -> slots.Offer:
     wait = slots.SlotWait(plan, config, time.monotonic())
     shown = -1
-    while True:
+    while not is_left():
         offer = spark_facts.read_offer(sc, facts)
         if wait.ready(offer, time.monotonic()):
             return offer
@@ -105,6 +165,7 @@ def _await_slots(
             shown = len(offer.executors)
             console.line(f"waiting for executors: {slots.shortage(plan, offer)}")
         time.sleep(_OFFER_S)
+    raise PhaseError("reserve() was interrupted while it waited for executors")
 
 
 def _missing(state: ClusterState, now_s: float) -> tuple[list[str], str]:

@@ -94,9 +94,14 @@ def classic_context(spark: Any) -> Any:
         raise UnsupportedError(
             f"sc must be a SparkContext or a classic SparkSession, got {kind.__qualname__}."
         )
+    check_running(spark)
+    return spark
+
+
+def check_running(spark: Any) -> None:
+    """Refuse a stopped SparkContext."""
     if spark._jsc is None:
         raise UnsupportedError("the SparkContext is stopped; make a new one.")
-    return spark
 
 
 def read_facts(sc: Any) -> SparkFacts:

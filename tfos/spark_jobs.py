@@ -1,10 +1,12 @@
 """Spark jobs of ours, each on a thread of its own and under tags of our own.
 
-Covers: running an action beside the user's thread, cancelling exactly it, short reasons.
+Covers: running an action on its own thread, cancelling exactly it, short reasons; the scheduler
+pool and other local properties of the thread that starts it.
 Does not: know nodes or feeds; the action is a function.
 Runs in: the driver.
-Threads: one per job; `InheritableThread`, so that the scheduler pool of the user's thread applies
-and py4j's connection is returned when the job ends.
+Threads: one per job. py4j gives each a Java thread of its own, which has none of the local
+properties of the one that started it; pyspark's InheritableThread asks the active SparkContext,
+which may be another than the job's or none.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from tfos.spark_facts import check_running
 
 Result = TypeVar("Result")
 
@@ -44,9 +48,6 @@ class TaskCounts:
 
 class SparkJob(Generic[Result]):
     """One action on its own thread.
-
-    The user's thread makes no py4j call while it waits: pyspark's Ctrl-C handler makes one itself,
-    and inside another it reads the wrong answer and hides the KeyboardInterrupt (pyspark 4.3).
 
     Args:
         sc: the SparkContext.
@@ -79,12 +80,11 @@ class SparkJob(Generic[Result]):
 
     def start(self, *, count_tasks: bool = False) -> None:
         """Submit the job, and keep `tasks` fresh if wanted."""
-        from pyspark import InheritableThread
-
-        InheritableThread(target=self._run, name=self.tag, daemon=True).start()
+        act = inheriting(self._sc, self._act)
+        threading.Thread(target=self._run, args=(act,), name=self.tag, daemon=True).start()
         if count_tasks:
             name = f"{self.tag}-tasks"
-            InheritableThread(target=self._count_tasks, name=name, daemon=True).start()
+            threading.Thread(target=self._count_tasks, name=name, daemon=True).start()
 
     @property
     def is_ended(self) -> bool:
@@ -126,18 +126,33 @@ class SparkJob(Generic[Result]):
         while not self._ended.wait(_COUNT_S):
             self.tasks = _tasks_of(self._sc, self.tag)
 
-    def _run(self) -> None:
+    def _run(self, act: Callable[[], Result | None]) -> None:
         try:
-            self._sc.setJobGroup(self.tag, self._description, interruptOnCancel=True)
-            self._sc.clearJobTags()
-            self._sc.addJobTag(self.tag)
-            if not self._cancelled:
-                self._result = self._action()
+            self._result = act()
         except BaseException as error:  # noqa: BLE001  # reported to the thread that waits
             self.error = error
         finally:
             self._ended.set()
             self._on_end(self)
+
+    def _act(self) -> Result | None:
+        self._sc.setJobGroup(self.tag, self._description, interruptOnCancel=True)
+        self._sc.clearJobTags()
+        self._sc.addJobTag(self.tag)
+        return None if self._cancelled else self._action()
+
+
+def inheriting(spark: Any, function: Callable[[], Result]) -> Callable[[], Result]:
+    """Return the function as one that runs with this thread's local properties on any thread."""
+    check_running(spark)
+    properties = spark._jsc.sc().getLocalProperties().clone()
+
+    def run() -> Result:
+        check_running(spark)
+        spark._jsc.sc().setLocalProperties(properties)
+        return function()
+
+    return run
 
 
 def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:

@@ -1,11 +1,14 @@
 """A driver program for test_driver_interrupt.py: reaches a phase, says so, and stays there.
 
-Usage: interrupted_driver.py PHASE END, where PHASE is `idle`, `train` or `shutdown`, and
-END is `wait`, `forget` or `stop-context`.
+Usage: interrupted_driver.py END. END is `forget` or `stop-context`, which run one cluster, or
+`rounds`: each line of standard input names a phase (`reserve`, `start`, `idle`, `train`,
+`shutdown`) that the program goes to and in which it is interrupted, as the cell of a notebook is.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import threading
 import time
@@ -14,6 +17,8 @@ import pyspark
 
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError
+
+STAY_S = 60
 
 
 def consume(args, ctx):
@@ -24,7 +29,7 @@ def consume(args, ctx):
 
 
 def linger(args, ctx):
-    time.sleep(60)
+    time.sleep(STAY_S)
 
 
 def say(text: str) -> None:
@@ -32,7 +37,7 @@ def say(text: str) -> None:
 
 
 def say_when_fed(cluster: TFCluster) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + STAY_S
     while not any(node.rows for node in cluster.status().nodes):
         if time.monotonic() > deadline:
             return
@@ -40,7 +45,60 @@ def say_when_fed(cluster: TFCluster) -> None:
     say("ready")
 
 
-def stop_context(sc, cluster: TFCluster) -> None:
+def occupy(sc) -> None:
+    """Hold two of the four slots, as another job of the same program would."""
+
+    def hold() -> None:
+        with contextlib.suppress(Exception):  # cancelled with all other jobs
+            sc.parallelize(range(2), 2).foreach(lambda _: time.sleep(STAY_S))
+
+    threading.Thread(target=hold, daemon=True).start()
+    while not sc.statusTracker().getActiveStageIds():
+        time.sleep(0.02)
+
+
+def reach(sc, phase: str, clusters: list[TFCluster]) -> None:
+    if phase == "reserve":
+        occupy(sc)
+    if phase in ("reserve", "start"):
+        say("ready")
+    config = ClusterConfig(max_inflight_bytes=4096, slot_settle_s=STAY_S, slot_wait_s=STAY_S)
+    with TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
+        clusters.append(cluster)
+        cluster.start(linger if phase == "shutdown" else consume, 0.2)
+        if phase == "train":
+            threading.Thread(target=say_when_fed, args=(cluster,), daemon=True).start()
+            cluster.train(sc.parallelize(range(100_000), 4), num_epochs=1)
+        elif phase == "shutdown":
+            say("ready")
+            cluster.shutdown()
+        elif phase == "idle":
+            say("ready")
+        time.sleep(STAY_S)
+
+
+def play_rounds(sc) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    for line in sys.stdin:
+        clusters: list[TFCluster] = []
+        try:
+            reach(sc, line.strip(), clusters)
+        except KeyboardInterrupt:
+            say(f"interrupted {clusters[0].phase.name if clusters else 'NONE'}")
+        if signal.getsignal(signal.SIGINT) is not handler:
+            say("another handler")
+        # The context is still the user's, and works.
+        say(f"sum {sc.parallelize(range(10), 2).sum()}")
+    sc.stop()
+
+
+def run_one(sc, end: str) -> None:
+    cluster = TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK)
+    cluster.start(consume, 0.2)
+    say("pids " + " ".join(str(node.pid) for node in cluster.status().nodes))
+    if end == "forget":
+        say("ready")
+        return
     sc.stop()
     try:
         cluster.shutdown(timeout=30)
@@ -48,38 +106,15 @@ def stop_context(sc, cluster: TFCluster) -> None:
         say(f"stopped {error}".replace("\n", " "))
 
 
-def main(phase: str, end: str) -> None:
+def main(end: str) -> None:
     conf = pyspark.SparkConf().setMaster("local[4]")
     conf.set("spark.ui.enabled", "false").set("spark.log.level", "ERROR")
     conf.set("spark.ui.showConsoleProgress", "false").set("spark.driver.host", "127.0.0.1")
     sc = pyspark.SparkContext(conf=conf)
-    config = ClusterConfig(max_inflight_bytes=4096)
-    cluster = TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, config=config)
-    try:
-        cluster.start(linger if phase == "shutdown" else consume, 0.2)
-        say("pids " + " ".join(str(node.pid) for node in cluster.status().nodes))
-        if end == "forget":
-            say("ready")
-            return
-        if end == "stop-context":
-            stop_context(sc, cluster)
-            return
-        with cluster:
-            if phase == "train":
-                threading.Thread(target=say_when_fed, args=(cluster,), daemon=True).start()
-                cluster.train(sc.parallelize(range(100_000), 4), num_epochs=1)
-            elif phase == "shutdown":
-                say("ready")
-                cluster.shutdown()
-            else:
-                say("ready")
-                time.sleep(60)
-    except KeyboardInterrupt:
-        say(f"interrupted {cluster.phase.name}")
-        # The context is still the user's, and works.
-        say(f"sum {sc.parallelize(range(10), 2).sum()}")
-        sc.stop()
-        raise
+    if end == "rounds":
+        play_rounds(sc)
+    else:
+        run_one(sc, end)
 
 
 if __name__ == "__main__":

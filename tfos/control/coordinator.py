@@ -3,7 +3,9 @@
 Covers: the lock, the clock, liveness, waiting with deadlines, showing nodes' output.
 Does not: decide (control.state), move bytes (control.server), run Spark jobs (spark_jobs).
 Runs in: the driver.
-Threads: every method from any thread; `_changed` guards the state. One thread looks for silence.
+Threads: every method from any thread; `_lock` guards the state, `_changed` wakes who waits for it.
+The user's own thread only reads: `with` of a plain lock is safe from Ctrl-C, of a Condition it is
+not (Python code enters it). One thread looks for silence.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Coordinator:
         self._config = config
         self._console = console
         self._clock = clock
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._server: ControlServer | None = None
         self._closing = threading.Event()
         self._liveness: threading.Thread | None = None
@@ -53,7 +56,7 @@ class Coordinator:
         """Listen on a port of the system's choice and return it."""
         server = ControlServer(self, credentials, num_nodes=len(self._state.plan.nodes))
         port = server.start(host)
-        with self._changed:
+        with self._lock:
             self._server = server
             self._state.move(ClusterPhase.RESERVED)
         self._liveness = threading.Thread(
@@ -65,7 +68,7 @@ class Coordinator:
     def close(self, phase: ClusterPhase = ClusterPhase.CLOSED) -> None:
         """Stop listening. Idempotent."""
         self._closing.set()
-        with self._changed:
+        with self._lock:
             server, self._server = self._server, None
             self._state.move(phase)
             self._changed.notify_all()
@@ -78,17 +81,17 @@ class Coordinator:
     @property
     def phase(self) -> ClusterPhase:
         """Where the cluster stands."""
-        with self._changed:
+        with self._lock:
             return self._state.phase
 
     def read(self, question: Callable[[ClusterState], Value]) -> Value:
         """Return what a question about the state gives, under the lock."""
-        with self._changed:
+        with self._lock:
             return question(self._state)
 
     def act(self, decide: Callable[[ClusterState], list[Action]]) -> None:
         """Let the state decide and execute its actions."""
-        with self._changed:
+        with self._lock:
             self._execute(decide(self._state))
             self._changed.notify_all()
 
@@ -102,7 +105,7 @@ class Coordinator:
 
     def wake(self) -> None:
         """Make waiters look again: something outside of the state has changed."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def now_s(self) -> float:
@@ -111,7 +114,7 @@ class Coordinator:
 
     def error(self) -> NodeFailedError | None:
         """Return the error of a failed cluster, root cause first."""
-        with self._changed:
+        with self._lock:
             fatal, every = list(self._state.fatal), list(self._state.failures)
         if not fatal:
             return None
@@ -125,7 +128,7 @@ class Coordinator:
 
     def on_register(self, register: messages.Register) -> messages.RegisterReply:
         """Answer a node that announces itself."""
-        with self._changed:
+        with self._lock:
             reply, actions = self._state.on_register(register, self._clock())
             self._execute(actions)
             self._changed.notify_all()
@@ -133,7 +136,7 @@ class Coordinator:
 
     def on_heartbeat(self, heartbeat: messages.Heartbeat) -> messages.HeartbeatReply:
         """Note a sign of life and a node's numbers."""
-        with self._changed:
+        with self._lock:
             reply, actions = self._state.on_heartbeat(heartbeat, self._clock())
             self._execute(actions)
             self._changed.notify_all()
@@ -150,7 +153,7 @@ class Coordinator:
 
     def on_stream_opened(self, node: messages.NodeId) -> str:
         """Return why this attempt gets no orders; empty if it may have them."""
-        with self._changed:
+        with self._lock:
             return self._state.on_stream_opened(node, self._clock())
 
     def on_stream_closed(self, node: messages.NodeId) -> None:

@@ -63,6 +63,8 @@ class ClusterState:
     fatal: list[messages.NodeFailure] = field(default_factory=list)
     """Those that failed the cluster; the first is the root cause."""
     tensorboard: messages.TensorBoardUp | None = None
+    is_ending: bool = False
+    """The driver stops the nodes: one that registers now is refused."""
     members: dict[str, Member] = field(init=False)
     _told_skews: set[str] = field(default_factory=set)
     """One warning for a whole rack of equal executors."""
@@ -145,6 +147,11 @@ class ClusterState:
                 actions.append(Send(member.node, messages.Stop(reason, grace_s)))
         return actions
 
+    def end(self, members: list[Member], reason: str, *, grace_s: float) -> list[Action]:
+        """Stop these nodes for good: no node may join any more."""
+        self.is_ending = True
+        return self.stop(members, reason, grace_s=grace_s)
+
     def fail(self, failure: messages.NodeFailure) -> list[Action]:
         """Fail the cluster because of this record."""
         self._note(failure)
@@ -180,8 +187,8 @@ class ClusterState:
             )
             reply, _ = self._refuse("the cluster runs already; a lost node does not rejoin")
             return reply, actions
-        if self.phase is not ClusterPhase.RESERVED:
-            return self._refuse(f"the cluster is {self.phase.name}")
+        if self.phase is not ClusterPhase.RESERVED or self.is_ending:
+            return self._refuse(f"the cluster is {self.phase.name} and ends")
         actions = []
         if member.attempt >= 0:
             actions.append(Send(member.node, messages.Stop("replaced by a newer attempt")))
@@ -282,7 +289,7 @@ class ClusterState:
             return []
         member.endpoint = endpoint
         member.status = NodeStatus.READY
-        if self.missing() or self.phase is not ClusterPhase.RESERVED:
+        if self.missing() or self.phase is not ClusterPhase.RESERVED or self.is_ending:
             return []
         self.move(ClusterPhase.RUNNING)
         for each in self.members.values():

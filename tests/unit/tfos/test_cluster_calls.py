@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.fake_spark import FakeSpark
 from tfos import TFCluster, node_jobs
 from tfos.config import ClusterConfig
 from tfos.console import Console
@@ -53,15 +54,19 @@ def _run(state: ClusterState) -> list[Action]:
 @pytest.fixture
 def cluster() -> TFCluster:
     config = ClusterConfig(verbose=False)
-    coordinator = Coordinator(plan(2, 1), config, Console(enabled=False))
-
+    console = Console(enabled=False)
+    coordinator = Coordinator(plan(2, 1), config, console)
     coordinator.act(_run)
-    reserved = types.SimpleNamespace(
-        coordinator=coordinator, credentials=types.SimpleNamespace(cluster_id="c")
+    reserved: Any = types.SimpleNamespace(
+        sc=FakeSpark(),
+        config=config,
+        console=console,
+        settings=NodeSettings(num_workers=1, num_ps=1),
+        coordinator=coordinator,
+        credentials=types.SimpleNamespace(cluster_id="c"),
     )
-    settings = NodeSettings(num_workers=1, num_ps=1)
-    made = TFCluster(None, reserved, settings, config, Console(enabled=False))  # type: ignore[arg-type]
-    made._ending.jobs = Jobs()  # type: ignore[assignment]
+    made = TFCluster(reserved)
+    made._ending._jobs = Jobs()  # type: ignore[assignment]
     return made
 
 
@@ -117,7 +122,7 @@ def test_an_interrupted_shutdown_stops_every_node_at_once(cluster, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         cluster.shutdown()
     assert cluster.phase is ClusterPhase.CLOSED
-    assert cluster._ending.jobs.ended == 1
+    assert cluster._ending._jobs.ended == 1
     cluster.shutdown()
 
 
@@ -127,7 +132,7 @@ def test_a_stream_that_cannot_stop_leaves_no_nodes(cluster):
 
     with pytest.raises(OSError, match="gone"):
         cluster.shutdown(ssc=types.SimpleNamespace(stop=stop))
-    assert cluster._ending.jobs.ended == 1
+    assert cluster._ending._jobs.ended == 1
 
 
 @pytest.mark.parametrize("options", [{"grace_secs": "30"}, {"grace_secs": -1}, {"timeout": 0}])

@@ -1,0 +1,70 @@
+"""Which train() feeds which feed now: one call at a time for each, and an interrupted one ends.
+
+Covers: refusing a second call, telling a call that its user has left it.
+Does not: feed (feed_jobs).
+Threads: any; `_lock` guards the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tfos.errors import PhaseError
+
+
+@dataclass(slots=True)
+class FeedCall:
+    """One train() that runs."""
+
+    feed: str
+    started_s: float
+    epoch: int = 0
+    """Of the feed, counted over all calls."""
+    is_left: bool = False
+    """Its user was interrupted and does not wait for it any more."""
+
+    def __str__(self) -> str:
+        if self.is_left:
+            return "a train() that was interrupted and is about to end"
+        seconds = time.monotonic() - self.started_s
+        return f"a train() that began {seconds:.0f} s ago and is at epoch {self.epoch}"
+
+
+class FeedCalls:
+    """The calls of one cluster, at most one for each feed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: dict[str, FeedCall] = {}
+
+    @contextlib.contextmanager
+    def enter(self, feed: str) -> Iterator[FeedCall]:
+        """Feed alone.
+
+        Raises:
+            PhaseError: another call feeds this feed: their rows and epochs would mix.
+        """
+        with self._lock:
+            other = self._calls.get(feed)
+            if other is not None:
+                raise PhaseError(
+                    f"train() on {feed!r}: {other} feeds it already, and the rows would mix. Wait "
+                    "for it, or use another feed: name it in queues= of reserve() and in qname=."
+                )
+            call = self._calls[feed] = FeedCall(feed, time.monotonic())
+        try:
+            yield call
+        finally:
+            with self._lock:
+                del self._calls[feed]
+
+    def leave(self, feed: str) -> None:
+        """Make the call that feeds this feed end, if there is one."""
+        with self._lock:
+            call = self._calls.get(feed)
+            if call is not None:
+                call.is_left = True
