@@ -159,7 +159,8 @@ MAY_CALL: dict[str, set[type]] = {
     "worker:0": set(SAMPLES) - {messages.Fence, messages.Lose, messages.Stop},
     "driver:0": {
         messages.Describe, messages.FetchManifest, messages.FetchStats, messages.Pull,
-        messages.Save, messages.Restore, messages.Fence, messages.Lose, messages.Stop,
+        messages.Lookup, messages.Scan, messages.Save, messages.Restore,
+        messages.Fence, messages.Lose, messages.Stop,
     },
     "supervisor:0": {
         messages.Describe, messages.FetchManifest, messages.FetchStats,
