@@ -35,7 +35,8 @@ class ClusterConfig:
     heartbeat_s: float = 2.0
     """Every node shows a sign of life this often. Smaller: fresher progress, more driver load."""
     hang_s: float = 20.0
-    """A node that is silent for longer has failed: frozen or cut off. At least 3 heartbeats."""
+    """A node that is silent for longer has failed: frozen or cut off. At least 3 heartbeats. A
+    worker's or server's process that somebody suspends (SIGSTOP) is ended within this time too."""
     reconnect_s: float = 3.0
     """A node whose connection broke has this long to come back before it counts as dead."""
     lease_s: float = 20.0

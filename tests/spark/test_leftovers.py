@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(170)]
 
 THREADS, EXECUTORS = "local[4]", "local-cluster[3,1,1024]"
 APP = Path(__file__).with_name("driver_app.py")
-FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LEASE_BOUND_S = 40.0  # G3: nothing outlives its driver by more than 30 s, and the JVM's own end
 
 
@@ -41,8 +40,7 @@ class App:
         submit_args = (
             f"--master {master} --conf spark.ui.enabled=false "
             "--conf spark.executor.memory=512m --driver-memory 512m "
-            f"--driver-java-options '{FAST_JVM}' --conf spark.driver.host=127.0.0.1 "
-            f"--conf 'spark.executor.extraJavaOptions={FAST_JVM}' pyspark-shell"
+            "--conf spark.driver.host=127.0.0.1 pyspark-shell"
         )
         environ = {
             **os.environ,

@@ -53,6 +53,8 @@ class RegisterReply(msgspec.Struct, frozen=True):
     reason: str = ""
     heartbeat_s: float = 2.0
     lease_s: float = 20.0
+    hang_s: float = 20.0
+    """A child that shows no life for so long is to be ended."""
 
 
 class FeedSnapshot(msgspec.Struct, frozen=True):

@@ -376,8 +376,12 @@ class ClusterState:
             self.failures.append(failure)
 
     def _accept(self) -> messages.RegisterReply:
+        config = self.config
         return messages.RegisterReply(
-            accepted=True, heartbeat_s=self.config.heartbeat_s, lease_s=self.config.lease_s
+            accepted=True,
+            heartbeat_s=config.heartbeat_s,
+            lease_s=config.lease_s,
+            hang_s=config.hang_s,
         )
 
     def _refuse(self, reason: str) -> tuple[messages.RegisterReply, list[Action]]:

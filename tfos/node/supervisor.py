@@ -49,8 +49,6 @@ UNWANTED_GRACE_S = 2.0
 RAISED_EXIT_S = 3.0
 """A child that raised may take this long to exit (its threads, its exit handlers)."""
 ROSTER_MARGIN_S = 30.0
-SUSPENDED_S = 16.0
-"""With the tick a suspended child is ended within 20 s; a debugger's short stop does no harm."""
 _TICK_S = 2.0
 _MAX_READS = 16
 """Reads of one ready pipe before the loop looks at anything else: a flood must not starve it."""
@@ -79,6 +77,7 @@ class Supervisor:
         self._is_done = False
         """The child said Done: main_fun returned, or the server ended as ordered."""
         self._suspended_since_s: float | None = None
+        self._suspended_limit_s = REGISTER_WINDOW_S
         self._kill_reason = ""
         """Why we killed the child ourselves, for its failure."""
         self._end_reason: str | None = None
@@ -160,6 +159,8 @@ class Supervisor:
         match notice:
             case Registered(reply=reply):
                 self._lease_s = reply.lease_s
+                # With the ticks before and after, it has ended by hang_s.
+                self._suspended_limit_s = max(_TICK_S, reply.hang_s - 2 * _TICK_S)
                 self._write_status(State.REGISTERED)
                 self._await_roster()
                 if self._spec.bundle.is_chief and self._spec.bundle.settings.tensorboard:
@@ -238,8 +239,9 @@ class Supervisor:
             return
         now_s = time.monotonic()
         self._suspended_since_s = self._suspended_since_s or now_s
-        if now_s - self._suspended_since_s >= SUSPENDED_S:
-            self._kill_reason = f" after it was suspended (SIGSTOP) for {SUSPENDED_S:.0f} s"
+        limit_s = self._suspended_limit_s
+        if now_s - self._suspended_since_s >= limit_s:
+            self._kill_reason = f" after it was suspended (SIGSTOP) for {limit_s:.0f} s"
             self._kill_child()
 
     def _on_link(self) -> None:
