@@ -53,7 +53,7 @@ class Rule:
     constants: tuple[float, ...] = ()
     """The formula's last scalars, in double precision; cast to the dtype on use."""
     step_scalars: tuple[str, ...] = ()
-    """Scalars that need powers of the step and may come with the push (`Hyper.scalars`)."""
+    """Scalars with powers of the step that may come with the push (`Hyper.scalars`)."""
 
     @property
     def name(self) -> str:
@@ -133,8 +133,7 @@ def _adamax(config: Adamax) -> Rule:
 def _nadam(config: Nadam) -> Rule:
     rates = (1 - _single(config.beta_1), 1 - _single(config.beta_2))
     constants = (*rates, config.epsilon)
-    names = ("ahead", "rest_ahead", "now", "rest_now", "correction")
-    return _zeros(formulas.nadam, "momentum", "velocity", constants=constants, step_scalars=names)
+    return _zeros(formulas.nadam, "momentum", "velocity", constants=constants)
 
 
 def _ftrl(config: Ftrl) -> Rule:
@@ -234,10 +233,10 @@ def _nadam_scalars(config: Nadam, step: int, dtype: np.dtype[Any]) -> tuple[Numb
     return ahead, one - product * ahead, one - now, one - product, correction
 
 
-def powers(
+def _powers(
     config: RuleConfig, learning_rate: float, step: int, dtype: np.dtype[Any]
 ) -> tuple[Number, ...]:
-    """Return the scalars that `Rule.step_scalars` names, for update number `step` (from 1)."""
+    """Return the scalars that contain powers of the step's number (from 1)."""
     if isinstance(config, Adam):
         return (adam_alpha(config, learning_rate, step, dtype),)
     if isinstance(config, Adamax):
@@ -284,7 +283,7 @@ def scalars(
     if given and len(given) != len(rule.step_scalars):
         wanted = ", ".join(rule.step_scalars) or "none"
         raise SettingsError(f"{rule.name} takes the step scalars: {wanted}; got {tuple(given)!r}")
-    lead = [*(given or powers(config, learning_rate, step, dtype))]
+    lead = [*(given or _powers(config, learning_rate, step, dtype))]
     if not isinstance(config, Adam):  # whose alpha contains the rate
         lead.insert(0, learning_rate)
     if isinstance(config, Ftrl):

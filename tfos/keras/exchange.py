@@ -58,8 +58,8 @@ class Exchange:
     """Keeps one model's variables and the servers' parameters together.
 
     Attributes:
-        steps: steps of this worker that the servers have acknowledged.
-        rows: rows in those steps.
+        steps: pushes of this worker that the servers have acknowledged.
+        rows: rows in those, and in batches that are only accumulated so far.
         skipped_steps: steps whose gradient was not finite and was not sent.
         clock: updates of the servers that the local variables contain.
     """
@@ -73,6 +73,7 @@ class Exchange:
         self.rows = 0
         self.skipped_steps = 0
         self.clock = 0
+        self._rows_waiting = 0
         self.assigned = False
         self._client = ctx.ps_client()
         self._member = True
@@ -179,8 +180,11 @@ class Exchange:
         rows = batches.num_rows(data)
         if not bool(output.finite):
             self._refuse(output, rows)
-            return output.logs
-        self._push(output, rows)
+        elif bool(output.complete):
+            self._push(output, rows)
+        else:
+            self._rows_waiting += rows
+            self.rows += rows
         return output.logs
 
     @contextlib.contextmanager
@@ -250,7 +254,9 @@ class Exchange:
                 strict=True,
             )
         }
-        send = functools.partial(self._send, pushed, replica.take(), self._hyper(output), rows)
+        hyper, counts = self._hyper(output), (rows, rows + self._rows_waiting)
+        self._rows_waiting = 0
+        send = functools.partial(self._send, pushed, replica.take(), hyper, counts)
         if not self._most_in_flight:
             landed = send()
             replica.adopt(landed.received, landed.clock)
@@ -267,10 +273,12 @@ class Exchange:
         self._give_back(landed)
 
     def _send(
-        self, pushed: dict[str, Array], received: Received, hyper: Hyper, rows: int
+        self, pushed: dict[str, Array], received: Received, hyper: Hyper, rows: tuple[int, int]
     ) -> Landed:
-        ack = self._client.push_pull(pushed, received.arrays, hyper=hyper, rows=rows)
-        return Landed(received, ack.clock, rows)
+        """Push for the rows of this batch, and of this and those accumulated before it."""
+        newest, all_rows = rows
+        ack = self._client.push_pull(pushed, received.arrays, hyper=hyper, rows=all_rows)
+        return Landed(received, ack.clock, newest)
 
     def _give_back(self, landed: Landed) -> None:
         _, replica = self._bound()
@@ -286,7 +294,8 @@ class Exchange:
 
     def _refuse(self, output: StepOutput, rows: int) -> None:
         """Handle a step whose gradient is not finite; nothing of it is sent."""
-        expected = self._step is not None and self._step.skips_nonfinite
+        step = self._step
+        expected = step is not None and step.skips_nonfinite
         if not expected and self.settings.on_nonfinite == "error":
             where = f"worker:{self.ctx.worker_rank}, step {self.steps + 1} of this worker"
             raise NonFiniteGradient(
@@ -295,7 +304,7 @@ class Exchange:
                 'distribute with on_nonfinite="skip"'
             )
         self.skipped_steps += 1
-        if self.waits:
+        if self.waits and not (step and step.accumulates):
             _, replica = self._bound()
             received = replica.take()
             self.clock = self._client.push_null(into=received.arrays).clock

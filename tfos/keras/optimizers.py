@@ -1,8 +1,8 @@
 """From a Keras optimizer to the servers' update rule, and the scalars of one step.
 
-Covers: which optimizers and settings have a rule; the rule's configuration; learning rate and
-Adam's alpha as TensorFlow computes them, so that a sync worker equals Keras bit for bit; clipping
-that belongs to the worker.
+Covers: which optimizers and settings have a rule; the rule's configuration; learning rate and the
+scalars with powers of the step as TensorFlow computes them, so that a sync worker equals Keras bit
+for bit; clipping that belongs to the worker.
 Does not: apply anything.      Threads: no state.
 """
 
@@ -17,9 +17,14 @@ from ps import params
 from tfos.keras.errors import UnsupportedOptimizer
 
 SUPPORTED = (
-    "SGD (with momentum and nesterov), Adagrad, Adam, AdamW, each with weight_decay, clipvalue, "
-    "clipnorm, global_clipnorm and learning-rate schedules"
+    "SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, Adamax, Nadam, Ftrl, Lion, with all their "
+    "settings except use_ema"
 )
+_WHOLE_TENSORS = {
+    "Adafactor": ("keeps sums over the rows and columns of each matrix", "Adam or Adagrad"),
+    "Lamb": ("scales each update by the norm of its whole parameter", "AdamW"),
+    "Muon": ("makes the update of each whole matrix orthogonal", "AdamW or Lion"),
+}
 
 
 def unwrap(optimizer: Any) -> Any:
@@ -39,20 +44,15 @@ def check(optimizer: Any, *, consistency: str, num_workers: int) -> None:
     kind = type(inner).__name__
     if type(inner) not in _RULES:
         raise UnsupportedOptimizer(
-            f"the parameter servers have no update rule for {kind}; compile the model with one of: "
-            f"{SUPPORTED}"
+            f"the parameter servers have no update rule for {kind}{_reason(kind)}; compile the "
+            f"model with one of: {SUPPORTED}"
         )
-    refused = {
-        "amsgrad": "drop amsgrad=True",
-        "use_ema": "drop use_ema=True, or average checkpoints",
-        "gradient_accumulation_steps": "raise the batch size instead",
-    }
-    for name, advice in refused.items():
-        if getattr(inner, name, None):
-            raise UnsupportedOptimizer(
-                f"{kind}({name}={getattr(inner, name)!r}) is not supported by the parameter "
-                f"servers; {advice}"
-            )
+    if inner.use_ema:
+        raise UnsupportedOptimizer(
+            f"{kind}(use_ema=True) is not supported: the averages of the weights would live on the "
+            "parameter servers, which answer with the weights alone; drop use_ema=True and lower "
+            "the learning rate towards the end (a schedule), or average the weights of checkpoints"
+        )
     if inner.built and int(inner.iterations) > 0:
         raise UnsupportedOptimizer(
             f"the {kind} optimizer has already made {int(inner.iterations)} steps, and its slots "
@@ -66,6 +66,24 @@ def check(optimizer: Any, *, consistency: str, num_workers: int) -> None:
                     "would clip each worker's gradient, not their mean; use clipvalue, which acts "
                     'on the mean, or consistency="async"'
                 )
+
+
+def _reason(kind: str) -> str:
+    if kind not in _WHOLE_TENSORS:
+        return ""
+    why, instead = _WHOLE_TENSORS[kind]
+    return f", which {why}, while a server holds pieces of parameters (use {instead})"
+
+
+def batches_per_update(optimizer: Any) -> int:
+    """Return after how many batches the optimizer updates; more than 1 if it accumulates."""
+    return unwrap(optimizer).gradient_accumulation_steps or 1
+
+
+def moves_without_gradient(optimizer: Any) -> bool:
+    """Whether the rule changes a value whose gradients were all zero, weight decay aside."""
+    inner = unwrap(optimizer)
+    return isinstance(inner, keras.optimizers.Ftrl) or getattr(inner, "epsilon", None) == 0
 
 
 def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> params.RuleConfig:
@@ -97,34 +115,71 @@ def _sgd(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
 
 
 def _adagrad(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
-    return params.Adagrad(
-        epsilon=float(inner.epsilon),
-        initial_accumulator_value=float(inner.initial_accumulator_value),
-        **descent,
-    )
+    return params.Adagrad(**_floats(inner, "epsilon", "initial_accumulator_value"), **descent)
 
 
 def _adam(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
     kind = params.AdamW if type(inner) is keras.optimizers.AdamW else params.Adam
-    return kind(
-        beta_1=float(inner.beta_1),
-        beta_2=float(inner.beta_2),
-        epsilon=float(inner.epsilon),
-        **descent,
+    if inner.amsgrad:
+        kind = params.AMSGrad
+    return kind(**_floats(inner, "beta_1", "beta_2", "epsilon"), **descent)
+
+
+def _rmsprop(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
+    settings = _floats(inner, "rho", "momentum", "epsilon")
+    return params.RMSprop(centered=bool(inner.centered), **settings, **descent)
+
+
+def _ftrl(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
+    settings = _floats(
+        inner,
+        "learning_rate_power",
+        "initial_accumulator_value",
+        "l1_regularization_strength",
+        "l2_regularization_strength",
+        "l2_shrinkage_regularization_strength",
+        "beta",
     )
+    return params.Ftrl(**settings, **descent)
+
+
+def _adadelta(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
+    return params.Adadelta(**_floats(inner, "rho", "epsilon"), **descent)
+
+
+def _adamax(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
+    return params.Adamax(**_floats(inner, "beta_1", "beta_2", "epsilon"), **descent)
+
+
+def _nadam(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
+    return params.Nadam(**_floats(inner, "beta_1", "beta_2", "epsilon"), **descent)
+
+
+def _lion(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
+    return params.Lion(**_floats(inner, "beta_1", "beta_2"), **descent)
+
+
+def _floats(inner: Any, *names: str) -> dict[str, float]:
+    return {name: float(getattr(inner, name)) for name in names}
 
 
 # By exact class: a subclass may compute something else in update_step.
 _RULES: dict[type, Callable[[Any, dict[str, Any]], params.RuleConfig]] = {
     keras.optimizers.SGD: _sgd,
     keras.optimizers.Adagrad: _adagrad,
+    keras.optimizers.RMSprop: _rmsprop,
+    keras.optimizers.Adadelta: _adadelta,
     keras.optimizers.Adam: _adam,
     keras.optimizers.AdamW: _adam,
+    keras.optimizers.Adamax: _adamax,
+    keras.optimizers.Nadam: _nadam,
+    keras.optimizers.Ftrl: _ftrl,
+    keras.optimizers.Lion: _lion,
 }
 
 
 def step_scalars(optimizer: Any, dtypes: Sequence[str]) -> list[Any]:
-    """Return, as scalar tensors: the learning rate, then per dtype the scalars of the rule.
+    """Return, as scalar tensors: the learning rate, then per dtype the rule's step scalar, if any.
 
     To be called inside the compiled step. The order of operations is that of keras.optimizers, so
     that TensorFlow rounds (and takes powers) exactly as a local step would.
@@ -139,18 +194,23 @@ def step_scalars(optimizer: Any, dtypes: Sequence[str]) -> list[Any]:
     inner = unwrap(optimizer)
     learning_rate = inner.learning_rate
     found = [tf.cast(ops.convert_to_tensor(learning_rate), tf.float64)]
-    if not has_alpha(inner):
-        return found
     for dtype in dtypes:
-        rate = ops.cast(learning_rate, dtype)
-        step = ops.cast(inner.iterations + 1, dtype)
-        power_1 = ops.power(ops.cast(inner.beta_1, dtype), step)
-        power_2 = ops.power(ops.cast(inner.beta_2, dtype), step)
-        alpha = rate * ops.sqrt(1 - power_2) / (1 - power_1)
-        found.append(tf.cast(alpha, tf.float64))
+        if isinstance(inner, keras.optimizers.Adam):
+            found.append(tf.cast(_adam_alpha(inner, dtype), tf.float64))
+        elif isinstance(inner, keras.optimizers.Adamax):
+            found.append(tf.cast(1 - _power(inner, inner.beta_1, dtype), tf.float64))
     return found
 
 
-def has_alpha(optimizer: Any) -> bool:
-    """Whether the rule takes Adam's step size."""
-    return isinstance(unwrap(optimizer), keras.optimizers.Adam)
+def _adam_alpha(inner: Any, dtype: str) -> Any:
+    from keras import ops
+
+    rate = ops.cast(inner.learning_rate, dtype)
+    rest_1, rest_2 = (1 - _power(inner, beta, dtype) for beta in (inner.beta_1, inner.beta_2))
+    return rate * ops.sqrt(rest_2) / rest_1
+
+
+def _power(inner: Any, beta: float, dtype: str) -> Any:
+    from keras import ops
+
+    return ops.power(ops.cast(beta, dtype), ops.cast(inner.iterations + 1, dtype))

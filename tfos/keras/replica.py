@@ -45,13 +45,15 @@ class Replica:
 
     Args:
         groups: the variables that travel.
-        optimizer: the model's optimizer; its `iterations` counts the servers' updates.
+        optimizer: the model's optimizer; its `iterations` counts the servers' updates. Where it
+            accumulates, the counter behind that counts batches, those not yet pushed included.
     """
 
     def __init__(self, groups: Sequence[Group], optimizer: Any) -> None:
         self._groups = tuple(groups)
         self._trainable = tuple(group for group in groups if group.trainable)
         self._iterations = optimizers.unwrap(optimizer)._iterations.value
+        self._batches_per_update = optimizers.batches_per_update(optimizer)
         self._free: list[Received] = []
         self._assign_all = self._compile_assign(self._groups)
         self._assign_trainable = self._compile_assign(self._trainable)
@@ -69,7 +71,7 @@ class Replica:
 
         Args:
             received: all groups' values.
-            iterations: what the optimizer's counter shows from now on.
+            iterations: what the optimizer's `iterations` shows from now on.
             statistics: whether layers' own statistics are taken over, too.
         """
         import tensorflow as tf
@@ -81,18 +83,23 @@ class Replica:
 
     def count(self, iterations: int) -> None:
         """Set the optimizer's counter alone."""
-        self._iterations.assign(iterations)
+        self._set_iterations(iterations)
+
+    def _set_iterations(self, iterations: Any) -> None:
+        import tensorflow as tf
+
+        waiting = tf.math.floormod(self._iterations, self._batches_per_update)
+        count = tf.cast(iterations, self._iterations.dtype) * self._batches_per_update
+        self._iterations.assign(count + waiting)
 
     def _compile_assign(self, groups: Sequence[Group]) -> Any:
         import tensorflow as tf
-
-        iterations = self._iterations
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow has no types
         def assign(count: Any, *flats: Any) -> None:
             for group, flat in zip(groups, flats, strict=True):
                 group.assign(flat)
-            iterations.assign(tf.cast(count, iterations.dtype))
+            self._set_iterations(count)
 
         return assign
 

@@ -2,7 +2,7 @@
 
 Covers: running the model's own `train_step` (ordinary or overridden) with its optimizer's `apply`
 intercepted; unscaling, clipping, the finite check, the step's scalars; one trace per kind of batch.
-Does not: send anything or touch variables of the servers (exchange).
+Does not: send anything or touch variables of the servers (exchange), sum gradients (accumulation).
 Threads: one thread at a time. While `train_step` runs, the optimizer's `apply` is ours.
 
 A variable whose gradient is None is left out by Keras. Here its part of the flat gradient is zero,
@@ -22,6 +22,7 @@ import keras
 from keras import tree
 
 from tfos.keras import optimizers
+from tfos.keras.accumulation import Accumulator
 from tfos.keras.errors import UnsupportedModel, VariablesChanged
 from tfos.keras.variables import Variables
 
@@ -42,6 +43,8 @@ class StepOutput:
     """One flat tensor per group of statistics."""
     finite: Any
     """Scalar bool: no NaN and no infinity in any gradient."""
+    complete: Any
+    """Scalar bool: the gradients are to be pushed, not only accumulated."""
     scalars: Any
     """float64: the learning rate, then the scalars of `optimizers.step_scalars`."""
 
@@ -56,6 +59,10 @@ class GradientStep:
         self._variables = variables
         self._clips_here = clips_here
         self._without_gradient: frozenset[int] | None = None
+        self._accumulator: Accumulator | None = None
+        if optimizers.batches_per_update(model.optimizer) > 1:
+            trainable = [v for group in variables.trainable for v in group.variables]
+            self._accumulator = Accumulator(model.optimizer, trainable)
         self._traces = Traces(self._run, jit_compile=bool(model.jit_compile))
         if self._scaled and not self._optimizer.built:
             # Only the scale and its counter are needed here; the slots are on the servers.
@@ -65,6 +72,11 @@ class GradientStep:
     def skips_nonfinite(self) -> bool:
         """Whether non-finite steps are expected: a loss scale is being searched."""
         return self._scaled
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a push needs several batches."""
+        return self._accumulator is not None
 
     @property
     def _scaled(self) -> bool:
@@ -86,6 +98,9 @@ class GradientStep:
         finite = _all_finite(list(gradients.values()))
         if self._scaled:
             self._update_scale(finite)
+        complete = tf.constant(value=True)
+        if self._accumulator is not None:
+            gradients, complete = self._accumulator.add(gradients, finite)
         if self._clips_here and (
             self._inner.clipnorm or self._inner.global_clipnorm or self._inner.clipvalue
         ):
@@ -98,7 +113,9 @@ class GradientStep:
         statistics = [group.flatten(group.variables) for group in self._variables.statistics]
         dtypes = [group.dtype for group in self._variables.trainable]
         scalars = tf.stack(optimizers.step_scalars(self._optimizer, dtypes))
-        return logs, flats, statistics, finite, scalars
+        if self._accumulator is not None:
+            self._accumulator.count(finite)
+        return logs, flats, statistics, finite, complete, scalars
 
     def _gradients(self, pairs: Sequence[tuple[Any, Any]]) -> dict[int, Any]:
         """Return the gradients by id of their Keras variable, dense, without the Nones."""
@@ -132,6 +149,12 @@ class GradientStep:
                 f"{decayed} get no gradient, but the servers would apply the optimizer's "
                 "weight_decay to them; set their layers' trainable=False, or call "
                 "optimizer.exclude_from_weight_decay(var_list=[...]) before ctx.distribute(model)"
+            )
+        if missing and optimizers.moves_without_gradient(self._inner):
+            raise UnsupportedModel(
+                f"{[v.path for v in missing]} get no gradient, but on the servers "
+                f"{type(self._inner).__name__} with these settings changes values whose gradient "
+                "is zero; set their layers' trainable=False, or use another optimizer"
             )
         ids = frozenset(id(v) for v in missing)
         if self._without_gradient is None:
