@@ -21,7 +21,8 @@ from ps.errors import (
     SettingsError,
     TransportError,
 )
-from ps.links import Link, Outgoing, exchange
+from ps.exchange import exchange
+from ps.links import Link, Outgoing
 from ps.messages import Ack, Description, Number
 from ps.permissions import Phase
 from rpc.address import Endpoint
@@ -86,7 +87,7 @@ class Fleet:
 
         Raises:
             ClosedError: after close().
-            PSError: see ps.links.exchange.
+            PSError: see ps.exchange.exchange.
         """
         if self._closed:
             raise ClosedError("this client is closed; make a new one")

@@ -1,7 +1,7 @@
 """How the flat buffers of a client are cut into one piece per group and server. Pure.
 
 Covers: which elements of which group go to which server; views of arrays without copies.
-Does not: send (ps.links), decide ownership (ps.sharding).
+Does not: send (ps.exchange), decide ownership (ps.sharding).
 """
 
 from __future__ import annotations

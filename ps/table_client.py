@@ -1,7 +1,7 @@
 """What a worker does with sparse tables: `client.tables.lookup`, `.push` and `.scan`.
 
 Covers: the public calls, one request per server for any number of tables.
-Does not: deduplicate (ps.table_routing), number or repeat requests (ps.fleet, ps.links).
+Does not: deduplicate (ps.table_routing), number or repeat requests (ps.fleet, ps.exchange).
 Runs in: worker processes, and drivers for lookup and scan.      Imports numba only when the
 manifest has tables.
 Threads: any; the client's lock makes one call wait for another.

@@ -14,22 +14,20 @@ from dataclasses import dataclass
 
 from rpc.address import Endpoint
 from rpc.dial import dial
-from rpc.errors import AuthError, RpcError
+from rpc.errors import AuthError
 from rpc.exchange import Reply, Request
 from rpc.frame_io import Buffer
 from rpc.handshake import Credentials, Identity, Role, Session
 from rpc.limits import DEFAULT_LIMITS, Limits
-from rpc.pending import Line, PendingCall, drive, wait_any
+from rpc.pending import Line, PendingCall, wait_any
 from rpc.transport import Stream
 
 __all__ = [
     "Buffer",
     "Connection",
     "ConnectionStats",
-    "OutCall",
     "PendingCall",
     "Reply",
-    "call_all",
     "connect",
     "wait_any",
 ]
@@ -102,6 +100,16 @@ class Connection:
         """
         return self._line.begin(Request(meta, payload, into)).result(timeout_s)
 
+    def begin(
+        self, meta: bytes, payload: Sequence[Buffer] = (), *, into: Sequence[Buffer] | None = None
+    ) -> PendingCall:
+        """Queue a request; its bytes move while somebody waits for it, by `wait_any` for several.
+
+        Raises:
+            ClosedError, BusyError, LimitExceeded: as `call`.
+        """
+        return self._line.begin(Request(meta, payload, into))
+
     def start(
         self,
         meta: bytes,
@@ -132,29 +140,6 @@ class Connection:
     def close(self) -> None:
         """Close; a call under way in another thread ends with ClosedError. Idempotent."""
         self._line.close()
-
-
-@dataclass(frozen=True, slots=True)
-class OutCall:
-    """One call of `call_all`."""
-
-    connection: Connection
-    meta: bytes
-    payload: Sequence[Buffer] = ()
-    into: Sequence[Buffer] | None = None
-
-
-def call_all(calls: Sequence[OutCall], *, timeout_s: float) -> list[Reply | RpcError]:
-    """Make one call on each of several connections at once; errors stand in their places."""
-    outcomes: list[Reply | RpcError | PendingCall] = []
-    for call in calls:
-        try:
-            request = Request(call.meta, call.payload, call.into)
-            outcomes.append(call.connection._line.begin(request))
-        except RpcError as error:
-            outcomes.append(error)
-    drive([outcome for outcome in outcomes if isinstance(outcome, PendingCall)], timeout_s)
-    return [_outcome(outcome, timeout_s) for outcome in outcomes]
 
 
 def connect(
@@ -189,13 +174,3 @@ def connect(
             f"expected a {expect.value} at {endpoint}, found {session.peer}; check the roster"
         )
     return Connection(stream, session, limits)
-
-
-def _outcome(outcome: Reply | RpcError | PendingCall, timeout_s: float) -> Reply | RpcError:
-    if not isinstance(outcome, PendingCall):
-        return outcome
-    outcome.fail_if_overdue(timeout_s)
-    try:
-        return outcome.result(0.0)
-    except RpcError as error:
-        return error

@@ -8,13 +8,14 @@ import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from rpc.address import Endpoint
-from rpc.connection import Connection, connect
+from rpc.connection import Buffer, Connection, PendingCall, Reply, connect, wait_any
 from rpc.errors import RpcError
 from rpc.frame import Kind, Opener, Sealer
 from rpc.handshake import ClientHandshake, Credentials, Identity, Role, Session
@@ -35,6 +36,40 @@ def wait_until(condition: Callable[[], bool], what: str = "the condition") -> No
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come true within {WAIT_S} s"
         pause.wait(0.002)
+
+
+@dataclass(frozen=True)
+class OutCall:
+    """One call of `call_all`."""
+
+    connection: Connection
+    meta: bytes
+    payload: Sequence[Buffer] = ()
+    into: Sequence[Buffer] | None = None
+
+
+def call_all(calls: Sequence[OutCall], *, timeout_s: float) -> list[Reply | RpcError]:
+    """Make one call on each of several connections at once; errors stand in their places."""
+    deadline_s = time.monotonic() + timeout_s
+    begun: list[PendingCall | RpcError] = []
+    for call in calls:
+        try:
+            begun.append(call.connection.begin(call.meta, call.payload, into=call.into))
+        except RpcError as error:
+            begun.append(error)
+    pending = [one for one in begun if isinstance(one, PendingCall)]
+    while left := [one for one in pending if not one.settled]:
+        if not wait_any(left, max(0.0, deadline_s - time.monotonic())):
+            for late in left:
+                late.fail_if_overdue(timeout_s)
+    return [_outcome(one) if isinstance(one, PendingCall) else one for one in begun]
+
+
+def _outcome(call: PendingCall) -> Reply | RpcError:
+    try:
+        return call.result(0.0)
+    except RpcError as error:
+        return error
 
 
 def num_descriptors() -> int:

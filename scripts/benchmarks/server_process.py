@@ -18,10 +18,11 @@ STOP_TIMEOUT_S = 10.0
 
 
 @contextlib.contextmanager
-def served(*, unix: bool = False) -> Iterator[PSClient]:
-    """Start `python -m ps.server` on loopback and yield a client; both end with the block.
+def server(*, num_workers: int = 1, unix: bool = False) -> Iterator[tuple[Endpoint, Credentials]]:
+    """Start `python -m ps.server` on loopback and yield where it is; it ends with the block.
 
     Args:
+        num_workers: of the cluster.
         unix: offer the Unix socket too, as on the nodes of a cluster; else TCP alone.
     """
     with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory:
@@ -30,21 +31,30 @@ def served(*, unix: bool = False) -> Iterator[PSClient]:
         secret.touch(mode=0o600)
         secret.write_bytes(credentials.secret.hex().encode())
         credentials = Credentials(credentials.cluster_id, secret.read_bytes())
-        flags = ["--num-workers", "1", "--cluster-id", credentials.cluster_id]
+        flags = ["--num-workers", str(num_workers), "--cluster-id", credentials.cluster_id]
         flags += ["--unix"] if unix else []
-        server = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "ps.server", "--secret-file", str(secret), *flags],
             stdout=subprocess.PIPE,
             text=True,
         )
         try:
-            told = json.loads(server.stdout.readline() if server.stdout else "")
-            endpoint = Endpoint(told["host"], told["port"], told["unix_path"], told["boot_id"])
-            client = PSClient([endpoint], credentials, Identity(Role.WORKER, 0), num_workers=1)
-            with contextlib.closing(client):
-                yield client
+            told = json.loads(process.stdout.readline() if process.stdout else "")
+            yield (
+                Endpoint(told["host"], told["port"], told["unix_path"], told["boot_id"]),
+                credentials,
+            )
         finally:
-            server.terminate()
-            server.wait(timeout=STOP_TIMEOUT_S)
-            if server.stdout is not None:
-                server.stdout.close()
+            process.terminate()
+            process.wait(timeout=STOP_TIMEOUT_S)
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@contextlib.contextmanager
+def served(*, unix: bool = False) -> Iterator[PSClient]:
+    """Start a server as `server` does and yield a client; both end with the block."""
+    with server(unix=unix) as (endpoint, credentials):
+        client = PSClient([endpoint], credentials, Identity(Role.WORKER, 0), num_workers=1)
+        with contextlib.closing(client):
+            yield client

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rpc.connection import Connection, OutCall, Reply, call_all, wait_any
+from rpc.connection import Connection, Reply, wait_any
 from rpc.errors import (
     AuthError,
     BusyError,
@@ -25,7 +25,18 @@ from rpc.handshake import Credentials, Role
 from rpc.inproc import stream_pair
 from rpc.limits import Limits
 from rpc.transport import SocketStream, Stream, wait_streams
-from tests.rpc_bed import SERVER, TRANSPORTS, WAIT_S, WORKER, Bed, bed, num_descriptors, wait_until
+from tests.rpc_bed import (
+    SERVER,
+    TRANSPORTS,
+    WAIT_S,
+    WORKER,
+    Bed,
+    OutCall,
+    bed,
+    call_all,
+    num_descriptors,
+    wait_until,
+)
 
 SMALL_BUFFERS = Limits(send_buffer_bytes=64 * 1024, receive_buffer_bytes=64 * 1024)
 

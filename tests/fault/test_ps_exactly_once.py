@@ -209,6 +209,29 @@ def test_sync_with_cut_connections_equals_sync_without(proxied):
 
 
 @pytest.mark.slow
+@pytest.mark.fault("F24")
+@pytest.mark.parametrize("consistency", ["sync", "ssp"])
+def test_a_cut_push_is_sent_again_while_another_server_holds_its_answer(proxied, consistency):
+    """Each worker is cut from another server: each holds what the other one waits for."""
+    parts = proxied(num_servers=2, num_workers=2)
+    bed, proxies = parts.bed, parts.proxies
+    manifest = make_manifest(1000, rule=ADD, consistency=consistency, reduction="sum")
+    bed.client().seed(manifest, filled(manifest))
+    places = [
+        [proxies[0].endpoint, bed.endpoints[1]],
+        [bed.endpoints[0], proxies[1].endpoint],
+    ]
+    clients = [bed.client(rank, endpoints=places[rank], timeout_s=12.0) for rank in range(2)]
+    for client in clients:
+        client.attach()
+    cuts = [proxy.plan(("up", 60))[0] for proxy in proxies]
+    ones = filled(manifest, 1.0)
+    succeeded(run_all(*(partial(c.push, ones, hyper=HYPER, rows=1) for c in clients)))
+    assert all(cut.fired.is_set() for cut in cuts)
+    assert set(bed.pulled(clients[0])["trainable"]) == {2.0}
+
+
+@pytest.mark.slow
 @pytest.mark.fault("F23")
 def test_a_network_that_never_heals_ends_in_a_typed_timeout(proxied):
     parts = proxied()

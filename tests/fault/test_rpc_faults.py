@@ -17,7 +17,7 @@ from functools import partial
 import pytest
 
 from rpc.address import Endpoint
-from rpc.connection import Connection, OutCall, call_all, connect
+from rpc.connection import Connection, connect
 from rpc.errors import (
     DeadlineExceeded,
     LimitExceeded,
@@ -34,8 +34,10 @@ from tests.rpc_bed import (
     SERVER,
     WAIT_S,
     WORKER,
+    OutCall,
     RawClient,
     bed,
+    call_all,
     wait_until,
 )
 

@@ -1,0 +1,180 @@
+"""One exchange with several servers at once, which survives cut connections.
+
+Covers: sending again with the same numbers, waiting for whoever answers first, deadlines.
+Does not: connect (ps.links), know what the requests mean (ps.client).
+Threads: one at a time; ps.client holds its lock around every exchange.
+
+A cut connection is no error yet: the request is sent again, with the same sequence number, until
+the deadline. A server that cannot be reached for `reconnect_s` is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from ps.errors import PeerGone, PSError, RequestTimeout, SettingsError, from_remote
+from ps.links import Link, Outgoing
+from rpc.connection import PendingCall, Reply, wait_any
+from rpc.errors import (
+    AuthError,
+    DeadlineExceeded,
+    IntegrityError,
+    RemoteError,
+    RpcError,
+    TransportError,
+)
+
+ANSWER_SHARE = 0.1
+"""Part of the remaining time, at most a second, that is left for a server's typed answer to arrive
+after its wait has ended."""
+
+
+def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float) -> list[Reply]:
+    """Send all requests at once and return all replies, in order.
+
+    A request that was cut is sent again while others still wait for their replies: at a barrier
+    those come only when every server has got its part from everybody. Every server gets its chance
+    to answer even when another one refuses, so that all of them agree on what was pushed.
+
+    Raises:
+        PSError: the first server's refusal, as the server raised it.
+        PeerGone: a server could not be reached for `reconnect_s`.
+        RequestTimeout: no answer within `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    if len(calls) == 1:
+        _try_one(calls[0], timeout_s)
+    under_way: dict[int, PendingCall] = {}
+    try:
+        while waiting := [call for call in calls if call.is_open]:
+            if time.monotonic() >= deadline_s:
+                raise _timeout(waiting, timeout_s)
+            _advance(calls, under_way, deadline_s)
+            for call in waiting:
+                if call.is_open and call.link.unreachable_s() > reconnect_s:
+                    raise _gone(call, reconnect_s)
+    finally:
+        for index in under_way:
+            calls[index].link.close()  # a later call must not meet the reply of this one
+    for call in calls:
+        if call.error is not None:
+            raise call.error
+    return [call.reply for call in calls if call.reply is not None]
+
+
+def _try_one(call: Outgoing, timeout_s: float) -> None:
+    """The first attempt at a single server that is connected: the usual case, without lists."""
+    connection = call.link.connection
+    if connection is None or connection.closed:
+        return
+    call.left_s = timeout_s
+    try:
+        reply = connection.call(
+            call.meta(_server_wait_s(timeout_s)),
+            call.payload,
+            into=call.into,
+            timeout_s=timeout_s,
+        )
+    except RpcError as error:
+        _settle(call, error)
+    else:
+        call.succeed(reply)
+
+
+def _server_wait_s(left_s: float) -> float:
+    return left_s - min(1.0, ANSWER_SHARE * left_s)
+
+
+def _advance(
+    calls: Sequence[Outgoing], under_way: dict[int, PendingCall], deadline_s: float
+) -> None:
+    """Send what can be sent now, and take the next outcomes."""
+    for index, call in enumerate(calls):
+        if call.is_open and index not in under_way:
+            pending = _begin(call, deadline_s)
+            if pending is not None:
+                under_way[index] = pending
+    _wait(calls, under_way, deadline_s)
+    for index in [index for index, pending in under_way.items() if pending.settled]:
+        _settle(calls[index], _outcome(under_way.pop(index)))
+
+
+def _begin(call: Outgoing, deadline_s: float) -> PendingCall | None:
+    """Begin a call if its connection is there or can be made now."""
+    call.left_s = deadline_s - time.monotonic()
+    if call.left_s <= 0:
+        return None  # connecting to the servers before took all the time
+    try:
+        connection = call.link.open_connection(call.left_s)
+        if connection is None:
+            return None
+        meta = call.meta(_server_wait_s(call.left_s))
+        return connection.begin(meta, call.payload, into=call.into)
+    except (AuthError, SettingsError) as error:
+        call.fail(error)
+    except RpcError as error:  # too large, or closed by another thread
+        _settle(call, error)
+    return None
+
+
+def _wait(
+    calls: Sequence[Outgoing], under_way: Mapping[int, PendingCall], deadline_s: float
+) -> None:
+    """Wait until a call has its outcome or another one may be tried again, or time is over."""
+    left_s = deadline_s - time.monotonic()
+    paused = [call for index, call in enumerate(calls) if call.is_open and index not in under_way]
+    pause_s = min((call.link.wait_s() for call in paused), default=left_s)
+    if under_way:
+        wait_any(list(under_way.values()), max(0.0, min(left_s, pause_s)))
+    elif paused:
+        time.sleep(max(0.0, min(left_s, pause_s)))
+    if time.monotonic() >= deadline_s:
+        for index, pending in under_way.items():
+            pending.fail_if_overdue(calls[index].left_s)
+
+
+def _outcome(pending: PendingCall) -> Reply | RpcError:
+    try:
+        return pending.result(0.0)
+    except RpcError as error:
+        return error
+
+
+def _settle(call: Outgoing, outcome: Reply | RpcError) -> None:
+    if isinstance(outcome, Reply):
+        call.succeed(outcome)
+    elif isinstance(outcome, RemoteError):
+        call.fail(_named(from_remote(outcome), call.link))
+        call.link.succeeded()
+    elif isinstance(outcome, DeadlineExceeded):
+        text = (
+            f"{call.link.name} gave no answer within {call.left_s:.1f} s ({outcome}); it is frozen "
+            "or overloaded: look at its log, or raise timeout_s"
+        )
+        call.fail(RequestTimeout(text, {"server": str(call.link.server)}))
+    elif isinstance(outcome, (TransportError, IntegrityError)):
+        call.last_cut = outcome
+        call.link.pause_after_cut()
+    else:
+        call.fail(outcome)
+
+
+def _named(error: PSError, link: Link) -> PSError:
+    error.details.setdefault("server", str(link.server))
+    return error
+
+
+def _timeout(calls: Sequence[Outgoing], timeout_s: float) -> RequestTimeout:
+    names = ", ".join(call.link.name for call in calls)
+    cut = next((call.last_cut for call in calls if call.last_cut is not None), None)
+    why = f"; last failure: {cut}" if cut is not None else ""
+    return RequestTimeout(f"no answer from {names} within {timeout_s:g} s{why}")
+
+
+def _gone(call: Outgoing, reconnect_s: float) -> PeerGone:
+    why = f"; the connection ended by: {call.last_cut}" if call.last_cut is not None else ""
+    return PeerGone(
+        f"{call.link.name} could not be reached for {reconnect_s:g} s{why}; is the process alive?",
+        {"server": str(call.link.server)},
+    )

@@ -1,0 +1,109 @@
+"""Thousands of schedules of a simulated cluster: every promise holds in each, whatever is cut."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+import pytest
+
+from ps.applied import AppliedRecord, Verdict
+from ps.barrier import Sync
+from ps.bounded import StaleSync
+from tests.simulated_ps import Network, Simulation, run
+from tests.simulation import Condition, Stuck, World, end_runners
+
+NUM_SCHEDULES = 100
+NUM_LONG_SCHEDULES = 10_000
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    yield
+    end_runners()
+
+
+@pytest.mark.fault("F24")
+@pytest.mark.fault("F27")
+def test_many_schedules_keep_every_promise():
+    seen: collections.Counter[str] = collections.Counter()
+
+    def look(simulation: Simulation) -> None:
+        plan = simulation.plan
+        seen[plan.consistency] += 1
+        seen["cuts"] += simulation.network.num_cuts
+        seen["crashes"] += bool(simulation.lost)
+        seen["visits"] += plan.visits
+        seen["refused"] += sum(worker.ended_by is not None for worker in simulation.workers)
+
+    run(range(NUM_SCHEDULES), look)
+    assert min(seen["async"], seen["sync"], seen["ssp"], seen["visits"]) > 15
+    assert seen["cuts"] > 500
+    assert min(seen["crashes"], seen["refused"]) > 5
+
+
+@pytest.mark.fault("F27")
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_very_many_schedules_keep_every_promise():
+    run(range(NUM_SCHEDULES, NUM_LONG_SCHEDULES))
+
+
+def test_a_seed_gives_the_same_run_again():
+    logs = []
+    for _ in range(2):
+        simulation = Simulation(37)
+        simulation.run()
+        logs.append((simulation.network.log, simulation.world.turns))
+    assert logs[0] == logs[1]
+    assert logs[0][0]
+
+
+def always_new(record: AppliedRecord, request, acknowledged: int = 0) -> Verdict:
+    record._record_of(request).sequence = request.sequence
+    return Verdict.NEW
+
+
+def waits_for_all(network: Network, calls, timeout_s: float):
+    network.world.block(lambda: all(call.settled for call in calls), timeout_s)
+    return [call for call in calls if call.settled]
+
+
+MUTANTS = {
+    "repeated pushes are taken for new ones": (AppliedRecord, "begin", always_new, ""),
+    "buckets forget what was applied": (AppliedRecord, "needs", lambda *_: True, "doubled|reads"),
+    "a cut call waits for the others' replies": (Network, "wait_any", waits_for_all, "Timeout"),
+    "a lost worker is waited for": (Sync, "on_lost", lambda *_: [], "Timeout"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_cluster_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
+    """The schedules are no use if they cannot fail."""
+    owner, method, mutant, text = MUTANTS[name]
+    monkeypatch.setattr(owner, method, mutant)
+    with pytest.raises(AssertionError, match=rf"(?s){text}.*replay: python -m tests.simulated_ps"):
+        run(range(400))
+
+
+def test_a_bound_that_is_one_too_wide_is_found(monkeypatch: pytest.MonkeyPatch):
+    made = StaleSync.__init__
+
+    def wider(policy: StaleSync, num_workers: int, bound: int, **options: int) -> None:
+        made(policy, num_workers, bound + 1, **options)
+
+    monkeypatch.setattr(StaleSync, "__init__", wider)
+    with pytest.raises(AssertionError, match="bound broken"):
+        run(range(400))
+
+
+def test_a_wait_without_an_end_is_found_at_once():
+    world = World(1)
+    condition = Condition(world)
+
+    def wait() -> None:
+        with condition:
+            condition.wait()
+
+    with pytest.raises(Stuck, match="nobody can go on: forgotten"):
+        world.join(world.spawn("forgotten", wait))
