@@ -9,7 +9,7 @@ import time
 import msgspec
 import pytest
 
-from tests.node_bed import NodeBed, exited, send_signal, wait_forever
+from tests.node_bed import WAIT_S, NodeBed, exited, send_signal, wait_forever
 from tests.spark.marked_processes import wait_gone
 from tfos.control import messages
 from tfos.node import task as node_task
@@ -113,6 +113,26 @@ def test_a_dead_worker_is_found_within_two_seconds(bed):
     assert time.monotonic() - killed_s < 2
     assert failure.pid == pid
     assert failure.message == "worker:0 killed by SIGKILL"
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F04")
+def test_a_killed_supervisor_leaves_nothing_its_task_or_the_next_node_does_not_remove(bed):
+    run = bed.start(bed.bundle("worker:0", wait_forever))
+    released = bed.start(bed.bundle("worker:1", wait_forever, rank=1), hold_slot=False)
+    bed.release("worker:0", "worker:1")
+    released.wait()
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    for name in ("worker:0", "worker:1"):
+        send_signal(bed.registered(name).pid, signal.SIGKILL)
+    assert run.wait().outcome == "lost"
+    assert wait_gone(bed.mark, WAIT_S) == {}
+    left = list(bed.temp.glob("tfos-*"))
+    bed.start(bed.bundle("ps:0"))
+    bed.registered("ps:0")
+    assert not any(path.exists() for path in left)
+    bed.release("ps:0")
+    bed.order("ps:0", messages.Stop("over", 5.0))
     bed.assert_nothing_left()
 
 

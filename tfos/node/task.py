@@ -13,12 +13,13 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfos.node import launch, procs, versions
+from tfos.node import launch, leftovers, procs, versions
 from tfos.node.bundle import NodeBundle
 from tfos.node.errors import NodeStartError, VersionSkew
 from tfos.node.spec import Executor, State, SupervisorSpec
@@ -27,6 +28,9 @@ _LOCAL_MODE_EXECUTOR = "driver"
 """Spark's own name for the one executor of `local[n]`, which has no `--executor-id`."""
 
 _WILDCARDS = ("0.0.0.0", "::")
+_VANISHED_S = 2.0
+"""A killed process closes its pipe a moment before it counts as dead."""
+_LOOK_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +133,24 @@ class NodeTask:
             return State.ENDED.value, first.reason
         last = handle.wait(frozenset({State.RELEASED, State.ENDED}))
         if last is None:
+            _clean_up(executor)
             # A failed task is started again, while the driver still waits for this node.
             raise NodeStartError(f"{where}: its supervisor vanished while the cluster started")
         if last.state is State.RELEASED and self.hold_slot:
             last = handle.wait(frozenset({State.ENDED}))
-        return ("lost", "") if last is None else (last.state.value, last.reason)
+        if last is None:
+            _clean_up(executor)
+            return "lost", ""
+        return last.state.value, last.reason
+
+
+def _clean_up(executor: Executor) -> None:
+    """Remove the directories of a supervisor that vanished; its last moments may still pass."""
+    deadline_s = time.monotonic() + _VANISHED_S
+    while not leftovers.sweep(executor.scratch_dir, tempfile.gettempdir()):
+        if time.monotonic() > deadline_s:
+            return
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _refuse_skew(differences: list[versions.Difference]) -> None:

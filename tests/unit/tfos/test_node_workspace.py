@@ -2,10 +2,14 @@
 
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 
+import msgspec
 import pytest
 
+from tfos.node import leftovers
 from tfos.node.spec import Executor
 from tfos.node.workspace import Workspace
 
@@ -77,3 +81,68 @@ def test_a_directory_that_cannot_be_removed_is_told_once(make, monkeypatch, capl
     monkeypatch.setattr(shutil, "rmtree", refuse)
     workspace.remove()
     assert caplog.text.count("cannot remove") == 2
+
+
+def owner_of(path, **changes):
+    """Rewrite the mark of a directory."""
+    mark = path / ".owner.json"
+    owner = msgspec.json.decode(mark.read_bytes(), type=leftovers.Owner)
+    mark.write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, **changes)))
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path):
+    program = "import os, sys; from tfos.node import leftovers\n"
+    program += (
+        "print(leftovers.make_directory(sys.argv[1], 'c1'), flush=True); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=20,
+    )
+    (left,) = tmp_path.iterdir()
+    assert str(left) == killed.stdout.strip()
+    assert leftovers.sweep(str(tmp_path), str(tmp_path)) == [left]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_is_certainly_nobodys_is_swept(tmp_path):
+    made = {
+        name: leftovers.make_directory(str(tmp_path), "c1")
+        for name in ("alive", "reused pid", "other boot", "other namespace", "no mark", "bad mark")
+    }
+    owner_of(made["reused pid"], start_ticks=1)
+    owner_of(made["other boot"], pid=2**22 + 1, boot_id="another")
+    owner_of(made["other namespace"], pid=2**22 + 1, pid_namespace=1)
+    (made["no mark"] / ".owner.json").unlink()
+    (made["bad mark"] / ".owner.json").write_text("{}")
+    (tmp_path / "tfos-link").symlink_to(made["reused pid"])
+    (tmp_path / "tfos-file").write_text("x")
+    assert leftovers.sweep(str(tmp_path)) == [made["reused pid"]]
+    assert leftovers.sweep(str(tmp_path), str(tmp_path / "nowhere")) == []
+    assert len(list(tmp_path.iterdir())) == 7
+
+
+def test_a_directory_of_another_user_is_not_touched(tmp_path, monkeypatch):
+    left = leftovers.make_directory(str(tmp_path), "c1")
+    owner_of(left, start_ticks=1)
+    monkeypatch.setattr("os.geteuid", lambda: left.stat().st_uid + 1)
+    assert leftovers.sweep(str(tmp_path)) == []
+    assert left.is_dir()
+
+
+def test_a_node_removes_what_a_killed_one_left_at_its_start_and_at_its_end(make):
+    def leave():
+        dead = make()
+        for path in (dead.directory, dead.socket_dir):
+            owner_of(path, start_ticks=1)
+        return dead
+
+    first = leave()
+    living = make()
+    assert not first.directory.exists()
+    assert not first.socket_dir.exists()
+    second = leave()
+    living.remove()
+    assert not second.directory.exists()
