@@ -1,4 +1,4 @@
-"""Workers killed at random points of asynchronous pushes: what was acknowledged is applied, once."""
+"""Workers killed at random points of async pushes: what was acknowledged is applied, once."""
 
 from __future__ import annotations
 
