@@ -40,6 +40,8 @@ class FakeSpark:
         self.slots = slots
         self.register = register
         self.busy = 0
+        self.on_look: Callable[[], object] = lambda: None
+        """Called when somebody counts slots."""
         self.nodes: list[FakeNode] = []
         self.pools: list[str] = []
         """Scheduler pool of every job, in order of their start."""
@@ -176,6 +178,11 @@ class FakeNode:
         self, task: NodeTask, bundle: NodeBundle, register: Callable[[NodeBundle], None]
     ) -> None:
         self.name = bundle.name
+        self.returns = True
+        """Whether main_fun returns when its feeds end."""
+        self.stops = True
+        """Whether it obeys the order to stop."""
+        self.heard: list[messages.Order] = []
         self.started = threading.Event()
         self.ended = threading.Event()
         self._task, self._bundle, self._register = task, bundle, register
@@ -225,6 +232,7 @@ class FakeNode:
             self.ended.set()
 
     def _obey(self, order: messages.Order) -> None:
+        self.heard.append(order)
         for answer in self._answers(order):
             try:
                 assert self._client is not None
@@ -239,9 +247,9 @@ class FakeNode:
                 yield messages.PhaseChanged("main_fun")
             case messages.Flush(feed=feed, epoch=epoch):
                 yield messages.FlushReached(feed, epoch)
-            case messages.FinishFeed() if self._node.role != "ps":
+            case messages.FinishFeed() if self._node.role != "ps" and self.returns:
                 yield messages.Done()
-            case messages.Stop():
+            case messages.Stop() if self.stops:
                 self.ended.set()
 
 
@@ -267,6 +275,7 @@ class FakeJava:
         self._spark.properties = properties
 
     def runningTasksByExecutors(self) -> Any:
+        self._spark.on_look()
         busy = self._spark.busy
         return _JavaList([types.SimpleNamespace(_1=lambda: "driver", _2=lambda: busy)])
 

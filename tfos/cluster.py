@@ -269,8 +269,10 @@ class TFCluster:
     def abort(self, reason: str = "aborted by the driver") -> None:
         """Stop every node at once, without waiting for main_fun. Idempotent, raises nothing.
 
-        Ctrl-C ends the wait for the nodes, not their stop.
+        Ctrl-C ends the wait for the nodes, not their stop; no later call of this waits again.
         """
+        if self._ending.is_left:
+            return
         stop = Errand("tfos-abort", lambda: self._ending.abort(reason))
         try:
             stop.result()

@@ -44,6 +44,8 @@ class Ending:
         self._lock = threading.RLock()
         self._is_over = False
         self._is_raised = False
+        self.is_left = False
+        """Whether the wait for an abort was interrupted."""
         self._jobs: NodeJobs | None = None
         self._on_drop: weakref.finalize[..., object] | None = None
         atexit.register(self._at_exit)
@@ -93,7 +95,8 @@ class Ending:
             self._coordinator.close(ClusterPhase.FAILED if failed else ClusterPhase.CLOSED)
 
     def leave(self) -> None:
-        """Do not wait for the nodes at interpreter exit either: their orders are on their way."""
+        """Wait for the nodes neither again nor at exit: an abort goes on, its user has left it."""
+        self.is_left = True
         atexit.unregister(self._at_exit)
 
     def raise_failure(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rpc import address
@@ -26,6 +26,8 @@ from tfos.errors import PhaseError, ReservationTimeout
 from tfos.node.bundle import NodeSettings
 from tfos.node_jobs import NodeKeys
 from tfos.phases import ClusterPhase
+from tfos.promises import promises_of
+from tfos.slots import SlotWait
 from tfos.topology import Plan
 
 _OFFER_S = 0.1
@@ -105,12 +107,17 @@ def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
     console = Console(enabled=config.verbose)
     for note in preflight.notes(facts):
         console.warn(note)
-    offer = _await_slots(sc, facts, plan, config, console, is_left)
-    cluster_id = secrets.token_hex(8)
-    authority = ClusterAuthority(cluster_id)
-    credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES))
     coordinator = Coordinator(plan, config, console)
-    port = coordinator.start(facts.bind_host, authority.driver())
+    wait = SlotWait(plan, config, time.monotonic())
+    offer = _await_slots(sc, facts, coordinator, wait, console, is_left)
+    cluster_id = secrets.token_hex(8)
+    credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES))
+    try:
+        authority = ClusterAuthority(cluster_id)
+        port = coordinator.start(facts.bind_host, authority.driver())
+    except BaseException:
+        coordinator.close()  # and give its slots back
+        raise
     console.line(f"cluster {cluster_id}: {plan}")
     return Reservation(
         sc=sc,
@@ -150,20 +157,23 @@ def _settings(
 def _await_slots(
     sc: Any,
     facts: spark_facts.SparkFacts,
-    plan: Plan,
-    config: ClusterConfig,
+    coordinator: Coordinator,
+    wait: SlotWait,
     console: Console,
     is_left: Callable[[], bool],
 ) -> slots.Offer:
-    wait = slots.SlotWait(plan, config, time.monotonic())
+    promises = promises_of(sc)
     shown = -1
     while not is_left():
-        offer = spark_facts.read_offer(sc, facts)
-        if wait.ready(offer, time.monotonic()):
-            return offer
+        with promises.deciding:
+            seen = spark_facts.read_offer(sc, facts)
+            offer = replace(seen, promised=promises.count())
+            if wait.ready(offer, time.monotonic()):
+                promises.add(coordinator)
+                return offer
         if len(offer.executors) != shown:
             shown = len(offer.executors)
-            console.line(f"waiting for executors: {slots.shortage(plan, offer)}")
+            console.line(f"waiting for slots: {slots.shortage(wait.plan, offer)}")
         time.sleep(_OFFER_S)
     raise PhaseError("reserve() was interrupted while it waited for executors")
 

@@ -6,7 +6,7 @@ Does not: ask Spark (spark_facts). Pure: the time is an argument.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tfos.config import ClusterConfig, InputMode
 from tfos.errors import NotEnoughSlots
@@ -31,6 +31,8 @@ class Offer:
 
     executors: tuple[Executor, ...]
     expected: int | None = None
+    promised: int = 0
+    """Slots of nodes that other clusters of this SparkContext have reserved and not started yet."""
 
     @property
     def total(self) -> int:
@@ -39,8 +41,13 @@ class Offer:
 
     @property
     def free(self) -> int:
-        """Slots that no task of this application holds."""
-        return sum(max(0, executor.slots - executor.busy) for executor in self.executors)
+        """Slots that no task of this application holds and no other cluster has been promised."""
+        return max(0, self.total - self.busy - self.promised)
+
+    @property
+    def busy(self) -> int:
+        """Slots that tasks of this application hold."""
+        return sum(min(executor.slots, executor.busy) for executor in self.executors)
 
     @property
     def complete(self) -> bool:
@@ -54,13 +61,13 @@ class SlotWait:
 
     Executors of YARN and Kubernetes register tens of seconds after the context exists, so too few
     slots are no failure while more executors are promised. Without a promise (standalone), the
-    offer must stand still for `slot_settle_s`.
+    offer must stand still for `slot_settle_s`, and so must what other clusters are promised.
     """
 
     plan: Plan
     config: ClusterConfig
     started_s: float
-    _last: Offer = field(default_factory=lambda: Offer(()))
+    _seen: tuple[int, int] = (0, 0)
     _changed_s: float | None = None
 
     def ready(self, offer: Offer, now_s: float) -> bool:
@@ -71,9 +78,10 @@ class SlotWait:
         """
         if offer.free >= len(self.plan.nodes):
             return True
-        if self._changed_s is None or len(offer.executors) != len(self._last.executors):
+        seen = (len(offer.executors), offer.promised)
+        if self._changed_s is None or seen != self._seen:
             self._changed_s = now_s
-        self._last = offer
+        self._seen = seen
         still_s = now_s - self._changed_s
         arriving = not offer.complete if offer.expected is not None else not offer.executors
         limit_s = self.config.slot_wait_s if arriving else self.config.slot_settle_s
@@ -93,8 +101,9 @@ def shortage(plan: Plan, offer: Offer) -> str:
     else:
         names = ", ".join(executor.executor_id for executor in offer.executors)
         seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {_products(offer)}"
-    busy = offer.total - offer.free
-    held = f", {busy} of them held by running tasks" if busy else ""
+    held = f", {offer.busy} of them held by running tasks" if offer.busy else ""
+    if offer.promised:
+        held += f", {offer.promised} promised to clusters that are reserved and not started"
     promised = (
         f"; {offer.expected} executors are configured"
         if offer.expected is not None and not offer.complete

@@ -121,6 +121,7 @@ def read_offer(sc: Any, facts: SparkFacts) -> Offer:
     The status store knows cores, but its counts of active tasks lag behind (measured: 0 while two
     tasks ran); the scheduler's are exact.
     """
+    check_running(sc)
     spark = sc._jsc.sc()
     busy: dict[str, int] = {}
     running = spark.taskScheduler().runningTasksByExecutors().iterator()

@@ -1,0 +1,174 @@
+"""Calls that come at once, too early, too late, or with a Ctrl-C in between, on a played Spark."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.fake_spark import FakeRdd, FakeSpark
+from tfos import ClusterConfig, InputMode, TFCluster
+from tfos.control import messages
+from tfos.errors import NotEnoughSlots, PhaseError, UnsupportedError
+from tfos.phases import ClusterPhase
+
+WAIT_S = 10.0
+CONFIG = ClusterConfig(verbose=False, abort_s=2.0, slot_settle_s=0.2)
+PATIENT = ClusterConfig(verbose=False, abort_s=WAIT_S, slot_settle_s=WAIT_S)
+
+
+def main_fun(args, ctx):
+    """Never called: nodes are played."""
+
+
+@pytest.fixture
+def spark() -> Iterator[FakeSpark]:
+    made = FakeSpark()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield made
+    signal.signal(signal.SIGINT, before)
+    made.close()
+
+
+def _reserve(spark: FakeSpark, **options: Any) -> TFCluster:
+    return TFCluster.reserve(
+        spark, 3, 1, **{"input_mode": InputMode.SPARK, "config": CONFIG, **options}
+    )
+
+
+@pytest.fixture
+def cluster(spark: FakeSpark) -> Iterator[TFCluster]:
+    with _reserve(spark, queues=["input", "second"]) as made:
+        made.start(main_fun)
+        yield made
+
+
+def _interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
+    """Send Ctrl-C to the main thread once something is so."""
+
+    def watch() -> None:
+        pulse = threading.Event()
+        while not condition():
+            pulse.wait(0.002)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def _blocked(spark: FakeSpark) -> FakeRdd:
+    rdd = FakeRdd(spark, [1, 2, 3])
+    rdd.gate.clear()
+    return rdd
+
+
+@pytest.mark.fault("F18")
+def test_two_reserves_at_once_do_not_count_a_slot_twice(spark):
+    spark.slots = 5
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(_reserve, spark) for _ in range(2)]
+        errors = [each.exception(WAIT_S) for each in made]
+    (refused,) = [error for error in errors if error is not None]
+    assert isinstance(refused, NotEnoughSlots)
+    assert "Spark offers 2 (executor driver: 1 x 5 slots, 3 promised to clusters" in str(refused)
+    (fits,) = [each.result() for each in made if each.exception() is None]
+    with fits:
+        fits.start(main_fun)
+
+
+@pytest.mark.fault("F18")
+def test_a_cluster_that_ends_or_is_dropped_gives_its_promised_slots_back(spark):
+    spark.slots = 3
+    _reserve(spark).shutdown()
+    _reserve(spark).abort()
+    _reserve(spark, config=PATIENT)  # dropped at once
+    with _reserve(spark, config=PATIENT) as cluster:
+        cluster.start(main_fun)
+
+
+@pytest.mark.fault("F18")
+def test_slots_of_a_cluster_that_runs_are_not_promised_as_well(spark):
+    spark.slots = 6
+    with _reserve(spark) as first, _reserve(spark) as second:
+        first.start(main_fun)
+        second.start(main_fun)
+
+
+def test_a_second_train_on_a_feed_is_refused_and_one_on_another_feed_is_not(spark, cluster):
+    rdd = _blocked(spark)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(cluster.train, rdd, 1)
+        assert rdd.started.wait(WAIT_S)
+        with pytest.raises(PhaseError, match=r"train\(\) on 'input': a train\(\) that began 0 s"):
+            cluster.train(FakeRdd(spark, [1]), 1)
+        other = cluster.train(FakeRdd(spark, [1, 2]), 1, qname="second")
+        rdd.gate.set()
+        assert first.result(WAIT_S).fed_rows == 3
+    assert other.fed_rows == 2
+    assert cluster.train(FakeRdd(spark, [1]), 1).epochs[0].epoch == 1
+
+
+@pytest.mark.fault("F15")
+def test_an_interrupted_train_cancels_its_job_and_the_feed_can_be_fed_again(spark, cluster):
+    rdd = _blocked(spark)
+    watcher = _interrupt_when(rdd.started.is_set)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.train(rdd, 1)
+    watcher.join(WAIT_S)
+    assert cluster.phase is ClusterPhase.RUNNING
+    assert cluster.train(FakeRdd(spark, [1]), 1).fed_rows == 1
+
+
+@pytest.mark.fault("F15")
+def test_an_interrupted_wait_for_slots_leaves_nothing(spark):
+    spark.busy = 6
+    looked = threading.Event()
+    spark.on_look = looked.set
+    watcher = _interrupt_when(looked.is_set)
+    with pytest.raises(KeyboardInterrupt):
+        _reserve(spark, config=PATIENT)
+    watcher.join(WAIT_S)
+
+
+@pytest.mark.fault("F15")
+def test_a_second_interrupt_ends_the_wait_for_nodes_that_do_not_stop(spark):
+    cluster = _reserve(spark, config=PATIENT)
+    cluster.start(main_fun)
+    workers = [node for node in spark.nodes if node.name != "ps:0"]
+    for worker in workers:
+        worker.returns = worker.stops = False
+
+    def all_heard(kind: type[messages.Order]) -> bool:
+        return all(any(isinstance(each, kind) for each in node.heard) for node in workers)
+
+    first = _interrupt_when(lambda: all_heard(messages.FinishFeed))
+    second = _interrupt_when(lambda: all_heard(messages.Stop))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.shutdown()
+    assert cluster.phase is ClusterPhase.RUNNING  # nobody waited until it was over
+    first.join(WAIT_S)
+    second.join(WAIT_S)
+    for worker in workers:
+        worker.stop()
+    assert cluster._coordinator.wait(lambda state: state.phase is ClusterPhase.CLOSED, WAIT_S)
+
+
+def test_jobs_run_in_the_scheduler_pool_of_the_users_thread(spark):
+    spark.setLocalProperty("spark.scheduler.pool", "mine")
+    with _reserve(spark) as cluster:
+        cluster.start(main_fun)
+        cluster.train(FakeRdd(spark, [1]), 1)
+    assert spark.pools == ["mine"] * 3
+
+
+def test_a_context_that_was_stopped_after_reserve_is_named(spark):
+    with _reserve(spark) as cluster:
+        spark.stop()
+        with pytest.raises(UnsupportedError, match="the SparkContext is stopped; make a new one"):
+            cluster.start(main_fun)
+    assert cluster.phase is ClusterPhase.CLOSED

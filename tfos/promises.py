@@ -1,0 +1,53 @@
+"""Slots that are promised: clusters that are reserved, and whose nodes have not come yet.
+
+Spark knows running tasks only, so two reserve() in a row, or at once from two threads, would count
+the same slots twice.
+
+Covers: counting, and that one reserve() looks and takes at a time.
+Does not: count what Spark runs (spark_facts), decide whether a cluster fits (slots).
+Runs in: the driver; one record for each SparkContext.
+Threads: any; `deciding` is held between looking at the offer and taking of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from tfos.control.coordinator import Coordinator
+from tfos.control.members import NodeStatus
+from tfos.control.state import ClusterState
+from tfos.phases import ClusterPhase
+
+
+class SlotPromises:
+    """The clusters of one SparkContext. One that nobody refers to any more holds nothing."""
+
+    def __init__(self) -> None:
+        self.deciding = threading.Lock()
+        self._clusters: weakref.WeakSet[Coordinator] = weakref.WeakSet()
+
+    def add(self, cluster: Coordinator) -> None:
+        """Promise a slot to each node of this cluster until it registers or the cluster ends."""
+        self._clusters.add(cluster)
+
+    def count(self) -> int:
+        """Slots promised now; a node that has just started counts at Spark, too, for a moment."""
+        return sum(cluster.read(_awaited) for cluster in list(self._clusters))
+
+
+_promises: weakref.WeakKeyDictionary[Any, SlotPromises] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def promises_of(spark: Any) -> SlotPromises:
+    """Return the promises of a SparkContext."""
+    with _lock:
+        return _promises.setdefault(spark, SlotPromises())
+
+
+def _awaited(state: ClusterState) -> int:
+    if state.phase not in (ClusterPhase.NEW, ClusterPhase.RESERVED) or state.is_ending:
+        return 0
+    return sum(member.status is NodeStatus.MISSING for member in state.members.values())
