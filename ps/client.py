@@ -17,6 +17,7 @@ import numpy as np
 
 from ps import messages
 from ps.checkpoint_restore import AS_SAVED, Restoring, find
+from ps.clipped_push import ClippedPush
 from ps.clipping import Clipper
 from ps.errors import PhaseError, SettingsError
 from ps.fleet import Answer, Fleet, check_serving, joined
@@ -81,6 +82,7 @@ class PSClient:
         self._layout = Layout((), ())
         self._pieces: tuple[tuple[Piece, ...], ...] = ()
         self._clipper: Clipper | None = None
+        self._clipped_push: ClippedPush | None = None
         self._meetings: dict[str, int] = {}
 
     def __enter__(self) -> PSClient:
@@ -217,7 +219,9 @@ class PSClient:
                 lambda number, _: messages.Join(number),
                 timeout_s=self.timeout_s,
             )
-            return joined(self._line_up(acks) if is_sync else acks)
+            if is_sync:
+                acks = self._fleet.line_up(acks, self._known_hash(), timeout_s=self.timeout_s)
+            return joined(acks)
 
     def leave(self) -> Ack:
         """Push no more until join(): nobody waits for this worker meanwhile."""
@@ -356,7 +360,8 @@ class PSClient:
             if into is not None:
                 check_arrays(self._layout, into, "into", writable=True)
             ready, target = grads, into
-            acks = self._fleet.change(
+            change = self._clipped_push.change if self._clipped_push else self._fleet.change
+            acks = change(
                 lambda number, wait_s: messages.Push(
                     digest, number, rows, hyper, into is not None, grads is None, wait_s
                 ),
@@ -365,21 +370,6 @@ class PSClient:
                 into=lambda link: views_of(target, self._pieces[link.server]) if target else None,
             )
             return joined(acks)
-
-    def _line_up(self, acks: Sequence[Ack]) -> Sequence[Ack]:
-        """Fill the open clock of the servers that are one behind with a null push."""
-        newest = max(ack.clock for ack in acks)
-        pairs = zip(self._fleet.links, acks, strict=True)
-        behind = [link for link, ack in pairs if ack.clock < newest]
-        if not behind:
-            return acks
-        digest = self._known_hash()
-        lined_up = self._fleet.change(
-            lambda number, wait_s: messages.Push(digest, number, 0, None, False, True, wait_s),
-            timeout_s=self.timeout_s,
-            links=behind,
-        )
-        return [Ack(newest), *lined_up]
 
     def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
         with self._lock:
@@ -392,6 +382,9 @@ class PSClient:
         self._layout = Layout.of(manifest)
         self._pieces = cut_pieces(self._layout, len(self._fleet.links))
         self._clipper = Clipper(manifest, num_workers=self.num_workers)
+        self._clipped_push = ClippedPush.if_needed(
+            self._fleet, manifest, num_workers=self.num_workers
+        )
 
     def _known_hash(self) -> str:
         return self._hash if self._manifest is not None else self.manifest.hash()

@@ -1,48 +1,32 @@
-"""Gradient clipping on flat buffers: by value, per parameter's norm, by the global norm.
+"""Gradient clipping: who does it, and the part of the worker.
 
-Covers: what Keras does with clipvalue, clipnorm and global_clipnorm, and who does it here.
-Does not: import numba, because workers run this.      Threads: one `Clipper` per caller.
+Covers: what Keras does with clipvalue, clipnorm and global_clipnorm, on flat buffers.
+Does not: import numba, because workers run this; talk to servers (ps.clipped_push), clip on them
+(ps.dense, ps.reduction).
+Threads: one `Clipper` per caller.
 
-Norms belong to the gradient of the whole model, so the worker takes them, before the push. In sync
-mode a clip by value acts on the reduced gradient, so the server does it (ps.dense). Norms in sync
-mode with several workers would need the reduced gradient at one place: refused.
+    mode              clipvalue       clipnorm, global_clipnorm
+    async, ssp        the worker      the worker: norms belong to the gradient of the whole model
+    sync, one worker  the server      the worker: its gradient is the mean
+    sync, several     the server      the servers: norms of the mean, which no worker has
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from ps.errors import SettingsError
-from ps.params import Descent, GroupLayout, Layout, Manifest, RuleConfig
+from ps.norms import Norms, clip_of
+from ps.params import Layout, Manifest
 
 Array = np.ndarray[Any, Any]
-Kind = Literal["clipnorm", "global_clipnorm", "clipvalue"]
-_KINDS: tuple[Kind, ...] = ("clipnorm", "global_clipnorm", "clipvalue")
-_CHUNK = 1 << 16
 
 
-def clip_of(config: RuleConfig) -> tuple[Kind, float] | None:
-    """Return the clipping that acts and its limit; of several the first of norm, global, value."""
-    if not isinstance(config, Descent):
-        return None
-    for kind in _KINDS:
-        limit: float | None = getattr(config, kind)
-        if limit:
-            return kind, limit
-    return None
-
-
-def sum_of_squares(values: Array) -> float:
-    """Return the sum of squares in double precision, without a copy of the whole array."""
-    total = 0.0
-    for start in range(0, values.size, _CHUNK):
-        chunk = values[start : start + _CHUNK].astype(np.float64)
-        total += float(chunk @ chunk)
-    return total
+def servers_take_norms(manifest: Manifest, *, num_workers: int) -> bool:
+    """Whether the reduced gradient is clipped by norm, which needs the servers."""
+    return manifest.consistency == "sync" and num_workers > 1 and Norms(manifest).size > 0
 
 
 class Clipper:
@@ -51,31 +35,21 @@ class Clipper:
     Args:
         manifest: what is trained; groups without clipping pass through untouched.
         num_workers: of the whole cluster.
-
-    Raises:
-        SettingsError: clipping by norm asked for sync mode with several workers.
     """
 
     def __init__(self, manifest: Manifest, *, num_workers: int) -> None:
-        is_sync = manifest.consistency == "sync"
-        self._layouts: dict[str, GroupLayout] = {}
-        self._clips: dict[str, tuple[Kind, float]] = {}
-        layout = Layout.of(manifest)
+        self._norms = Norms(manifest)
+        self._takes_norms = not servers_take_norms(manifest, num_workers=num_workers)
+        self._limits: dict[str, float] = {}
         for spec in manifest.groups:
             clip = clip_of(spec.rule)
-            if clip is None or (is_sync and clip[0] == "clipvalue"):
-                continue
-            if is_sync and num_workers > 1:
-                raise SettingsError(
-                    f"group {spec.name!r}: {clip[0]}={clip[1]:g} with consistency='sync' and "
-                    f"{num_workers} workers would clip each worker's part instead of the mean; "
-                    "use clipvalue, or consistency='async'"
-                )
-            self._clips[spec.name] = clip
-            self._layouts[spec.name] = layout.group(spec.name)
+            if clip is not None and clip[0] == "clipvalue" and manifest.consistency != "sync":
+                self._limits[spec.name] = clip[1]
+        layout = Layout.of(manifest)
+        mine = {*self._limits, *(self._norms.groups if self._takes_norms else ())}
         self._out = {
-            name: np.empty(group.num_elements, group.numpy_dtype)
-            for name, group in self._layouts.items()
+            name: np.empty(layout.group(name).num_elements, layout.group(name).numpy_dtype)
+            for name in mine
         }
 
     def clip(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
@@ -89,38 +63,13 @@ class Clipper:
             which the next call overwrites.
         """
         clipped = dict(gradients)
-        squares = sum(
-            sum_of_squares(gradients[name])
-            for name, (kind, _) in self._clips.items()
-            if kind == "global_clipnorm" and name in gradients
-        )
-        for name, (kind, limit) in self._clips.items():
-            if name not in gradients:
-                continue
-            gradient, out = gradients[name], self._out[name]
-            if kind == "clipvalue":
-                np.clip(gradient, -limit, limit, out=out)
-            elif kind == "global_clipnorm":
-                _scale_to_global_norm(gradient, out, squares, limit)
-            else:
-                offsets = self._layouts[name].offsets
-                for start, stop in itertools.pairwise(offsets):
-                    _scale_to_norm(gradient[start:stop], out[start:stop], limit)
-            clipped[name] = out
+        for name, limit in self._limits.items():
+            clipped[name] = np.clip(gradients[name], -limit, limit, out=self._out[name])
+        if self._takes_norms:
+            squares = self._norms.zeros()
+            for name in self._norms.groups:
+                self._norms.add(squares, name, 0, gradients[name])
+            for name in self._norms.groups:
+                self._norms.scale(squares, name, 0, gradients[name], self._out[name])
+                clipped[name] = self._out[name]
         return clipped
-
-
-def _scale_to_norm(gradient: Array, out: Array, limit: float) -> None:
-    """`g * limit / max(|g|, limit)`, in the order of tf.clip_by_norm."""
-    number = gradient.dtype.type
-    norm = number(np.sqrt(sum_of_squares(gradient)))
-    np.multiply(gradient, number(limit), out=out)
-    np.divide(out, max(norm, number(limit)), out=out)
-
-
-def _scale_to_global_norm(gradient: Array, out: Array, squares: float, limit: float) -> None:
-    """`g * (limit * min(1 / |all g|, 1 / limit))`, in the order of Keras's function."""
-    number = gradient.dtype.type
-    norm, one, bound = number(np.sqrt(squares)), number(1), number(limit)
-    inverse = one / norm if norm else one / bound  # Keras: 1 / 0 is infinite, the other is less
-    np.multiply(gradient, bound * min(inverse, one / bound), out=out)

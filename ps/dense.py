@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ps import kernels
-from ps.clipping import clip_of
 from ps.errors import ManifestMismatch, NonFiniteGradient, ShapeError
+from ps.norms import clip_of
 from ps.optimizers import rule_of, step_scalars
 from ps.params import (
     Bucket,
@@ -97,6 +97,8 @@ class DenseShard:
         self, manifest: Manifest, *, rank: int, num_servers: int, num_workers: int
     ) -> None:
         self.manifest = manifest
+        self.num_servers = num_servers
+        self.num_workers = num_workers
         self.layout = Layout.of(manifest)
         self._num_pushers = 1 if manifest.consistency == "sync" else num_workers
         kernels.warm_for(manifest)

@@ -127,6 +127,31 @@ class Fleet:
                     call.link.acknowledged = call.link.sequence
                     call.link.told_clock = messages.decode_reply(call.reply.meta, Ack).clock
 
+    def line_up(self, acks: Sequence[Ack], manifest_hash: str, *, timeout_s: float) -> list[Ack]:
+        """Fill the open clock of the servers that are one behind with a null push.
+
+        Args:
+            acks: every server's answer to a join.
+            manifest_hash: of what they hold.
+            timeout_s: for the push.
+
+        Returns:
+            The answers from which the common clock is seen.
+        """
+        newest = max(ack.clock for ack in acks)
+        pairs = zip(self.links, acks, strict=True)
+        behind = [link for link, ack in pairs if ack.clock < newest]
+        if not behind:
+            return list(acks)
+        lined_up = self.change(
+            lambda number, wait_s: messages.Push(
+                manifest_hash, number, 0, None, False, True, wait_s
+            ),
+            timeout_s=timeout_s,
+            links=behind,
+        )
+        return [Ack(newest), *lined_up]
+
     def check_size(self, described: Sequence[Description]) -> None:
         """Refuse servers that were started for another number of servers or workers."""
         ours = (len(self.links), self._num_workers)

@@ -14,10 +14,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 from ps.applied import AppliedRecord, RequestId, Verdict
+from ps.arrival import Arrival, Contributions, Gradient
 from ps.barrier import Sync
 from ps.decisions import Action, Admission, Break, Drop, Policy, Reduce, Release, worker_lost
 from ps.errors import (
@@ -28,39 +28,12 @@ from ps.errors import (
     ServerError,
     StaleIncarnation,
 )
-from ps.params import Hyper, WorkerRank
+from ps.params import WorkerRank
 
 _logger = logging.getLogger(__name__)
 
 _CHECK_PEER_S = 0.25
 """How often a waiting push looks whether its sender is still there; costs one poll() each."""
-
-Gradient = TypeVar("Gradient")
-
-
-@dataclass(slots=True)
-class Arrival(Generic[Gradient]):
-    """A push that is completely here, and later its outcome: `clock` or `error`."""
-
-    id: RequestId
-    rows: int
-    hyper: Hyper | None
-    """None: a null push."""
-    gradient: Gradient | None = None
-    """What was staged; None for a null push and for one that was applied as it arrived."""
-    staleness: int = 0
-    is_applied: bool = False
-    """Whether it is part of the parameters; in ssp before its sender is answered."""
-    clock: int | None = None
-    error: PSError | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether its sender can be answered."""
-        return self.clock is not None or self.error is not None
-
-
-Contributions = Sequence[Arrival[Gradient]]
 
 
 class Gate(Generic[Gradient]):
@@ -287,10 +260,22 @@ class Gate(Generic[Gradient]):
             return True
 
     @contextlib.contextmanager
-    def between_clocks(self) -> Iterator[int]:
-        """Hold all barriers open: no reduction runs meanwhile. Yields the clock."""
+    def between_clocks(
+        self, when: Callable[[], bool] = lambda: True, *, timeout_s: float = 0.0
+    ) -> Iterator[int]:
+        """Hold all barriers open, once `when` holds: no reduction runs meanwhile. Yields the clock.
+
+        Raises:
+            RequestTimeout: no other such block made `when` true within `timeout_s`.
+        """
         with self._changed:
+            if not self._changed.wait_for(when, timeout_s):
+                raise RequestTimeout(
+                    f"clock {self._policy.clock} was not settled within {timeout_s:g} s: its "
+                    "workers have not sent the norms; are they alive? Try again"
+                )
             yield self._policy.clock
+            self._changed.notify_all()
 
     def close(self, error: PSError) -> None:
         """End all waits, with `error` where nothing was applied; later requests get it too."""

@@ -10,6 +10,7 @@ Pure; no threads.
     Seed           manifest, then values            Description
     Pull                                            Ack            values
     Push           gradient, none if `null`         Ack            fresh values if `pull`
+    Settle         squares of all servers, or none  Ack            fresh values if `pull`
     Assign         values                           Ack
     Lookup         counts, ids                      Ack            values of the rows
     PushRows       counts, ids, gradients           Ack
@@ -21,7 +22,9 @@ Pure; no threads.
     FetchStats                                      ps.stats.ServerStats
     Fence, Lose, Stop                               Description
 
-"Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding.
+"Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding. Where
+several servers clip by norm (ps.reduction), a push with `pull` is answered with this server's
+squares instead, float64 little-endian, and Settle brings their sum.
 `number` makes a changing request unique; see ps.applied.
 """
 
@@ -134,6 +137,15 @@ class Scan(msgspec.Struct, frozen=True, tag="scan"):
     with_slots: bool = False
 
 
+class Settle(msgspec.Struct, frozen=True, tag="settle"):
+    """Apply the reduced gradient of `clock`, clipped by the squares; without payload drop it."""
+
+    manifest_hash: Digest
+    number: Number
+    clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+    pull: bool = False
+
+
 class Assign(msgspec.Struct, frozen=True, tag="assign"):
     """Replace the values; optimizer slots stay."""
 
@@ -210,13 +222,14 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_LENGTH)] = ""
 
 
-Changing = Push | PushRows | Assign | Join | Leave | Finish
+Changing = Push | Settle | PushRows | Assign | Join | Leave | Finish
 Request = (
     Describe
     | FetchManifest
     | Seed
     | Pull
     | Push
+    | Settle
     | Lookup
     | PushRows
     | Scan
@@ -257,6 +270,8 @@ class Ack(msgspec.Struct, frozen=True):
     """Whether the gradient is part of the parameters; true for a repeated push, false for null."""
     staleness: int = 0
     """Updates by others between this worker's last pull and this push."""
+    has_squares: bool = False
+    """Whether the payload is the squares of a reduced gradient that waits for Settle."""
 
 
 class Scanned(msgspec.Struct, frozen=True):

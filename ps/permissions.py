@@ -68,6 +68,7 @@ _RULES: dict[type, _Rule] = {
     messages.FetchManifest: _Rule(_READERS, _LOADED),
     messages.Pull: _Rule(_WORKERS_AND_DRIVER, _LOADED),
     messages.Push: _Rule(_WORKERS, _SERVING),
+    messages.Settle: _Rule(_WORKERS, _SERVING),
     messages.Lookup: _Rule(_WORKERS_AND_DRIVER, _LOADED),
     messages.PushRows: _Rule(_WORKERS, _SERVING),
     messages.Scan: _Rule(_WORKERS_AND_DRIVER, _LOADED),

@@ -76,6 +76,7 @@ class Service:
             messages.Seed: self._seed,
             messages.Pull: self._pull,
             messages.Push: self._push,
+            messages.Settle: self._settle,
             messages.Lookup: self._answer_tables,
             messages.PushRows: self._answer_tables,
             messages.Scan: self._answer_tables,
@@ -234,6 +235,9 @@ class Service:
         shard = self.life.loaded()
         shard.check_manifest(request.manifest_hash)
         shard.tables.answer(call, request)
+
+    def _settle(self, call: Call, request: messages.Settle) -> None:
+        self.life.loaded().settle(call, request)
 
     def _assign(self, call: Call, request: messages.Assign) -> None:
         self.life.loaded().assign(call, request)

@@ -1,12 +1,13 @@
 """A seeded shard at work: gradients in, fresh values out, exactly once.
 
 Covers: the data path of push, pull and assign on one server's buckets.
-Does not: phases, roles, membership calls (ps.service), arithmetic (ps.dense), decisions (ps.gate).
+Does not: phases, roles, membership calls (ps.service), arithmetic (ps.dense, ps.reduction),
+decisions (ps.gate).
 Runs in: PS processes.
 
-Threads: one per connection calls `push`, `pull`, `assign`. A bucket's lock here makes "apply and
-note it in the record" one step, for late copies of a push and for checkpoints; ps.dense has its own
-locks below it. Lock order: the gate's, a bucket's here, the bucket's in ps.dense.
+Threads: one per connection calls `push`, `settle`, `pull`, `assign`. A bucket's lock here makes
+"apply and note it in the record" one step, for late copies of a push and for checkpoints; ps.dense
+has its own locks below it. Lock order: the gate's, a bucket's here, the bucket's in ps.dense.
 
 A push in async mode, with `pull`:
 
@@ -28,17 +29,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ps import kernels, messages
+from ps import messages
 from ps.applied import AppliedRecord, Column, RequestId, SessionCut, Verdict
+from ps.arrival import Arrival, Contributions
 from ps.consistency import slowed
 from ps.decisions import Admission, Policy
 from ps.dense import DenseShard
 from ps.errors import ManifestMismatch, NonFiniteGradient, PSError, SettingsError, ShapeError
-from ps.gate import Arrival, Contributions, Gate
+from ps.gate import Gate
 from ps.incoming import Incoming, request_id
 from ps.messages import Ack
 from ps.optimizers import step_scalars
-from ps.params import Average, Bucket, Hyper, Manifest, WorkerRank
+from ps.params import Bucket, Hyper, Manifest, WorkerRank
+from ps.reduction import Reduction
 from ps.staging import Run, StagedGradient, StagingPool, cut_runs
 from ps.stats import Counters
 from ps.table import Table
@@ -91,6 +94,7 @@ class ServingShard:
         )
         notebook = Notebook(self._record, self.gate, first_unit=len(dense.buckets))
         self.tables = TableServing(tables, notebook, counters)
+        self.reduction = Reduction(dense, self._locks, self._pool, counters, on_failed)
 
     @property
     def manifest(self) -> Manifest:
@@ -144,8 +148,27 @@ class ServingShard:
             arrival = self.gate.arrive(self._arrival(sender, request, staleness=staleness))
         clock = self._wait(call, arrival, deadline_s)
         ack = Ack(clock, not request.null, staleness)
+        if self.reduction.in_rounds:
+            self._reply_squares(call, request, ack)
+            return
         rest = self._values[sent:] if request.pull else ()
         call.reply(messages.encode(ack), rest)
+        if request.pull:
+            self._counters.add(bytes_out=self.dense.value_nbytes)
+            self.gate.pulled(sender.worker, clock)
+
+    def settle(self, call: Incoming, request: messages.Settle) -> None:
+        """Apply what a barrier has reduced, once the squares of all servers are known."""
+        self.check_manifest(request.manifest_hash)
+        squares = self._read_squares(call)
+        sender = request_id(call.peer, request.number)
+        with self.gate.between_clocks() as clock:
+            verdict, _ = self.gate.begin(sender, request.number.acknowledged)
+            if verdict is not Verdict.REPEATED:
+                self.reduction.settle(request.clock, squares)
+                self._record.complete(sender)
+        ack = Ack(clock, applied=squares is not None)
+        call.reply(messages.encode(ack), self._values if request.pull else ())
         if request.pull:
             self._counters.add(bytes_out=self.dense.value_nbytes)
             self.gate.pulled(sender.worker, clock)
@@ -193,6 +216,25 @@ class ServingShard:
     def holding(self, bucket_id: int) -> threading.Lock:
         """The lock under which a bucket's values and its record change together."""
         return self._locks[self._indices[bucket_id]]
+
+    def _reply_squares(self, call: Incoming, request: messages.Push, ack: Ack) -> None:
+        squares = self.reduction.squares(ack.clock)
+        ack = msgspec.structs.replace(ack, has_squares=squares is not None)
+        told = np.zeros(self.reduction.num_squares) if squares is None else squares
+        call.reply(messages.encode(ack), [told] if request.pull else ())
+
+    def _read_squares(self, call: Incoming) -> Array | None:
+        if not call.payload_bytes:
+            return None
+        squares = np.empty(self.reduction.num_squares, np.float64)
+        if call.payload_bytes != squares.nbytes:
+            raise ShapeError(
+                f"settle brought {call.payload_bytes} bytes, this shard takes {squares.nbytes}: "
+                "one float64 per parameter that is clipped by norm"
+            )
+        call.read_into(squares.data.cast("B"))
+        self.reduction.check(squares)
+        return squares
 
     def _check_push(self, call: Incoming, request: messages.Push) -> None:
         self.check_manifest(request.manifest_hash)
@@ -344,35 +386,7 @@ class ServingShard:
         )
 
     def _reduce(self, staged: Contributions[StagedGradient]) -> None:
-        """Apply the weighted sum of the staged gradients, bucket by bucket, in the given order.
-
-        Raises:
-            NonFiniteGradient: finite gradients have an infinite sum; those buckets are unchanged.
-        """
-        overflow: NonFiniteGradient | None = None
-        started_s = time.perf_counter()
-        hyper = staged[0].hyper or Hyper(0.0)
-        total_rows = sum(arrival.rows for arrival in staged)
-        means = [arrival.rows / total_rows for arrival in staged]
-        ones = [1.0] * len(staged)
-        gradients = [arrival.gradient for arrival in staged if arrival.gradient is not None]
-        for index, bucket in enumerate(self.dense.buckets):
-            parts = [gradient.arrays[index] for gradient in gradients]
-            is_mean = self.manifest.reduction == "mean" or self._is_statistic(bucket)
-            if len(parts) > 1:
-                # In place: the first gradient's buffer is not read again.
-                kernels.reduce_weighted(parts[0], parts, means if is_mean else ones)
-            try:
-                with self._locks[index]:
-                    self.dense.apply(bucket.id, parts[0], hyper)
-            except NonFiniteGradient as error:
-                overflow = overflow or error
-        self._counters.add_time("apply_s", time.perf_counter() - started_s)
-        if overflow is not None:
-            raise NonFiniteGradient(f"after the reduction, {overflow.message}", overflow.details)
-
-    def _is_statistic(self, bucket: Bucket) -> bool:
-        return isinstance(self.manifest.group(bucket.group).rule, Average)
+        self.reduction.reduce(staged, self.gate.clock)
 
     def _count(self, arrival: Arrival[StagedGradient]) -> None:
         if arrival.gradient is not None:

@@ -35,6 +35,8 @@ from ps.serving import ServingShard
 
 Array = np.ndarray[Any, Any]
 
+SETTLE_TIMEOUT_S = 10.0
+"""For workers between the two rounds of a clipped push: one round trip."""
 _MAX_REMEMBERED = 4
 """Saves that a delta may add to: the last one, or one before it if that failed."""
 
@@ -179,7 +181,9 @@ class _MemoryCopy(_Source):
         fresh = {
             bucket.id: new_arrays(self.layout, self.manifest, bucket.id) for bucket in self.buckets
         }
-        with shard.gate.between_clocks() as clock:
+        with shard.gate.between_clocks(
+            lambda: shard.reduction.is_settled, timeout_s=SETTLE_TIMEOUT_S
+        ) as clock:
             self.clock = clock
             for bucket_id, arrays in fresh.items():
                 if not super().is_unchanged(bucket_id):

@@ -117,6 +117,36 @@ def test_two_sync_workers_equal_one_process_that_reduces_two_shards(name):
                 np.testing.assert_array_equal(weight.numpy(), reference.numpy())
 
 
+@pytest.mark.parametrize(
+    ("clip", "num_servers"), [("clipnorm", 2), ("global_clipnorm", 2), ("clipvalue", 1)]
+)
+def test_clipping_acts_on_the_mean_of_two_sync_workers(clip, num_servers):
+    steps = 5
+    x, y = blobs(2 * steps * BATCH)
+    half = steps * BATCH
+    parts = [(x[:half], y[:half]), (x[half:], y[half:])]
+    shards = [
+        [(px[i : i + BATCH], py[i : i + BATCH]) for i in range(0, half, BATCH)] for px, py in parts
+    ]
+    limit = {clip: 0.02 if clip == "clipvalue" else 0.1}
+    oracle = make_model(keras.optimizers.SGD(0.5, momentum=0.9, **limit))
+    reduced_in_rank_order(oracle, shards)
+    with serving(num_workers=2, num_servers=num_servers) as cluster:
+        models = [make_model(keras.optimizers.SGD(0.5, momentum=0.9, **limit)) for _ in range(2)]
+
+        def work(rank):
+            model = distribute(models[rank], cluster.contexts[rank], consistency="sync")
+            px, py = parts[rank]
+            model.fit(px, py, batch_size=BATCH, shuffle=False, verbose=0)
+
+        together(work, 2)
+        for one, two in zip(models[0].weights, models[1].weights, strict=True):
+            np.testing.assert_array_equal(one.numpy(), two.numpy())
+    for weight, expected in zip(models[0].weights, oracle.weights, strict=True):
+        ulp = np.spacing(np.abs(expected.numpy()).max())
+        assert np.abs(weight.numpy() - expected.numpy()).max() <= 2 * ulp
+
+
 def test_workers_with_uneven_epochs_end_them_together():
     x, y = blobs(10 * BATCH)
     with serving(num_workers=2) as cluster:

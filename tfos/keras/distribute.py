@@ -81,7 +81,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         pipeline=pipeline,
     )
     _check(model)
-    optimizers.check(model.optimizer, consistency=consistency, num_workers=ctx.num_workers)
+    optimizers.check(model.optimizer)
     exchange = Exchange(model, ctx, settings)
     if batches.is_built(model):
         exchange.attach(seeds=ctx.is_chief)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ps.params import Hyper, Manifest
-from tfos.keras import batches, frozen, optimizers, variables
+from tfos.keras import batches, frozen, variables
 from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
 from tfos.keras.in_flight import InFlight
 from tfos.keras.replica import Received, Replica
@@ -129,10 +129,9 @@ class Exchange:
         frozen.share(self, found.frozen, seeds=seeds)
         if self.waits:
             self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
-        clips_here = not optimizers.server_clips(self.optimizer, settings.consistency)
         self._variables = found
         self._replica = Replica(found.groups, self.optimizer)
-        self._step = GradientStep(self.model, found, clips_here=clips_here)
+        self._step = GradientStep(self.model, found, clips_here=not self.sync)
         self.pull()
 
     def attach_unbuilt(self, data: Any = None) -> None:

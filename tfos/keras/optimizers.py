@@ -34,7 +34,7 @@ def unwrap(optimizer: Any) -> Any:
     return optimizer
 
 
-def check(optimizer: Any, *, consistency: str, num_workers: int) -> None:
+def check(optimizer: Any) -> None:
     """Refuse an optimizer, or a setting of one, that the servers cannot follow.
 
     Raises:
@@ -58,14 +58,6 @@ def check(optimizer: Any, *, consistency: str, num_workers: int) -> None:
             f"the {kind} optimizer has already made {int(inner.iterations)} steps, and its slots "
             "cannot be moved to the servers; compile the model again, then distribute it"
         )
-    if consistency == "sync" and num_workers > 1:
-        for name in ("clipnorm", "global_clipnorm"):
-            if getattr(inner, name):
-                raise UnsupportedOptimizer(
-                    f"{kind}({name}={getattr(inner, name)!r}) with {num_workers} sync workers "
-                    "would clip each worker's gradient, not their mean; use clipvalue, which acts "
-                    'on the mean, or consistency="async"'
-                )
 
 
 def _reason(kind: str) -> str:
@@ -91,23 +83,18 @@ def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> params.RuleCon
 
     Args:
         optimizer: the model's optimizer, wrapped or not.
-        consistency: "sync" leaves clipping by value to the server, which sees the mean.
+        consistency: "sync" leaves clipping to the servers, because it acts on the mean.
         decays: whether the optimizer's weight decay acts on these variables.
     """
     inner = unwrap(optimizer)
-    descent: dict[str, float | None] = {"weight_decay": None, "clipvalue": None}
+    descent: dict[str, float | None] = {"weight_decay": None}
     if decays and inner.weight_decay is not None:
         descent["weight_decay"] = float(inner.weight_decay)
-    if server_clips(inner, consistency):
-        descent["clipvalue"] = float(inner.clipvalue)
+    if consistency == "sync":
+        for name in ("clipvalue", "clipnorm", "global_clipnorm"):
+            limit = getattr(inner, name)
+            descent[name] = float(limit) if limit else None
     return _RULES[type(inner)](inner, descent)
-
-
-def server_clips(optimizer: Any, consistency: str) -> bool:
-    """Whether the server cuts the reduced gradient by value; otherwise the worker clips its own."""
-    inner = unwrap(optimizer)
-    by_norm = inner.clipnorm or inner.global_clipnorm
-    return consistency == "sync" and not by_norm and bool(inner.clipvalue)
 
 
 def _sgd(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:

@@ -1,10 +1,13 @@
 """Clipping on flat buffers, compared with the definition in double precision."""
 
+import itertools
+
 import numpy as np
 import pytest
 
-from ps.clipping import Clipper, clip_of
+from ps.clipping import Clipper
 from ps.errors import SettingsError
+from ps.norms import Norms, clip_of
 from ps.params import SGD, Adam, Average, GroupSpec, Manifest, ParamSpec
 
 PARAMS = (ParamSpec("a", (300, 500)), ParamSpec("none", (0,)), ParamSpec("b", (7,)))
@@ -77,11 +80,39 @@ def test_in_sync_mode_values_are_left_to_the_server():
     assert out is given
 
 
-def test_norms_of_parts_are_refused_in_sync_mode():
+def test_norms_of_a_mean_are_left_to_the_servers():
     for rule in (SGD(clipnorm=1.0), SGD(global_clipnorm=1.0)):
-        with pytest.raises(SettingsError, match=r"clipnorm=1 with consistency='sync' and 2 work"):
-            clip(rule, "sync", num_workers=2)
-        clip(rule, "sync", num_workers=1)
+        given, out = clip(rule, "sync", num_workers=2)
+        assert out is given
+        given, out = clip(rule, "sync", num_workers=1)
+        assert np.linalg.norm(out) < np.linalg.norm(given)
+
+
+@pytest.mark.parametrize("rule", [SGD(clipnorm=1.0), SGD(global_clipnorm=2.0)])
+@pytest.mark.parametrize("cuts", [(1,), (150_000,), (150_001, 150_006), (7, 8, 65_536, 149_999)])
+def test_pieces_on_several_servers_are_clipped_as_the_whole(rule, cuts):
+    whole, expected = clip(rule)
+    norms = Norms(manifest(rule, "sync"))
+    borders = [0, *cuts, NUM]
+    squares = norms.zeros()
+    for start, stop in itertools.pairwise(borders):
+        of_one_server = norms.zeros()
+        norms.add(of_one_server, "trainable", start, whole[start:stop])
+        squares += of_one_server
+    norms.add(squares, "statistics", 0, np.ones(3, np.float32))
+    np.testing.assert_allclose(squares.sum(), np.sum(whole.astype(float) ** 2))
+    out = whole.copy()
+    for start, stop in itertools.pairwise(borders):
+        norms.scale(squares, "trainable", start, out[start:stop], out[start:stop])
+    np.testing.assert_array_max_ulp(out, expected, 2)
+
+
+def test_squares_that_no_gradient_has_are_refused():
+    norms = Norms(manifest(SGD(clipnorm=1.0), "sync"))
+    norms.check(np.array([0.0, 1.0, np.inf]))
+    for wrong in (np.zeros(2), np.array([0.0, -1.0, 0.0]), np.array([0.0, np.nan, 0.0])):
+        with pytest.raises(SettingsError, match="expected 3 sums of squares"):
+            norms.check(wrong)
 
 
 def test_a_nonfinite_gradient_stays_visible():

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from ps.applied import AppliedRecord, RequestId, SessionCut, Verdict
+from ps.arrival import Arrival
 from ps.barrier import Sync
 from ps.decisions import OnLost
 from ps.errors import (
@@ -19,7 +20,7 @@ from ps.errors import (
     ServerError,
     StaleIncarnation,
 )
-from ps.gate import Arrival, Gate
+from ps.gate import Gate
 from ps.params import Hyper, WorkerRank
 
 HYPER = Hyper(0.1)

@@ -22,6 +22,7 @@ SAMPLES: dict[type, Request] = {
     messages.Seed: messages.Seed("h", 1),
     messages.Pull: messages.Pull("h"),
     messages.Push: messages.Push("h", NUMBER, 32, Hyper(0.1)),
+    messages.Settle: messages.Settle("h", NUMBER, 3),
     messages.Lookup: messages.Lookup("h", (0, 2)),
     messages.PushRows: messages.PushRows("h", NUMBER, Hyper(0.1), (1,)),
     messages.Scan: messages.Scan("h", 1, 3, 2**63 - 1, with_slots=True),
