@@ -45,6 +45,11 @@ def test_small():
 
 
 @pytest.mark.tf
+def test_apply():
+    assert figures("apply") == ["APPLY"] * 4
+
+
+@pytest.mark.tf
 def test_keras_step():
     assert figures("keras_step") == ["P13"]
 

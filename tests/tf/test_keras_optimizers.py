@@ -101,6 +101,25 @@ def test_an_incomplete_sum_waits_for_the_next_epoch():
         np.testing.assert_array_equal(weight.numpy(), reference.numpy())
 
 
+def test_a_batch_that_is_not_finite_is_left_out_of_the_sum():
+    optimizer = make("SGD", 0.1, gradient_accumulation_steps=2)
+    plain = model_with(optimizer())
+    kept = [X[i : i + BATCH] for i in range(0, 4 * BATCH, BATCH)]
+    labels = [Y[i : i + BATCH] for i in range(0, 4 * BATCH, BATCH)]
+    for x, y in zip(kept, labels, strict=True):
+        plain.train_on_batch(x, y)
+    with serving() as cluster:
+        model = model_with(optimizer())
+        distribute(model, cluster.contexts[0], consistency="sync", on_nonfinite="skip")
+        bad = np.full_like(kept[0], np.nan)
+        x = np.concatenate([kept[0], bad, *kept[1:]])
+        y = np.concatenate([labels[0], labels[0], *labels[1:]])
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        assert (cluster.pushes, cluster.null_pushes(), cluster.rows(0)) == (2, 0, 4 * BATCH)
+    for weight, reference in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), reference.numpy())
+
+
 def test_two_workers_accumulate_and_push_together():
     with serving(num_workers=2) as cluster:
         models = [model_with(make("SGD", 0.1, gradient_accumulation_steps=3)()) for _ in range(2)]

@@ -4,10 +4,13 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ps.dense import DenseShard
 from ps.errors import ManifestMismatch, NonFiniteGradient, SettingsError, ShapeError
 from ps.params import (
+    MAX_BUCKET_BYTES,
     SGD,
     Adam,
     AdamW,
@@ -18,7 +21,7 @@ from ps.params import (
     Manifest,
     ParamSpec,
 )
-from tests.ps_rules import WITH_DTYPES
+from tests.ps_rules import RULES, WITH_DTYPES
 
 PARAMS = (ParamSpec("dense/kernel", (37, 11)), ParamSpec("dense/bias", (11,)), ParamSpec("s", ()))
 NUM = 37 * 11 + 11 + 1
@@ -68,6 +71,24 @@ def test_sharded_equals_unsharded_bit_for_bit(rule, dtype):
         results.append(pull(servers).tobytes())
     assert results[0] == results[1] == results[2]
     assert results[0] != numbers(0, dtype).tobytes()
+
+
+@settings(deadline=None)
+@given(
+    rule=st.sampled_from(RULES),
+    bucket_bytes=st.integers(8, 300).map(lambda words: 8 * words),
+    num_servers=st.integers(1, 3),
+)
+def test_where_buckets_are_cut_changes_no_bit(rule, bucket_bytes, num_servers):
+    results = []
+    group = GroupSpec("trainable", "float32", rule, PARAMS)
+    for size, servers in ((MAX_BUCKET_BYTES, 1), (bucket_bytes, num_servers)):
+        cut = shards(Manifest(groups=(group,), bucket_bytes=size), servers)
+        seed(cut, numbers(0))
+        for step in (1, 2):
+            push(cut, numbers(step), Hyper(0.05))
+        results.append(pull(cut).tobytes())
+    assert results[0] == results[1]
 
 
 def test_more_servers_than_buckets_leaves_some_empty():

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ps import formulas
 from ps.errors import SettingsError
@@ -128,18 +130,13 @@ PAPERS: dict[type, Any] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-@pytest.mark.parametrize("config", RULES, ids=rule_id)
-def test_formula_follows_the_paper(config, dtype):
-    rng = np.random.default_rng(7)
+def follows_the_paper(config, dtype, *, tolerance, steps, seed=7):
+    rng = np.random.default_rng(seed)
     rule = rule_of(config)
     v = rng.standard_normal(50).astype(dtype)
     slots = [np.full(50, start, dtype) for start in rule.slot_starts]
     exact_v, exact_slots = v.astype(F64), [slot.astype(F64) for slot in slots]
-    tolerance = 100 * np.finfo(dtype).eps
-    if dtype == F64:
-        tolerance = 2e-6  # Keras passes momentum, decay and betas through float32, and so do we
-    for step in range(1, 21):
+    for step in range(1, steps + 1):
         g = rng.standard_normal(50).astype(dtype)
         s = scalars(config, 0.01, step, dtype)
         if decays(config):
@@ -151,6 +148,46 @@ def test_formula_follows_the_paper(config, dtype):
         np.testing.assert_allclose(v, exact_v, rtol=tolerance, atol=tolerance)
     for slot, exact in zip(slots, exact_slots, strict=True):
         np.testing.assert_allclose(slot, exact, rtol=50 * tolerance, atol=tolerance)
+
+
+SINGLE = 2e-6
+"""Keras passes momentum, decay and betas through float32, for float64 too, and so do we."""
+
+
+@pytest.mark.parametrize("config", RULES, ids=rule_id)
+def test_formula_follows_the_paper(config):
+    follows_the_paper(config, F32, tolerance=100 * np.finfo(F32).eps, steps=20)
+    follows_the_paper(config, F64, tolerance=SINGLE, steps=20)
+
+
+shares = st.floats(0, 1 - 2**-10, width=32)
+small = st.floats(2**-13, 2**-7, width=32)
+SETTINGS = st.one_of(
+    st.builds(SGD, momentum=shares, nesterov=st.booleans(), weight_decay=st.none() | small),
+    st.builds(Adagrad, epsilon=small, initial_accumulator_value=shares),
+    st.builds(RMSprop, rho=shares, momentum=shares, epsilon=small, centered=st.booleans()),
+    st.builds(Adadelta, rho=shares, epsilon=small),
+    st.builds(Adam, beta_1=shares, beta_2=shares, epsilon=small),
+    st.builds(AMSGrad, beta_1=shares, beta_2=shares, epsilon=small, weight_decay=small),
+    st.builds(Adamax, beta_1=shares, beta_2=shares, epsilon=small),
+    st.builds(Nadam, beta_1=shares, beta_2=shares, epsilon=small),
+    st.builds(
+        Ftrl,
+        initial_accumulator_value=small,
+        l1_regularization_strength=shares,
+        l2_regularization_strength=shares,
+        l2_shrinkage_regularization_strength=small,
+        beta=shares,
+    ),
+    st.builds(Lion, beta_1=shares, beta_2=shares),
+)
+
+
+@settings(deadline=None)
+@given(config=SETTINGS, seed=st.integers(0, 99))
+def test_formula_follows_the_paper_with_any_settings(config, seed):
+    """In double precision, where a wrong term shows and rounding does not."""
+    follows_the_paper(config, F64, tolerance=SINGLE, steps=3, seed=seed)
 
 
 def test_average_moves_a_share_of_the_way():
