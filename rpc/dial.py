@@ -1,11 +1,13 @@
 """Getting to a peer: the way that works, then the client's side of the handshake.
 
-Covers: in-process name, Unix socket on the same host, TCP; the deadline over all of it.
+Covers: in-process name, shared memory or the Unix socket on the same host, TCP; the deadline over
+all of it.
 Does not: calls (connection).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 
 from rpc.address import Endpoint, boot_id
@@ -13,7 +15,11 @@ from rpc.errors import AuthError, DeadlineExceeded, PeerGone
 from rpc.handshake import ClientHandshake, Credentials, Identity, Session, mismatch_text
 from rpc.inproc import dial_inproc
 from rpc.limits import Limits
+from rpc.segment import cannot_share
+from rpc.shared_stream import options_for, upgraded
 from rpc.transport import Stream, dial_tcp, dial_unix
+
+_log = logging.getLogger(__name__)
 
 
 def dial(
@@ -36,11 +42,16 @@ def dial(
     for _ in range(2):
         stream = _reach(endpoint, deadline, limits)
         try:
-            session = _authenticate(stream, ClientHandshake(identity, credentials), deadline)
+            options = options_for(stream.transport, limits)
+            handshake = ClientHandshake(identity, credentials, options=options)
+            session = _authenticate(stream, handshake, deadline)
+            if session is not None:
+                stream = upgraded(stream, session, limits, deadline)
         except BaseException:
             stream.close()
             raise
         if session is not None:
+            _log.info("%s at %s is reached %s", session.peer, endpoint, _way(stream, endpoint))
             return stream, session
         stream.close()
     raise AuthError(f"{endpoint}: {mismatch_text(credentials)}")
@@ -57,6 +68,19 @@ def _reach(endpoint: Endpoint, deadline: float, limits: Limits) -> Stream:
             if not endpoint.port:
                 raise
     return dial_tcp(endpoint.host, endpoint.port, deadline=deadline, limits=limits)
+
+
+def _way(stream: Stream, endpoint: Endpoint) -> str:
+    """Say which way was taken, and why none that is faster."""
+    if stream.transport == "unix":
+        return f"by its Unix socket: {cannot_share() or 'one of both shares no memory'}"
+    if stream.transport != "tcp":
+        return "through shared memory" if stream.transport == "shm" else "in this process"
+    if not endpoint.unix_path:
+        return "by TCP: it has no Unix socket"
+    if endpoint.boot_id != boot_id():
+        return "by TCP: it is on another host"
+    return f"by TCP: its Unix socket {endpoint.unix_path} cannot be reached from here"
 
 
 def _authenticate(stream: Stream, handshake: ClientHandshake, deadline: float) -> Session | None:

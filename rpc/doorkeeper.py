@@ -50,7 +50,7 @@ class Doorkeeper:
     def __init__(
         self,
         acceptors: Sequence[Acceptor],
-        new_handshake: Callable[[], ServerHandshake],
+        new_handshake: Callable[[Stream], ServerHandshake],
         admit: Callable[[Stream, Session], str],
         limits: Limits,
     ) -> None:
@@ -159,7 +159,7 @@ class Doorkeeper:
             self._evict_oldest(peer)
         if len(self._strangers) >= self._limits.max_handshakes:
             self._evict_oldest(None)
-        handshake = self._new_handshake()
+        handshake = self._new_handshake(stream)
         [(descriptor, _)] = stream.interest(read=True, write=False)
         deadline = time.monotonic() + self._limits.handshake_timeout_s
         stranger = _Stranger(stream, handshake, deadline, peer, descriptor)

@@ -1,9 +1,11 @@
 """Mutual proof that both sides know the cluster's secret, before anything else is read.
 
     server -> client   32s server nonce                      (all that a stranger ever gets)
-    client -> server   4s "TFRH" | u8 version | u8 0 | u16 body_len | body | 32s tag
-    server -> client   4s "TFRH" | u8 version | u8 0 | u16 body_len | body | 32s tag
+    client -> server   4s "TFRH" | u8 version | u8 options | u16 body_len | body | 32s tag
+    server -> client   4s "TFRH" | u8 version | u8 options | u16 body_len | body | 32s tag
 
+    options    = 1 SHARE: this side can use shared memory (shared_stream). The client says what it
+                 wants, the server what of that it does too
     body       = msgpack array [cluster_id, role, rank, incarnation, nonce (32 bytes)], <= 512 bytes
     client tag = HMAC-SHA256(secret, "tfrp/client" || server nonce || client head and body)
     server tag = HMAC-SHA256(secret, "tfrp/server" || server nonce || client message
@@ -40,8 +42,16 @@ _MAGIC = b"TFRH"
 _HEAD = struct.Struct("<4sBBH")
 _TAG_BYTES = 32
 _VERSION_AT = 4
+_OPTIONS_AT = 5
 _MAX_RANK = 2**31 - 1
 _MAX_INCARNATION = 2**63 - 1
+
+
+class Options(enum.IntFlag):
+    """What a side can do beyond the plain protocol."""
+
+    NONE = 0
+    SHARE = 1
 
 
 class Role(enum.StrEnum):
@@ -108,6 +118,8 @@ class Session:
     peer: Identity
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
+    options: Options = Options.NONE
+    """What both sides do."""
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -125,7 +137,12 @@ class ServerHandshake:
     """Server's side: send `greeting`, then feed `wanted` bytes each time until `session` is set."""
 
     def __init__(
-        self, identity: Identity, credentials: Credentials, *, nonces: bytes | None = None
+        self,
+        identity: Identity,
+        credentials: Credentials,
+        *,
+        options: Options = Options.NONE,
+        nonces: bytes | None = None,
     ) -> None:
         drawn = nonces if nonces is not None else secrets.token_bytes(2 * NONCE_BYTES)
         self.greeting = drawn[:NONCE_BYTES]
@@ -134,6 +151,7 @@ class ServerHandshake:
         self.refusal: ProtocolError | None = None
         """Set for a peer that proved itself but cannot be served; send the bytes, then close."""
         self._own_nonce = drawn[NONCE_BYTES:]
+        self._options = options
         self._identity = identity
         self._credentials = credentials
         self._head = b""
@@ -151,7 +169,8 @@ class ServerHandshake:
         self.wanted = 0
         message = self._head + data
         _check_tag(self._credentials, b"tfrp/client" + self.greeting, message)
-        answer_head_body = _pack(self._credentials, self._identity, self._own_nonce)
+        options = self._options & message[_OPTIONS_AT]
+        answer_head_body = _pack(self._credentials, self._identity, self._own_nonce, options)
         tag = _tag(self._credentials, b"tfrp/server" + self.greeting + message, answer_head_body)
         answer = answer_head_body + tag
         peer_version = message[_VERSION_AT]
@@ -160,7 +179,7 @@ class ServerHandshake:
             return answer
         peer = _peer(self._credentials, message)
         client_key, server_key = _keys(self._credentials, self.greeting + message + answer)
-        self.session = Session(peer, send_key=server_key, receive_key=client_key)
+        self.session = Session(peer, server_key, client_key, options)
         return answer
 
 
@@ -168,11 +187,17 @@ class ClientHandshake:
     """Client's side: feed `wanted` bytes, send what comes back, until `session` is set."""
 
     def __init__(
-        self, identity: Identity, credentials: Credentials, *, nonce: bytes | None = None
+        self,
+        identity: Identity,
+        credentials: Credentials,
+        *,
+        options: Options = Options.NONE,
+        nonce: bytes | None = None,
     ) -> None:
         self.session: Session | None = None
         self.wanted = NONCE_BYTES
         self._nonce = nonce if nonce is not None else secrets.token_bytes(NONCE_BYTES)
+        self._options = options
         self._identity = identity
         self._credentials = credentials
         self._greeting = b""
@@ -193,7 +218,7 @@ class ClientHandshake:
         """
         if not self._message:
             self._greeting = data
-            head_body = _pack(self._credentials, self._identity, self._nonce)
+            head_body = _pack(self._credentials, self._identity, self._nonce, self._options)
             tag = _tag(self._credentials, b"tfrp/client" + data, head_body)
             self._message = head_body + tag
             self.wanted = _HEAD.size
@@ -209,9 +234,12 @@ class ClientHandshake:
         peer_version = answer[_VERSION_AT]
         if peer_version != VERSION:
             raise VersionMismatch(_version_text("server", peer_version))
+        if answer[_OPTIONS_AT] & ~self._options:
+            raise ProtocolError(f"the server chose options {answer[_OPTIONS_AT]:#x} by itself")
         peer = _peer(self._credentials, answer)
         client_key, server_key = _keys(self._credentials, self._greeting + self._message + answer)
-        self.session = Session(peer, send_key=client_key, receive_key=server_key)
+        options = Options(answer[_OPTIONS_AT])
+        self.session = Session(peer, client_key, server_key, options)
         return b""
 
 
@@ -223,11 +251,11 @@ def mismatch_text(credentials: Credentials) -> str:
     )
 
 
-def _pack(credentials: Credentials, identity: Identity, nonce: bytes) -> bytes:
+def _pack(credentials: Credentials, identity: Identity, nonce: bytes, options: Options) -> bytes:
     body = msgspec.msgpack.encode(
         _Body(credentials.cluster_id, identity.role, identity.rank, identity.incarnation, nonce)
     )
-    return _HEAD.pack(_MAGIC, VERSION, 0, len(body)) + body
+    return _HEAD.pack(_MAGIC, VERSION, options, len(body)) + body
 
 
 def _body_and_tag_bytes(head: bytes) -> int:

@@ -33,6 +33,10 @@ class Limits:
     """Slowest payload that is served, after a first `stall_timeout_s`; a drip is cut."""
     send_buffer_bytes: int | None = None
     """Kernel's send buffer of a socket; None lets the kernel grow it as needed: fastest."""
+    shared_ring_bytes: int = 2 * _MiB
+    """Shared memory per direction between two processes of one host; 0 leaves them the socket."""
+    max_shared_bytes: int = 256 * _MiB
+    """The same of one listener, both directions; further local peers get the socket."""
     receive_buffer_bytes: int | None = None
     """The same for receiving."""
 

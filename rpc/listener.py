@@ -20,10 +20,11 @@ from rpc.address import Endpoint, advertised_host, boot_id
 from rpc.call import Call
 from rpc.doorkeeper import Doorkeeper
 from rpc.errors import ClosedError
-from rpc.handshake import Credentials, Identity, ServerHandshake, Session
+from rpc.handshake import Credentials, Identity, Options, ServerHandshake, Session
 from rpc.inproc import InprocAcceptor
 from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.serving import Handler, ServedConnection
+from rpc.shared_stream import options_for
 from rpc.transport import Stream
 
 __all__ = ["Call", "Handler", "Listener", "ListenerStats"]
@@ -129,7 +130,7 @@ class Listener:
             raise ClosedError("nothing is bound; call bind_tcp, bind_unix or bind_inproc first")
         self._doorkeeper = Doorkeeper(
             self._acceptors,
-            lambda: ServerHandshake(self._identity, self._credentials),
+            self._new_handshake,
             self._admit,
             self._limits,
         )
@@ -185,6 +186,13 @@ class Listener:
                 _log.warning(
                     "handler for %s still runs %.1f s after close", connection.peer, timeout_s
                 )
+
+    def _new_handshake(self, stream: Stream) -> ServerHandshake:
+        most = self._limits.max_shared_bytes // (2 * max(1, self._limits.shared_ring_bytes))
+        options = Options.NONE
+        if len(self._served) < most:
+            options = options_for(stream.transport, self._limits)
+        return ServerHandshake(self._identity, self._credentials, options=options)
 
     def _admit(self, stream: Stream, session: Session) -> str:
         connection = ServedConnection(stream, session, self._handler, self._limits)

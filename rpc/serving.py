@@ -10,6 +10,7 @@ thread.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from rpc.call import Call
@@ -18,6 +19,7 @@ from rpc.frame import Frame, Kind
 from rpc.frame_io import FrameChannel
 from rpc.handshake import Session
 from rpc.limits import Limits
+from rpc.shared_stream import upgraded
 from rpc.transport import Stream
 
 Handler = Callable[[Call], None]
@@ -33,6 +35,7 @@ class ServedConnection:
         self.calls = 0
         self.errors = 0
         self._stream = stream
+        self._session = session
         self._handler = handler
         self._limits = limits
         self._channel = FrameChannel(stream, session, limits)
@@ -54,6 +57,7 @@ class ServedConnection:
     def serve(self) -> None:
         """Answer requests until the connection ends; closes the stream."""
         try:
+            self._upgrade()
             while True:
                 self._serve_one(self._channel.receive_frame())
         except (PeerGone, ClosedError) as error:
@@ -67,6 +71,13 @@ class ServedConnection:
             )  # fmt: skip
         finally:
             self._stream.close()
+
+    def _upgrade(self) -> None:
+        deadline = time.monotonic() + self._limits.handshake_timeout_s
+        stream = upgraded(self._stream, self._session, self._limits, deadline, first=True)
+        if stream is not self._stream:
+            self._channel = FrameChannel(stream, self._session, self._limits)
+            self._stream = stream
 
     def _serve_one(self, frame: Frame) -> None:
         if frame.kind != Kind.REQUEST:

@@ -63,7 +63,7 @@ class Stream(Protocol):
         ...
 
     def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
-        """Return (file descriptor, poll events) that tell when to try again."""
+        """Return (file descriptor, poll events) that tell when to try again; -1: now."""
         ...
 
     def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
@@ -120,6 +120,44 @@ class SocketStream:
         if count == 0:
             raise self._lost(None)
         return count
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether this side ended it."""
+        return self._shut
+
+    def send_with(self, data: bytes, descriptor: int | None) -> None:
+        """Send a short message and a descriptor; over a Unix socket that holds nothing unread.
+
+        Raises:
+            TransportError: as sendmsg, or the message does not fit at once.
+        """
+        rights = [descriptor] if descriptor is not None else []
+        try:
+            sent = socket.send_fds(self._sock, [data], rights, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise self._lost(error) from error
+        if sent != len(data):
+            raise TransportError(f"{self.peer_address} took {sent} of {len(data)} bytes")
+
+    def receive_with(self, num_bytes: int) -> tuple[bytes, int | None] | None:
+        """Receive at most so many bytes and a descriptor; None if it would block.
+
+        The descriptor is the caller's to close.
+        """
+        try:
+            data, found, _, _ = socket.recv_fds(self._sock, num_bytes, 1, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise self._lost(error) from error
+        for extra in found[1:]:
+            os.close(extra)
+        if not data:
+            for descriptor in found[:1]:
+                os.close(descriptor)
+            raise self._lost(None)
+        return data, found[0] if found else None
 
     def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
         """See Stream."""
@@ -184,13 +222,16 @@ def wait_streams(wanted: Sequence[tuple[Stream, bool, bool]], timeout_s: float) 
     """Wait on several (stream, read, write); return the indexes of those that may go on."""
     poll = select.poll()
     owner: dict[int, int] = {}
+    ready: set[int] = set()
     for index, (stream, read, write) in enumerate(wanted):
         for descriptor, events in stream.interest(read=read, write=write):
             if descriptor < 0:
-                return [index]
+                ready.add(index)
+                continue
             poll.register(descriptor, events)
             owner[descriptor] = index
-    return sorted({owner[descriptor] for descriptor, _ in poll.poll(poll_ms(timeout_s))})
+    found = poll.poll(0 if ready else poll_ms(timeout_s))
+    return sorted(ready.union(owner[descriptor] for descriptor, _ in found))
 
 
 def configure(sock: socket.socket, limits: Limits) -> None:

@@ -95,6 +95,8 @@ class Cluster:
             server = PSServer(settings, self.credentials)
             if transport == "tcp":
                 server.bind_tcp("127.0.0.1")
+            elif transport == "shm":
+                server.bind_unix()
             else:
                 server.bind_inproc(f"{self.credentials.cluster_id}-{rank}")
             server.start()

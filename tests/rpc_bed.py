@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import threading
@@ -21,9 +22,11 @@ from rpc.frame import Kind, Opener, Sealer
 from rpc.handshake import ClientHandshake, Credentials, Identity, Role, Session
 from rpc.limits import Limits
 from rpc.listener import Call, Listener
+from rpc.shared_stream import SharedStream, share
+from rpc.transport import SocketStream
 
 WAIT_S = 20.0
-TRANSPORTS = ("tcp", "unix", "inproc")
+TRANSPORTS = ("tcp", "unix", "shm", "inproc")
 WORKER = Identity(Role.WORKER, 3, 1)
 SERVER = Identity(Role.SERVER, 0)
 PART_BYTES = 64 * 1024
@@ -118,6 +121,8 @@ class Bed:
         self.disconnected: list[Identity] = []
         self.saw_peer_gone = threading.Event()
         self.limits = limits or Limits()
+        if transport == "unix":
+            self.limits = dataclasses.replace(self.limits, shared_ring_bytes=0)
         self.listener = Listener(
             self.handle,
             self.credentials,
@@ -127,7 +132,7 @@ class Bed:
         )
         if transport == "tcp":
             self.listener.bind_tcp("127.0.0.1")
-        elif transport == "unix":
+        elif transport in ("unix", "shm"):
             self.listener.bind_unix()
         else:
             self.listener.bind_inproc(f"bed-{id(self)}")
@@ -222,6 +227,25 @@ def bed(transport: str = "tcp", limits: Limits | None = None) -> Iterator[Bed]:
         yield made
     finally:
         made.close()
+
+
+def shared_pair(
+    left: SocketStream, right: SocketStream, limits: Limits
+) -> tuple[SharedStream, SharedStream]:
+    """Both ends of a socket pair after they agreed to share memory."""
+    made: list[SharedStream | None] = [None]
+    deadline = time.monotonic() + WAIT_S
+
+    def serve() -> None:
+        made[0] = share(left, limits, first=True, deadline=deadline)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    client = share(right, limits, first=False, deadline=deadline)
+    server.join(WAIT_S)
+    assert made[0] is not None
+    assert client is not None
+    return made[0], client
 
 
 class RawClient:

@@ -23,7 +23,8 @@ def server(*, num_workers: int = 1, unix: bool = False) -> Iterator[tuple[Endpoi
 
     Args:
         num_workers: of the cluster.
-        unix: offer the Unix socket too, as on the nodes of a cluster; else TCP alone.
+        unix: offer the Unix socket too, as the nodes of a cluster do, so that client and server
+            share memory where they can; else TCP alone.
     """
     with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory:
         credentials = Credentials.generate()

@@ -25,7 +25,7 @@ from tests.ps_bed import (
 HYPER = Hyper(0.5)
 
 
-@pytest.fixture(params=["inproc", "tcp"])
+@pytest.fixture(params=["inproc", "tcp", "shm"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

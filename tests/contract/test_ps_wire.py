@@ -25,7 +25,7 @@ ENCODED = MANIFEST.encode()
 VALUES = bytes(4000)
 
 
-@pytest.fixture(params=["inproc", "tcp"])
+@pytest.fixture(params=["inproc", "tcp", "shm"])
 def connection(request: pytest.FixtureRequest):
     with cluster(str(request.param)) as bed:
         bed.workers(MANIFEST, filled(MANIFEST))

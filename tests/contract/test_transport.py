@@ -35,13 +35,16 @@ from tests.rpc_bed import (
     bed,
     call_all,
     num_descriptors,
+    shared_pair,
     wait_until,
 )
 
-SMALL_BUFFERS = Limits(send_buffer_bytes=64 * 1024, receive_buffer_bytes=64 * 1024)
+SMALL_BUFFERS = Limits(
+    send_buffer_bytes=64 * 1024, receive_buffer_bytes=64 * 1024, shared_ring_bytes=64 * 1024
+)
 
 
-def _socket_pair(family: int) -> tuple[Stream, Stream]:
+def _socket_pair(family: int) -> tuple[SocketStream, SocketStream]:
     if family == socket.AF_UNIX:
         left, right = socket.socketpair()
     else:
@@ -69,7 +72,9 @@ def pair(transport: str) -> Iterator[tuple[Stream, Stream]]:
     if transport == "inproc":
         streams: tuple[Stream, Stream] = stream_pair()
     else:
-        streams = _socket_pair(socket.AF_UNIX if transport == "unix" else socket.AF_INET)
+        streams = _socket_pair(socket.AF_INET if transport == "tcp" else socket.AF_UNIX)
+        if transport == "shm":
+            streams = shared_pair(*streams, SMALL_BUFFERS)
     before = num_descriptors()
     yield streams
     for stream in streams:

@@ -9,8 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpc import handshake
-from rpc.errors import AuthError, VersionMismatch
-from rpc.handshake import ClientHandshake, Credentials, Identity, Role, ServerHandshake
+from rpc.errors import AuthError, ProtocolError, VersionMismatch
+from rpc.handshake import (
+    ClientHandshake,
+    Credentials,
+    Identity,
+    Options,
+    Role,
+    ServerHandshake,
+)
 
 CREDENTIALS = Credentials("cluster-1", bytes(range(32)))
 WORKER = Identity(Role.WORKER, 3, 1)
@@ -107,9 +114,56 @@ def test_other_credentials_are_refused_by_both_sides(other):
 
 def feed_unchecked(impostor: ServerHandshake, proof: bytes, other: Credentials) -> bytes:
     """What a server without the right secret would answer if it skipped its own check."""
-    head_body = handshake._pack(other, SERVER, bytes(32))
+    head_body = handshake._pack(other, SERVER, bytes(32), Options.NONE)
     label = b"tfrp/server" + impostor.greeting + proof
     return head_body + handshake._tag(other, label, head_body)
+
+
+@pytest.mark.parametrize("wanted", list(Options))
+@pytest.mark.parametrize("offered", list(Options))
+def test_both_learn_what_both_can_do(wanted, offered):
+    ours = ClientHandshake(WORKER, CREDENTIALS, options=wanted)
+    theirs = ServerHandshake(SERVER, CREDENTIALS, options=offered)
+    feed(ours, feed(theirs, feed(ours, theirs.greeting)))
+    assert ours.session
+    assert theirs.session
+    assert ours.session.options == theirs.session.options == wanted & offered
+
+
+@pytest.mark.attack("A06")
+def test_options_cannot_be_changed_on_the_way():
+    for at_client in (True, False):
+        ours = ClientHandshake(WORKER, CREDENTIALS, options=Options.SHARE)
+        theirs = ServerHandshake(SERVER, CREDENTIALS, options=Options.SHARE)
+        proof = feed(ours, theirs.greeting)
+        if at_client:
+            with pytest.raises(AuthError):
+                feed(theirs, without_options(proof))
+            continue
+        answer = feed(theirs, proof)
+        with pytest.raises(AuthError):
+            feed(ours, without_options(answer))
+
+
+def without_options(message: bytes) -> bytes:
+    return message[:5] + b"\0" + message[6:]
+
+
+@pytest.mark.attack("A06")
+def test_a_server_cannot_choose_what_was_not_wanted():
+    ours = ClientHandshake(WORKER, CREDENTIALS)
+    theirs = ServerHandshake(SERVER, CREDENTIALS, options=Options.SHARE)
+    proof = feed(ours, theirs.greeting)
+    theirs._options = ForcedOptions()  # type: ignore[assignment]
+    with pytest.raises(ProtocolError, match="options 0x1 by itself"):
+        feed(ours, feed(theirs, proof))
+
+
+class ForcedOptions:
+    """A mask through which everything passes."""
+
+    def __and__(self, _wanted: object) -> Options:
+        return Options.SHARE
 
 
 @pytest.mark.attack("A02")

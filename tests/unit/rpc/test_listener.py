@@ -191,7 +191,7 @@ class TestTheWay:
         assert here.boot_id == boot_id()
         elsewhere = Endpoint(here.host, here.port, here.unix_path, "another boot")
         gone = Endpoint(here.host, here.port, here.unix_path + "-gone", boot_id())
-        for endpoint, transport in ((here, "unix"), (elsewhere, "tcp"), (gone, "tcp")):
+        for endpoint, transport in ((here, "shm"), (elsewhere, "tcp"), (gone, "tcp")):
             with connect(endpoint, WORKER, listener._credentials) as connection:
                 assert connection.transport == transport
 
