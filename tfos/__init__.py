@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tfos.checkpoints import Checkpoints
     from tfos.cluster import TFCluster
     from tfos.config import ClusterConfig, InputMode
     from tfos.errors import NodeFailedError, TFOSError
@@ -17,9 +18,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 """The one place of the release's number; every process of a cluster must have the same."""
 
-__all__ = ["ClusterConfig", "InputMode", "NodeFailedError", "TFCluster", "TFOSError"]
+__all__ = [
+    "Checkpoints",
+    "ClusterConfig",
+    "InputMode",
+    "NodeFailedError",
+    "TFCluster",
+    "TFOSError",
+]
 
 _HOMES = {
+    "Checkpoints": "tfos.checkpoints",
     "ClusterConfig": "tfos.config",
     "InputMode": "tfos.config",
     "NodeFailedError": "tfos.errors",

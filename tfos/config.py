@@ -10,6 +10,7 @@ import enum
 import math
 from dataclasses import dataclass, fields
 
+from tfos.checkpoints import Checkpoints
 from tfos.errors import SettingsError
 
 
@@ -53,6 +54,8 @@ class ClusterConfig:
     """Accept dynamic allocation although it may remove an executor under a node."""
     allow_speculation: bool = False
     """Accept speculative execution although it starts nodes twice."""
+    checkpoints: Checkpoints | None = None
+    """Where and when parameters are saved; None: never, and a dead server fails the cluster."""
     verbose: bool = True
     """Show progress and the nodes' output on the driver's standard error."""
 
@@ -61,6 +64,8 @@ class ClusterConfig:
             value = getattr(self, each.name)
             if each.name.endswith("_s") and not _is_time(value):
                 raise SettingsError(f"{each.name} must be > 0 seconds and finite, got {value!r}.")
+        if not isinstance(self.checkpoints, Checkpoints | None):
+            raise SettingsError(f"checkpoints must be a tfos.Checkpoints, got {self.checkpoints!r}")
         for name in ("hang_s", "lease_s"):
             if getattr(self, name) < 3 * self.heartbeat_s:
                 raise SettingsError(

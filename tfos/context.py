@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from feeding.data_feed import DataFeed
     from ps.client import PSClient
     from rpc.handshake import Credentials
+    from tfos.node.saver import ChiefSaver
+
+RESTART_S = 50.0
+"""A server that is started again and reads its checkpoint may take this long, below the client's
+timeout; one that is not coming back ends the cluster before."""
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +71,7 @@ class NodeContext:
         self.log_dir = spec.log_dir
         self.feed_channel = feed_channel
         self._feeds = bundle.settings.feeds
+        self._checkpoints = bundle.settings.checkpoints
         self._name = bundle.name
         self._attempt = spec.attempt
         self._servers = sorted(
@@ -116,9 +122,6 @@ class NodeContext:
         Raises:
             NoServersError: the cluster has none.
         """
-        from ps.client import PSClient
-        from rpc.handshake import Identity, Role
-
         if not self._servers:
             raise NoServersError(
                 f"{self._name}: this cluster has num_ps=0, so there are no parameters to share; "
@@ -126,13 +129,29 @@ class NodeContext:
             )
         with self._client_lock:
             if self._client is None:
-                self._client = PSClient(
-                    [entry.endpoint for entry in self._servers],
-                    self._credentials,
-                    Identity(Role.WORKER, self.rank, self._attempt),
-                    num_workers=self.num_workers,
-                )
+                self._client = self._new_client()
             return self._client
+
+    def saver(self) -> ChiefSaver | None:
+        """Return what saves the parameters by the cluster's plan; None where nobody has to."""
+        from tfos.node.saver import ChiefSaver
+
+        if self._checkpoints is None or not self.is_chief or not self._servers:
+            return None
+        return ChiefSaver(self._checkpoints, self._new_client)
+
+    def _new_client(self) -> PSClient:
+        from ps.client import DEFAULT_RECONNECT_S, PSClient
+        from rpc.handshake import Identity, Role
+
+        restarts = self._checkpoints is not None and self._checkpoints.ps_restarts > 0
+        return PSClient(
+            [entry.endpoint for entry in self._servers],
+            self._credentials,
+            Identity(Role.WORKER, self.rank, self._attempt),
+            num_workers=self.num_workers,
+            reconnect_s=RESTART_S if restarts else DEFAULT_RECONNECT_S,
+        )
 
     def dataset(self, batch_size: int, *, feed: str = "input", **options: Any) -> Any:
         """Return the rows that arrive here as data for `model.fit`; see tfos.keras.dataset.

@@ -151,6 +151,7 @@ def _settings(
         threads=config.threads_per_node,
         abort_s=config.abort_s,
         reservation_timeout_s=config.reservation_timeout_s,
+        checkpoints=config.checkpoints,
     )
 
 

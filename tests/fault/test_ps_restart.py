@@ -121,7 +121,11 @@ def test_a_killed_server_goes_on_from_the_last_commit_and_tells_the_loss(
             assert set(values["trainable"][:on_first]) == {np.float32(total)}
             lost = stats[1].lost_requests
             assert lost >= 10
-            assert set(values["trainable"][on_first:]) == {np.float32(total - lost)}
+            restored = values["trainable"][on_first:]
+            # An asynchronous cut is torn by the pushes in flight, at most one of each worker.
+            torn = 0 if consistency == "sync" else NUM_WORKERS
+            assert restored.max() == total - lost
+            assert restored.min() >= total - lost - torn
             assert stats[1].restored_step == 900
             if consistency == "sync":
                 assert stats[0].clock == stats[1].clock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
+from ps.checkpoint_reader import latest
 from tests.spark.plain_steps import PlainSteps
-from tfos import InputMode, TFCluster
+from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError
+from tfos.phases import ClusterPhase
 
 pytestmark = [
     pytest.mark.spark,
@@ -122,17 +125,48 @@ def test_one_feed_task_keeps_two_sync_workers_in_step(spark, tmp_path):
     assert told[0]["weights"] == told[1]["weights"]
 
 
+@pytest.mark.fault("F08")
 @pytest.mark.fault("F12")
-def test_killing_the_server_stops_the_training_and_names_it(spark, tmp_path):
-    cluster = TFCluster.reserve(spark, 3, 1, input_mode=InputMode.TENSORFLOW)
+def test_a_killed_server_goes_on_from_its_checkpoint_and_once_too_often_stops_the_training(
+    spark, tmp_path, capsys
+):
+    saves = Checkpoints(directory=str(tmp_path / "saves"), every_s=0.5, ps_restarts=1)
+    config = ClusterConfig(checkpoints=saves)
+    cluster = TFCluster.reserve(spark, 3, 1, input_mode=InputMode.TENSORFLOW, config=config)
     cluster.start(push_for_ever, {"out": str(tmp_path)})
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("stepped-*"))) < 2:
-        assert time.monotonic() < deadline, cluster.status()
-    server = next(node for node in cluster.status().nodes if node.name == "ps:0")
+    said = ""
+    _await(lambda: (latest(saves.directory) or 0) > 0, cluster)
+    _kill_server(cluster)
+    while "lost since step" not in said:
+        said += capsys.readouterr().err
+        _await_little(cluster)
+    assert re.search(r"ps:0@.*: ps:0 killed by SIGKILL; started again from .* \(1 of 1\)", said)
+    assert re.search(r"ps:0: \d+ s, [\d,]+ updates? lost since step \d+", said)
+    for path in tmp_path.glob("stepped-*"):
+        path.unlink()
+    _await(lambda: len(list(tmp_path.glob("stepped-*"))) == 2, cluster)
+    assert cluster.phase is ClusterPhase.RUNNING
+    assert [failure.node.name for failure in cluster.failures] == ["ps:0"]
     started = time.monotonic()
-    (child,) = psutil.Process(server.pid).children()
-    child.send_signal(signal.SIGKILL)
-    with pytest.raises(NodeFailedError, match=r"ps:0 .*SIGKILL"):
+    _kill_server(cluster)
+    with pytest.raises(NodeFailedError, match=r"ps:0 .*SIGKILL.*restarted 1 of 1 times"):
         cluster.shutdown()
     assert time.monotonic() - started < 20
+
+
+def _await(condition, cluster):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, cluster.status()
+        _await_little(cluster)
+
+
+def _await_little(cluster):
+    assert cluster.phase is ClusterPhase.RUNNING, cluster.failures
+    time.sleep(0.05)
+
+
+def _kill_server(cluster):
+    server = next(node for node in cluster.status().nodes if node.name == "ps:0")
+    (child,) = psutil.Process(server.pid).children()
+    child.send_signal(signal.SIGKILL)

@@ -160,11 +160,40 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     failure: NodeFailure
 
 
+class Restarted(msgspec.Struct, frozen=True, tag=True):
+    """The server was killed and its supervisor has started it again."""
+
+    failure: NodeFailure
+    """How it ended."""
+    count: int
+    limit: int
+    """Restarts so far, and how many there may be."""
+
+    def __str__(self) -> str:
+        number = f"{self.count} of {self.limit}"
+        return f"{self.failure.message}; started again from the last checkpoint ({number})"
+
+
+class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
+    """A restarted server knows by now how much its workers had got from it since the checkpoint."""
+
+    text: str
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The child ended well: main_fun returned, or the server was told to stop."""
 
 
-Event = Listening | FlushReached | TensorBoardUp | PhaseChanged | Failed | Done
+Event = (
+    Listening
+    | FlushReached
+    | TensorBoardUp
+    | PhaseChanged
+    | Failed
+    | Restarted
+    | UpdatesLost
+    | Done
+)
 
 
 class EventReport(msgspec.Struct, frozen=True):

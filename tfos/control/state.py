@@ -223,6 +223,11 @@ class ClusterState:
                 member.flushes[feed] = event
             case messages.TensorBoardUp():
                 return self._tensorboard(event)
+            case messages.Restarted():
+                self._note(event.failure)
+                return [Warn(f"{member.name}@{member.host}: {event}")]
+            case messages.UpdatesLost(text):
+                return [Warn(text)]
             case messages.Failed(failure):
                 return self._failed(member, failure)
             case messages.Done():

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tfos.checkpoints import Checkpoints
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
@@ -37,6 +39,8 @@ class NodeSettings:
     """Compute threads per node (OMP, TensorFlow, numba); 0: the task's cores."""
     abort_s: float = 10.0
     """A supervisor whose node task was cancelled waits this long for orders, then stops."""
+    checkpoints: Checkpoints | None = None
+    """How the parameters are saved; None: not at all."""
     reservation_timeout_s: float = 600.0
     """How long a node waits for the complete roster before it gives up."""
 

@@ -12,10 +12,11 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfos.node import bootstrap
+from tfos.node import bootstrap, procs
 from tfos.node.link import FromChild, Link
 from tfos.node.spec import SupervisorSpec
 
@@ -40,6 +41,7 @@ class Child:
         """Non-blocking read end of its stdout and stderr, in the order of writing."""
         self.link = link
         self.exit: Exit | None = None
+        self._suspended_since_s: float | None = None
 
     def read_output(self) -> bytes | None:
         """Return what has been written; None when nothing is there, empty at the end."""
@@ -59,6 +61,15 @@ class Child:
                 )
         return self.exit
 
+    def suspended_s(self) -> float:
+        """Return for how long it has been found suspended, each time that this was asked."""
+        if self.exit is not None or not procs.is_suspended(self.pid):
+            self._suspended_since_s = None
+            return 0.0
+        now_s = time.monotonic()
+        self._suspended_since_s = self._suspended_since_s or now_s
+        return now_s - self._suspended_since_s
+
     def send_signal(self, number: signal.Signals) -> None:
         """Signal this process, and never another one that got its pid."""
         with contextlib.suppress(ProcessLookupError):
@@ -72,7 +83,7 @@ class Child:
             self.link.close()
 
 
-def spawn(
+def spawn(  # noqa: PLR0913 - the whole of a process's start
     module: str,
     body: bytes,
     spec: SupervisorSpec,
@@ -80,6 +91,7 @@ def spawn(
     env: Mapping[str, str],
     title: str,
     link: tuple[socket.socket, socket.socket] | None = None,
+    inherit: Sequence[int] = (),
 ) -> Child:
     """Start `module.main(body)` in a new process that dies with this one.
 
@@ -90,11 +102,12 @@ def spawn(
         env: the child's whole environment.
         title: shown in lists of processes.
         link: both ends of a socketpair; the child inherits the second under its own number.
+        inherit: further descriptors that the child shares under their numbers.
     """
     document = bootstrap.document_fd(module, body, sys_path=spec.sys_path, parent_pid=os.getpid())
     output_read, output_write = os.pipe()
     os.set_blocking(output_read, False)
-    inherited = [document, *([link[1].fileno()] if link else [])]
+    inherited = [document, *([link[1].fileno()] if link else []), *inherit]
     try:
         process = subprocess.Popen(
             bootstrap.command(document, title),

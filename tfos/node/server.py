@@ -11,11 +11,14 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import time
 
 import msgspec
 
+from ps.checkpoint_restore import Restoring
 from ps.params import WorkerRank
 from ps.server import PSServer, ServerSettings, ServerStats
+from ps.undone import LossReport
 from rpc.handshake import Credentials
 from tfos.control import messages
 from tfos.node import failure
@@ -42,13 +45,16 @@ class ServerProcess:
             num_workers=bundle.settings.num_workers,
         )
         credentials = Credentials(spec.cluster_id, bundle.rpc_secret)
-        self._server = PSServer(settings, credentials, incarnation=spec.attempt)
+        incarnation = (spec.attempt << 16) + spec.restart
+        self._server = PSServer(settings, credentials, incarnation=incarnation)
+        self._losses = LossReport()
 
     def run(self) -> None:
         """Serve until the supervisor or an entitled client says stop."""
         with self._server:
-            self._server.bind_tcp(self._spec.executor.host)
-            self._server.bind_unix(self._spec.socket_dir)
+            self._listen()
+            if self._spec.restart:
+                self._restore()
             self._server.start()
             self._link.send(messages.Listening(self._server.endpoint))
             self._link.send(messages.PhaseChanged("serving"))
@@ -58,8 +64,27 @@ class ServerProcess:
         self._send_progress()
         self._link.send(messages.Done())
 
+    def _listen(self) -> None:
+        if self._spec.listen_fds:
+            tcp, unix = (socket.socket(fileno=fd) for fd in self._spec.listen_fds)
+            self._server.adopt(tcp, unix)
+        else:
+            self._server.bind_tcp(self._spec.executor.host)
+            self._server.bind_unix(self._spec.socket_dir)
+
+    def _restore(self) -> None:
+        """Go on from what this run has saved; another run's checkpoint is no state of it."""
+        plan = self._spec.bundle.settings.checkpoints
+        directory = plan.directory if plan is not None else ""
+        step = self._server.restore(directory, like=Restoring(job=self._spec.cluster_id))
+        _logger.warning("%s goes on from step %d of %s", self._server, step, directory)
+
     def _send_progress(self) -> None:
-        self._link.send(Progress(progress_values(self._server.stats())))
+        stats = self._server.stats()
+        self._link.send(Progress(progress_values(stats)))
+        lost = self._losses.poll(stats, time.monotonic())
+        if lost:
+            self._link.send(messages.UpdatesLost(lost))
 
     def _obey(self, order: messages.Order) -> None:
         match order:

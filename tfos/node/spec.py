@@ -62,6 +62,10 @@ class ChildSpec(msgspec.Struct, frozen=True):
     """Private directory for the Unix socket; the supervisor removes it."""
     log_dir: str
     """For TensorBoard's event files."""
+    restart: int = 0
+    """How many children of this node came before; above 0 a server loads the last checkpoint."""
+    listen_fds: tuple[int, ...] = ()
+    """Inherited TCP and Unix sockets to listen on; empty: bind your own."""
 
 
 class State(enum.StrEnum):

@@ -29,15 +29,9 @@ from tfos.node.errors import LinkError
 from tfos.node.link import FromChild, Progress, Raised
 from tfos.node.logs import NodeLog
 from tfos.node.loop import EventLoop
+from tfos.node.restarts import Restarts
 from tfos.node.spec import ChildSpec, State, Status, SupervisorSpec
-from tfos.node.uplink import (
-    REGISTER_WINDOW_S,
-    Notice,
-    Registered,
-    Unwanted,
-    Uplink,
-    Vitals,
-)
+from tfos.node.uplink import REGISTER_WINDOW_S, Notice, Registered, Unwanted, Uplink, Vitals
 from tfos.node.workspace import Workspace
 
 LAST_REPORT_S = 3.0
@@ -68,6 +62,7 @@ class Supervisor:
             os.environ, threads=spec.bundle.settings.threads, cores=spec.executor.cores
         )
         self._uplink = self._make_uplink()
+        self._restarts = Restarts(spec.bundle)
         self._child: children.Child | None = None
         self._board = tensorboard.TensorBoardKeeper(self._loop, self._uplink.report)
         self._raised: Raised | None = None
@@ -76,7 +71,6 @@ class Supervisor:
         self._oom_kills = procs.oom_kills()
         self._is_done = False
         """The child said Done: main_fun returned, or the server ended as ordered."""
-        self._suspended_since_s: float | None = None
         self._suspended_limit_s = REGISTER_WINDOW_S
         self._kill_reason = ""
         """Why we killed the child ourselves, for its failure."""
@@ -125,7 +119,11 @@ class Supervisor:
         os.set_inheritable(self._spec.status_fd, False)
         self._loop.watch(self._spec.status_fd, self._on_task_gone)
         self._loop.set_timer("tick", _TICK_S, self._on_tick)
+        self._restarts.open_sockets(self._spec.executor.host, self._workspace.socket_dir)
         self._uplink.start()
+        self._run_child()
+
+    def _run_child(self) -> None:
         self._child = self._start_child()
         self._note_vitals(child_pid=self._child.pid)
         self._loop.watch(self._child.pidfd, self._on_child_exit)
@@ -145,6 +143,8 @@ class Supervisor:
             link_fd=theirs.fileno(),
             socket_dir=str(self._workspace.socket_dir),
             log_dir=spec.bundle.settings.log_dir or tensorboard.default_log_dir(self._workspace),
+            restart=self._restarts.count,
+            listen_fds=self._restarts.descriptors,
         )
         return children.spawn(
             "tfos.node.server" if spec.bundle.role == "ps" else "tfos.node.worker",
@@ -153,6 +153,7 @@ class Supervisor:
             env=self._env,
             title=f"tfos {self._node.name}",
             link=(ours, theirs),
+            inherit=self._restarts.descriptors,
         )
 
     def _on_notice(self, notice: Notice) -> None:
@@ -172,6 +173,7 @@ class Supervisor:
             case _:
                 if isinstance(notice, messages.Start):
                     self._release_task()
+                self._restarts.note(notice)
                 self._tell_child(notice)
 
     def _await_roster(self) -> None:
@@ -233,16 +235,9 @@ class Supervisor:
 
     def _look_at_child(self) -> None:
         """End a child that somebody has suspended: its peers would wait for it without an end."""
-        child = self._child
-        if child is None or child.exit is not None or not procs.is_suspended(child.pid):
-            self._suspended_since_s = None
-            return
-        now_s = time.monotonic()
-        self._suspended_since_s = self._suspended_since_s or now_s
         limit_s = self._suspended_limit_s
-        if now_s - self._suspended_since_s >= limit_s:
-            self._kill_reason = f" after it was suspended (SIGSTOP) for {limit_s:.0f} s"
-            self._kill_child()
+        if self._child is not None and self._child.suspended_s() >= limit_s:
+            self._kill_child(f" after it was suspended (SIGSTOP) for {limit_s:.0f} s")
 
     def _on_link(self) -> None:
         link = self._child.link if self._child else None
@@ -273,8 +268,9 @@ class Supervisor:
                     self._note_vitals(phase="done")
                 self._uplink.report(message)
 
-    def _kill_child(self) -> None:
+    def _kill_child(self, reason: str = "") -> None:
         if self._child is not None:
+            self._kill_reason = reason
             self._child.send_signal(signal.SIGKILL)
 
     def _on_child_exit(self) -> None:
@@ -290,7 +286,18 @@ class Supervisor:
         if self._end_reason is not None:
             self._loop.stop()
         elif not self._is_done:
-            self._fail(self._failure_of(child))
+            self._replace(child, self._failure_of(child))
+
+    def _replace(self, dead: children.Child, failed: messages.NodeFailure) -> None:
+        """Start a killed server again; one that raised would raise again."""
+        if self._raised is not None or not self._restarts.take():
+            self._fail(self._restarts.explain(failed))
+        else:
+            self._uplink.report(self._restarts.report(failed))
+            dead.close()
+            self._kill_reason, self._oom_kills = "", procs.oom_kills()
+            self._run_child()
+            self._restarts.repeat_orders(self._tell_child)
 
     def _failure_of(self, child: children.Child) -> messages.NodeFailure:
         how = child.reap() or children.Exit(None, None)
@@ -357,6 +364,7 @@ class Supervisor:
         silent_s = time.monotonic() - self._uplink.last_contact_s
         self._uplink.finish(LAST_REPORT_S if silent_s < self._lease_s else 0.1)
         self._log.close()
+        self._restarts.close()
         self._workspace.remove()
         self._write_status(State.ENDED, self._end_reason or "")
 

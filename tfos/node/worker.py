@@ -99,10 +99,15 @@ class WorkerProcess:
         try:
             self._prepare_environment(context)
             sys.argv = list(args) if isinstance(args, list) else [self._spec.bundle.name]
+            saver = context.saver()
+            if saver is not None:
+                saver.start()
             self._enter_phase("main_fun")
             self._call(lambda: main_fun(args, context))
             self._enter_phase("finishing")
             self._channel.drain()
+            if saver is not None:
+                saver.close()
             context.finish()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
             return self._raised(error)

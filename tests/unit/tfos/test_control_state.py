@@ -154,6 +154,22 @@ def test_losing_a_server_or_the_chief_fails_the_cluster(name):
     assert _orders(actions, messages.Stop) == {"ps:0", "worker:0", "worker:1"} - {name}
 
 
+@pytest.mark.fault("F08")
+def test_a_server_that_was_started_again_is_a_warning_and_a_record():
+    state = _running()
+    failure = messages.NodeFailure(_id("ps:0"), "host-b", 7, message="ps:0 killed by SIGKILL")
+    again = messages.Restarted(failure, 1, 2)
+    (warning,) = state.on_event(_id("ps:0"), again, NOW)
+    assert isinstance(warning, Warn)
+    assert warning.text.endswith(
+        "ps:0 killed by SIGKILL; started again from the last checkpoint (1 of 2)"
+    )
+    lost = "ps:0: 12 s, 3,410 updates lost since step 900"
+    assert state.on_event(_id("ps:0"), messages.UpdatesLost(lost), NOW) == [Warn(lost)]
+    assert state.failures == [failure]
+    assert (state.fatal, state.phase) == ([], ClusterPhase.RUNNING)
+
+
 def test_losing_workers_one_by_one_ends_in_failure():
     state = _running(4, 1)
     _fail(state, "worker:1", signal=9)

@@ -1,0 +1,111 @@
+"""A cluster's parameter server is killed: its supervisor starts it again, or says why not."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from ps.checkpoint_reader import latest, read_manifest
+from tests.node_bed import NodeBed, send_signal
+from tests.ps_bed import wait_until
+from tfos.checkpoints import Checkpoints
+from tfos.control import messages
+
+pytestmark = pytest.mark.slow
+
+
+def push_until_told(args, ctx):
+    """Push ones; at each file that appears, say how many were acknowledged."""
+    import pathlib
+
+    import numpy as np
+
+    from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
+
+    size = 10_000
+    group = GroupSpec("trainable", "float32", Add(), (ParamSpec("w", (size,)),))
+    manifest = Manifest(groups=(group,), bucket_bytes=4096, consistency=args["consistency"])
+    client = ctx.ps_client()
+    client.seed(manifest, {"trainable": np.zeros(size, np.float32)})
+    client.attach()
+    ones, values = {"trainable": np.ones(size, np.float32)}, {"trainable": np.empty(size, "f4")}
+    root, acknowledged = pathlib.Path(args["root"]), 0
+    while not (root / "end").exists():
+        client.push_pull(ones, values, hyper=Hyper(0.1), rows=1)
+        acknowledged += 1
+        ctx.report_progress(acknowledged, acknowledged)
+    (stats,) = client.stats()
+    lost, step = stats.lost_requests, stats.restored_step
+    least, most = int(values["trainable"].min()), int(values["trainable"].max())
+    text = f"values {least} to {most} acknowledged {acknowledged} lost {lost} since {step}"
+    print(text, flush=True)  # noqa: T201 - what the test reads at the driver
+
+
+def plan_for(tmp_path: Path, **changes) -> Checkpoints:
+    return Checkpoints(directory=str(tmp_path / "saves"), every_s=0.2, **changes)
+
+
+def steps_of(bed: NodeBed, at_least: int) -> int:
+    beat = bed.heartbeat("worker:0", lambda beat: beat.progress.get("steps", 0) >= at_least)
+    return int(beat.progress["steps"])
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
+    bed: NodeBed, tmp_path: Path, consistency: str
+):
+    plan = plan_for(tmp_path, ps_restarts=1)
+    args = {"root": str(tmp_path), "consistency": consistency}
+    server = bed.start(bed.bundle("ps:0", checkpoints=plan))
+    worker = bed.start(bed.bundle("worker:0", push_until_told, args, checkpoints=plan))
+    bed.release("ps:0", "worker:0")
+    wait_until(lambda: (latest(plan.directory) or 0) > 0, "a checkpoint with some pushes")
+    first_pid = bed.child_pid("ps:0")
+    send_signal(first_pid, signal.SIGKILL)
+    restarted = bed.event("ps:0", messages.Restarted)
+    assert (restarted.count, restarted.limit) == (1, 1)
+    assert restarted.failure.message.startswith("ps:0 killed by SIGKILL")
+    second_pid = bed.heartbeat("ps:0", lambda beat: beat.child_pid not in (0, first_pid)).child_pid
+    lost = bed.event("ps:0", messages.UpdatesLost).text
+    assert re.fullmatch(r"ps:0: \d+ s, [\d,]+ updates? lost since step \d+", lost)
+    steps_of(bed, steps_of(bed, 1) + 5)
+    (tmp_path / "end").touch()
+    bed.event("worker:0", messages.Done)
+    line = bed.log_line("acknowledged")
+    pattern = r"values (\d+) to (\d+) acknowledged (\d+) lost (\d+) since (\d+)"
+    found = re.search(pattern, line)
+    assert found, line
+    least, value, acknowledged, number, step = map(int, found.groups())
+    assert value == acknowledged - number
+    # An asynchronous cut may be torn by the push that was in flight.
+    assert least >= value - (0 if consistency == "sync" else 1)
+    assert (f"{number:,} update" in lost, f"step {step}" in lost) == (True, True)
+    newest = read_manifest(plan.directory)
+    assert newest.step >= value
+    assert len(list(Path(plan.directory).glob("step-*"))) <= plan.keep + plan.full_every
+    send_signal(second_pid, signal.SIGKILL)
+    failed = bed.failure("ps:0")
+    assert "killed by SIGKILL" in failed.message
+    assert "(its server was restarted 1 of 1 times)" in failed.message
+    server.wait()
+    bed.order("worker:0", messages.Stop("over"))
+    worker.wait()
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.fault("F12")
+def test_a_server_without_a_checkpoint_of_this_run_fails_typed(bed: NodeBed, tmp_path: Path):
+    plan = plan_for(tmp_path, ps_restarts=2)
+    bed.start(bed.bundle("ps:0", checkpoints=plan))
+    bed.release("ps:0")
+    send_signal(bed.child_pid("ps:0"), signal.SIGKILL)
+    failed = bed.failure("ps:0")
+    assert failed.error_type == "ps.errors.CheckpointError"
+    assert f"no complete checkpoint in {plan.directory}" in failed.message
+    assert "(its server was restarted 1 of 2 times)" in failed.message
+    bed.assert_nothing_left()

@@ -1,0 +1,112 @@
+"""When the chief saves, what it goes on from, and which settings cannot work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps.checkpoint_reader import latest, read_manifest, steps_on_disk
+from ps.errors import CheckpointError
+from ps.params import Hyper
+from ps.storage import storage_at
+from tests.ps_bed import ADD, cluster, filled, make_manifest, wait_until
+from tfos.checkpoints import Checkpoints
+from tfos.config import ClusterConfig
+from tfos.errors import SettingsError
+from tfos.node.saver import ChiefSaver
+
+HYPER = Hyper(1.0)
+
+
+def plan(root: Path, **changes) -> Checkpoints:
+    return Checkpoints(directory=str(root), **{"every_s": 3600.0, **changes})
+
+
+def test_it_saves_once_seeded_then_by_steps_and_at_the_end(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("tfos.node.saver._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc", num_servers=2) as bed:
+        saver = ChiefSaver(plan(tmp_path, every_steps=3, keep=2), bed.client)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the first save")
+        for _ in range(3):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: latest(tmp_path) == 3, "the save after three steps")
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        saver.close()
+        saver.close()
+    assert latest(tmp_path) == 4
+    assert read_manifest(tmp_path).job == bed.credentials.cluster_id
+    assert not (tmp_path / "lease.json").exists()
+
+
+def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setattr("tfos.node.saver._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    (tmp_path / "step-1").mkdir()  # in the way of the second save
+    (tmp_path / "step-1" / "manifest.json").write_text("{}")
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, every_s=0.05), bed.client)
+        saver._thread.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: 0 in steps_on_disk(storage_at(tmp_path)), "the first save")
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: "step 1 was not saved: " in caplog.text, "the save that fails")
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: latest(tmp_path) == 2, "a later save")
+        saver.close()
+
+
+def test_a_run_goes_on_from_an_earlier_one(tmp_path: Path):
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc", num_servers=2) as bed:
+        client = bed.client()
+        client.seed(manifest, filled(manifest, 7.0))
+        client.save(tmp_path, 900)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path), bed.client)
+        with pytest.raises(CheckpointError, match=r"another run, newest step 900; pass .*resume"):
+            saver.start()
+        saver.close()
+        saver = ChiefSaver(plan(tmp_path, resume=True), bed.client)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        assert np.all(bed.pulled(client)["trainable"] == 7.0)
+        saver.close()
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path / "empty", resume=True), bed.client)
+        saver.start()
+        assert bed.client().describe()[0].phase == "EMPTY"
+        saver.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"directory": "relative/path"}, "an absolute directory"),
+        ({"directory": "hdfs://nn/x"}, "an absolute directory"),
+        ({"directory": None}, "an absolute directory"),
+        ({"every_s": 0}, "every_s must be > 0"),
+        ({"every_s": float("nan")}, "every_s must be > 0"),
+        ({"every_s": True}, "every_s must be > 0"),
+        ({"keep": 0}, "keep must be an int >= 1"),
+        ({"full_every": 0}, "full_every must be an int >= 1"),
+        ({"every_steps": -1}, "every_steps must be an int >= 0"),
+        ({"ps_restarts": 1.5}, "ps_restarts must be an int >= 0"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused(fields: dict, message: str):
+    with pytest.raises(SettingsError, match=message):
+        Checkpoints(**{"directory": "/tmp/x", **fields})
+
+
+def test_the_cluster_takes_a_plan_and_nothing_else():
+    assert ClusterConfig(checkpoints=Checkpoints(directory="/x")).checkpoints is not None
+    with pytest.raises(SettingsError, match=r"must be a tfos.Checkpoints, got '/x'"):
+        ClusterConfig(checkpoints="/x")  # type: ignore[arg-type]

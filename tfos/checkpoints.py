@@ -1,0 +1,56 @@
+"""How a cluster saves its parameters, where a run goes on, and what follows when a server dies.
+
+Covers: the settings, checked once on the driver.
+Does not: save (tfos.node.saver, in the chief), restart servers (tfos.node.supervisor).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+from tfos.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """`ClusterConfig(checkpoints=Checkpoints(directory="/shared/run", every_s=60, keep=3))`.
+
+    The chief saves while training goes on: once the servers hold parameters, then periodically, and
+    when its main_fun has returned. A save that fails is a line in the log, never the end of the
+    training.
+    """
+
+    directory: str
+    """An absolute path that every node sees. One cluster at a time saves there."""
+    every_s: float = 60.0
+    """Seconds between saves; what a dead server loses at most. Smaller: less lost, more writing."""
+    every_steps: int = 0
+    """Also save after so many updates of the servers; 0: by time alone."""
+    keep: int = 3
+    """Newest complete checkpoints to keep."""
+    full_every: int = 10
+    """Every so many saves one holds everything, those between what has changed since the last."""
+    resume: bool = False
+    """Go on from the newest whole checkpoint in the directory, if there is one. Without it a
+    directory that holds checkpoints of another run is refused."""
+    ps_restarts: int = 1
+    """How often each parameter server that was killed is started again, from the last checkpoint of
+    this run. 0: its end fails the cluster."""
+
+    def __post_init__(self) -> None:
+        directory: object = self.directory
+        if not isinstance(directory, str) or not os.path.isabs(directory):
+            raise SettingsError(
+                f"checkpoints need an absolute directory that every node sees, got {directory!r}"
+            )
+        every_s: object = self.every_s
+        is_number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
+        if not is_number or not 0 < self.every_s < math.inf:
+            raise SettingsError(f"every_s must be > 0 seconds and finite, got {self.every_s!r}.")
+        least = {"every_steps": 0, "keep": 1, "full_every": 1, "ps_restarts": 0}
+        for name, at_least in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+                raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")

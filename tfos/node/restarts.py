@@ -1,0 +1,90 @@
+"""A parameter server's node over more than one child: what outlives the one that died.
+
+Covers: the listening sockets, how often a child may be replaced, orders that the next one needs.
+Does not: start or watch children (node.supervisor), load a checkpoint (node.server).
+Runs in: the supervisor.      Threads: its main thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from rpc.acceptor import bound_tcp
+from rpc.limits import DEFAULT_LIMITS
+from tfos.control import messages
+from tfos.node.bundle import NodeBundle
+
+
+class Restarts:
+    """What a supervisor keeps for the children of one node.
+
+    Args:
+        bundle: of the node; a worker, or a server without checkpoints, is never restarted.
+    """
+
+    def __init__(self, bundle: NodeBundle) -> None:
+        plan = bundle.settings.checkpoints
+        self.limit = plan.ps_restarts if plan is not None and bundle.role == "ps" else 0
+        self.count = 0
+        self._orders: list[messages.Order] = []
+        self._sockets: list[socket.socket] = []
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The TCP and the Unix socket; none if the child binds its own."""
+        return tuple(sock.fileno() for sock in self._sockets)
+
+    def open_sockets(self, host: str, directory: Path) -> None:
+        """Bind what all children of this node listen on, so that clients find each of them.
+
+        Raises:
+            OSError: the host is not an address of this machine.
+        """
+        if not self.limit:
+            return
+        self._sockets.append(bound_tcp(host, 0, DEFAULT_LIMITS))
+        private = tempfile.mkdtemp(prefix="rpc-", dir=directory)  # mode 0700
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sockets.append(unix)
+        unix.bind(f"{private}/s")
+        unix.listen()
+
+    def note(self, order: messages.Order) -> None:
+        """Remember an order if a later child has to obey it as well."""
+        if self.limit and isinstance(order, messages.WorkerLost):
+            self._orders.append(order)
+
+    def repeat_orders(self, tell: Callable[[messages.Order], None]) -> None:
+        """Tell a new child what the one before it was told and it has to know."""
+        for order in self._orders:
+            tell(order)
+
+    def take(self) -> bool:
+        """Use one restart; False when none is left."""
+        if self.count >= self.limit:
+            return False
+        self.count += 1
+        return True
+
+    def report(self, failed: messages.NodeFailure) -> messages.Restarted:
+        """Return what the driver is told of the restart that `take` has counted."""
+        return messages.Restarted(failed, self.count, self.limit)
+
+    def explain(self, failed: messages.NodeFailure) -> messages.NodeFailure:
+        """Say that a child that failed was not the node's first one."""
+        if not self.count:
+            return failed
+        times = f"{self.count} of {self.limit} times"
+        return msgspec.structs.replace(
+            failed, message=f"{failed.message} (its server was restarted {times})"
+        )
+
+    def close(self) -> None:
+        """Free the port; the supervisor removes the socket's directory."""
+        for sock in self._sockets:
+            sock.close()
