@@ -130,21 +130,20 @@ def test_one_feed_task_keeps_two_sync_workers_in_step(spark, tmp_path):
 def test_a_killed_server_goes_on_from_its_checkpoint_and_once_too_often_stops_the_training(
     spark, tmp_path, capsys
 ):
-    saves = Checkpoints(directory=str(tmp_path / "saves"), every_s=0.5, ps_restarts=1)
+    saves = Checkpoints(directory=str(tmp_path / "saves"), every_s=3600.0, ps_restarts=1)
     config = ClusterConfig(checkpoints=saves)
     cluster = TFCluster.reserve(spark, 3, 1, input_mode=InputMode.TENSORFLOW, config=config)
     cluster.start(push_for_ever, {"out": str(tmp_path)})
     said = ""
-    _await(lambda: (latest(saves.directory) or 0) > 0, cluster)
+    _await(lambda: latest(saves.directory) is not None, cluster)
+    _await_steps(tmp_path, cluster)
     _kill_server(cluster)
     while "lost since step" not in said:
         said += capsys.readouterr().err
         _await_little(cluster)
     assert re.search(r"ps:0@.*: ps:0 killed by SIGKILL; started again from .* \(1 of 1\)", said)
     assert re.search(r"ps:0: \d+ s, [\d,]+ updates? lost since step \d+", said)
-    for path in tmp_path.glob("stepped-*"):
-        path.unlink()
-    _await(lambda: len(list(tmp_path.glob("stepped-*"))) == 2, cluster)
+    _await_steps(tmp_path, cluster)
     assert cluster.phase is ClusterPhase.RUNNING
     assert [failure.node.name for failure in cluster.failures] == ["ps:0"]
     started = time.monotonic()
@@ -152,6 +151,13 @@ def test_a_killed_server_goes_on_from_its_checkpoint_and_once_too_often_stops_th
     with pytest.raises(NodeFailedError, match=r"ps:0 .*SIGKILL.*restarted 1 of 1 times"):
         cluster.shutdown()
     assert time.monotonic() - started < 20
+
+
+def _await_steps(out, cluster):
+    """Wait until both workers have stepped again."""
+    for path in out.glob("stepped-*"):
+        path.unlink()
+    _await(lambda: len(list(out.glob("stepped-*"))) == 2, cluster)
 
 
 def _await(condition, cluster):
