@@ -57,7 +57,7 @@ def _serve(options: argparse.Namespace) -> int:
         num_workers=options.num_workers,
         on_lost=options.on_lost,
     )
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # before threads, which inherit it
+    caught = _catch_signals()
     with PSServer(settings, credentials, guard=_guard(options)) as server:
         server.bind_tcp(options.host, options.port)
         if options.unix:
@@ -68,7 +68,7 @@ def _serve(options: argparse.Namespace) -> int:
             _logger.warning("%s goes on from step %d of %s", server, step, options.restore)
         server.start()
         _announce(server)
-        _wait_for_end(server)
+        _wait_for_end(server, caught)
         replaced = server.look_for_successor()
     if replaced:
         sys.stderr.write(f"ps.server: {replaced}\n")
@@ -155,14 +155,24 @@ def _announce(server: PSServer) -> None:
     sys.stdout.flush()
 
 
-def _wait_for_end(server: PSServer) -> None:
-    """Wait for a signal or a stop request.
+def _catch_signals() -> list[int]:
+    """Block the signals, which `_wait_for_end` fetches; returns where the others are noted.
 
-    The signals are blocked and fetched, not handled: a handler that takes a lock may meet its own
-    thread holding it.
+    A handler that takes a lock may meet its own thread holding it, so signals are fetched. But a
+    thread that a library made when it was imported does not block them: what is delivered to it
+    must not end the process, and its handler only notes it.
     """
+    caught: list[int] = []
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _: caught.append(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    return caught
+
+
+def _wait_for_end(server: PSServer, caught: Sequence[int]) -> None:
+    """Wait for a signal, a stop request or a successor."""
     losses = LossReport()
-    while not server.wait_stopped(0):
+    while not caught and not server.wait_stopped(0):
         if signal.sigtimedwait(_SIGNALS, _POLL_S) is not None or server.look_for_successor():
             break
         _warn(losses.poll(server.stats(), time.monotonic()))
