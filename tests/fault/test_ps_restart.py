@@ -79,6 +79,7 @@ class Training:
         wait_until(
             lambda: all(a >= b for a, b in zip(self.acknowledged, goals, strict=True)),
             f"{pushes} more pushes",
+            timeout_s=60.0,  # a server starts meanwhile
         )
 
     def close(self) -> None:
