@@ -1,0 +1,98 @@
+"""The command line for checkpoint directories: `python -m ps inspect DIR`, `python -m ps export`.
+
+Covers: arguments and what is printed.
+Does not: look into files (ps.inspection).
+Runs in: the main thread of its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ps.checkpoint_reader import read_manifest
+from ps.checkpoint_restore import newest_sound
+from ps.errors import PSError
+from ps.inspection import DirectoryReport, StepReport, export_npz, inspect
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit status: 0, 1 for nothing to restore, 2 for an error."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "export":
+            return _export(options)
+        return _inspect(options)
+    except (PSError, OSError) as error:
+        sys.stderr.write(f"ps {options.command}: {error}\n")
+        return 2
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    report = inspect(options.directory)
+    if options.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _lines(report))
+    return 0 if report.newest is not None else 1
+
+
+def _export(options: argparse.Namespace) -> int:
+    directory, step = options.directory, options.step
+    found = newest_sound(directory) if step is None else read_manifest(directory, step)
+    count = export_npz(directory, found, options.npz, slots=options.slots)
+    sys.stdout.write(f"{options.npz}: {count} arrays of step {found.step}\n")
+    return 0
+
+
+def _lines(report: DirectoryReport) -> Iterator[str]:
+    newest = "no step can be restored" if report.newest is None else f"step {report.newest}"
+    yield (
+        f"{report.directory}: newest {newest}"
+        if report.newest is not None
+        else (f"{report.directory}: {newest}")
+    )
+    yield f"lease: {report.lease or 'nobody saves here'}"
+    for step in report.steps:
+        yield from _step_lines(step)
+
+
+def _step_lines(step: StepReport) -> Iterator[str]:
+    if not step.files:
+        yield f"step {step.step}: INCOMPLETE: {step.error}"
+        return
+    kind = "full" if step.base is None else f"adds to step {step.base}"
+    size = sum(step.files.values()) / 1e6
+    saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.saved_at_s))
+    yield (
+        f"step {step.step}: {kind}, {step.consistency}, clock {step.clock}, {len(step.files)} "
+        f"servers, {size:.1f} MB, saved {saved} by job {step.job!r}"
+    )
+    yield f"  DAMAGED: {step.error}" if step.error else "  whole: every digest is right"
+    for name, nbytes in step.files.items():
+        yield f"  {name}  {nbytes:,} bytes"
+    for group in step.groups:
+        slots = f", slots {', '.join(group.slots)}" if group.slots else ""
+        yield f"  group {group.name}: {group.dtype}, rule {group.rule}{slots}"
+        for name, shape in group.params.items():
+            yield f"    {name} {list(shape)}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ps", description="Look into a checkpoint directory."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    looking = commands.add_parser("inspect", help="print what each step holds and if it is whole")
+    looking.add_argument("directory")
+    looking.add_argument("--json", action="store_true", help="for programs")
+    export = commands.add_parser("export", help="write one step's parameters for numpy.load")
+    export.add_argument("directory")
+    export.add_argument("--npz", metavar="OUT", required=True, help="the file to write")
+    export.add_argument("--step", type=int, help="default: the newest that is whole")
+    export.add_argument("--slots", action="store_true", help="the optimizer's slots as well")
+    return parser
