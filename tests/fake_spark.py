@@ -110,14 +110,14 @@ class FakeSpark:
                         )
                         for node in nodes
                     ]
-            raise RuntimeError("Job cancelled")
+            raise RuntimeError("Job 1 cancelled as part of cancellation of all jobs")
 
     def run_feed(self, rdd: FakeRdd) -> list[Any]:
         with self._job(1) as cancelled:
             rdd.started.set()
             while not rdd.gate.wait(0.005):
                 if cancelled.is_set():
-                    raise RuntimeError("Job cancelled")
+                    raise RuntimeError("Job 1 cancelled as part of cancellation of all jobs")
             return [types.SimpleNamespace(rows=len(rdd.elements))]
 
     def _job(self, num_tasks: int) -> _Job:
@@ -224,7 +224,7 @@ class FakeNode:
                 register = messages.Register(self._node, "0", "h", 7)
                 if client.register(register, timeout_s=2.0).accepted:
                     client.orders(self._obey, lambda reason: self.ended.set())
-                    client.report(messages.Listening(Endpoint("h", 1)))
+                    client.report(messages.Listening(Endpoint("127.0.0.1", 1)))
                     self.ended.wait(WAIT_S)
         except ControlError:
             pass  # the driver has closed its control plane

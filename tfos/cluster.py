@@ -50,7 +50,9 @@ class TFCluster:
         self._reserved = reserved
         self._settings = reserved.settings
         self._coordinator = reserved.coordinator
-        self._ending = Ending(reserved.coordinator, reserved.config, reserved.console)
+        self._ending = Ending(
+            reserved.coordinator, reserved.config, reserved.console, reserved.credentials
+        )
         self._feed_jobs: FeedJobs | None = None
         self._ending.watch(self)
 
@@ -335,7 +337,13 @@ class TFCluster:
 
     def _start(self, main_fun: bytes) -> None:
         reserved = self._reserved
-        jobs = NodeJobs(reserved.sc, self._coordinator, reserved.keys, reserved.driver_address)
+        jobs = NodeJobs(
+            reserved.sc,
+            self._coordinator,
+            reserved.keys,
+            reserved.driver_address,
+            on_cancel=lambda: self._ending.abort("its Spark job was cancelled"),
+        )
         self._ending.begin(jobs)
         try:
             jobs.start(self._settings, main_fun, workers_hold_slots=reserved.workers_hold_slots)

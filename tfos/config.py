@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, fields
+from os.path import isabs
 
 from tfos.checkpoints import Checkpoints
 from tfos.errors import SettingsError
@@ -48,6 +49,11 @@ class ClusterConfig:
     """Unread bytes per worker at which feeding waits. Larger: steadier, more worker memory."""
     tolerate_lost_workers: bool = True
     """A worker killed from outside is a warning while others remain; the chief never is."""
+    save_on_interrupt: str | None = None
+    """Directory in which the servers save the parameters when a running cluster is aborted: Ctrl-C,
+    an exception in the `with` block, abort(), cancelled Spark jobs, a shutdown() that is late. The
+    servers and the driver must see it under this path. The save takes at most half of abort_s or
+    so; a model that needs longer needs a larger abort_s."""
     threads_per_node: int = 0
     """Compute threads (OMP, TensorFlow, numba) per node; 0: the cores of its Spark task."""
     allow_dynamic: bool = False
@@ -77,6 +83,11 @@ class ClusterConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
                 raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")
+        if self.save_on_interrupt is not None and not isabs(self.save_on_interrupt):
+            raise SettingsError(
+                f"save_on_interrupt must be an absolute path, got {self.save_on_interrupt!r}: the "
+                "servers run in other directories than the driver."
+            )
 
 
 def _is_time(value: object) -> bool:

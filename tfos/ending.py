@@ -1,6 +1,7 @@
 """How a cluster ends: in order, at once, or because it failed; always completely.
 
-Covers: shutdown and abort, exactly-once raising of a failure, the end at interpreter exit.
+Covers: shutdown and abort, exactly-once raising of a failure, the end at interpreter exit, a last
+save on the way.
 Does not: decide who failed (control.state).
 Runs in: the driver.
 Threads: any number may end the cluster; one does it and the others wait for it.
@@ -15,9 +16,11 @@ import time
 import weakref
 from collections.abc import Iterator
 
+from rpc.handshake import Credentials
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control.coordinator import Coordinator
+from tfos.control.members import NodeStatus
 from tfos.control.state import ClusterState
 from tfos.errands import Errand
 from tfos.errors import NodeFailedError, PhaseError, ShutdownTimeout
@@ -30,6 +33,8 @@ _ORDERLY_S = 5.0
 """Grace of a node's child after main_fun has returned."""
 _WORKERS_SHARE = 0.6
 """Part of abort_s in which workers end before the servers are stopped anyway; above both graces."""
+_STOP_SHARE = 0.2
+"""Part of abort_s that a last save leaves for the stop of the servers."""
 _SERVERS_SHARE = 0.7
 """Part of what is left then in which the nodes confirm; the rest is for Spark to end the jobs."""
 
@@ -37,10 +42,17 @@ _SERVERS_SHARE = 0.7
 class Ending:
     """Ends one cluster."""
 
-    def __init__(self, coordinator: Coordinator, config: ClusterConfig, console: Console) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        config: ClusterConfig,
+        console: Console,
+        credentials: Credentials,
+    ) -> None:
         self._coordinator = coordinator
         self._config = config
         self._console = console
+        self._credentials = credentials
         self._lock = threading.RLock()
         self._is_over = False
         self._is_raised = False
@@ -79,7 +91,10 @@ class Ending:
         if self._coordinator.phase is ClusterPhase.RUNNING:
             late = self._finish(feeds, grace_s, timeout_s)
         try:
-            self._stop_all("shutdown", _FORCE_S if late else _ORDERLY_S)
+            if late is None:
+                self._stop_all("shutdown", _ORDERLY_S, save=False)
+            else:
+                self._stop_all("shutdown", _FORCE_S, save=True)
         finally:
             self._coordinator.close(ClusterPhase.CLOSED)
         self.raise_failure()
@@ -89,7 +104,7 @@ class Ending:
     def abort(self, reason: str) -> None:
         """End at once; a failure that nobody raised stays available to raise_failure()."""
         try:
-            self._stop_all(reason, _FORCE_S)
+            self._stop_all(reason, _FORCE_S, save=True)
         finally:
             failed = self._coordinator.error() is not None
             self._coordinator.close(ClusterPhase.FAILED if failed else ClusterPhase.CLOSED)
@@ -135,7 +150,7 @@ class Ending:
             "were stopped by force. Raise timeout, or let main_fun end when its feed does."
         )
 
-    def _stop_all(self, reason: str, grace_s: float) -> None:
+    def _stop_all(self, reason: str, grace_s: float, *, save: bool) -> None:
         """Stop workers before servers, so that no worker loses its servers while it ends."""
         with self._lock:
             if self._is_over:
@@ -152,10 +167,20 @@ class Ending:
                 lambda state: not any(worker.is_live for worker in state.workers),
                 self._config.abort_s * _WORKERS_SHARE,
             )
+            if save:
+                self._save(deadline_s - time.monotonic() - self._config.abort_s * _STOP_SHARE)
             coordinator.act(lambda state: state.end(state.live(), reason, grace_s=grace_s))
             self._await_end((deadline_s - time.monotonic()) * _SERVERS_SHARE)
             if not self._jobs.end(deadline_s - time.monotonic()):
                 self._console.warn("a Spark job of this cluster did not end when it was cancelled")
+
+    def _save(self, timeout_s: float) -> None:
+        directory = self._config.save_on_interrupt
+        if directory is None or not self._coordinator.read(_has_served):
+            return
+        from tfos.last_save import LastSave  # numpy: only where something is saved
+
+        LastSave(directory, self._coordinator, self._credentials, self._console).save(timeout_s)
 
     def _await_end(self, timeout_s: float) -> None:
         coordinator = self._coordinator
@@ -176,6 +201,12 @@ class Ending:
 
     def _at_exit(self) -> None:
         self.abort("the driver's interpreter exits")
+
+
+def _has_served(state: ClusterState) -> bool:
+    """Whether training began, and no server has been told to stop, as when a node failed."""
+    has_begun = all(server.status is NodeStatus.RUNNING for server in state.servers)
+    return has_begun and not any(server.stop_ordered for server in state.servers)
 
 
 def _nobody_trains(state: ClusterState) -> bool:

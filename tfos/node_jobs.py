@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from tfos.node import versions
 from tfos.node.bundle import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask
 from tfos.phases import ClusterPhase
-from tfos.spark_jobs import SparkJob, reason_of
+from tfos.spark_jobs import SparkJob, reason_of, was_cancelled
 from tfos.topology import PlannedNode
 
 NODE_JOB_FAILED = "NodeJobFailed"
@@ -59,15 +60,31 @@ class NodeKeys:
 
 
 class NodeJobs:
-    """The jobs of one cluster's nodes."""
+    """The jobs of one cluster's nodes.
+
+    Args:
+        sc: the SparkContext.
+        coordinator: hears when a job ends too early.
+        keys: of the nodes.
+        driver_address: of the control server.
+        on_cancel: called on a job's thread when somebody else has cancelled it under nodes that
+            run, as pyspark does at Ctrl-C; stops the nodes, which live on without their tasks.
+    """
 
     def __init__(
-        self, sc: Any, coordinator: Coordinator, keys: NodeKeys, driver_address: str
+        self,
+        sc: Any,
+        coordinator: Coordinator,
+        keys: NodeKeys,
+        driver_address: str,
+        *,
+        on_cancel: Callable[[], object],
     ) -> None:
         self._sc = sc
         self._coordinator = coordinator
         self._keys = keys
         self._driver_address = driver_address
+        self._on_cancel = on_cancel
         self._lock = threading.Lock()
         self._is_ended = False
         self._jobs: list[SparkJob[list[Any]]] = []
@@ -126,6 +143,8 @@ class NodeJobs:
 
         def ended(job: SparkJob[list[Any]]) -> None:
             self._coordinator.act(lambda state: _after_job(state, nodes, job))
+            if _is_cancelled_by_others(job) and self._coordinator.phase is ClusterPhase.FAILED:
+                self._on_cancel()
 
         names = ", ".join(node.name for node in nodes)
         tag = f"tfos-{self._keys.cluster_id}-{role}"
@@ -151,7 +170,9 @@ def _after_job(
         blamed = (missing or gone or members)[0]
         if all(member.stop_ordered for member in members):
             return []
-        return state.fail(blamed.failure(NODE_JOB_FAILED, _with_advice(reason_of(job.error))))
+        failure = blamed.failure(NODE_JOB_FAILED, _with_advice(reason_of(job.error)))
+        ends_in_order = state.phase is ClusterPhase.RUNNING and _is_cancelled_by_others(job)
+        return state.fail(failure, stop=not ends_in_order)
     if not missing:
         return []
     reasons = {result.name: result.reason or result.outcome for result in job.result()}
@@ -162,6 +183,10 @@ def _after_job(
             f"its task ended before the node served: {reasons.get(blamed.name, 'no result')}",
         )
     )
+
+
+def _is_cancelled_by_others(job: SparkJob[Any]) -> bool:
+    return job.error is not None and not job.is_cancelled and was_cancelled(job.error)
 
 
 def _with_advice(reason: str) -> str:

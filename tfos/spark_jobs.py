@@ -30,6 +30,7 @@ _PYTHON_ERROR = re.compile(
 )
 """With the lines that follow, up to a blank one: a message may hold a table."""
 _MAX_REASON_CHARS = 2000
+_CANCELLED = re.compile(r"\bJob \d+ cancelled\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,11 @@ def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:
         sum(stage.numCompletedTasks for stage in stages),
         sum(stage.numActiveTasks for stage in stages),
     )
+
+
+def was_cancelled(error: BaseException) -> bool:
+    """Whether a job ended because somebody cancelled it, or the SparkContext stopped under it."""
+    return _CANCELLED.search(reason_of(error)) is not None
 
 
 def reason_of(error: BaseException) -> str:

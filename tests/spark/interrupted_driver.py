@@ -1,8 +1,9 @@
 """A driver program for test_driver_interrupt.py: reaches a phase, says so, and stays there.
 
-Usage: interrupted_driver.py END. END is `forget` or `stop-context`, which run one cluster, or
-`rounds`: each line of standard input names a phase (`reserve`, `start`, `idle`, `train`,
-`shutdown`) that the program goes to and in which it is interrupted, as the cell of a notebook is.
+Usage: interrupted_driver.py END SAVE_DIR. END is `forget` or `stop-context`, which run one cluster,
+or `rounds`: each line of standard input names a phase (`reserve`, `start`, `idle`, `train`,
+`steps`, `shutdown`) that the program goes to and in which it is interrupted, as the cell of a
+notebook is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 
 import pyspark
 
+from tests.spark.plain_steps import PlainSteps
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError
 
@@ -32,13 +34,20 @@ def linger(args, ctx):
     time.sleep(STAY_S)
 
 
+def step(args, ctx):
+    steps = PlainSteps(ctx, 1000)
+    while True:
+        steps.step()
+        ctx.report_progress(step=steps.count, rows=steps.count, loss=0.0)
+
+
 def say(text: str) -> None:
     print(text, flush=True)  # noqa: T201  # the test reads it
 
 
-def say_when_fed(cluster: TFCluster) -> None:
+def say_when_busy(cluster: TFCluster) -> None:
     deadline = time.monotonic() + STAY_S
-    while not any(node.rows for node in cluster.status().nodes):
+    while not any(node.rows or node.steps for node in cluster.status().nodes):
         if time.monotonic() > deadline:
             return
         time.sleep(0.05)
@@ -57,17 +66,23 @@ def occupy(sc) -> None:
         time.sleep(0.02)
 
 
-def reach(sc, phase: str, clusters: list[TFCluster]) -> None:
+def reach(sc, phase: str, save_dir: str, clusters: list[TFCluster]) -> None:
     if phase == "reserve":
         occupy(sc)
     if phase in ("reserve", "start"):
         say("ready")
-    config = ClusterConfig(max_inflight_bytes=4096, slot_settle_s=STAY_S, slot_wait_s=STAY_S)
+    config = ClusterConfig(
+        max_inflight_bytes=4096,
+        slot_settle_s=STAY_S,
+        slot_wait_s=STAY_S,
+        save_on_interrupt=save_dir,
+    )
     with TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
         clusters.append(cluster)
-        cluster.start(linger if phase == "shutdown" else consume, 0.2)
+        cluster.start({"shutdown": linger, "steps": step}.get(phase, consume), 0.2)
+        if phase in ("train", "steps"):
+            threading.Thread(target=say_when_busy, args=(cluster,), daemon=True).start()
         if phase == "train":
-            threading.Thread(target=say_when_fed, args=(cluster,), daemon=True).start()
             cluster.train(sc.parallelize(range(100_000), 4), num_epochs=1)
         elif phase == "shutdown":
             say("ready")
@@ -77,12 +92,12 @@ def reach(sc, phase: str, clusters: list[TFCluster]) -> None:
         time.sleep(STAY_S)
 
 
-def play_rounds(sc) -> None:
+def play_rounds(sc, save_dir: str) -> None:
     handler = signal.getsignal(signal.SIGINT)
     for line in sys.stdin:
         clusters: list[TFCluster] = []
         try:
-            reach(sc, line.strip(), clusters)
+            reach(sc, line.strip(), save_dir, clusters)
         except KeyboardInterrupt:
             say(f"interrupted {clusters[0].phase.name if clusters else 'NONE'}")
         if signal.getsignal(signal.SIGINT) is not handler:
@@ -106,13 +121,13 @@ def run_one(sc, end: str) -> None:
         say(f"stopped {error}".replace("\n", " "))
 
 
-def main(end: str) -> None:
+def main(end: str, save_dir: str) -> None:
     conf = pyspark.SparkConf().setMaster("local[4]")
     conf.set("spark.ui.enabled", "false").set("spark.log.level", "ERROR")
     conf.set("spark.ui.showConsoleProgress", "false").set("spark.driver.host", "127.0.0.1")
     sc = pyspark.SparkContext(conf=conf)
     if end == "rounds":
-        play_rounds(sc)
+        play_rounds(sc, save_dir)
     else:
         run_one(sc, end)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.marked_processes import MARKER, marked, wait_gone
+from ps.checkpoint_restore import newest_sound
+from tests.spark.marked_processes import MARKER, wait_gone
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240, func_only=True)]
 
@@ -24,24 +25,31 @@ PROGRAM = Path(__file__).with_name("interrupted_driver.py")
 ABORT_S = 10.0
 GONE_S = 5.0
 """A supervisor says goodbye, then removes its files and ends; longer on a loaded machine."""
+LEASE_S = 30.0
 LONGEST_START_S = 2.0
 
 
 class Driver:
     """The program in a process of its own; its errors go to a file, so that it never blocks."""
 
-    def __init__(self, end: str, errors: Path) -> None:
+    def __init__(self, end: str, directory: Path) -> None:
         self.mark = secrets.token_hex(8)
-        self._errors = errors
-        with errors.open("wb") as out:
+        self.save_dir = directory / "saved"
+        self._errors = directory / "errors"
+        with self._errors.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), end],
+                [sys.executable, str(PROGRAM), end, str(self.save_dir)],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=out,
                 text=True,
-                env={**os.environ, "PYSPARK_PYTHON": sys.executable, MARKER: self.mark},
+                env={
+                    **os.environ,
+                    "PYSPARK_PYTHON": sys.executable,
+                    "PYTHONPATH": str(ROOT),
+                    MARKER: self.mark,
+                },
             )
         self.lines: list[str] = []
 
@@ -72,9 +80,6 @@ class Driver:
         assert "another handler" not in self.lines
         return phase
 
-    def nodes(self) -> dict[int, str]:
-        return {pid: line for pid, line in marked(self.mark).items() if "tfos.node" in line}
-
     @property
     def pids(self) -> list[int]:
         line = next(line for line in self.lines if line.startswith("pids "))
@@ -91,7 +96,7 @@ class Driver:
 
 @pytest.fixture
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
-    started = Driver(request.param, tmp_path / "errors")
+    started = Driver(request.param, tmp_path)
     yield started
     started.close()
 
@@ -120,14 +125,21 @@ def test_ctrl_c_stops_the_cluster_in_order_and_the_program_goes_on(driver):
     driver.enter("reserve")
     assert driver.interrupt() == "NONE"
     _interrupt_starts(driver, 2)
-    for phase in ("idle", "train", "shutdown"):
+    for phase in ("train", "shutdown"):
         driver.enter(phase)
         # FAILED if pyspark's own handler had cancelled the node jobs before we heard of Ctrl-C.
         assert driver.interrupt() in ("CLOSED", "FAILED")
-    assert driver.process.stdin is not None
-    driver.process.stdin.close()
-    assert driver.process.wait(ABORT_S) == 0, driver.errors()
-    assert wait_gone(driver.mark, GONE_S) == {}
+    assert not driver.save_dir.exists()  # no parameters were made in these
+    driver.enter("steps")
+    driver.interrupt()
+    saved = newest_sound(driver.save_dir)
+    assert saved.step > 0
+    assert f"saved the parameters after {saved.step} updates to" in driver.errors()
+    # SIGTERM kills Python at once, and Spark's JVM ends with it.
+    driver.enter("idle")
+    driver.process.terminate()
+    assert driver.process.wait(ABORT_S) == -signal.SIGTERM
+    assert wait_gone(driver.mark, LEASE_S) == {}
 
 
 @pytest.mark.long

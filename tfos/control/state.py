@@ -152,17 +152,16 @@ class ClusterState:
         self.is_ending = True
         return self.stop(members, reason, grace_s=grace_s)
 
-    def fail(self, failure: messages.NodeFailure) -> list[Action]:
-        """Fail the cluster because of this record."""
+    def fail(self, failure: messages.NodeFailure, *, stop: bool = True) -> list[Action]:
+        """Fail the cluster because of this record; without `stop` the caller ends it in order."""
         self._note(failure)
         if len(self.fatal) < _MAX_FAILURES:
             self.fatal.append(failure)
         self.move(ClusterPhase.FAILED)
-        return self.stop(
-            self.live(),
-            f"{failure.node.name} failed",
-            grace_s=self.config.abort_s / 4,
-        )
+        if not stop:
+            return []
+        reason = f"{failure.node.name} failed"
+        return self.stop(self.live(), reason, grace_s=self.config.abort_s / 4)
 
     # ---- events ----
 

@@ -156,7 +156,7 @@ class Calls(RuleBasedStateMachine):
 
 
 Calls.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=12,
     stateful_step_count=12,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

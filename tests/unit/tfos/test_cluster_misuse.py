@@ -13,7 +13,7 @@ import pytest
 from tests.fake_spark import FakeRdd, FakeSpark
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.control import messages
-from tfos.errors import NotEnoughSlots, PhaseError, UnsupportedError
+from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, SettingsError, UnsupportedError
 from tfos.phases import ClusterPhase
 
 WAIT_S = 10.0
@@ -172,3 +172,36 @@ def test_a_context_that_was_stopped_after_reserve_is_named(spark):
         with pytest.raises(UnsupportedError, match="the SparkContext is stopped; make a new one"):
             cluster.start(main_fun)
     assert cluster.phase is ClusterPhase.CLOSED
+
+
+@pytest.mark.fault("F15")
+def test_a_last_save_that_fails_is_a_warning_with_the_path_and_in_time(spark, tmp_path, capsys):
+    config = ClusterConfig(verbose=False, abort_s=2.0, save_on_interrupt=str(tmp_path))
+    cluster = _reserve(spark, config=config)
+    cluster.start(main_fun)  # its server listens nowhere
+    cluster.abort()
+    warning = f"the parameters were not saved to {tmp_path} within 1."
+    assert warning in capsys.readouterr().err
+    assert cluster.phase is ClusterPhase.CLOSED
+
+
+@pytest.mark.parametrize("path", ["checkpoints", ""])
+def test_a_last_save_needs_an_absolute_path(path):
+    with pytest.raises(SettingsError, match="save_on_interrupt must be an absolute path, got '"):
+        ClusterConfig(save_on_interrupt=path)
+
+
+@pytest.mark.fault("F15")
+def test_jobs_that_others_cancel_end_the_cluster_in_order_workers_first(spark):
+    cluster = _reserve(spark)
+    cluster.start(main_fun)
+    (server,) = [node for node in spark.nodes if node.name == "ps:0"]
+    (worker,) = [node for node in spark.nodes if node.name == "worker:0"]
+    worker.stops = False
+    spark.cancelAllJobs()
+    assert cluster._coordinator.wait(lambda state: state.is_ending, WAIT_S)
+    assert not any(isinstance(order, messages.Stop) for order in server.heard)
+    worker.stop()
+    server.join()
+    with pytest.raises(NodeFailedError, match="Job 1 cancelled"):
+        cluster.shutdown()

@@ -1,0 +1,81 @@
+"""One more checkpoint when a cluster is interrupted: the servers write what they hold, then stop.
+
+Covers: asking the servers, the bound on time, saying what became of it.
+Does not: carry a tensor through the driver (each server writes its own file), decide when (ending),
+know the files (ps.checkpoint).
+Runs in: the driver, which must see the directory as the servers do.
+Threads: one call, on the thread that ends the cluster.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ps.client import PSClient
+from ps.errors import PSError
+from ps.permissions import Phase
+from rpc.errors import RpcError
+from rpc.handshake import Credentials, Identity, Role
+from tfos.console import Console
+from tfos.control.coordinator import Coordinator
+
+_DESCRIBE_SHARE = 0.3
+"""Part of the time in which the servers say what they hold; the rest is for writing it."""
+
+
+class LastSave:
+    """Saves the parameters of one cluster, at most once.
+
+    Args:
+        directory: where; the servers and the driver see it under this path.
+        coordinator: knows where the servers are.
+        credentials: of the data plane.
+        console: hears where the checkpoint is, or why there is none.
+    """
+
+    def __init__(
+        self, directory: str, coordinator: Coordinator, credentials: Credentials, console: Console
+    ) -> None:
+        self._directory = directory
+        self._coordinator = coordinator
+        self._credentials = credentials
+        self._console = console
+
+    def save(self, timeout_s: float) -> None:
+        """Save if every server still serves; a failed save is a warning. Raises nothing."""
+        started_s = time.monotonic()
+        try:
+            found = self._try(started_s + timeout_s)
+        except (PSError, RpcError, OSError) as error:
+            self._console.warn(
+                f"the parameters were not saved to {self._directory} within {timeout_s:.1f} s: "
+                f"{error}. A larger abort_s in ClusterConfig gives the save more time"
+            )
+        else:
+            self._console.line(f"{found} ({time.monotonic() - started_s:.1f} s)")
+
+    def _try(self, deadline_s: float) -> str:
+        servers = self._coordinator.read(lambda state: list(state.servers))
+        workers = self._coordinator.read(lambda state: len(state.workers))
+        endpoints = [each.endpoint for each in servers if each.endpoint is not None]
+        gone = [each.name for each in servers if not each.is_live or each.endpoint is None]
+        if gone:
+            raise PSError(f"{', '.join(gone)} is gone")
+        left_s = deadline_s - time.monotonic()
+        with PSClient(
+            endpoints,
+            self._credentials,
+            Identity(Role.DRIVER, 0, 0),
+            num_workers=workers,
+            timeout_s=left_s * _DESCRIBE_SHARE,
+            reconnect_s=left_s * _DESCRIBE_SHARE,
+        ) as client:
+            described = client.describe()
+            if any(server.phase == Phase.EMPTY.value for server in described):
+                return f"nothing to save to {self._directory}: no parameters were made yet"
+            client.attach()
+            step = max(server.clock for server in described)
+            path = client.save(
+                self._directory, step, timeout_s=max(0.1, deadline_s - time.monotonic())
+            )
+        return f"saved the parameters after {step} updates to {path}"
