@@ -1,6 +1,6 @@
 """Rewrite the table of docs/performance.md from the JSON lines of benchmarks, read from stdin.
 
-for name in dense apply small feed_rdd keras_step startup accuracy; do scripts/bench $name; done \
+for name in dense apply small sparse feed_rdd keras_step startup accuracy; do scripts/bench $name; done \
     | python scripts/performance_table.py
 """
 
@@ -19,6 +19,8 @@ BARS = {
     "P02": "≥ 1.5",
     "P03": "≤ 1.1",
     "P05": "≤ 3",
+    "P06": "≥ 0.4",
+    "P07": "≥ 1.0",
     "P08": "≥ 0.5",
     "P13": "≥ 0.7",
     "P15": "≤ 2 s more",

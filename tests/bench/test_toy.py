@@ -50,6 +50,11 @@ def test_apply():
 
 
 @pytest.mark.tf
+def test_sparse():
+    assert figures("sparse") == ["P06", "P07"]
+
+
+@pytest.mark.tf
 def test_keras_step():
     assert figures("keras_step") == ["P13"]
 
