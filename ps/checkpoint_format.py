@@ -26,9 +26,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from ps import decoding
+from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError
 from ps.optimizers import rule_of
-from ps.params import UNREADABLE, Layout, Manifest
+from ps.params import Layout, Manifest
 
 Array = np.ndarray[Any, Any]
 
@@ -154,7 +156,7 @@ def decode_manifest(data: bytes, path: str) -> Checkpoint:
             f"{path} is damaged: its digest is {digest(body)}, its first line says {first[:64]!r}"
         )
     try:
-        checkpoint = msgspec.json.decode(body, type=Checkpoint)
+        checkpoint = decoding.json(body, Checkpoint)
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a manifest of format {FORMAT}: {error}") from error
     if checkpoint.format not in READABLE_FORMATS:

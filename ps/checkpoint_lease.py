@@ -25,8 +25,9 @@ from pathlib import Path
 
 import msgspec
 
+from ps import decoding
+from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError
-from ps.params import UNREADABLE
 from ps.storage import Storage, typed_errors
 from rpc.address import boot_id
 
@@ -78,7 +79,7 @@ def read_holder(data: bytes) -> Holder | None:
     if not data:
         return None
     try:
-        return msgspec.json.decode(data, type=Holder)
+        return decoding.json(data, Holder)
     except UNREADABLE as error:
         _logger.warning("%s is not readable and counts as nobody's: %s", LEASE_NAME, error)
         return None

@@ -15,8 +15,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
+from ps import decoding
 from ps.checkpoint_format import (
     FORMAT,
     MANIFEST_NAME,
@@ -30,8 +29,9 @@ from ps.checkpoint_format import (
     step_name,
     step_of,
 )
+from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError
-from ps.params import UNREADABLE, Layout
+from ps.params import Layout
 from ps.storage import Storage, storage_at
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def load_index(
             f"{shard.index_digest}; the file is damaged or of another save"
         )
     try:
-        index = msgspec.msgpack.decode(data, type=ShardIndex)
+        index = decoding.msgpack(data, ShardIndex)
     except UNREADABLE as error:
         raise CheckpointError(f"{path} has no index of format {FORMAT}: {error}") from error
     count = len(index.bucket_ids)

@@ -17,8 +17,9 @@ import time
 
 import msgspec
 
+from ps import decoding
+from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError, PhaseError
-from ps.params import UNREADABLE
 from ps.storage import Storage, typed_errors
 
 LOOK_S = 1.0
@@ -113,6 +114,6 @@ def _read(data: bytes) -> Epoch | None:
     if not data:
         return None
     try:
-        return msgspec.json.decode(data, type=Epoch)
+        return decoding.json(data, Epoch)
     except UNREADABLE:
         return None

@@ -34,10 +34,12 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from ps import decoding
 from ps.applied import MAX_SEQUENCE
 from ps.checkpoint_format import ShardRecord
+from ps.decoding import UNREADABLE
 from ps.errors import SettingsError
-from ps.params import UNREADABLE, Hyper
+from ps.params import Hyper
 from ps.rendezvous import MAX_KEY_LENGTH
 from ps.table_spec import MAX_SEGMENTS, MAX_TABLES
 
@@ -334,6 +336,6 @@ def decode_reply(meta: bytes, reply: type[_Reply]) -> _Reply:
         SettingsError: the server sent something else; client and server differ in version.
     """
     try:
-        return msgspec.msgpack.decode(meta, type=reply)
+        return decoding.msgpack(meta, reply)
     except UNREADABLE as error:
         raise SettingsError(f"the server's answer is no {reply.__name__}: {error}") from error

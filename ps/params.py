@@ -18,6 +18,8 @@ from typing import Literal, NewType
 import msgspec
 import numpy as np
 
+from ps import decoding
+from ps.decoding import UNREADABLE
 from ps.elements import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.errors import ManifestMismatch, SettingsError
 from ps.rules import (
@@ -49,7 +51,6 @@ __all__ = [  # with the rules, so that a manifest needs one import
     "MAX_SCALAR",
     "MIN_BUCKET_BYTES",
     "SGD",
-    "UNREADABLE",
     "AMSGrad",
     "Adadelta",
     "Adagrad",
@@ -83,10 +84,6 @@ ServerRank = NewType("ServerRank", int)
 WorkerRank = NewType("WorkerRank", int)
 
 Consistency = Literal["async", "sync", "ssp"]
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes of a peer that it cannot decode: the last two for text that is not
-UTF-8 and for nesting, both met by fuzzing."""
 
 MAX_PARAMS = 100_000
 MAX_RANK = 32
@@ -219,7 +216,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             ManifestMismatch: not a manifest of this version; the message names the field.
         """
         try:
-            return msgspec.msgpack.decode(data, type=cls)
+            return decoding.msgpack(data, cls)
         except UNREADABLE as error:
             raise ManifestMismatch(f"not a manifest that this version reads: {error}") from error
 

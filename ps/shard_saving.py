@@ -22,15 +22,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ps import messages
+from ps import decoding, messages
 from ps.applied import AppliedRecord, Column, SessionCut
 from ps.checkpoint import write_shard
 from ps.checkpoint_format import Checkpoint, ShardRecord, new_arrays
 from ps.checkpoint_restore import read_extra, restore_shard
+from ps.decoding import UNREADABLE
 from ps.dense import DenseShard
 from ps.errors import CheckpointError
 from ps.lifecycle import ServerSettings
-from ps.params import UNREADABLE
 from ps.serving import ServingShard
 
 Array = np.ndarray[Any, Any]
@@ -201,6 +201,6 @@ class _MemoryCopy(_Source):
 
 def _decode(data: bytes, server: int) -> ShardExtra:
     try:
-        return msgspec.msgpack.decode(data, type=ShardExtra)
+        return decoding.msgpack(data, ShardExtra)
     except UNREADABLE as error:
         raise CheckpointError(f"the records of ps:{server} cannot be read: {error}") from error

@@ -1,7 +1,8 @@
 """Rewrite the table of docs/performance.md from the JSON lines of benchmarks, read from stdin.
 
-for name in dense apply small sparse feed_rdd keras_step startup accuracy; do scripts/bench $name; done \
-    | python scripts/performance_table.py
+for name in dense apply small sparse feed_rdd keras_step startup accuracy; do
+    scripts/bench $name
+done | python scripts/performance_table.py
 """
 
 from __future__ import annotations
