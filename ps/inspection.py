@@ -16,13 +16,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ps import decoding
 from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_lease import LEASE_NAME, read_holder
 from ps.checkpoint_reader import Root, load_chain, load_step, steps_on_disk
 from ps.checkpoint_restore import read_extra, read_values, verify_files
+from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError
 from ps.optimizers import rule_of
-from ps.params import UNREADABLE, GroupLayout, Layout
+from ps.params import GroupLayout, Layout
 from ps.storage import Storage, storage_at
 
 Array = np.ndarray[Any, Any]
@@ -133,7 +135,7 @@ def _groups(checkpoint: Checkpoint) -> Iterator[GroupReport]:
 
 def _read_cut(storage: Storage, checkpoint: Checkpoint) -> _Cut:
     try:
-        return msgspec.msgpack.decode(read_extra(storage, checkpoint, 0), type=_Cut)
+        return decoding.msgpack(read_extra(storage, checkpoint, 0), _Cut)
     except UNREADABLE as error:
         raise CheckpointError(f"the records of ps:0 cannot be read: {error}") from error
 
