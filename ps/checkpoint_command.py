@@ -19,6 +19,8 @@ from ps.checkpoint_restore import newest_sound
 from ps.errors import PSError
 from ps.inspection import DirectoryReport, StepReport, export_npz, inspect
 
+NOTHING = "no step can be restored"
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit status: 0, 1 for nothing to restore, 2 for an error."""
@@ -50,12 +52,8 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _lines(report: DirectoryReport) -> Iterator[str]:
-    newest = "no step can be restored" if report.newest is None else f"step {report.newest}"
-    yield (
-        f"{report.directory}: newest {newest}"
-        if report.newest is not None
-        else (f"{report.directory}: {newest}")
-    )
+    newest = f"newest step {report.newest}" if report.newest is not None else NOTHING
+    yield f"{report.directory}: {newest}"
     yield f"lease: {report.lease or 'nobody saves here'}"
     for step in report.steps:
         yield from _step_lines(step)

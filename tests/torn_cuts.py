@@ -1,0 +1,19 @@
+"""How far the buckets of an asynchronous save are apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ps.checkpoint_reader import read_manifest
+from ps.checkpoint_restore import read_extra
+from ps.shard_saving import ShardExtra
+
+
+def torn_by(root: str | Path, step: int, server: int) -> int:
+    """Pushes that some buckets of this server's shard hold and others do not: of its own record."""
+    extra = msgspec.msgpack.decode(
+        read_extra(root, read_manifest(root, step), server), type=ShardExtra
+    )
+    return sum(max(each.applied) - min(each.applied) for each in extra.sessions or ())
