@@ -64,6 +64,8 @@ class Gate(Generic[Gradient]):
         self._waiting: dict[RequestId, Arrival[Gradient]] = {}
         self._refused: dict[WorkerRank, tuple[RequestId, PSError]] = {}
         self._seen_clock: dict[WorkerRank, int] = {}
+        self._arriving: set[WorkerRank] = set()
+        """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
         self._closed: PSError | None = None
 
     @property
@@ -105,12 +107,16 @@ class Gate(Generic[Gradient]):
     def admit(self, worker: WorkerRank) -> Admission:
         """Whether to apply a gradient as it arrives or to stage it."""
         with self._changed:
-            return self._policy.admit(worker)
+            admission = self._policy.admit(worker)
+            if admission is not Admission.STAGE:
+                self._arriving.add(worker)
+            return admission
 
     def staleness_of(self, worker: WorkerRank) -> int:
-        """Updates by others since this worker last pulled."""
+        """Updates by others since this worker last pulled, those that arrive just now included."""
         with self._changed:
-            return self._policy.clock - self._seen_clock.get(worker, 0)
+            in_flight = len(self._arriving - {worker})
+            return self._policy.clock + in_flight - self._seen_clock.get(worker, 0)
 
     def pulled(self, worker: WorkerRank, clock: int) -> None:
         """Note which clock's parameters the worker has got."""
@@ -255,6 +261,7 @@ class Gate(Generic[Gradient]):
             if lost < known:
                 return False
             self._record.fence(worker, lost + 1)
+            self._arriving.discard(worker)
             if self._closed is None:  # else nobody waits any more
                 self._execute(self._policy.on_lost(worker))
             return True
@@ -304,6 +311,7 @@ class Gate(Generic[Gradient]):
         return 0 < told_clock < self._policy.clock
 
     def _enter(self, arrival: Arrival[Gradient]) -> None:
+        self._arriving.discard(arrival.id.worker)
         is_null = arrival.hyper is None
         actions = self._policy.on_push(arrival.id.worker, arrival.rows, null=is_null)
         self._waiting[arrival.id] = arrival

@@ -143,6 +143,7 @@ class ServingShard:
         elif (admission := self.gate.admit(sender.worker)) is Admission.STAGE:
             arrival = self._stage(call, request, sender, deadline_s)
         else:
+            staleness = self.gate.staleness_of(sender.worker)  # who arrives with it counts too
             request = self._slowed(request, staleness)
             early = request.pull and admission is Admission.APPLY
             sent = self._apply_arriving(call, request, sender, deadline_s, answers_early=early)

@@ -6,10 +6,8 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +15,13 @@ import pytest
 from ps import serving
 from ps.client import PSClient
 from ps.errors import RequestTimeout
-from ps.params import Adam, Hyper, Manifest
+from ps.params import Adam, Hyper
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity, Role
-from tests.cutting_proxy import CuttingProxy, Direction
+from tests.cutting_proxy import Direction
+from tests.proxied_bed import proxied
 from tests.ps_bed import (
     ADD,
-    Cluster,
     cluster,
     filled,
     make_manifest,
@@ -31,6 +29,8 @@ from tests.ps_bed import (
     run_all,
     succeeded,
 )
+
+__all__ = ["proxied"]
 
 HYPER = Hyper(0.1)
 
@@ -40,45 +40,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and answer bucket by bucket, so that small pushes are cut half applied."""
     monkeypatch.setattr(serving, "READ_BYTES", 512)
     monkeypatch.setattr(serving, "SEND_BYTES", 1024)
-
-
-class ProxiedCluster:
-    """One TCP server behind a cutting proxy; `direct` clients go around it."""
-
-    def __init__(self, bed: Cluster) -> None:
-        self.bed = bed
-        self.proxies = [CuttingProxy(endpoint) for endpoint in bed.endpoints]
-        self.proxy = self.proxies[0]
-
-    def client(self, rank: int = 0, **settings: Any) -> PSClient:
-        endpoints = [proxy.endpoint for proxy in self.proxies]
-        return self.bed.client(rank, endpoints=endpoints, **settings)
-
-    def workers(self, manifest: Manifest) -> list[PSClient]:
-        """Attached clients with open connections through the proxy."""
-        self.bed.client().seed(manifest, filled(manifest))
-        clients = [self.client(rank) for rank in range(self.bed.num_workers)]
-        for client in clients:
-            client.attach()
-        return clients
-
-
-@pytest.fixture
-def proxied() -> Iterator[Callable[..., ProxiedCluster]]:
-    made: list[tuple[Any, ProxiedCluster]] = []
-
-    def make(**settings: Any) -> ProxiedCluster:
-        manager = cluster("tcp", **settings)
-        made.append((manager, ProxiedCluster(manager.__enter__())))
-        return made[-1][1]
-
-    yield make
-    for manager, parts in made:
-        for client in parts.bed.clients:
-            client.close()
-        for proxy in parts.proxies:
-            proxy.close()
-        manager.__exit__(None, None, None)
 
 
 def offsets(total_bytes: int, count: int) -> list[int]:
@@ -262,97 +223,3 @@ def test_several_servers_that_accept_and_say_nothing_share_one_deadline():
         with pytest.raises(RequestTimeout, match="ps:3 at"):
             client.describe()
         assert time.monotonic() - began_s < 1.2
-
-
-Operation = Callable[[ProxiedCluster, PSClient, Manifest, Path], Any]
-
-
-def one(manifest: Manifest) -> dict:
-    return filled(manifest, 1.0)
-
-
-OPERATIONS: dict[str, tuple[Operation, Callable[[ProxiedCluster, Any], bool]]] = {
-    "describe": (lambda p, c, m, d: c.describe(), lambda p, r: r[0].phase == "SERVING"),
-    "seed": (lambda p, c, m, d: c.seed(m, one(m)), lambda p, r: value(p) == 0.0),
-    "attach": (lambda p, c, m, d: c.attach(), lambda p, r: isinstance(r, Manifest)),
-    "pull": (lambda p, c, m, d: c.pull(filled(m)), lambda p, r: r.clock == 0),
-    "push": (lambda p, c, m, d: c.push(one(m), hyper=HYPER, rows=1), lambda p, r: value(p) == 1.0),
-    "push_pull": (
-        lambda p, c, m, d: c.push_pull(one(m), filled(m), hyper=HYPER, rows=1),
-        lambda p, r: value(p) == 1.0 and r.clock == 1,
-    ),
-    "push_null": (lambda p, c, m, d: c.push_null(), lambda p, r: r.clock == 0),
-    "assign": (lambda p, c, m, d: c.assign(one(m)), lambda p, r: value(p) == 1.0),
-    "join": (lambda p, c, m, d: c.join(), lambda p, r: r.clock == 0),
-    "leave": (lambda p, c, m, d: c.leave(), lambda p, r: r.clock == 0),
-    "finish": (lambda p, c, m, d: c.finish(), lambda p, r: r is None),
-    "rendezvous": (
-        lambda p, c, m, d: c.rendezvous("k", b"v", timeout_s=10),
-        lambda p, r: r == {0: b"v"},
-    ),
-    "save": (lambda p, c, m, d: c.save(d, 5), lambda p, r: r.name == "step-5"),
-    "stats": (lambda p, c, m, d: c.stats(), lambda p, r: r[0].clock == 0),
-}
-KINDS: dict[str, tuple[Direction, int]] = {
-    "request lost": ("up", 0),
-    "in flight": ("up", 50),
-    "response lost": ("down", 0),
-}
-
-
-def value(parts: ProxiedCluster) -> float:
-    client = parts.bed.client()
-    client.attach()
-    return float(parts.bed.pulled(client)["trainable"][0])
-
-
-@pytest.mark.slow
-@pytest.mark.fault("F26")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_request_may_be_lost_and_sent_again(proxied, name: str, kind: str, tmp_path: Path):
-    parts = proxied()
-    manifest = make_manifest(100, rule=ADD)
-    (client,) = parts.workers(manifest)
-    operation, holds = OPERATIONS[name]
-    (cut,) = parts.proxy.plan(KINDS[kind])
-    result = operation(parts, client, manifest, tmp_path)
-    assert cut.fired.is_set()
-    assert holds(parts, result)
-    if name not in ("finish", "leave"):
-        before = value(parts)
-        assert client.push(one(manifest), hyper=HYPER, rows=1).applied
-        assert value(parts) == before + 1.0
-
-
-@pytest.mark.slow
-@pytest.mark.fault("F26")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["fence", "worker_lost", "stop_servers"])
-def test_every_order_of_the_driver_may_be_lost_and_sent_again(proxied, name: str, kind: str):
-    parts = proxied()
-    parts.workers(make_manifest(100))
-    driver = parts.client(role=Role.DRIVER)
-    driver.describe()
-    arguments = {"fence": (0, 3), "worker_lost": (0,), "stop_servers": ("enough",)}
-    (cut,) = parts.proxy.plan(KINDS[kind])
-    getattr(driver, name)(*arguments[name])
-    assert cut.fired.is_set()
-    assert driver.describe()[0].phase == ("DRAINING" if name == "stop_servers" else "SERVING")
-
-
-@pytest.mark.slow
-@pytest.mark.fault("F26")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_restore_may_be_lost_and_sent_again(proxied, kind: str, tmp_path: Path):
-    manifest = make_manifest(100, rule=ADD)
-    with cluster("inproc") as bed:
-        (client,) = bed.workers(manifest, one(manifest))
-        client.save(tmp_path, 5)
-    parts = proxied()
-    client = parts.client()
-    client.describe()
-    (cut,) = parts.proxy.plan(KINDS[kind])
-    assert client.restore(tmp_path) == 5
-    assert cut.fired.is_set()
-    assert value(parts) == 1.0

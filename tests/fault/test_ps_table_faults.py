@@ -122,31 +122,3 @@ def test_a_rule_with_slots_over_a_bad_network_ends_in_the_same_bits(proxied):
     got = train(bad, lambda step: armed.extend(bad.proxies[0].plan(("up", 97 * step))))
     assert all(cut.fired.is_set() for cut in armed)
     assert np.array_equal(got, expected)
-
-
-OPERATIONS: dict[str, tuple[Callable[[PSClient], Any], float]] = {
-    "lookup": (lambda client: client.tables.lookup({"user": IDS, "item": IDS}), 1.0),
-    "push_rows": (push_both, 2.0),
-    "scan": (lambda client: list(client.tables.scan("user")), 1.0),
-}
-KINDS: dict[str, tuple[Direction, int]] = {
-    "request lost": ("up", 0),
-    "in flight": ("up", 50),
-    "response lost": ("down", 0),
-}
-
-
-@pytest.mark.fault("F26")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_request_may_be_lost_and_sent_again(proxied, name: str, kind: str):
-    parts = proxied()
-    (client,) = parts.clients
-    push_both(client)
-    operation, value = OPERATIONS[name]
-    (cut,) = parts.proxies[0].plan(KINDS[kind])
-    operation(client)
-    assert cut.fired.is_set()
-    assert set(parts.rows("user").ravel()) == {value}
-    push_both(client)
-    assert set(parts.rows("item").ravel()) == {value + 1.0}

@@ -11,7 +11,8 @@ import pytest
 from ps.applied import AppliedRecord, RequestId, SessionCut, Verdict
 from ps.arrival import Arrival
 from ps.barrier import Sync
-from ps.decisions import OnLost
+from ps.consistency import Async
+from ps.decisions import Admission, OnLost
 from ps.errors import (
     NonFiniteGradient,
     PeerGone,
@@ -237,6 +238,24 @@ def test_a_frozen_worker_that_was_dropped_hears_it_when_it_thaws():
     with pytest.raises(StaleIncarnation, match="was replaced"):
         bench.gate.wait(waiting, time.monotonic(), NEVER_GONE)
     assert not bench.gate.lose(WorkerRank(1), 0)
+
+
+def test_pushes_that_arrive_together_are_stale_for_each_other():
+    """Each bucket gets them in some order, and neither worker has seen the other's."""
+    gate: Gate[float] = Gate(Async(), AppliedRecord(1), lambda _: None, lambda _: None, print)
+    one, other, cut = (RequestId(WorkerRank(rank), 0, 1, 1) for rank in range(3))
+    for name in (one, other, cut):
+        gate.begin(name)
+        assert gate.admit(name.worker) is Admission.APPLY
+    assert [gate.staleness_of(name.worker) for name in (one, other)] == [2, 2]
+    gate.arrive(Arrival(one, 1, HYPER))
+    assert gate.staleness_of(other.worker) == 2
+    gate.lose(cut.worker)
+    assert gate.staleness_of(other.worker) == 1, "what was cut for ever is not on its way"
+    gate.arrive(Arrival(other, 1, HYPER))
+    assert gate.staleness_of(one.worker) == 1
+    gate.pulled(one.worker, gate.clock)
+    assert gate.staleness_of(one.worker) == 0
 
 
 @pytest.mark.parametrize("on_lost", ["fail", "continue"])
