@@ -63,7 +63,9 @@ class Gate(Generic[Gradient]):
         self._on_failed = on_failed
         self._waiting: dict[RequestId, Arrival[Gradient]] = {}
         self._refused: dict[WorkerRank, tuple[RequestId, PSError]] = {}
+        self._first_clock = policy.clock
         self._seen_clock: dict[WorkerRank, int] = {}
+        """What of its worker is not here counts from the first clock: a restored one is no age."""
         self._arriving: set[WorkerRank] = set()
         """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
         self._closed: PSError | None = None
@@ -116,7 +118,7 @@ class Gate(Generic[Gradient]):
         """Updates by others since this worker last pulled, those that arrive just now included."""
         with self._changed:
             in_flight = len(self._arriving - {worker})
-            return self._policy.clock + in_flight - self._seen_clock.get(worker, 0)
+            return self._policy.clock + in_flight - self._seen(worker)
 
     def pulled(self, worker: WorkerRank, clock: int) -> None:
         """Note which clock's parameters the worker has got."""
@@ -323,8 +325,11 @@ class Gate(Generic[Gradient]):
         arrival.is_applied = True
         self._record.complete(arrival.id)
         worker = arrival.id.worker
-        self._seen_clock[worker] = self._seen_clock.get(worker, 0) + 1
+        self._seen_clock[worker] = self._seen(worker) + 1
         self._on_applied(arrival)
+
+    def _seen(self, worker: WorkerRank) -> int:
+        return self._seen_clock.get(worker, self._first_clock)
 
     def _take(self, worker: WorkerRank) -> list[Arrival[Gradient]]:
         """Remove and return what waits of one worker; more than one only of several sessions."""

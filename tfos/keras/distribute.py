@@ -36,7 +36,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     consistency: Literal["async", "sync", "ssp"] = "async",
     reduction: Literal["mean", "sum"] = "mean",
     staleness_bound: int | None = None,
-    staleness_aware: bool = False,
+    staleness_aware: bool | None = None,
     on_nonfinite: Literal["error", "skip"] = "error",
     pipeline: int = 0,
 ) -> Any:
@@ -56,8 +56,10 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
         staleness_bound: ssp only, and needed there, in steps. 0: no worker is ahead of another.
             Larger: less waiting for slow workers, older gradients.
-        staleness_aware: async and ssp: divide the learning rate of a gradient by 1 + the updates by
-            others that its worker had not seen.
+        staleness_aware: divide the learning rate of a gradient by 1 + the updates by others that
+            its worker had not seen. None: yes, except in sync, where no gradient is stale; with one
+            worker it changes nothing. False: every gradient counts in full, which ruins a training
+            as soon as several workers push with rules like Adam.
         on_nonfinite: what a NaN or infinite gradient does: "error" raises before anything is sent,
             "skip" leaves the step out and counts it.
         pipeline: async only: steps that `fit` computes while a push is under way. With k, a step's
@@ -76,7 +78,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         consistency=consistency,
         reduction=reduction,
         staleness_bound=staleness_bound,
-        staleness_aware=staleness_aware,
+        staleness_aware=consistency != "sync" if staleness_aware is None else staleness_aware,
         on_nonfinite=on_nonfinite,
         pipeline=pipeline,
     )

@@ -258,6 +258,18 @@ def test_pushes_that_arrive_together_are_stale_for_each_other():
     assert gate.staleness_of(one.worker) == 0
 
 
+def test_a_worker_that_a_restored_server_does_not_know_is_not_stale():
+    """Else its first push would hardly count, at a rate divided by the updates of years."""
+    gate: Gate[float] = Gate(Async(clock=900), AppliedRecord(1), print, lambda _: None, print)
+    name = RequestId(WorkerRank(0), 0, 1, 1)
+    gate.begin(name)
+    gate.admit(name.worker)
+    assert gate.staleness_of(name.worker) == 0
+    gate.arrive(Arrival(name, 1, HYPER))
+    assert gate.staleness_of(name.worker) == 0
+    assert gate.staleness_of(WorkerRank(1)) == 1
+
+
 @pytest.mark.parametrize("on_lost", ["fail", "continue"])
 def test_a_worker_may_be_lost_while_the_server_stops(on_lost: OnLost):
     bench = Bench(on_lost)
