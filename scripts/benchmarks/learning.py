@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="*", default=[mode.name for mode in MODES])
     args = parser.parse_args()
     if args.toy:
-        args.repeats, args.steps, args.workers, args.modes = 1, 8, [2], ["async", "ssp-1"]
+        args.repeats, args.steps, args.workers, args.modes = 1, 4, [2], ["async"]
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")  # of the workers
     reference = [alone(seed, args.steps) for seed in range(args.repeats)]
     for mode in (mode for mode in MODES if mode.name in args.modes):

@@ -44,6 +44,11 @@ def test_small():
     assert figures("small") == ["P05"]
 
 
+@pytest.mark.slow
+def test_learning():
+    assert figures("learning") == ["LRN-async-2"]
+
+
 @pytest.mark.tf
 def test_apply():
     assert figures("apply") == ["APPLY"] * 4

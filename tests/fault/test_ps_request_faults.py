@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,10 +17,11 @@ import pytest
 from ps import messages
 from ps.client import PSClient
 from ps.params import Hyper, Manifest
+from ps.rules import SGD
 from rpc.handshake import Role
-from tests.cutting_proxy import Direction
+from tests.cutting_proxy import Cut, Direction
 from tests.proxied_bed import ProxiedCluster, proxied
-from tests.ps_bed import ADD, cluster, filled, make_manifest
+from tests.ps_bed import ADD, cluster, filled, make_manifest, run_all
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["proxied", "table_kernels_loaded"]
@@ -29,7 +31,12 @@ HYPER = Hyper(0.1)
 IDS = np.arange(60)
 DENSE = make_manifest(30, rule=ADD)
 SPARSE = with_tables(table("user", segments=3), rule=ADD)
-OF_TABLES = {messages.Lookup, messages.PushRows, messages.Scan}
+CLIPPED = make_manifest(30, rule=SGD(global_clipnorm=1e6), consistency="sync", bucket_bytes=64)
+MANIFESTS: dict[type, Manifest] = {
+    **dict.fromkeys((messages.Lookup, messages.PushRows, messages.Scan), SPARSE),
+    messages.Settle: CLIPPED,
+}
+SIZES: dict[type, dict[str, int]] = {messages.Settle: {"num_servers": 2, "num_workers": 2}}
 KINDS: dict[str, tuple[Direction, int]] = {
     "request lost": ("up", 0),
     "in flight": ("up", 50),
@@ -74,10 +81,21 @@ class Case:
     role: Role = Role.WORKER
     goes_on: bool = True
     """Whether a push after it must count."""
+    is_later: bool = False
+    """Whether the call makes other requests first: then the cut waits for this one."""
 
 
 def push_rows(scene: Scene) -> None:
     scene.client.tables.push({"user": (IDS, ones(IDS))}, hyper=HYPER)
+
+
+def push_clipped(scene: Scene) -> list[Any]:
+    """Both workers' push, whose second round is the request."""
+    other = scene.parts.bed.client(1)
+    other.attach()
+    grads = scene.one()
+    clients = (scene.client, other)
+    return run_all(*(partial(c.push, grads, hyper=HYPER, rows=1) for c in clients))
 
 
 def order(act: Callable[[PSClient], Any], phase: str = "SERVING") -> Case:
@@ -94,7 +112,9 @@ CASES: dict[type, list[Case]] = {
         Case(lambda s: s.client.describe(), lambda s, r: r[0].phase == "SERVING"),
         Case(lambda s: s.client.attach(), lambda s, r: r == s.manifest),
     ],
-    messages.FetchManifest: [Case(lambda s: s.client.attach(), lambda s, r: r == s.manifest)],
+    messages.FetchManifest: [
+        Case(lambda s: s.client.attach(), lambda s, r: r == s.manifest, is_later=True),
+    ],
     messages.Seed: [
         Case(lambda s: s.client.seed(s.manifest, s.one()), lambda s, _: s.value() == 0.0),
     ],
@@ -112,6 +132,14 @@ CASES: dict[type, list[Case]] = {
     ],
     messages.PushRows: [Case(push_rows, lambda s, _: s.row() == 1.0)],
     messages.Scan: [Case(lambda s: list(s.client.tables.scan("user")), lambda s, _: True)],
+    messages.Settle: [
+        Case(
+            push_clipped,
+            lambda s, r: [ack.clock for ack in r] == [1, 1] and abs(s.value() + 0.1) < 1e-6,
+            goes_on=False,
+            is_later=True,
+        ),
+    ],
     messages.Assign: [Case(lambda s: s.client.assign(s.one()), lambda s, _: s.value() == 1.0)],
     messages.Join: [Case(lambda s: s.client.join(), lambda s, r: r.clock == 0)],
     messages.Leave: [Case(lambda s: s.client.leave(), lambda s, r: r.clock == 0, goes_on=False)],
@@ -148,8 +176,8 @@ def test_every_request_may_be_lost_and_sent_again(
     proxied, monkeypatch, request_type: type, number: int, kind: str, tmp_path: Path
 ):
     case = CASES[request_type][number]
-    manifest = SPARSE if request_type in OF_TABLES else DENSE
-    parts: ProxiedCluster = proxied()
+    manifest = MANIFESTS.get(request_type, DENSE)
+    parts: ProxiedCluster = proxied(**SIZES.get(request_type, {}))
     if request_type is messages.Restore:
         with cluster("inproc") as before:
             (writer,) = before.workers(manifest, filled(manifest, 1.0))
@@ -171,10 +199,19 @@ def test_every_request_may_be_lost_and_sent_again(
 
     monkeypatch.setattr(messages, "decode_request", watched)
     scene = Scene(parts, client, manifest, tmp_path)
-    direction, after_bytes = KINDS[kind]
-    (cut,) = parts.proxy.plan((direction, after_bytes))
+    cuts: list[Cut] = []
+    encode = messages.encode
+
+    def arm(message: Any = None) -> bytes:
+        if not cuts and (message is None or type(message) is request_type):
+            cuts.extend(parts.proxy.plan(KINDS[kind]))
+        return b"" if message is None else encode(message)
+
+    monkeypatch.setattr(messages, "encode", arm)
+    if not case.is_later:
+        arm()
     result = case.act(scene)
-    assert cut.fired.is_set()
+    assert cuts[0].fired.is_set()
     assert request_type in came, "the case does not make this request"
     assert case.holds(scene, result)
     if case.goes_on:
