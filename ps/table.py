@@ -20,6 +20,7 @@ from ps.errors import IdError, NonFiniteGradient
 from ps.optimizers import rule_of, step_scalars
 from ps.params import Hyper, Manifest, TableSpec
 from ps.stats import TableStats
+from ps.table_ids import shown
 from ps.table_kernels import NUM_BUCKETS
 from ps.table_quota import Quota
 from ps.table_routing import parts_of_buckets
@@ -91,7 +92,7 @@ class Table:
         largest = bits - 2**64 if bits >= 2**63 else bits
         bad = table_kernels.check_parts(ids, self._parts, self._first_part, largest, ends)
         if bad >= 0:
-            raise self._bad_id(int(ids[bad]), int(bad))
+            raise self._bad_id(ids[bad], int(bad))
         starts = [0, *ends[:-1].tolist()]
         return [slice(*pair) for pair in zip(starts, ends.tolist(), strict=True)]
 
@@ -204,32 +205,28 @@ class Table:
         if not count:
             return
         row = int(np.argmin(np.isfinite(grads).all(axis=1)))
-        number = self._shown(int(ids[row]))
+        number = shown(self.spec, ids[row])
         raise NonFiniteGradient(
             f"{count} of {grads.size} values pushed to table {self.spec.name!r} are NaN or "
             f"infinite, the first for id {number}; its segment is unchanged",
             {"table": self.spec.name, "id": str(number), "count": str(count)},
         )
 
-    def _bad_id(self, number: int, place: int) -> IdError:
+    def _bad_id(self, bits: np.int64, place: int) -> IdError:
         spec = self.spec
-        shown = self._shown(number)
-        details = {"table": spec.name, "id": str(shown), "position": str(place)}
-        if number % 2**64 > spec.largest_id:
+        number = shown(spec, bits)
+        details = {"table": spec.name, "id": str(number), "position": str(place)}
+        if not 0 <= number <= spec.largest_id:
             return IdError(
-                f"table {spec.name!r} takes {spec.id_kind} ids 0..{spec.largest_id}, got {shown} "
+                f"table {spec.name!r} takes {spec.id_kind} ids 0..{spec.largest_id}, got {number} "
                 f"at position {place} of the request to {self._server}",
                 details,
             )
         return IdError(
-            f"table {spec.name!r}: id {shown} at position {place} of the request is not "
+            f"table {spec.name!r}: id {number} at position {place} of the request is not "
             f"{self._server}'s, or out of order; do both sides use the same servers?",
             details,
         )
-
-    def _shown(self, number: int) -> int:
-        """The id as its owner knows it."""
-        return number % 2**64 if self.spec.id_kind == "uint64" else number
 
 
 def make_tables(manifest: Manifest, *, rank: int, num_servers: int) -> tuple[Table, ...]:

@@ -72,6 +72,11 @@ def _bits_of_objects(spec: TableSpec, array: Array) -> Array:
     return np.array(values, np.uint64).view(np.int64).reshape(array.shape)
 
 
+def shown(spec: TableSpec, bits: np.int64) -> int:
+    """Return one id as the table's users know it, for a message."""
+    return int(bits) % 2**64 if spec.id_kind == "uint64" else int(bits)
+
+
 def _check_range(spec: TableSpec, array: Array) -> None:
     if not array.size:
         return

@@ -28,6 +28,7 @@ from ps.growing_array import GrowingArray
 from ps.hash_index import HashIndex
 from ps.table_admission import Doorman
 from ps.table_ages import Ages
+from ps.table_ids import shown
 from ps.table_init import initialize, key_of, recipe_of
 from ps.table_quota import Quota
 from ps.table_spec import TableSpec
@@ -219,10 +220,12 @@ class Segment:
         """Take so many rows from the quota, evicting others if the table does that."""
         evicted = 0
         while lacking := self._quota.take(num_rows):
-            oldest = self._oldest(lacking) if self._spec.when_full == "lru" else ()
-            if not len(oldest):
+            if self._spec.when_full == "refuse":
                 raise self._quota.full(self._spec, num_rows)
-            evicted += self._evict(np.asarray(oldest))
+            oldest = self._oldest(lacking)
+            if oldest.size < lacking:  # all of them would not do, so none goes
+                raise self._quota.full(self._spec, num_rows)
+            evicted += self._evict(oldest)
         return evicted
 
     def _oldest(self, num_rows: int) -> Array:
@@ -261,8 +264,9 @@ class Segment:
 
     def _refuse_repeated(self, ids: Array, place: int) -> None:
         if place >= 0:
+            name, number = self._spec.name, shown(self._spec, ids[place])
             raise IdError(
-                f"table {self._spec.name!r}: id {int(ids[place])} occurs twice in one push; sum "
-                "the gradients of equal ids first, as ps.table_client does",
-                {"table": self._spec.name, "id": str(int(ids[place]))},
+                f"table {name!r}: id {number} occurs twice in one push; sum the gradients of equal "
+                "ids first, as ps.table_client does",
+                {"table": name, "id": str(number)},
             )

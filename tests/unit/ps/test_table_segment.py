@@ -141,8 +141,9 @@ def test_rows_of_the_push_itself_are_never_evicted():
     push(made, [1, 2, 3])
     push(made, [1, 2, 4, 5])
     assert lookup(made, [1, 2, 4, 5])[1] == 0
-    with pytest.raises(TableFull):
-        push(made, [1, 2, 4, 5, 6])
+    with pytest.raises(TableFull, match="holds 4 of at most 4"):
+        push(made, [1, 2, 6, 7, 8])
+    assert lookup(made, [1, 2, 4, 5])[1] == 0, "nobody is evicted in vain"
 
 
 def test_rows_live_for_their_time_after_the_last_push():
