@@ -26,6 +26,8 @@ _HUGE_PAGES_FROM_BYTES = 32 << 20
 class GrowingArray:
     """Rows of one dtype in one contiguous piece of memory; new rows are zero.
 
+    A view of `rows` that somebody keeps over `reserve` stays valid and shows the rows as they were.
+
     Args:
         dtype: of the elements.
         width: elements of a row; None makes the array 1-d.
@@ -35,10 +37,9 @@ class GrowingArray:
         self._dtype = dtype
         self._row_shape = () if width is None else (width,)
         self.row_nbytes = dtype.itemsize * (1 if width is None else width)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._memory = mmap.mmap(-1, max(_MIN_BYTES, self.row_nbytes), flags=flags)
+        self._memory = _new_memory(max(_MIN_BYTES, self.row_nbytes))
         self.rows: Array = self._view()
-        """All rows there is room for. Nobody else may keep a view of it over `reserve`."""
+        """All rows there is room for; after `reserve` it is another array."""
 
     @property
     def capacity(self) -> int:
@@ -57,7 +58,7 @@ class GrowingArray:
         nbytes += -nbytes % mmap.PAGESIZE
         self.rows = np.empty(0, self._dtype)  # a memory that is looked at does not move
         try:
-            self._memory.resize(nbytes)
+            self._grow(nbytes)
             if nbytes >= _HUGE_PAGES_FROM_BYTES:
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError as error:
@@ -65,7 +66,19 @@ class GrowingArray:
         finally:
             self.rows = self._view()
 
+    def _grow(self, nbytes: int) -> None:
+        try:
+            self._memory.resize(nbytes)
+        except BufferError:  # somebody has kept a view, as a traceback does: it keeps its memory
+            larger = _new_memory(nbytes)
+            larger[: len(self._memory)] = self._memory[:]
+            self._memory = larger
+
     def _view(self) -> Array:
         num_rows = len(self._memory) // self.row_nbytes
         flat = np.frombuffer(self._memory, np.uint8, count=num_rows * self.row_nbytes)
         return flat.view(self._dtype).reshape((num_rows, *self._row_shape))
+
+
+def _new_memory(nbytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
