@@ -50,7 +50,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    credentials = Credentials(options.cluster_id, read_secret(Path(options.secret_file)))
+    secret = read_secret(Path(options.secret_file))
+    credentials = Credentials(options.cluster_id, secret, options.integrity)
     settings = ServerSettings(
         rank=options.rank,
         num_servers=options.num_servers,
@@ -121,6 +122,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-workers", type=int, required=True, help="workers of the cluster")
     parser.add_argument("--secret-file", required=True, help="file of mode 0600 with the secret")
     parser.add_argument("--cluster-id", required=True, help="name that all processes give")
+    parser.add_argument(
+        "--integrity",
+        choices=("header", "payload"),
+        default="header",
+        help="what is authenticated on TCP; clients' Credentials must say the same",
+    )
     parser.add_argument(
         "--on-lost",
         choices=("fail", "continue"),

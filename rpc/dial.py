@@ -74,7 +74,7 @@ def _way(stream: Stream, endpoint: Endpoint) -> str:
     """Say which way was taken, and why none that is faster."""
     if stream.transport == "unix":
         return f"by its Unix socket: {cannot_share() or 'one of both shares no memory'}"
-    if stream.transport != "tcp":
+    if not stream.transport.startswith("tcp"):
         return "through shared memory" if stream.transport == "shm" else "in this process"
     if not endpoint.unix_path:
         return "by TCP: it has no Unix socket"

@@ -5,7 +5,8 @@
     server -> client   4s "TFRH" | u8 version | u8 options | u16 body_len | body | 32s tag
 
     options    = 1 SHARE: this side can use shared memory (shared_stream). The client says what it
-                 wants, the server what of that it does too
+                 wants, the server what of that it does too.
+                 2 PAYLOAD: this side wants integrity="payload" (sealed_stream); both must
     body       = msgpack array [cluster_id, role, rank, incarnation, nonce (32 bytes)], <= 512 bytes
     client tag = HMAC-SHA256(secret, "tfrp/client" || server nonce || client head and body)
     server tag = HMAC-SHA256(secret, "tfrp/server" || server nonce || client message
@@ -29,10 +30,12 @@ import hmac
 import secrets
 import struct
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Literal
 
 import msgspec
 
-from rpc.errors import AuthError, ProtocolError, VersionMismatch
+from rpc.errors import AuthError, ProtocolError, RpcError, VersionMismatch
 
 VERSION = 1
 NONCE_BYTES = 32
@@ -52,6 +55,7 @@ class Options(enum.IntFlag):
 
     NONE = 0
     SHARE = 1
+    PAYLOAD = 2
 
 
 class Role(enum.StrEnum):
@@ -91,8 +95,15 @@ class Credentials:
 
     cluster_id: str
     secret: bytes = field(repr=False)
+    integrity: Literal["header", "payload"] = "header"
+    """What is authenticated on TCP after the handshake: frames' headers and metas, or all bytes.
+    All processes of a cluster must agree; `payload` needs the package cryptography."""
 
     def __post_init__(self) -> None:
+        if self.integrity not in ("header", "payload"):
+            raise ValueError(f"integrity must be 'header' or 'payload', got {self.integrity!r}")
+        if self.integrity == "payload" and find_spec("cryptography") is None:
+            raise ValueError("integrity='payload' needs the package cryptography; install it")
         if not 1 <= len(self.cluster_id.encode()) <= 128:
             raise ValueError("cluster_id must have 1 to 128 bytes; use Credentials.generate()")
         if not 16 <= len(self.secret) <= 1024:
@@ -104,6 +115,11 @@ class Credentials:
     def generate(cls) -> Credentials:
         """Return a fresh cluster id and a fresh 256-bit secret."""
         return cls(cluster_id=secrets.token_hex(8), secret=secrets.token_bytes(32))
+
+    @property
+    def options(self) -> Options:
+        """What every handshake with these has to agree on."""
+        return Options.PAYLOAD if self.integrity == "payload" else Options.NONE
 
     @property
     def short_id(self) -> str:
@@ -148,10 +164,10 @@ class ServerHandshake:
         self.greeting = drawn[:NONCE_BYTES]
         self.session: Session | None = None
         self.wanted = _HEAD.size
-        self.refusal: ProtocolError | None = None
+        self.refusal: RpcError | None = None
         """Set for a peer that proved itself but cannot be served; send the bytes, then close."""
         self._own_nonce = drawn[NONCE_BYTES:]
-        self._options = options
+        self._options = options | credentials.options
         self._identity = identity
         self._credentials = credentials
         self._head = b""
@@ -169,13 +185,17 @@ class ServerHandshake:
         self.wanted = 0
         message = self._head + data
         _check_tag(self._credentials, b"tfrp/client" + self.greeting, message)
-        options = self._options & message[_OPTIONS_AT]
+        required = self._credentials.options
+        options = (self._options & message[_OPTIONS_AT]) | required
         answer_head_body = _pack(self._credentials, self._identity, self._own_nonce, options)
         tag = _tag(self._credentials, b"tfrp/server" + self.greeting + message, answer_head_body)
         answer = answer_head_body + tag
         peer_version = message[_VERSION_AT]
         if peer_version != VERSION:
             self.refusal = VersionMismatch(_version_text("client", peer_version))
+            return answer
+        if message[_OPTIONS_AT] & Options.PAYLOAD != required:
+            self.refusal = AuthError(_integrity_text("client", self._credentials))
             return answer
         peer = _peer(self._credentials, message)
         client_key, server_key = _keys(self._credentials, self.greeting + message + answer)
@@ -197,7 +217,7 @@ class ClientHandshake:
         self.session: Session | None = None
         self.wanted = NONCE_BYTES
         self._nonce = nonce if nonce is not None else secrets.token_bytes(NONCE_BYTES)
-        self._options = options
+        self._options = options | credentials.options
         self._identity = identity
         self._credentials = credentials
         self._greeting = b""
@@ -234,6 +254,8 @@ class ClientHandshake:
         peer_version = answer[_VERSION_AT]
         if peer_version != VERSION:
             raise VersionMismatch(_version_text("server", peer_version))
+        if answer[_OPTIONS_AT] & Options.PAYLOAD != self._credentials.options:
+            raise AuthError(_integrity_text("server", self._credentials))
         if answer[_OPTIONS_AT] & ~self._options:
             raise ProtocolError(f"the server chose options {answer[_OPTIONS_AT]:#x} by itself")
         peer = _peer(self._credentials, answer)
@@ -293,6 +315,14 @@ def _keys(credentials: Credentials, transcript: bytes) -> tuple[bytes, bytes]:
     return (
         hmac.digest(secret, b"tfrp/key/c2s" + transcript, hashlib.sha256),
         hmac.digest(secret, b"tfrp/key/s2c" + transcript, hashlib.sha256),
+    )
+
+
+def _integrity_text(peer: str, ours: Credentials) -> str:
+    theirs = "header" if ours.integrity == "payload" else "payload"
+    return (
+        f"{peer} was started with integrity={theirs!r}, this side with {ours.integrity!r}; "
+        "give all processes of the cluster the same"
     )
 
 

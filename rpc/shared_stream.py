@@ -34,6 +34,7 @@ import numpy as np
 from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, ProtocolError
 from rpc.handshake import Options, Session
 from rpc.limits import Limits
+from rpc.sealed_stream import SealedStream
 from rpc.segment import Segment, cannot_share
 from rpc.transport import SocketStream, Stream
 
@@ -213,7 +214,9 @@ def options_for(transport: str, limits: Limits) -> Options:
 def upgraded(
     stream: Stream, session: Session, limits: Limits, deadline: float, *, first: bool = False
 ) -> Stream:
-    """Return the stream to use after the handshake: through shared memory if both sides can.
+    """Return the stream to use after the handshake: what both sides can and want.
+
+    On one host through shared memory; over TCP with all bytes authenticated if they agreed to.
 
     Args:
         stream: what the handshake went over.
@@ -225,6 +228,8 @@ def upgraded(
     Raises:
         TransportError, ProtocolError: see share.
     """
+    if session.options & Options.PAYLOAD and stream.transport == "tcp":
+        return SealedStream(stream, session)
     if not session.options & Options.SHARE or not isinstance(stream, SocketStream):
         return stream
     return share(stream, limits, first=first, deadline=deadline) or stream

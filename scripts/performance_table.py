@@ -17,6 +17,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 HEAD = "| id | what | ours | reference | ratio | bar | command |\n|---|---|---|---|---|---|---|\n"
 BARS = {
     "P01": "≥ 0.85",
+    "P01g": "reported",
     "P02": "≥ 1.5",
     "P03": "≤ 1.1",
     "P05": "≤ 3",

@@ -22,11 +22,12 @@ from rpc.frame import Kind, Opener, Sealer
 from rpc.handshake import ClientHandshake, Credentials, Identity, Role, Session
 from rpc.limits import Limits
 from rpc.listener import Call, Listener
+from rpc.sealed_stream import SealedStream
 from rpc.shared_stream import SharedStream, share
-from rpc.transport import SocketStream
+from rpc.transport import SocketStream, Stream
 
 WAIT_S = 20.0
-TRANSPORTS = ("tcp", "unix", "shm", "inproc")
+TRANSPORTS = ("tcp", "tcp+payload", "unix", "shm", "inproc")
 WORKER = Identity(Role.WORKER, 3, 1)
 SERVER = Identity(Role.SERVER, 0)
 PART_BYTES = 64 * 1024
@@ -115,6 +116,8 @@ class Bed:
 
     def __init__(self, transport: str = "tcp", limits: Limits | None = None) -> None:
         self.credentials = Credentials.generate()
+        if transport == "tcp+payload":
+            self.credentials = dataclasses.replace(self.credentials, integrity="payload")
         self.gate = threading.Event()
         self.waiting = threading.Semaphore(0)
         self.handled: list[bytes] = []
@@ -130,7 +133,7 @@ class Bed:
             limits=self.limits,
             on_disconnect=self.disconnected.append,
         )
-        if transport == "tcp":
+        if transport.startswith("tcp"):
             self.listener.bind_tcp("127.0.0.1")
         elif transport in ("unix", "shm"):
             self.listener.bind_unix()
@@ -246,6 +249,15 @@ def shared_pair(
     assert made[0] is not None
     assert client is not None
     return made[0], client
+
+
+def sealed_pair(left: Stream, right: Stream) -> tuple[SealedStream, SealedStream]:
+    """Both ends of a pair with every byte authenticated."""
+    one, other = bytes(32), bytes([1]) * 32
+    return (
+        SealedStream(left, Session(SERVER, one, other)),
+        SealedStream(right, Session(WORKER, other, one)),
+    )
 
 
 class RawClient:

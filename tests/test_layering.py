@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOMS = ("rpc", "ps", "feeding", "tfos")
 MAY_IMPORT = {
-    "rpc": {"rpc", "msgspec", "numpy"},
+    "rpc": {"rpc", "msgspec", "numpy", "cryptography"},
     "ps": {"ps", "rpc", "msgspec", "numpy", "numba", "llvmlite"},
     "feeding": {"feeding", "rpc", "msgspec", "numpy", "numba"},
     "tfos": {

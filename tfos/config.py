@@ -10,6 +10,7 @@ import enum
 import math
 from dataclasses import dataclass, fields
 from os.path import isabs
+from typing import Literal
 
 from tfos.checkpoints import Checkpoints
 from tfos.errors import SettingsError
@@ -62,6 +63,9 @@ class ClusterConfig:
     """Accept speculative execution although it starts nodes twice."""
     checkpoints: Checkpoints | None = None
     """Where and when parameters are saved; None: never, and a dead server fails the cluster."""
+    integrity: Literal["header", "payload"] = "header"
+    """What is authenticated on TCP between workers, servers and feed tasks: frames' headers and
+    metas, or every byte. `payload` finds changed tensors too, and costs speed."""
     verbose: bool = True
     """Show progress and the nodes' output on the driver's standard error."""
 
@@ -79,6 +83,8 @@ class ClusterConfig:
                     f"{self.heartbeat_s} s: one lost message would end a node. "
                     f"Use {name} >= {3 * self.heartbeat_s}."
                 )
+        if self.integrity not in ("header", "payload"):
+            raise SettingsError(f"integrity must be 'header' or 'payload', got {self.integrity!r}.")
         for name, at_least in (("max_inflight_bytes", 1), ("threads_per_node", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < at_least:

@@ -111,7 +111,7 @@ def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
     wait = SlotWait(plan, config, time.monotonic())
     offer = _await_slots(sc, facts, coordinator, wait, console, is_left)
     cluster_id = secrets.token_hex(8)
-    credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES))
+    credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity)
     try:
         authority = ClusterAuthority(cluster_id)
         port = coordinator.start(facts.bind_host, authority.driver())
@@ -148,6 +148,7 @@ def _settings(
         tensorboard_host=request.tensorboard_host,
         driver_boot_id=address.boot_id(),
         max_inflight_bytes=config.max_inflight_bytes,
+        integrity=config.integrity,
         threads=config.threads_per_node,
         abort_s=config.abort_s,
         reservation_timeout_s=config.reservation_timeout_s,

@@ -36,7 +36,7 @@ def figures(name: str) -> list[str]:
 
 @pytest.mark.slow
 def test_dense():
-    assert figures("dense") == ["P01", "P01", "P02", "P02", "P03"]
+    assert figures("dense") == ["P01", "P01", "P01g", "P01g", "P02", "P02", "P03"]
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from tests.rpc_bed import (
     bed,
     call_all,
     num_descriptors,
+    sealed_pair,
     shared_pair,
     wait_until,
 )
@@ -72,9 +73,11 @@ def pair(transport: str) -> Iterator[tuple[Stream, Stream]]:
     if transport == "inproc":
         streams: tuple[Stream, Stream] = stream_pair()
     else:
-        streams = _socket_pair(socket.AF_INET if transport == "tcp" else socket.AF_UNIX)
+        streams = _socket_pair(socket.AF_INET if "tcp" in transport else socket.AF_UNIX)
         if transport == "shm":
             streams = shared_pair(*streams, SMALL_BUFFERS)
+        if transport == "tcp+payload":
+            streams = sealed_pair(*streams)
     before = num_descriptors()
     yield streams
     for stream in streams:

@@ -8,6 +8,7 @@ Runs in: made in the driver, read in the node task, handed on in a memfd; never 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tfos.checkpoints import Checkpoints
 
@@ -35,6 +36,8 @@ class NodeSettings:
     """Tells the chief whether it is on the driver's host."""
     max_inflight_bytes: int = 64 << 20
     """Back-pressure bound of a worker's feed; see feeding.config."""
+    integrity: Literal["header", "payload"] = "header"
+    """What the data plane authenticates on TCP; see rpc.handshake.Credentials."""
     threads: int = 0
     """Compute threads per node (OMP, TensorFlow, numba); 0: the task's cores."""
     abort_s: float = 10.0

@@ -44,7 +44,7 @@ class ServerProcess:
             num_servers=bundle.settings.num_ps,
             num_workers=bundle.settings.num_workers,
         )
-        credentials = Credentials(spec.cluster_id, bundle.rpc_secret)
+        credentials = Credentials(spec.cluster_id, bundle.rpc_secret, bundle.settings.integrity)
         incarnation = (spec.attempt << 16) + spec.restart
         self._server = PSServer(settings, credentials, incarnation=incarnation)
         self._losses = LossReport()

@@ -51,7 +51,9 @@ class WorkerProcess:
         self._spec = spec
         self._link = link
         bundle = spec.bundle
-        self._credentials = Credentials(spec.cluster_id, bundle.rpc_secret)
+        self._credentials = Credentials(
+            spec.cluster_id, bundle.rpc_secret, bundle.settings.integrity
+        )
         self._channel = FeedChannel(
             FeedConfig(max_inflight_bytes=bundle.settings.max_inflight_bytes), worker=bundle.name
         )

@@ -173,3 +173,10 @@ def test_a_limit_below_three_heartbeats_is_refused():
         ClusterConfig(heartbeat_s=7.0)
     with pytest.raises(SettingsError, match="abort_s must be > 0"):
         ClusterConfig(abort_s=0)
+
+
+@pytest.mark.attack("A06")
+def test_an_unknown_integrity_is_refused():
+    assert ClusterConfig().integrity == "header"
+    with pytest.raises(SettingsError, match="'header' or 'payload', got 'none'"):
+        ClusterConfig(integrity="none")  # type: ignore[arg-type]
