@@ -222,7 +222,7 @@ class FakeNode:
             )
             with client:
                 register = messages.Register(self._node, "0", "h", 7)
-                if client.register(register, timeout_s=2.0).accepted:
+                if client.register(register, timeout_s=WAIT_S).accepted:
                     client.orders(self._obey, lambda reason: self.ended.set())
                     client.report(messages.Listening(Endpoint("127.0.0.1", 1)))
                     self.ended.wait(WAIT_S)
