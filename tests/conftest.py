@@ -34,8 +34,16 @@ def _threads() -> set[threading.Thread]:
     return {
         thread
         for thread in threading.enumerate()
-        if thread.is_alive() and not thread.name.startswith(LIBRARY_THREADS)
+        if thread.is_alive()
+        and not thread.name.startswith(LIBRARY_THREADS)
+        and not _is_py4js(thread)
     }
+
+
+def _is_py4js(thread: threading.Thread) -> bool:
+    """Whether it serves calls back from Spark's JVM; py4j keeps it as long as the JVM."""
+    owner = getattr(getattr(thread, "_target", None), "__self__", thread)
+    return type(owner).__module__.startswith("py4j")
 
 
 def _is_spark(process: psutil.Process) -> bool:

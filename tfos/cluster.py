@@ -214,7 +214,7 @@ class TFCluster:
             feeding, timeout_s = self._feeding("train()", feed_timeout, qname)
             if hasattr(dataRDD, "foreachRDD"):
                 dataRDD.foreachRDD(
-                    lambda rdd: feeding.train(rdd, times, qname, feed_timeout_s=timeout_s)
+                    lambda rdd: feeding.feed_batch(rdd, times, qname, feed_timeout_s=timeout_s)
                 )
                 return None
             rdd = self._as_rdd(dataRDD)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from feeding.config import FeedConfig
+from feeding.errors import RowError
 from feeding.feed_task import FeedTarget, FeedTask, InferenceTask
 from rpc.handshake import Credentials
 from tfos import reports
@@ -36,6 +37,8 @@ _PLAIN_LINE_S = 5.0
 _CANCEL_S = 5.0
 _BLAME_S = 5.0
 """A failed feed job is a symptom if a node's failure arrives within this time."""
+_OF_THE_DATA = f"{RowError.__module__}.{RowError.__qualname__}: "
+"""A reason that begins so is nobody else's symptom."""
 
 
 class FeedJobs:
@@ -88,6 +91,11 @@ class FeedJobs:
         self._calls.leave(feed)
         self._coordinator.wake()
 
+    def feed_batch(self, rdd: Any, times: int, feed: str, *, feed_timeout_s: float) -> None:
+        """Feed a micro-batch of a stream; an interval in which nothing came is no epoch."""
+        if not rdd.isEmpty():
+            self.train(rdd, times, feed, feed_timeout_s=feed_timeout_s)
+
     def inference(self, rdd: Any, feed: str, *, feed_timeout_s: float) -> Any:
         """Return a lazy RDD of results; see TFCluster.inference."""
         targets = self._coordinator.read(_targets)
@@ -111,8 +119,11 @@ class FeedJobs:
         epoch = call.epoch = self._next_epoch(feed)
         started_s = time.monotonic()
         before = self._coordinator.read(lambda state: _counts(state, feed))
-        results = self._feed(rdd, call, targets, feed_timeout_s, progress)
-        self._coordinator.act(lambda state: state.flush(feed, epoch))
+        try:
+            results = self._feed(rdd, call, targets, feed_timeout_s, progress)
+        finally:
+            # Also if it failed: what a later call feeds waits behind the end of this epoch.
+            self._coordinator.act(lambda state: state.flush(feed, epoch))
         self._watch(
             lambda state: not state.unflushed(feed, epoch),
             call,
@@ -215,13 +226,13 @@ class FeedJobs:
         return self._coordinator.error()
 
     def _feed_failure(self, call: FeedCall, error: BaseException) -> TFOSError:
-        if self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, _BLAME_S):
+        reason = reason_of(error)
+        blame_s = 0.0 if reason.startswith(_OF_THE_DATA) else _BLAME_S
+        if self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, blame_s):
             failure = self._failed_error()
             if failure is not None:
                 return failure
-        return FeedError(
-            f"feeding epoch {call.epoch} of {call.feed!r} failed in Spark: {reason_of(error)}"
-        )
+        return FeedError(f"feeding epoch {call.epoch} of {call.feed!r} failed in Spark: {reason}")
 
     def _stalled(self, call: FeedCall, stall_s: float, tasks: TaskCounts | None) -> FeedTimeout:
         feed, epoch = call.feed, call.epoch

@@ -39,7 +39,7 @@ def main() -> int:
         spark.sparkContext, cluster_size=3, num_ps=1, input_mode=InputMode.TENSORFLOW
     )
     cluster.start(main_fun, args)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     folder, name = Path(args.stop_file).parent, Path(args.stop_file).name
     while len(list(folder.glob(f"{name}.*"))) < 2 and time.monotonic() < deadline:
         threading.Event().wait(0.05)
