@@ -36,6 +36,8 @@ class Feeding:
     def train(self, rdd: Any, num_epochs: int, feed: str, *, feed_timeout_s: float) -> None:
         self.calls.append((rdd, num_epochs, feed))
 
+    feed_batch = train
+
 
 class Stream:
     """A DStream of two batches that have come already."""
