@@ -14,6 +14,7 @@ number with every `add`; meanwhile what is not found in the new array is looked 
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ Array = np.ndarray[Any, Any]
 
 MAX_ROWS = (1 << 32) - 2
 MIN_SLOTS = 64
-MOVED_AT_ONCE = 1 << 16
-"""Rows that one `add` moves to the new array at least: about a millisecond."""
+MOVED_AT_ONCE = 1 << 12
+"""Rows that one `add` moves to the new array at least: a few milliseconds with the new pages."""
 
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
@@ -143,6 +144,15 @@ def unlink(slots: Array, row_ids: Array, row: Any) -> None:
     slots[hole] = 0
 
 
+def _empty_slots(size: int) -> Array:
+    """Return empty slots on small pages: they are zeroed one by one, when a row first comes there.
+
+    numpy asks for huge pages, of which the first few thousand rows touch all at once.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, 8 * size, flags=flags), np.uint64)
+
+
 class HashIndex:
     """Row numbers by id, for rows that are numbered 0, 1, 2, … without holes.
 
@@ -199,8 +209,7 @@ class HashIndex:
         size = self._slots.size
         while 4 * num_rows > 3 * size:
             size *= 2
-        larger: Array = np.zeros(size, np.uint64)  # untouched pages cost neither time nor memory
-        self._old, self._slots = self._slots, larger
+        self._old, self._slots = self._slots, _empty_slots(size)
         self._num_old, self._moved = self._num_rows, 0
         self._move(row_ids, MOVED_AT_ONCE)
 
