@@ -183,6 +183,33 @@ def test_variable_without_gradient_keeps_its_value(cluster):
     assert cluster.pushes == 8
 
 
+class Towers(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """One layer per key of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.towers = {name: keras.layers.Dense(2, name=name) for name in "ab"}
+        for tower in self.towers.values():
+            tower.build((None, 20))
+        self.built = True
+
+    def call(self, x):
+        return sum(self.towers[name](part) for name, part in x.items())
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize("first", ["a", "ab"])
+def test_variables_that_some_batches_do_not_reach_are_refused(cluster, first):
+    """The compiled step of a batch that does not reach them may run again at any time."""
+    model = compiled(Towers(), keras.optimizers.SGD(0.1, momentum=0.9))
+    distribute(model, cluster.contexts[0])
+    model.train_on_batch(dict.fromkeys(first, X[:32]), Y[:32])
+    other = "ab" if first == "a" else "a"
+    with pytest.raises(UnsupportedModel, match=r"b/kernel.*in some kinds of batches and none in"):
+        model.train_on_batch(dict.fromkeys(other, X[:32]), Y[:32])
+    assert cluster.pushes == 1
+
+
 def test_weight_decay_spares_excluded_variables(cluster):
     optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_names=["bias"])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tf.training import blobs, serving, together
 from tfos.keras.distribute import distribute
-from tfos.keras.errors import UnsupportedModel
+from tfos.keras.errors import UnsupportedModel, UnsupportedOptimizer
 
 pytest.importorskip("tensorflow")
 
@@ -151,3 +151,16 @@ def test_variables_without_gradient_are_refused_where_zeros_would_move_them(opti
         with pytest.raises(UnsupportedModel, match=r"unused/kernel.* changes values whose grad"):
             fit(model)
         assert cluster.pushes == 0
+
+
+def test_a_class_of_ones_own_is_refused_also_around_a_known_optimizer():
+    class Careful(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]  # no types
+        pass
+
+    class Slower(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
+        pass
+
+    with serving() as cluster:
+        for optimizer in (Careful(keras.optimizers.SGD()), Slower()):
+            with pytest.raises(UnsupportedOptimizer, match=type(optimizer).__name__):
+                distribute(model_with(optimizer), cluster.contexts[0])

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ps.errors import WorkerLost
+
 if TYPE_CHECKING:
     from tfos.keras.exchange import Exchange
 
@@ -26,6 +28,9 @@ def share(exchange: Exchange, weights: Sequence[Any], *, seeds: bool) -> None:
         exchange: the model's traffic; all workers call this at the same point.
         weights: the frozen Keras variables, in the same order everywhere.
         seeds: whether this worker's weights count.
+
+    Raises:
+        WorkerLost: the seeder is gone.
     """
     if exchange.ctx.num_workers == 1:
         return
@@ -36,7 +41,16 @@ def share(exchange: Exchange, weights: Sequence[Any], *, seeds: bool) -> None:
         for start in range(0, data.size, PIECE_BYTES):
             piece = data[start : start + PIECE_BYTES].tobytes() if seeds else b""
             answers = exchange.meet(f"frozen/{position}/{start}", piece)
-            given = next(value for value in answers.values() if value)
+            given = next((value for value in answers.values() if value), b"")
+            if not given:  # and no StopIteration, which Keras takes for the end of the data
+                raise _nobody_gave(variable.path)
             received[start : start + len(given)] = np.frombuffer(given, np.uint8)
         if not seeds:
             variable.assign(received.view(own.dtype).reshape(own.shape))
+
+
+def _nobody_gave(name: str) -> WorkerLost:
+    return WorkerLost(
+        f"the chief was lost before it had given the other workers the frozen weight {name!r}; "
+        "start the training again"
+    )

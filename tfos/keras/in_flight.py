@@ -96,12 +96,13 @@ class InFlight(Generic[Result]):
         """Wait for the oldest push and return its result.
 
         Raises:
-            RequestTimeout: there is none; see Push.wait.
-            BaseException: what sending it, or one before it, raised; no push is left then.
+            RequestTimeout: see Push.wait; no push is left then.
+            Exception: what sending it, or one before it, raised; no push is left then.
+            KeyboardInterrupt: it is still under way, and those behind it are.
         """
         try:
             result = self._pushes[0].wait(self._timeout_s() + GRACE_S)
-        except BaseException:
+        except Exception:
             self.close()
             raise
         self._pushes.popleft()

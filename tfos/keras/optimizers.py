@@ -29,9 +29,12 @@ _WHOLE_TENSORS = {
 
 def unwrap(optimizer: Any) -> Any:
     """Return the optimizer that updates: the inner one of a LossScaleOptimizer, else itself."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return optimizer.inner_optimizer
-    return optimizer
+    return optimizer.inner_optimizer if is_scaled(optimizer) else optimizer
+
+
+def is_scaled(optimizer: Any) -> bool:
+    """Whether a loss scale is searched. By exact class, as `_RULES`."""
+    return type(optimizer) is keras.optimizers.LossScaleOptimizer
 
 
 def check(optimizer: Any) -> None:

@@ -7,7 +7,7 @@ Threads: one thread at a time. While `train_step` runs, the optimizer's `apply` 
 
 A variable whose gradient is None is left out by Keras. Here its part of the flat gradient is zero,
 which every rule answers with an unchanged value, bit for bit, as its slots then stay as they began;
-where that is not so (weight decay, a gradient in an earlier trace) the step is refused.
+where that is not so (weight decay, a gradient in another kind of batch) the step is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 from keras import tree
 
 from tfos.keras import optimizers
@@ -80,7 +79,7 @@ class GradientStep:
 
     @property
     def _scaled(self) -> bool:
-        return isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
+        return optimizers.is_scaled(self._optimizer)
 
     def __call__(self, data: Any) -> StepOutput:
         """Run the step on one batch (nested tensors)."""
@@ -164,12 +163,14 @@ class GradientStep:
                     "minimizing the loss; they stay as they are.",
                     stacklevel=2,
                 )
-        elif appeared := [v.path for v in missing if id(v) not in self._without_gradient]:
+            self._without_gradient = ids
+        elif differing := ids ^ self._without_gradient:
+            variables = [v for group in self._variables.trainable for v in group.variables]
             raise UnsupportedModel(
-                f"{appeared} had gradients in earlier batches and have none in this one; the "
-                "servers' momentum would move them. Let every batch reach the same variables"
+                f"{[v.path for v in variables if id(v) in differing]} have gradients in some kinds "
+                "of batches and none in others, where the servers' momentum would move them and "
+                "Keras would not. Let every batch reach the same variables"
             )
-        self._without_gradient = ids
 
     def _unscale(self, gradients: dict[int, Any]) -> dict[int, Any]:
         import tensorflow as tf

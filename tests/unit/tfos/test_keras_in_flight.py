@@ -65,6 +65,26 @@ def test_a_failure_is_told_without_waiting_for_anything(pushes):
         pushes.raise_failed()
 
 
+def test_an_interrupted_wait_forgets_no_push():
+    waits = iter([KeyboardInterrupt(), 20.0, 20.0])
+
+    def timeout_s():
+        if isinstance(wait := next(waits), BaseException):
+            raise wait
+        return wait
+
+    line: InFlight[str] = InFlight(timeout_s)
+    line.submit(lambda: "first")
+    line.submit(lambda: "second")
+    with pytest.raises(KeyboardInterrupt):
+        line.oldest()
+    assert [line.oldest(), line.oldest()] == ["first", "second"]
+    (thread,) = push_threads()
+    line.close()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_a_push_beyond_its_own_deadline_is_an_error(monkeypatch):
     monkeypatch.setattr(in_flight, "GRACE_S", 0.0)
     gate = threading.Event()
