@@ -33,6 +33,10 @@ KERNEL_TEXT = {"ps/kernels.py compile", "ps/kernels.py exec"}
 BANNED_ATTRIBUTES = {"loads", "Unpickler", "find_class", "import_module"}
 
 
+def _allows_pickle(word: ast.keyword) -> bool:
+    return word.arg == "allow_pickle" and getattr(word.value, "value", None) is not False
+
+
 def _violations(path: Path) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
@@ -48,7 +52,7 @@ def _violations(path: Path) -> list[str]:
                 bad.append(called.id)
             if isinstance(called, ast.Attribute) and called.attr in BANNED_ATTRIBUTES:
                 bad.append(called.attr)
-            if any(word.arg == "allow_pickle" for word in node.keywords):
+            if any(_allows_pickle(word) for word in node.keywords):
                 bad.append("allow_pickle")
         found += [f"{path}:{getattr(node, 'lineno', 0)} {name}" for name in bad]
     return found
@@ -69,8 +73,10 @@ def test_network_code_reaches_nothing_that_runs_what_it_reads():
 @pytest.mark.attack("A07")
 def test_the_check_itself_finds_what_it_looks_for(tmp_path):
     bad = tmp_path / "bad.py"
-    bad.write_text("import pickle\nfrom marshal import loads\neval('1')\nx.loads(b'')\n")
-    assert [line.split()[1] for line in _violations(bad)] == ["pickle", "marshal", "eval", "loads"]
+    lines = ("import pickle", "from marshal import loads", "eval('1')", "x.loads(b'')")
+    bad.write_text("\n".join([*lines, "x.save(1, allow_pickle=True)"]))
+    found = [line.split()[1] for line in _violations(bad)]
+    assert found == ["pickle", "marshal", "eval", "loads", "allow_pickle"]
 
 
 class Canary:
