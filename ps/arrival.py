@@ -1,6 +1,6 @@
 """A push that has arrived at a server, on its way to being part of the parameters.
 
-Covers: what is known of it, and its outcome.      Does not: wait or decide (ps.gate).
+Covers: what is known of it, its outcome, refusals.      Does not: wait or decide (ps.gate).
 Threads: belongs to one thread until it arrives at the gate; then the gate's lock guards it.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ps.applied import RequestId
-from ps.errors import PSError
-from ps.params import Hyper
+from ps.errors import PSError, RequestTimeout
+from ps.params import Hyper, WorkerRank
 
 Gradient = TypeVar("Gradient")
 
@@ -40,3 +40,29 @@ class Arrival(Generic[Gradient]):
 
 
 Contributions = Sequence[Arrival[Gradient]]
+
+
+class Refusals:
+    """The last request of each worker that was refused for what is in it, and why."""
+
+    def __init__(self) -> None:
+        self._last: dict[WorkerRank, tuple[RequestId, PSError]] = {}
+
+    def note(self, request: RequestId, error: PSError) -> None:
+        """Remember why this request was refused."""
+        self._last[request.worker] = (request, error)
+
+    def error_of(self, request: RequestId) -> PSError | None:
+        """Why this very request was refused; None: it was not."""
+        refused, error = self._last.get(request.worker, (None, None))
+        return error if refused == request else None
+
+
+def still_waits(clock: int, missing: Sequence[WorkerRank]) -> RequestTimeout:
+    """The error that ends a push whose clock was not complete in time."""
+    names = ", ".join(str(rank) for rank in missing)
+    return RequestTimeout(
+        f"clock {clock} still waits for worker {names}; raise the timeout or let idle workers "
+        "leave()",
+        {"missing": names},
+    )

@@ -102,6 +102,10 @@ class Sync:
             self._arrived.clear()
             return [Break(waiting, worker)]
         self._members.discard(worker)
+        return self.on_replaced(worker)
+
+    def on_replaced(self, worker: WorkerRank) -> list[Action]:
+        """Take its push out of the open barrier; if it is a member, its newer attempt will push."""
         dropped: list[Action] = []
         if worker in self._arrived:
             del self._arrived[worker]

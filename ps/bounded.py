@@ -90,9 +90,13 @@ class StaleSync:
 
     def on_lost(self, worker: WorkerRank) -> list[Action]:
         """The others go on; what it has pushed is applied and stays."""
+        return self.on_replaced(worker) + self.on_leave(worker)
+
+    def on_replaced(self, worker: WorkerRank) -> list[Action]:
+        """Its push waits no longer; it is applied, stays, and counts for the newer attempt."""
         dropped: list[Action] = [Drop(worker)] if worker in self._waiting else []
         self._waiting.discard(worker)
-        return dropped + self.on_leave(worker)
+        return dropped
 
     def missing(self) -> tuple[WorkerRank, ...]:
         """The slowest members that somebody waits for."""

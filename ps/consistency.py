@@ -63,6 +63,10 @@ class Async:
         """The others continue."""
         return []
 
+    def on_replaced(self, worker: WorkerRank) -> list[Action]:  # noqa: ARG002
+        """Nothing waits."""
+        return []
+
     def missing(self) -> tuple[WorkerRank, ...]:
         """Nobody, ever."""
         return ()

@@ -58,7 +58,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget what this worker has staged, and let its pushes wait no longer: it is lost."""
+    """Forget what this worker has staged, and let its pushes wait no longer: it is gone."""
 
     worker: WorkerRank
 
@@ -108,6 +108,9 @@ class Policy(Protocol):
 
     def on_lost(self, worker: WorkerRank) -> list[Action]:
         """The worker is gone."""
+
+    def on_replaced(self, worker: WorkerRank) -> list[Action]:
+        """A newer attempt of the worker is at work; what its older one has pushed still waits."""
 
     def missing(self) -> tuple[WorkerRank, ...]:
         """The workers whose push others wait for (sync: or would); empty when it is nobody."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic
 
 from ps.applied import AppliedRecord, RequestId, Verdict
-from ps.arrival import Arrival, Contributions, Gradient
+from ps.arrival import Arrival, Contributions, Gradient, Refusals, still_waits
 from ps.barrier import Sync
 from ps.decisions import Action, Admission, Break, Drop, Policy, Reduce, Release, worker_lost
 from ps.errors import (
@@ -31,6 +31,8 @@ from ps.errors import (
 from ps.params import WorkerRank
 
 _logger = logging.getLogger(__name__)
+
+Event = Callable[[Policy, WorkerRank], list[Action]]
 
 _CHECK_PEER_S = 0.25
 """How often a waiting push looks whether its sender is still there; costs one poll() each."""
@@ -62,7 +64,7 @@ class Gate(Generic[Gradient]):
         self._on_applied = on_applied
         self._on_failed = on_failed
         self._waiting: dict[RequestId, Arrival[Gradient]] = {}
-        self._refused: dict[WorkerRank, tuple[RequestId, PSError]] = {}
+        self._refused = Refusals()
         self._first_clock = policy.clock
         self._seen_clock: dict[WorkerRank, int] = {}
         """What of its worker is not here counts from the first clock: a restored one is no age."""
@@ -92,19 +94,21 @@ class Gate(Generic[Gradient]):
 
         Raises:
             StaleIncarnation, SequenceGap: see ps.applied.
-            PSError: what this very request was refused with before.
+            PSError: what this very request was refused with before, unless it still waits.
         """
         with self._changed:
             self._refuse_closed()
             is_back = self._record.is_back(request, acknowledged)
             verdict = self._record.begin(request, acknowledged)
+            self._drop_replaced(request.worker)
             if is_back and verdict is not Verdict.REPEATED and self._is_undone(told_clock):
                 self._record.give_up(request)
                 return Verdict.REPEATED, None
-            refused = self._refused.get(request.worker)
-            if refused is not None and refused[0] == request:
-                raise refused[1]
-            return verdict, self._waiting.get(request)
+            waiting = self._waiting.get(request)
+            refusal = self._refused.error_of(request)
+            if waiting is None and refusal is not None:
+                raise refusal
+            return verdict, waiting
 
     def admit(self, worker: WorkerRank) -> Admission:
         """Whether to apply a gradient as it arrives or to stage it."""
@@ -147,13 +151,18 @@ class Gate(Generic[Gradient]):
         So barriers stay whole and all servers agree on the clocks, though one refused its part.
 
         Returns:
-            What waits in its place; until that is done its worker should not push again.
+            What waits in its place, which ends with `error`; until then its worker should not push
+            again. None: the session has gone on to a later request.
+
+        Raises:
+            StaleIncarnation: the worker was replaced; nothing counts.
+            PSError: it was refused before, and that is over; or the gate is closed.
         """
         with self._changed:
-            known = self._refused.get(arrival.id.worker)
-            if known is not None and known[0] == arrival.id:
-                return None  # a late copy of the same push
-            self._refused[arrival.id.worker] = (arrival.id, error)
+            verdict, earlier = self.begin(arrival.id)
+            if earlier is not None or verdict is Verdict.REPEATED:
+                return earlier
+            self._refused.note(arrival.id, error)
             null = dataclasses.replace(arrival, hyper=None, gradient=None)
             self._enter(null)
             return null
@@ -161,7 +170,7 @@ class Gate(Generic[Gradient]):
     def refuse_unstaged(self, request: RequestId, error: PSError) -> None:
         """A request that no worker waits for is refused: its number is done, a retry hears why."""
         with self._changed:
-            self._refused[request.worker] = (request, error)
+            self._refused.note(request, error)
             self._record.complete(request)
 
     def wait(
@@ -181,12 +190,7 @@ class Gate(Generic[Gradient]):
             while not arrival.is_done:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
-                    missing = ", ".join(str(rank) for rank in self._policy.missing())
-                    raise RequestTimeout(
-                        f"clock {self._policy.clock} still waits for worker {missing}; raise the "
-                        "timeout or let idle workers leave()",
-                        {"missing": missing},
-                    )
+                    raise still_waits(self._policy.clock, self._policy.missing())
                 if is_gone():
                     raise PeerGone(
                         f"worker {arrival.id.worker} closed its connection while waiting"
@@ -199,7 +203,7 @@ class Gate(Generic[Gradient]):
     def change(
         self,
         request: RequestId,
-        event: Callable[[WorkerRank], list[Action]],
+        event: Event,
         acknowledged: int = 0,
         *,
         told_clock: int = 0,
@@ -215,21 +219,11 @@ class Gate(Generic[Gradient]):
             verdict, _ = self.begin(request, acknowledged, told_clock)
             if verdict is Verdict.REPEATED:
                 return False
-            self._execute(event(request.worker))
+            if leaves:
+                self._arriving.discard(request.worker)
+            self._execute(event(self._policy, request.worker))
             self._record.complete(request)
             return True
-
-    def join(self, worker: WorkerRank) -> list[Action]:
-        """See ps.consistency; an event for `change`, as `leave` and `finish`."""
-        return self._policy.on_join(worker)
-
-    def leave(self, worker: WorkerRank) -> list[Action]:
-        """See `join`."""
-        return self._policy.on_leave(worker)
-
-    def finish(self, worker: WorkerRank) -> list[Action]:
-        """See `join`."""
-        return self._policy.on_finish(worker)
 
     def finished_before(self, worker: WorkerRank) -> None:
         """The worker called finish() before there was a shard."""
@@ -240,6 +234,7 @@ class Gate(Generic[Gradient]):
         """Refuse older incarnations of the worker from now on, also in the middle of a push."""
         with self._changed:
             self._record.fence(worker, least_incarnation)
+            self._drop_replaced(worker)
 
     def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
         """Raise StaleIncarnation unless this incarnation of the worker may still act."""
@@ -312,6 +307,16 @@ class Gate(Generic[Gradient]):
             self._record.give_up(request)
         return 0 < told_clock < self._policy.clock
 
+    def _drop_replaced(self, worker: WorkerRank) -> None:
+        """Let nothing wait that an attempt of the worker has pushed which is fenced by now.
+
+        Else it would stand in the barrier for the newer attempt, whose own push had no place.
+        """
+        least = self._record.incarnation_of(worker)
+        if any(one.worker == worker and one.incarnation < least for one in self._waiting):
+            self._arriving.discard(worker)
+            self._execute(self._policy.on_replaced(worker))
+
     def _enter(self, arrival: Arrival[Gradient]) -> None:
         self._arriving.discard(arrival.id.worker)
         is_null = arrival.hyper is None
@@ -362,7 +367,7 @@ class Gate(Generic[Gradient]):
         except NonFiniteGradient as error:  # finite gradients whose sum is not
             for arrival in staged:
                 arrival.error = error
-                self._refused[arrival.id.worker] = (arrival.id, error)
+                self._refused.note(arrival.id, error)
         except Exception as error:  # whatever it is, the waiting workers must hear of it
             _logger.exception("reducing clock %d failed", self._policy.clock)
             reason = f"reducing clock {self._policy.clock} failed: {type(error).__name__}: {error}"
@@ -375,8 +380,9 @@ class Gate(Generic[Gradient]):
             arrival.clock = action.clock
             if arrival.gradient is not None and arrival.error is None:
                 self._note_applied(arrival)
-            elif not arrival.is_applied:  # a null push, or one whose reduction was refused
+            elif not arrival.is_applied:  # a null push, or one that was refused
                 self._record.complete(arrival.id)
+                arrival.error = self._refused.error_of(arrival.id)
 
     def _drop(self, action: Drop) -> None:
         """Forget a lost worker's pushes; if it was only frozen, it hears that it is fenced."""

@@ -21,11 +21,10 @@ from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_reader import read_manifest
 from ps.checkpoint_restore import Restoring
 from ps.consistency import make_policy
-from ps.decisions import Action
 from ps.dense import DenseShard
 from ps.differences import manifest_differences
 from ps.errors import ManifestMismatch, PhaseError, SettingsError, ShapeError
-from ps.gate import Gate
+from ps.gate import Event
 from ps.incoming import request_id
 from ps.lifecycle import Lifecycle, ServerSettings
 from ps.meetings import Meetings
@@ -36,17 +35,16 @@ from ps.rendezvous import MAX_VALUE_BYTES
 from ps.serving import ServingShard
 from ps.shard_saving import SavedVersions, restore_into, save_shard
 from ps.sharding import deal
-from ps.staging import StagedGradient
 from ps.stats import Counters, ServerStats
 from ps.table import make_tables
 from ps.table_serving import TableRequest
 from ps.undone import Undone
 from rpc.listener import Call
 
-_EVENTS: dict[type, Callable[[Gate[StagedGradient]], Callable[[WorkerRank], list[Action]]]] = {
-    messages.Join: lambda gate: gate.join,
-    messages.Leave: lambda gate: gate.leave,
-    messages.Finish: lambda gate: gate.finish,
+_EVENTS: dict[type, Event] = {
+    messages.Join: lambda policy, worker: policy.on_join(worker),
+    messages.Leave: lambda policy, worker: policy.on_leave(worker),
+    messages.Finish: lambda policy, worker: policy.on_finish(worker),
 }
 
 
@@ -252,7 +250,7 @@ class Service:
         shard = self.life.shard
         clock = 0
         if shard is not None:
-            event = _EVENTS[type(request)](shard.gate)
+            event = _EVENTS[type(request)]
             leaves = not isinstance(request, messages.Join)
             number = request.number
             shard.gate.change(

@@ -149,7 +149,7 @@ class TableServing:
                 self._refuse(call, sender, error)
             finally:
                 self._counters.add(bytes_in=call.payload_bytes)
-            if self._gate.change(sender, lambda _: []):
+            if self._gate.change(sender, lambda *_: []):
                 self._counters.count(sender.worker, table_pushes=1)
         call.reply(messages.encode(Ack(self._gate.clock, applied=True)))
 

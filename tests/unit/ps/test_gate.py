@@ -21,11 +21,13 @@ from ps.errors import (
     ServerError,
     StaleIncarnation,
 )
-from ps.gate import Gate
+from ps.gate import Event, Gate
 from ps.params import Hyper, WorkerRank
 
 HYPER = Hyper(0.1)
 NEVER_GONE = bool
+JOIN: Event = lambda policy, worker: policy.on_join(worker)  # noqa: E731
+LEAVE: Event = lambda policy, worker: policy.on_leave(worker)  # noqa: E731
 
 
 class Bench:
@@ -209,10 +211,10 @@ def test_close_ends_waits_and_later_requests():
 def test_a_membership_event_is_executed_once():
     bench = Bench()
     leave = RequestId(WorkerRank(1), 0, 1, 1)
-    assert bench.gate.change(leave, bench.gate.leave)
+    assert bench.gate.change(leave, LEAVE)
     join = leave._replace(sequence=2)
-    assert bench.gate.change(join, bench.gate.join)
-    assert not bench.gate.change(leave, bench.gate.leave), "a late copy of the leave"
+    assert bench.gate.change(join, JOIN)
+    assert not bench.gate.change(leave, LEAVE), "a late copy of the leave"
     assert bench.gate.missing() == (0, 1)
 
 
@@ -240,7 +242,8 @@ def test_a_frozen_worker_that_was_dropped_hears_it_when_it_thaws():
     assert not bench.gate.lose(WorkerRank(1), 0)
 
 
-def test_pushes_that_arrive_together_are_stale_for_each_other():
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_pushes_that_arrive_together_are_stale_for_each_other(is_lost: bool):
     """Each bucket gets them in some order, and neither worker has seen the other's."""
     gate: Gate[float] = Gate(Async(), AppliedRecord(1), lambda _: None, lambda _: None, print)
     one, other, cut = (RequestId(WorkerRank(rank), 0, 1, 1) for rank in range(3))
@@ -250,7 +253,10 @@ def test_pushes_that_arrive_together_are_stale_for_each_other():
     assert [gate.staleness_of(name.worker) for name in (one, other)] == [2, 2]
     gate.arrive(Arrival(one, 1, HYPER))
     assert gate.staleness_of(other.worker) == 2
-    gate.lose(cut.worker)
+    if is_lost:
+        gate.lose(cut.worker)
+    else:
+        gate.change(cut._replace(session=2), LEAVE, leaves=True)
     assert gate.staleness_of(other.worker) == 1, "what was cut for ever is not on its way"
     gate.arrive(Arrival(other, 1, HYPER))
     assert gate.staleness_of(one.worker) == 1
@@ -279,3 +285,52 @@ def test_a_worker_may_be_lost_while_the_server_stops(on_lost: OnLost):
     bench.gate.lose(WorkerRank(1), 0)
     with pytest.raises(PhaseError, match="stops"):
         bench.gate.wait(waiting, soon(), NEVER_GONE)
+
+
+def push_of(worker: int, sequence: int, incarnation: int = 0) -> Arrival[float]:
+    return Arrival(RequestId(WorkerRank(worker), incarnation, 1, sequence), 1, HYPER, float(worker))
+
+
+def test_the_retry_of_a_refused_push_waits_with_it():
+    """Told at once, its worker would push again into the barrier where the refused one stands."""
+    bench = Bench()
+    refused = bench.arrival(0)
+    null = bench.gate.refuse(refused, NonFiniteGradient("NaN"))
+    assert bench.gate.begin(refused.id) == (Verdict.RESUMED, null)
+    assert bench.gate.refuse(refused, NonFiniteGradient("NaN")) is null
+    bench.gate.arrive(bench.arrival(1))
+    assert null is not None
+    with pytest.raises(NonFiniteGradient, match="NaN"):
+        bench.gate.wait(null, soon(), NEVER_GONE)
+    with pytest.raises(NonFiniteGradient, match="NaN"):
+        bench.gate.begin(refused.id)
+    bench.gate.arrive(bench.arrival(0, 2))
+    bench.gate.arrive(bench.arrival(1, 2))
+    assert bench.reduced == [[1.0], [0.0, 1.0]]
+
+
+def test_a_push_that_is_refused_at_a_closed_gate_waits_for_nobody():
+    bench = Bench()
+    refused = bench.arrival(0)
+    bench.gate.close(PhaseError("DRAINING"))
+    with pytest.raises(PhaseError, match="DRAINING"):
+        bench.gate.refuse(refused, NonFiniteGradient("NaN"))
+
+
+@pytest.mark.fault("F20")
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_the_push_of_a_replaced_attempt_makes_room_for_its_successors(is_fenced: bool):
+    bench = Bench()
+    old = bench.gate.arrive(bench.arrival(1))
+    if is_fenced:
+        bench.gate.fence(WorkerRank(1), 1)
+    new = push_of(1, 1, incarnation=1)
+    bench.gate.begin(new.id)
+    with pytest.raises(StaleIncarnation, match="was replaced"):
+        bench.gate.wait(old, soon(), NEVER_GONE)
+    bench.gate.arrive(new)
+    with pytest.raises(StaleIncarnation):
+        bench.gate.refuse(old, NonFiniteGradient("NaN"))
+    assert not new.is_done, "worker 0 has not pushed"
+    bench.gate.arrive(bench.arrival(0))
+    assert (bench.reduced, new.clock, bench.applied) == ([[0.0, 1.0]], 1, [0, 1])
