@@ -19,6 +19,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,8 @@ def directory() -> Path:
     else:
         path = _private_directory()
     if packed is not None and not any(path.glob("*.nbi")):
-        _copy_packed(packed, path)
+        with suppress(OSError):  # a full disk: what is missing is compiled
+            _copy_packed(packed, path)
     return path
 
 
@@ -140,7 +142,32 @@ class _CacheImpl(caching.CompileResultCacheImpl):  # type: ignore[misc]  # numba
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]  # numba is untyped
+    """One signature's files, so that processes which start at once write the same or others.
+
+    numba numbers the files of a function's signatures in an index that it reads, changes and
+    replaces without a lock: two processes give one number to two signatures, or to two CPUs that
+    share a disk, and the kernel of one is then taken for the other's.
+    """
+
     _impl_class = _CacheImpl
+
+    def __init__(self, function: Callable[..., Any], signature: tuple[Any, ...], cpu: Any) -> None:
+        super().__init__(function)
+        key = hashlib.blake2b(repr((signature, cpu)).encode(), digest_size=8).hexdigest()
+        self._cache_file = caching.IndexDataCacheFile(
+            self._cache_path, f"{self._impl.filename_base}-{key}", source_digest()
+        )
+
+    @contextmanager
+    def _guard_against_spurious_io_errors(self) -> Iterator[None]:
+        """Go on without files that are damaged or cannot be written; forget them."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - pickle raises anything for damaged bytes
+            index = Path(self._cache_file._index_path)
+            logger.warning("kernel cache file %s cannot be used: %r", index, error)
+            with suppress(OSError):
+                index.unlink(missing_ok=True)
 
 
 class _WithoutAliases(compiler.Compiler):  # type: ignore[misc]  # numba is untyped
@@ -177,8 +204,8 @@ def load(dispatcher: Any, signature: tuple[Any, ...]) -> bool:
     """
     if signature in dispatcher.overloads:
         return False
-    if not isinstance(dispatcher._cache, _Cache):  # not at import, which should not touch disks
-        dispatcher._cache = _Cache(dispatcher.py_func)
+    cpu = dispatcher.targetctx.codegen().magic_tuple()
+    dispatcher._cache = _Cache(dispatcher.py_func, signature, cpu)
     dispatcher.disable_compile(False)
     dispatcher.compile(signature)
     dispatcher.disable_compile()  # a wrong argument is an error, not seconds of compiling
