@@ -186,7 +186,9 @@ def commit(
     """
     storage = storage_at(root)
     staging, target = staging_name(save_id), step_name(step)
-    if target in storage.names():
+    with typed_errors(storage, "", "list"):
+        names = storage.names()
+    if target in names:
         other = load_step(storage, step).save_id
         if other == save_id:
             return storage.where(target)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ps import messages
@@ -19,7 +19,7 @@ from ps.checkpoint_format import STAGING_PREFIX
 from ps.checkpoint_lease import Lease
 from ps.errors import CheckpointError, SettingsError
 from ps.params import Manifest
-from ps.storage import storage_at
+from ps.storage import Storage, storage_at, typed_errors
 
 _logger = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class SaveOptions:
 
 
 DEFAULT_OPTIONS = SaveOptions()
+_MAX_FAILED = 16
+"""Failed saves whose late files are looked for."""
 
 
 @dataclass(slots=True)
@@ -56,6 +58,10 @@ class _Place:
     """The last checkpoint that was committed here."""
     num_deltas: int = 0
     """Since the last full one."""
+    is_clean: bool = True
+    """Nothing is staged here that belongs to nobody."""
+    failed: list[str] = field(default_factory=list)
+    """Ids of saves that failed here."""
 
 
 class Saver:
@@ -83,27 +89,24 @@ class Saver:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
         storage = storage_at(directory)
         place = self._place(directory)
-        if place.lease.take():
-            for name in storage.names():
-                if name.startswith(STAGING_PREFIX):
-                    storage.remove(name)  # saves that died with their job
-            place.base = None
-        base = self._base_for(place, step, options)
-        save_id = uuid.uuid4().hex
-        request = messages.Save(str(directory), save_id, base.save_id if base else "")
-        try:
-            shards = [answer.shard for answer in ask(request)]
-            with place.lease.held():
-                origin = Origin(self._owner, base)
-                path = commit(
-                    directory, save_id, step=step, manifest=manifest, shards=shards, origin=origin
-                )
-                if options.keep is not None:
-                    keep_newest(directory, options.keep)
-        except BaseException:
-            abort(directory, save_id)
-            place.base = None
-            raise
+        with typed_errors(storage, "", "save into"):
+            self._clean(storage, place)
+            base = self._base_for(place, step, options)
+            save_id = uuid.uuid4().hex
+            request = messages.Save(str(directory), save_id, base.save_id if base else "")
+            try:
+                shards = [answer.shard for answer in ask(request)]
+                with place.lease.held():
+                    origin = Origin(self._owner, base)
+                    path = commit(
+                        storage, save_id, step=step, manifest=manifest, shards=shards, origin=origin
+                    )
+                    _forget_older(storage, options)
+            except BaseException:
+                abort(storage, save_id)
+                place.base = None
+                place.failed.append(save_id)
+                raise
         place.base = Base(step, save_id)
         place.num_deltas = place.num_deltas + 1 if base else 0
         return Path(path)
@@ -112,6 +115,19 @@ class Saver:
         """Give the directories back to other jobs. Idempotent."""
         for place in self._places.values():
             place.lease.release()
+
+    def _clean(self, storage: Storage, place: _Place) -> None:
+        """Take the lease; remove what failed saves left, the job's own or those of a dead one."""
+        if place.lease.take():
+            place.is_clean, place.base = False, None
+        if not place.is_clean:
+            for name in storage.names():
+                if name.startswith(STAGING_PREFIX):
+                    storage.remove(name)
+            place.is_clean = True
+        for save_id in place.failed:
+            abort(storage, save_id)  # again: a server that was late has written its file since
+        del place.failed[:-_MAX_FAILED]
 
     def _place(self, directory: str | Path) -> _Place:
         name = str(directory)
@@ -124,3 +140,13 @@ class Saver:
         if base is None or place.num_deltas + 1 >= options.full_every or step <= base.step:
             return None
         return base
+
+
+def _forget_older(storage: Storage, options: SaveOptions) -> None:
+    """Remove what is not to be kept; the checkpoint is committed, whatever comes of this."""
+    if options.keep is None:
+        return
+    try:
+        keep_newest(storage, options.keep)
+    except (CheckpointError, OSError) as error:
+        _logger.warning("older checkpoints in %s were not removed: %s", storage.where(), error)

@@ -12,14 +12,16 @@ import socket
 import sys
 from pathlib import Path
 
+from ps.checkpoint_reader import steps_on_disk
 from ps.checkpoint_restore import AS_SAVED, Restoring, find
 from ps.epoch import EpochGuard
-from ps.errors import PhaseError
+from ps.errors import CheckpointError, PhaseError
 from ps.lifecycle import ServerSettings
 from ps.params import WorkerRank
 from ps.permissions import Phase
 from ps.service import Service
 from ps.stats import ServerStats
+from ps.storage import storage_at
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity, Role
 from rpc.listener import Listener
@@ -105,9 +107,18 @@ class PSServer:
         Raises:
             CheckpointError: there is none, or it is damaged or of another model.
         """
-        checkpoint, _ = find(directory, step, like)
-        self._service.restore(str(directory), checkpoint, like)
-        return checkpoint.step
+        storage = storage_at(directory)
+        while True:
+            newest = steps_on_disk(storage)[:1]
+            try:
+                checkpoint, _ = find(storage, step, like)
+                self._service.restore(str(directory), checkpoint, like)
+            except CheckpointError:
+                # A save that was committed meanwhile may have removed what was being read.
+                if step is not None or steps_on_disk(storage)[:1] == newest:
+                    raise
+            else:
+                return checkpoint.step
 
     @property
     def endpoint(self) -> Endpoint:

@@ -283,6 +283,8 @@ class Service:
         shard = self.life.loaded()
         shard.tables.refuse_saving()
         with self._saving:  # a retry writes the same file again, not at the same time
+            if call.peer_gone():
+                raise PhaseError("the client of this save is gone: it may have been committed")
             record, clock = save_shard(shard, request, self._saved, rank=self.settings.rank)
         call.reply(messages.encode(messages.Saved(record, clock)))
 

@@ -9,11 +9,15 @@ Threads: one call, on the thread that ends the cluster.
 
 from __future__ import annotations
 
+import contextlib
 import time
 
+from ps.checkpoint_format import step_name
+from ps.checkpoint_reader import read_manifest, steps_on_disk
 from ps.client import PSClient
-from ps.errors import PSError
+from ps.errors import CheckpointError, PSError
 from ps.permissions import Phase
+from ps.storage import storage_at
 from rpc.errors import RpcError
 from rpc.handshake import Credentials, Identity, Role
 from tfos.console import Console
@@ -75,7 +79,20 @@ class LastSave:
                 return f"nothing to save to {self._directory}: no parameters were made yet"
             client.attach()
             step = max(server.clock for server in described)
+            saved = self._saved_already(step)
+            if saved:
+                return f"the parameters after {step} updates are in {saved} already"
             path = client.save(
                 self._directory, step, timeout_s=max(0.1, deadline_s - time.monotonic())
             )
         return f"saved the parameters after {step} updates to {path}"
+
+    def _saved_already(self, step: int) -> str:
+        """Return where the chief has saved this step; empty if it has not."""
+        storage = storage_at(self._directory)
+        if step not in steps_on_disk(storage):
+            return ""
+        with contextlib.suppress(CheckpointError):  # an unfinished one of another run
+            if read_manifest(storage, step).job == self._credentials.cluster_id:
+                return storage.where(step_name(step))
+        return ""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ps import checkpoint_reader as reading
+from ps import messages
 from ps.checkpoint import Base, Origin, abort, commit, write_shard
 from ps.checkpoint_restore import Restoring, verify
 from ps.client import PSClient
@@ -17,7 +20,12 @@ from ps.dense import DenseShard
 from ps.errors import CheckpointError, ManifestMismatch, SettingsError
 from ps.params import SGD, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.saver import SaveOptions
+from ps.server import PSServer
+from ps.shard_saving import restore_into
 from ps.storage import storage_at
+from rpc.connection import connect
+from rpc.errors import DeadlineExceeded
+from rpc.handshake import Identity, Role
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, random_arrays
 
 HYPER = Hyper(0.1)
@@ -73,6 +81,65 @@ def test_a_damaged_newer_step_neither_counts_nor_goes(tmp_path: Path):
 def test_options_that_keep_nothing_are_refused(options: dict[str, int]):
     with pytest.raises(SettingsError, match="must be at least 1"):
         SaveOptions(**options)
+
+
+def test_a_save_is_one_also_if_older_ones_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("ps.saver.keep_newest", fails)
+    with seeded(make_manifest()) as (_, client):
+        assert client.save(tmp_path, 1, options=SaveOptions(keep=1)) == tmp_path / "step-1"
+    assert "older checkpoints in" in caplog.text
+
+
+def test_what_a_late_server_wrote_of_a_failed_save_goes_with_the_next(tmp_path: Path):
+    with seeded(make_manifest()) as (_, client):
+        client.save(tmp_path, 1)
+        with pytest.raises(CheckpointError, match="step 1 exists"):
+            client.save(tmp_path, 1)
+        (save_id,) = client._saver._place(tmp_path).failed
+        (tmp_path / f".tmp-{save_id}").mkdir()
+        (tmp_path / f".tmp-{save_id}" / "ps-1.data").write_bytes(b"late")
+        client.save(tmp_path, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1", "step-2"]
+
+
+@pytest.mark.fault("F26")
+def test_a_save_whose_client_is_gone_writes_nothing(tmp_path: Path):
+    """It waits for another one; by now its client may have repeated it, and committed that."""
+    with seeded(make_manifest(), num_servers=1) as (bed, client):
+        client.save(tmp_path, 1)
+        late = messages.Save(str(tmp_path), "late", "")
+        chief = Identity(Role.WORKER, 0, 0)
+        connection = connect(bed.endpoints[0], chief, bed.credentials)
+        with bed.servers[0]._service._saving, connection, pytest.raises(DeadlineExceeded):
+            connection.call(messages.encode(late), [], timeout_s=0.3)
+        client.save(tmp_path, 2)
+        bed.close()  # waits for the handlers
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1", "step-2"]
+
+
+@pytest.mark.fault("F08")
+def test_a_restore_outlives_the_removal_of_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    manifest = make_manifest()
+    with seeded(manifest, num_servers=1) as (bed, client):
+        client.save(tmp_path, 1)
+
+        def after_another_save(*arguments: Any, **settings: Any) -> Any:
+            monkeypatch.undo()
+            client.save(tmp_path, 2, options=SaveOptions(keep=1))
+            return restore_into(*arguments, **settings)
+
+        monkeypatch.setattr("ps.service.restore_into", after_another_save)
+        with PSServer(bed.servers[0].settings, bed.credentials) as server:
+            assert server.restore(tmp_path) == 2
+            with pytest.raises(CheckpointError, match="newest complete step is 2"):
+                server.restore(tmp_path, step=1)
 
 
 # ---- deltas ----

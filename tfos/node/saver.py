@@ -18,6 +18,7 @@ from ps.checkpoint_reader import latest, steps_on_disk
 from ps.errors import CheckpointError, PSError, TransportError
 from ps.saver import SaveOptions
 from ps.storage import storage_at
+from rpc.errors import RpcError
 from tfos.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_FAILED = (PSError, RpcError, OSError)
+_RETRY_S = 1.0
+"""After the first save that failed; doubled with each further one, up to the plan's period."""
+_MAX_DOUBLINGS = 16
 _LOOK_S = 0.5
 """How often the servers' clocks are read when saves come by steps, and the end is looked for."""
 
@@ -42,6 +47,10 @@ class ChiefSaver:
         self._client = make_client()
         self._ended = threading.Event()
         self._saved_step = -1
+        self._num_failed = 0
+        """Saves, since the last that succeeded."""
+        self._due_s = 0.0
+        """When to save next, as monotonic time."""
         self._options = SaveOptions(keep=plan.keep, full_every=plan.full_every)
         self._thread = threading.Thread(target=self._run, name="tfos-saver", daemon=True)
 
@@ -74,15 +83,11 @@ class ChiefSaver:
         if not self._wait_seeded():
             return
         # At once: a server that dies before the first period has something to go on from.
-        saved_s = self._save(self._clock())
+        self._save()
         while not self._ended.wait(_LOOK_S):
-            is_time = time.monotonic() - saved_s >= self._plan.every_s
-            if is_time or self._plan.every_steps:
-                clock = self._clock()
-                grown = clock - self._saved_step
-                if is_time or grown >= self._plan.every_steps:
-                    saved_s = self._save(clock)
-        self._save(self._clock())
+            if time.monotonic() >= self._due_s or self._has_grown():
+                self._save()
+        self._save()
 
     def _wait_seeded(self) -> bool:
         while not self._ended.is_set():
@@ -97,18 +102,34 @@ class ChiefSaver:
         return False
 
     def _clock(self) -> int:
-        try:
-            return max(server.clock for server in self._client.describe())
-        except PSError as error:
-            _logger.warning("the servers did not tell their clocks: %s", error)
-            return self._saved_step
+        return max(server.clock for server in self._client.describe())
 
-    def _save(self, step: int) -> float:
-        """Save unless that step is there already; returns when, as monotonic time."""
-        if step > self._saved_step:
-            try:
+    def _has_grown(self) -> bool:
+        """Whether the plan's number of updates was made since the last save."""
+        if not self._plan.every_steps or self._num_failed:
+            return False
+        try:
+            return self._clock() - self._saved_step >= self._plan.every_steps
+        except _FAILED:
+            return False  # the next save will tell
+
+    def _save(self) -> None:
+        """Save unless that step is there already; what failed is tried again before its time.
+
+        A server that is dead fails all saves until it is back, and what it holds is not safe then.
+        """
+        step: int | None = None
+        try:
+            step = self._clock()
+            # Below the last saved one is a server that had to go on from an older one.
+            if step != self._saved_step:
                 self._client.save(self._plan.directory, step, options=self._options)
-                self._saved_step = step
-            except PSError as error:
-                _logger.warning("step %d was not saved: %s", step, error)
-        return time.monotonic()
+            self._saved_step = step
+            self._num_failed = 0
+            wait_s = self._plan.every_s
+        except _FAILED as error:
+            name = "the parameters were" if step is None else f"step {step} was"
+            _logger.warning("%s not saved: %s", name, error)
+            wait_s = min(self._plan.every_s, _RETRY_S * 2 ** min(self._num_failed, _MAX_DOUBLINGS))
+            self._num_failed += 1
+        self._due_s = time.monotonic() + wait_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from ps.checkpoint_reader import latest, read_manifest, steps_on_disk
 from ps.errors import CheckpointError
 from ps.params import Hyper
-from ps.storage import storage_at
+from ps.storage import LocalStorage, storage_at
 from tests.ps_bed import ADD, cluster, filled, make_manifest, wait_until
 from tfos.checkpoints import Checkpoints
 from tfos.config import ClusterConfig
@@ -59,6 +61,46 @@ def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, m
         wait_until(lambda: "step 1 was not saved: " in caplog.text, "the save that fails")
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         wait_until(lambda: latest(tmp_path) == 2, "a later save")
+        saver.close()
+
+
+@pytest.mark.fault("F40")
+def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
+    tmp_path: Path, monkeypatch, caplog
+):
+    monkeypatch.setattr("tfos.node.saver._LOOK_S", 0.02)
+    monkeypatch.setattr("tfos.node.saver._RETRY_S", 0.02)
+    names, away = LocalStorage.names, [True, False, True]
+
+    def names_of_a_disk_that_is_away(self, directory=""):
+        if threading.current_thread().name == "tfos-saver" and away and away.pop():
+            raise OSError(errno.EIO, "Input/output error")
+        return names(self, directory)
+
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path), bed.client)
+        saver.start()
+        monkeypatch.setattr(LocalStorage, "names", names_of_a_disk_that_is_away)
+        bed.client().seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the third attempt")
+        saver.close()
+    for action in ("save into", "list"):
+        assert f"step 0 was not saved: cannot {action} {tmp_path}: Input/output" in caplog.text
+
+
+@pytest.mark.fault("F08")
+def test_it_saves_below_a_step_that_a_restarted_server_could_not_go_on_from(
+    tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr("tfos.node.saver._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, every_s=0.05), bed.client)
+        saver._saved_step = 900  # damaged since, and every server started again from an older one
+        saver.start()
+        bed.client().seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "a save")
         saver.close()
 
 

@@ -1,0 +1,61 @@
+"""What a user reads of the save that an interrupted cluster makes at last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ps.checkpoint_reader import latest, steps_on_disk
+from ps.params import Hyper
+from ps.storage import storage_at
+from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest
+from tfos.last_save import LastSave
+
+pytestmark = pytest.mark.fault("F15")
+MANIFEST = make_manifest(rule=ADD)
+
+
+class Heard:
+    """A console that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.line = self.warn = self.lines.append
+
+
+def save(bed: Cluster, directory: Path) -> str:
+    servers = [SimpleNamespace(endpoint=each, is_live=True, name="ps") for each in bed.endpoints]
+    state = SimpleNamespace(servers=servers, workers=[None] * bed.num_workers)
+    coordinator: Any = SimpleNamespace(read=lambda look: look(state))
+    console: Any = Heard()
+    LastSave(str(directory), coordinator, bed.credentials, console).save(10.0)
+    (line,) = console.lines
+    return line
+
+
+def test_it_saves_what_the_servers_hold_once(tmp_path: Path):
+    with cluster("inproc", num_servers=2) as bed:
+        assert save(bed, tmp_path).startswith(f"nothing to save to {tmp_path}")
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        client.push(filled(MANIFEST, 1.0), hyper=Hyper(1.0), rows=1)
+        assert save(bed, tmp_path).startswith(
+            f"saved the parameters after 1 updates to {tmp_path}/step-1"
+        )
+        assert save(bed, tmp_path).startswith(
+            f"the parameters after 1 updates are in {tmp_path}/step-1 already"
+        )
+    assert steps_on_disk(storage_at(tmp_path)) == [latest(tmp_path)] == [1]
+
+
+def test_another_runs_checkpoint_of_that_step_is_in_the_way(tmp_path: Path):
+    said: list[str] = []
+    for _ in range(2):
+        with cluster("inproc") as bed:
+            bed.workers(MANIFEST, filled(MANIFEST))
+            said.append(save(bed, tmp_path))
+    assert said[0].startswith("saved the parameters")
+    assert said[1].startswith("the parameters were not saved")
+    assert f"step 0 exists in {tmp_path}" in said[1]
