@@ -10,7 +10,6 @@ thread.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import socket
@@ -19,20 +18,17 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from rpc.brisk import BriskPoll, poll_ms
 from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, TransportError
 from rpc.limits import DEFAULT_LIMITS, Limits
 
 IOV_MAX = 1024
 """Views that one `sendmsg` takes."""
 
-_MAX_POLL_MS = 3_600_000
 _CLOSED_EVENTS = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 USER_TIMEOUT_MS = 20_000
 """How long sent bytes may stay unacknowledged, or unread by a peer whose buffers are full."""
-BRISK_S = 150e-6
-"""A wait that follows one this short is watched as long before the thread sleeps: to be woken on an
-idle core takes 30-40 us, twice per call, and a small call takes as long as that altogether."""
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_PROBES = 3
@@ -94,9 +90,7 @@ class SocketStream:
         self._sock = sock
         self._lock = threading.Lock()
         self._shut = False
-        self._poll = select.poll()
-        self._poll_events = 0
-        self._brisk = False
+        self._poll = BriskPoll()
         sock.setblocking(False)
         configure(sock, limits)
 
@@ -165,28 +159,10 @@ class SocketStream:
 
     def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
         """See Stream."""
-        events = _events(read, write)
-        if events != self._poll_events:
-            descriptor = self._sock.fileno()
-            if descriptor < 0:
-                raise self._lost(None)
-            self._poll.register(descriptor, events)
-            self._poll_events = events
-        begun = time.monotonic()
-        if self._brisk and timeout_s > BRISK_S and self._watch(begun + BRISK_S):
-            return True
-        ready = bool(self._poll.poll(poll_ms(timeout_s)))
-        self._brisk = ready and time.monotonic() - begun < BRISK_S
-        return ready
-
-    def _watch(self, until_s: float) -> bool:
-        """Wait without sleeping, giving the core away to whoever can use it."""
-        poll, now, give_way = self._poll.poll, time.monotonic, os.sched_yield
-        while now() < until_s:
-            if poll(0):
-                return True
-            give_way()
-        return False
+        descriptor = self._sock.fileno()
+        if descriptor < 0:
+            raise self._lost(None)
+        return self._poll.wait(descriptor, _events(read, write), timeout_s)
 
     def peer_closed(self) -> bool:
         """See Stream."""
@@ -278,15 +254,6 @@ def address_text(address: object) -> str:
     if isinstance(address, tuple):
         return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
     return str(address)
-
-
-def poll_ms(timeout_s: float) -> int:
-    """Return milliseconds for poll: rounded up, so that a wait never ends before its time."""
-    if timeout_s <= 0:
-        return 0
-    return (
-        min(_MAX_POLL_MS, math.ceil(timeout_s * 1000.0)) if timeout_s < math.inf else _MAX_POLL_MS
-    )
 
 
 def _open(family: int, kind: int) -> socket.socket:
