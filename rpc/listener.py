@@ -20,9 +20,10 @@ from rpc.address import Endpoint, advertised_host, boot_id
 from rpc.call import Call
 from rpc.doorkeeper import Doorkeeper
 from rpc.errors import ClosedError
-from rpc.handshake import Credentials, Identity, Options, ServerHandshake, Session
+from rpc.handshake import Credentials, Identity, ServerHandshake, Session
 from rpc.inproc import InprocAcceptor
 from rpc.limits import DEFAULT_LIMITS, Limits
+from rpc.segment import SharedRoom
 from rpc.serving import Handler, ServedConnection
 from rpc.shared_stream import options_for
 from rpc.transport import Stream
@@ -78,6 +79,7 @@ class Listener:
         self._lock = threading.Lock()
         self._served: dict[ServedConnection, threading.Thread] = {}
         self._closed = False
+        self._room = SharedRoom(limits.max_shared_bytes)
         self._past = _Totals()
 
     def __enter__(self) -> Listener:
@@ -188,14 +190,11 @@ class Listener:
                 )
 
     def _new_handshake(self, stream: Stream) -> ServerHandshake:
-        most = self._limits.max_shared_bytes // (2 * max(1, self._limits.shared_ring_bytes))
-        options = Options.NONE
-        if len(self._served) < most:
-            options = options_for(stream.transport, self._limits)
+        options = options_for(stream.transport, self._limits)
         return ServerHandshake(self._identity, self._credentials, options=options)
 
     def _admit(self, stream: Stream, session: Session) -> str:
-        connection = ServedConnection(stream, session, self._handler, self._limits)
+        connection = ServedConnection(stream, session, self._handler, self._limits, self._room)
         thread = threading.Thread(
             target=self._serve, args=(connection,), name=f"rpc-{session.peer}", daemon=True
         )

@@ -1,7 +1,7 @@
 """Memory that two processes of one host share: one made it and writes, the other one reads.
 
 Covers: sealed anonymous segments (memfd), what must be true of a peer's before it is mapped,
-whether this host can share at all.
+whether this host can share at all, how much a listener shares.
 Does not: pass descriptors (transport), say what stands in a segment (shared_stream).
 Threads: a segment may be used from any thread; who may write when is its users' affair.
 
@@ -18,6 +18,7 @@ import mmap
 import os
 import platform
 import stat
+import threading
 
 from rpc.errors import ProtocolError
 
@@ -43,6 +44,30 @@ def cannot_share() -> str:
     if not hasattr(os, "memfd_create"):
         return "this Python has no memfd_create"
     return ""
+
+
+class SharedRoom:
+    """How much memory the connections of one listener may share altogether.
+
+    Threads: any.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._left_bytes = limit_bytes
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> bool:
+        """Take some of it; False, and nothing taken, if that is more than is left."""
+        with self._lock:
+            if num_bytes > self._left_bytes:
+                return False
+            self._left_bytes -= num_bytes
+            return True
+
+    def give_back(self, num_bytes: int) -> None:
+        """Give back what was taken."""
+        with self._lock:
+            self._left_bytes += num_bytes
 
 
 class Segment:

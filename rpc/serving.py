@@ -9,6 +9,7 @@ thread.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from rpc.call import Call
 from rpc.errors import ClosedError, LimitExceeded, PeerGone, ProtocolError, RpcError
 from rpc.frame import Frame, Kind
 from rpc.frame_io import FrameChannel
-from rpc.handshake import Session
+from rpc.handshake import Options, Session
 from rpc.limits import Limits
+from rpc.segment import SharedRoom
 from rpc.shared_stream import upgraded
 from rpc.transport import Stream
 
@@ -30,7 +32,14 @@ _log = logging.getLogger(__name__)
 class ServedConnection:
     """Serves one peer until either side closes."""
 
-    def __init__(self, stream: Stream, session: Session, handler: Handler, limits: Limits) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        session: Session,
+        handler: Handler,
+        limits: Limits,
+        room: SharedRoom,
+    ) -> None:
         self.peer = session.peer
         self.calls = 0
         self.errors = 0
@@ -38,6 +47,8 @@ class ServedConnection:
         self._session = session
         self._handler = handler
         self._limits = limits
+        self._room = room
+        self._taken_bytes = 0
         self._channel = FrameChannel(stream, session, limits)
 
     @property
@@ -71,13 +82,24 @@ class ServedConnection:
             )  # fmt: skip
         finally:
             self._stream.close()
+            self._room.give_back(self._taken_bytes)
 
     def _upgrade(self) -> None:
         deadline = time.monotonic() + self._limits.handshake_timeout_s
-        stream = upgraded(self._stream, self._session, self._limits, deadline, first=True)
+        limits = self._limits
+        if self._session.options & Options.SHARE:
+            both_bytes = 2 * limits.shared_ring_bytes
+            if self._room.take(both_bytes):
+                self._taken_bytes = both_bytes
+            else:
+                limits = dataclasses.replace(limits, shared_ring_bytes=0)
+        stream = upgraded(self._stream, self._session, limits, deadline, first=True)
         if stream is not self._stream:
             self._channel = FrameChannel(stream, self._session, self._limits)
             self._stream = stream
+        else:
+            self._room.give_back(self._taken_bytes)
+            self._taken_bytes = 0
 
     def _serve_one(self, frame: Frame) -> None:
         if frame.kind != Kind.REQUEST:

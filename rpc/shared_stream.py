@@ -98,14 +98,14 @@ class SharedStream:
 
     def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
         """See Stream; what is ready already has no descriptor to wait for."""
-        if self._closed or (read and self._used()) or (write and self._free()):
+        if self._closed or self._may_move(read=read, write=write):
             return [(-1, 0)]
         return self._bell.interest(read=True, write=False)
 
     def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
         """See Stream."""
         self._check_open()
-        if (read and self._used()) or (write and self._free()):
+        if self._may_move(read=read, write=write):
             return True
         return self._bell.wait(read=True, write=False, timeout_s=timeout_s)
 
@@ -172,12 +172,17 @@ class SharedStream:
         _copy(view[:count], ring[at : at + count])
         self._taken += count
         self._our_counters[_TAKEN] = self._taken
-        if 2 * used > size:
-            # Only a peer that found its ring full waits for room, and then it is more than half
-            # full at our next look too. Without a listener it is no error here.
+        if 2 * used >= size:
+            # Only a peer that found its ring full waits for room. Had this look found less than
+            # half, then the next one finds more. Without a listener it is no error here.
             with contextlib.suppress(PeerGone):
                 self._bell.sendmsg((_BELL,))
         return count
+
+    def _may_move(self, *, read: bool, write: bool) -> bool:
+        """Tell whether a move of bytes would find bytes, or room, or a lie about them."""
+        is_full = self._put - self._their_counters[_TAKEN] == len(self._our_ring)
+        return (read and self._their_counters[_PUT] != self._taken) or (write and not is_full)
 
     def _used(self) -> int:
         used = self._their_counters[_PUT] - self._taken
@@ -252,36 +257,43 @@ def share(
         TransportError: the peer is gone, or did not answer before the (monotonic) deadline.
         ProtocolError: what it passed is no sealed segment of the size that it says.
     """
-    ours, theirs = None, None
-    if not first:
-        theirs = _take_offer(bell, deadline)
-    if first or theirs is not None:
-        ours = _make_offer(bell, limits.shared_ring_bytes)
-    else:
-        bell.send_with(_OFFER.pack(_MAGIC, 0, 0), None)
-    if first:
-        theirs = _take_offer(bell, deadline)
-        bell.send_with(bytes([ours is not None and theirs is not None]), None)
+    with contextlib.ExitStack() as owned:
+
+        def kept(segment: Segment | None) -> Segment | None:
+            if segment is not None:
+                owned.callback(segment.close)
+            return segment
+
+        ours = kept(_make_offer(bell, limits.shared_ring_bytes)) if first else None
+        theirs = kept(_take_offer(bell, deadline))
+        if not first:
+            ours = kept(_make_offer(bell, limits.shared_ring_bytes if theirs is not None else 0))
         agreed = ours is not None and theirs is not None
-    else:
-        agreed = _receive(bell, _ANSWER_BYTES, deadline)[0] == b"\x01"
-    if agreed and ours is not None and theirs is not None:
+        if first:
+            bell.send_with(bytes([agreed]), None)
+        else:
+            agreed &= _takes_rings(bell, deadline)
+        if not agreed or ours is None or theirs is None:
+            return None
+        owned.pop_all()
         return SharedStream(bell, ours, theirs)
-    for segment in (ours, theirs):
-        if segment is not None:
-            segment.close()
-    return None
 
 
 def _make_offer(bell: SocketStream, ring_bytes: int) -> Segment | None:
+    """Pass a new segment; without memory, or for a ring of 0 bytes, say that there is none."""
+    if not ring_bytes:
+        bell.send_with(_OFFER.pack(_MAGIC, 0, 0), None)
+        return None
     try:
         segment, descriptor = Segment.make("tfos-rpc", _CONTROL_BYTES + ring_bytes)
     except OSError as error:
         _log.info("no shared memory with %s: %s", bell.peer_address, error.strerror)
-        bell.send_with(_OFFER.pack(_MAGIC, 0, 0), None)
-        return None
+        return _make_offer(bell, 0)
     try:
         bell.send_with(_OFFER.pack(_MAGIC, 0, ring_bytes), descriptor)
+    except BaseException:
+        segment.close()
+        raise
     finally:
         os.close(descriptor)
     return segment
@@ -304,6 +316,14 @@ def _take_offer(bell: SocketStream, deadline: float) -> Segment | None:
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _takes_rings(bell: SocketStream, deadline: float) -> bool:
+    """Receive the server's last word."""
+    answer, descriptor = _receive(bell, _ANSWER_BYTES, deadline)
+    if descriptor is not None:
+        os.close(descriptor)
+    return answer == b"\x01"
 
 
 def _receive(bell: SocketStream, num_bytes: int, deadline: float) -> tuple[bytes, int | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
 import dataclasses
 import logging
 import os
@@ -105,6 +107,35 @@ def test_a_counter_that_falls_ends_the_connection(pair):
         right.recv_into(memoryview(bytearray(9)))
 
 
+@pytest.mark.attack("A08")
+@pytest.mark.parametrize("read", [True, False])
+def test_a_lie_told_before_a_wait_is_left_to_the_next_move(pair, read):
+    """A wait that raised would leave its call open: only a move of bytes settles it."""
+    left, right = pair
+    left._our_counters[shared_stream._PUT if read else shared_stream._TAKEN] = 2**63
+    assert right.wait(read=read, write=not read, timeout_s=0.0)
+    assert right.interest(read=read, write=not read) == [(-1, 0)]
+
+
+def test_a_writer_is_woken_who_fills_the_ring_during_a_look(pair, monkeypatch):
+    """It saw no room, so it sleeps; the reader saw half a ring, and takes exactly that."""
+    left, right = pair
+    half = memoryview(bytes(RING // 2))
+    copy = shared_stream._copy
+
+    def fill_meanwhile(into: memoryview, data: memoryview) -> None:
+        monkeypatch.setattr(shared_stream, "_copy", copy)
+        assert left.sendmsg([half]) == len(half)
+        assert left.sendmsg([half]) is None
+        copy(into, data)
+
+    assert left.sendmsg([half]) == len(half)
+    monkeypatch.setattr(shared_stream, "_copy", fill_meanwhile)
+    for _ in range(2):
+        assert right.recv_into(memoryview(bytearray(len(half)))) == len(half)
+    assert left._bell.wait(read=True, write=False, timeout_s=WAIT_S)
+
+
 @pytest.mark.fault("F29")
 def test_bells_without_bytes_are_no_progress(pair):
     left, right = pair
@@ -152,6 +183,26 @@ def test_a_hostile_offer_is_refused(offer):
     assert num_descriptors() == before
     ours.close()
     theirs.close()
+
+
+@pytest.mark.attack("A08")
+def test_descriptors_that_nobody_asked_for_are_closed():
+    """With the answer, or several with an offer, or with a bell."""
+    before = num_descriptors()
+    ours, theirs = ends()
+    message, descriptor = offered(RING)
+    theirs.send_with(message, descriptor)
+    theirs._sock.sendmsg(
+        [b"\1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+    )
+    stream = share(ours, LIMITS, first=False, deadline=time.monotonic() + WAIT_S)
+    assert stream is not None
+    theirs.send_with(b"!", descriptor)
+    assert stream.recv_into(memoryview(bytearray(9))) is None
+    stream.close()
+    theirs.close()
+    os.close(descriptor)
+    assert num_descriptors() == before
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -218,10 +269,37 @@ class TestTheWayAround:
 
     def test_beyond_max_shared_bytes(self):
         limits = dataclasses.replace(LIMITS, max_shared_bytes=2 * RING)
-        with bed("shm", limits) as made, made.connect() as first:
-            wait_until(lambda: made.listener.stats().open_connections == 1)
-            assert first.transport == "shm"
-            echoes(made, "unix")
+        with bed("shm", limits) as made:
+            for _ in range(3):  # room that is given back is taken again
+                with made.connect() as first:
+                    assert first.transport == "shm"
+                    echoes(made, "unix")
+                wait_until(lambda: made.listener.stats().open_connections == 0)
+
+    def test_a_crowd_does_not_pass_max_shared_bytes(self):
+        """All of them shake hands before the first one is served."""
+        limits = dataclasses.replace(LIMITS, max_shared_bytes=4 * RING)
+        with bed("shm", limits) as made, contextlib.ExitStack() as opened:
+            found: list[str] = []
+            start = threading.Barrier(12)
+
+            def join() -> None:
+                start.wait(WAIT_S)
+                connection = opened.enter_context(made.connect())
+                found.append(connection.transport)
+
+            crowd = [threading.Thread(target=join) for _ in range(12)]
+            for thread in crowd:
+                thread.start()
+            for thread in crowd:
+                thread.join(WAIT_S)
+            assert sorted(found) == ["shm"] * 2 + ["unix"] * 10
+
+    def test_those_on_other_ways_take_no_room(self):
+        limits = dataclasses.replace(LIMITS, max_shared_bytes=2 * RING)
+        off = dataclasses.replace(limits, shared_ring_bytes=0)
+        with bed("shm", limits) as made, made.connect(limits=off), made.connect() as connection:
+            assert connection.transport == "shm"
 
     def test_the_way_is_logged(self, caplog):
         with caplog.at_level(logging.INFO), bed("shm") as made:
