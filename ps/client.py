@@ -186,10 +186,19 @@ class PSClient:
         return self._push(grads, None, hyper, rows)
 
     def push_pull(
-        self, grads: Mapping[str, Array], into: Mapping[str, Array], *, hyper: Hyper, rows: int
+        self,
+        grads: Mapping[str, Array],
+        into: Mapping[str, Array],
+        *,
+        hyper: Hyper,
+        rows: int,
+        lag: int = 0,
     ) -> Ack:
-        """Push, and fill `into` with the values after it, in one round trip. Raises as push()."""
-        return self._push(grads, into, hyper, rows)
+        """Push, and fill `into` with the values after it, in one round trip. Raises as push().
+
+        `lag`: earlier calls of this that the parameters of the gradients did not contain.
+        """
+        return self._push(grads, into, hyper, rows, lag)
 
     def push_null(self, *, rows: int = 0, into: Mapping[str, Array] | None = None) -> Ack:
         """Push nothing: a barrier stays whole, ssp's clock goes on; `into` gets the values."""
@@ -351,6 +360,7 @@ class PSClient:
         into: Mapping[str, Array] | None,
         hyper: Hyper | None,
         rows: int,
+        lag: int = 0,
     ) -> Ack:
         with self._lock:
             digest = self._known_hash()
@@ -363,7 +373,7 @@ class PSClient:
             change = self._clipped_push.change if self._clipped_push else self._fleet.change
             acks = change(
                 lambda number, wait_s: messages.Push(
-                    digest, number, rows, hyper, into is not None, grads is None, wait_s
+                    digest, number, rows, hyper, into is not None, grads is None, wait_s, lag
                 ),
                 timeout_s=self.timeout_s,
                 payload=lambda link: views_of(ready, self._pieces[link.server]) if ready else (),

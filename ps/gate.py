@@ -29,6 +29,7 @@ from ps.errors import (
     StaleIncarnation,
 )
 from ps.params import WorkerRank
+from ps.staleness import Views
 
 _logger = logging.getLogger(__name__)
 
@@ -65,9 +66,7 @@ class Gate(Generic[Gradient]):
         self._on_failed = on_failed
         self._waiting: dict[RequestId, Arrival[Gradient]] = {}
         self._refused = Refusals()
-        self._first_clock = policy.clock
-        self._seen_clock: dict[WorkerRank, int] = {}
-        """What of its worker is not here counts from the first clock: a restored one is no age."""
+        self._views = Views(policy.clock)
         self._arriving: set[WorkerRank] = set()
         """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
         self._closed: PSError | None = None
@@ -118,16 +117,21 @@ class Gate(Generic[Gradient]):
                 self._arriving.add(worker)
             return admission
 
-    def staleness_of(self, worker: WorkerRank) -> int:
-        """Updates by others since this worker last pulled, those that arrive just now included."""
+    def staleness_of(self, worker: WorkerRank, lag: int = 0) -> int:
+        """Updates by others that the worker's gradient lacks, those that arrive just now included.
+
+        Args:
+            worker: its rank.
+            lag: see ps.staleness.
+        """
         with self._changed:
-            in_flight = len(self._arriving - {worker})
-            return self._policy.clock + in_flight - self._seen(worker)
+            arriving = len(self._arriving - {worker})
+            return self._views.staleness(worker, self._policy.clock + arriving, lag)
 
     def pulled(self, worker: WorkerRank, clock: int) -> None:
         """Note which clock's parameters the worker has got."""
         with self._changed:
-            self._seen_clock[worker] = clock
+            self._views.pulled(worker, clock)
 
     def arrive(self, arrival: Arrival[Gradient]) -> Arrival[Gradient]:
         """A push is completely here: let the policy decide and execute what it decides.
@@ -329,12 +333,8 @@ class Gate(Generic[Gradient]):
     def _note_applied(self, arrival: Arrival[Gradient]) -> None:
         arrival.is_applied = True
         self._record.complete(arrival.id)
-        worker = arrival.id.worker
-        self._seen_clock[worker] = self._seen(worker) + 1
+        self._views.pushed(arrival.id.worker)
         self._on_applied(arrival)
-
-    def _seen(self, worker: WorkerRank) -> int:
-        return self._seen_clock.get(worker, self._first_clock)
 
     def _take(self, worker: WorkerRank) -> list[Arrival[Gradient]]:
         """Remove and return what waits of one worker; more than one only of several sessions."""

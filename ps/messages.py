@@ -39,7 +39,7 @@ from ps.applied import MAX_SEQUENCE
 from ps.checkpoint_format import ShardRecord
 from ps.decoding import UNREADABLE
 from ps.errors import SettingsError
-from ps.params import Hyper
+from ps.params import MAX_LAG, Hyper
 from ps.rendezvous import MAX_KEY_LENGTH
 from ps.table_spec import MAX_SEGMENTS, MAX_TABLES
 
@@ -106,6 +106,8 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     pull: bool = False
     null: bool = False
     wait_s: Seconds = 0.0
+    lag: Annotated[int, msgspec.Meta(ge=0, le=MAX_LAG)] = 0
+    """The worker's own last pushes that its parameters did not contain; see ps.staleness."""
 
 
 class Lookup(msgspec.Struct, frozen=True, tag="lookup"):

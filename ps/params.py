@@ -45,6 +45,7 @@ __all__ = [  # with the rules, so that a manifest needs one import
     "MAX_BUCKETS",
     "MAX_BUCKET_BYTES",
     "MAX_GROUP_BYTES",
+    "MAX_LAG",
     "MAX_NAME_LENGTH",
     "MAX_PARAMS",
     "MAX_RANK",
@@ -92,6 +93,8 @@ MIN_BUCKET_BYTES = 64
 MAX_BUCKET_BYTES = 1 << 26
 MAX_BUCKETS = 1 << 20
 MAX_STALENESS_BOUND = 1 << 32
+MAX_LAG = 64
+"""Most pushes of one worker under way at a time; each keeps a gradient and a copy of the values."""
 
 
 class ParamSpec(msgspec.Struct, frozen=True):

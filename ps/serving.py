@@ -128,7 +128,7 @@ class ServingShard:
         self._check_push(call, request)
         deadline_s = time.monotonic() + request.wait_s
         sender = request_id(call.peer, request.number)
-        staleness = self.gate.staleness_of(sender.worker)
+        staleness = self.gate.staleness_of(sender.worker, request.lag)
         number = request.number
         verdict, arrival = self.gate.begin(sender, number.acknowledged, number.told_clock)
         sent = 0
@@ -143,7 +143,8 @@ class ServingShard:
         elif (admission := self.gate.admit(sender.worker)) is Admission.STAGE:
             arrival = self._stage(call, request, sender, deadline_s)
         else:
-            staleness = self.gate.staleness_of(sender.worker)  # who arrives with it counts too
+            # who arrives with it counts too
+            staleness = self.gate.staleness_of(sender.worker, request.lag)
             request = self._slowed(request, staleness)
             early = request.pull and admission is Admission.APPLY
             sent = self._apply_arriving(call, request, sender, deadline_s, answers_early=early)

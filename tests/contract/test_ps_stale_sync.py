@@ -254,6 +254,20 @@ def test_a_stale_gradient_moves_the_values_less(transport: str, consistency: str
         assert set(into["trainable"]) == {-2.0 - 0.5 / 4}, "it has seen the others' updates now"
 
 
+def test_a_push_that_was_computed_before_the_last_answer_is_as_old_as_its_parameters():
+    manifest = make_manifest(staleness_aware=True)
+    with cluster(num_workers=2) as bed:
+        one, other = bed.workers(manifest, filled(manifest))
+        into, ones = filled(manifest), filled(manifest, 1.0)
+        one.pull(into)
+        other.push(ones, hyper=HYPER, rows=1)
+        acks = [one.push_pull(ones, into, hyper=HYPER, rows=1, lag=lag) for lag in (0, 1, 2, 2)]
+        assert [ack.staleness for ack in acks] == [1, 1, 1, 0], (
+            "three of them with the values of the pull"
+        )
+        assert set(into["trainable"]) == {-0.5 * (1 + 3 / 2 + 1)}
+
+
 def test_scalars_of_a_step_are_refused_where_the_server_scales_the_rate():
     manifest = make_manifest(staleness_aware=True)
     with cluster() as bed:

@@ -80,9 +80,17 @@ def test_parameters_are_exactly_so_many_steps_old_and_rates_are_those_of_their_s
     assert int(model.optimizer.iterations) == 2 * STEPS == cluster.pushes
 
 
-def test_every_epoch_ends_with_nothing_in_flight_and_exact_counts(cluster):
+def test_every_epoch_ends_with_nothing_in_flight_and_exact_counts(cluster, monkeypatch):
     model = distribute(make_model("adam"), cluster.contexts[0], pipeline=2)
-    exchange, seen, sending = model._tfos_exchange, [], []
+    exchange, seen, sending, lags = model._tfos_exchange, [], [], []
+    client = cluster.contexts[0].client
+    original = client.push_pull
+
+    def push_pull(*args, **options):
+        lags.append(options["lag"])
+        return original(*args, **options)
+
+    monkeypatch.setattr(client, "push_pull", push_pull)
 
     def at_epoch_end(epoch, logs):
         seen.append((cluster.pushes, exchange.steps, exchange.rows, exchange.clock))
@@ -100,6 +108,7 @@ def test_every_epoch_ends_with_nothing_in_flight_and_exact_counts(cluster):
     expected = [n * STEPS for n in (1, 2, 3)]
     assert seen == [(steps, steps, steps * BATCH, steps) for steps in expected]
     assert sending == 3 * [1, 2, 2, 2, 2, 2]
+    assert lags == 3 * [0, 1, 2, 2, 2, 2], "how many of its pushes a step's parameters lacked"
     model.set_weights([weight * 0 for weight in model.get_weights()])
     assert not any(value.any() for value in cluster.values().values())
 
@@ -192,7 +201,7 @@ def test_a_users_error_leaves_no_push_behind(cluster):
 
 def test_what_cannot_be_pipelined_is_refused(cluster):
     ctx = cluster.contexts[0]
-    for wrong in (-1, 1.0, True, "1"):
+    for wrong in (-1, 65, 1.0, True, "1"):
         with pytest.raises(SettingsError, match=f"pipeline must be .* got {wrong!r}"):
             distribute(make_model(), ctx, pipeline=wrong)  # type: ignore[arg-type]  # on purpose
     for options in ({"consistency": "sync"}, {"consistency": "ssp", "staleness_bound": 2}):

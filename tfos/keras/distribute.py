@@ -62,8 +62,8 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
             as soon as several workers push with rules like Adam.
         on_nonfinite: what a NaN or infinite gradient does: "error" raises before anything is sent,
             "skip" leaves the step out and counts it.
-        pipeline: async only: steps that `fit` computes while a push is under way. With k, a step's
-            parameters lack this worker's last k updates; 0, the default, waits for each push.
+        pipeline: async only: steps, 64 at most, that `fit` computes while a push is under way. With
+            k, a step's parameters lack this worker's last k updates; 0 waits for each push.
             Worth a try where the round trip is long compared with a step.
 
     Returns:

@@ -255,7 +255,9 @@ class Exchange:
         }
         hyper, counts = self._hyper(output), (rows, rows + self._rows_waiting)
         self._rows_waiting = 0
-        send = functools.partial(self._send, pushed, replica.take(), hyper, counts)
+        send = functools.partial(
+            self._send, pushed, replica.take(), hyper, counts, lag=len(self._in_flight)
+        )
         if not self._most_in_flight:
             landed = send()
             replica.adopt(landed.received, landed.clock)
@@ -272,11 +274,17 @@ class Exchange:
         self._give_back(landed)
 
     def _send(
-        self, pushed: dict[str, Array], received: Received, hyper: Hyper, rows: tuple[int, int]
+        self,
+        pushed: dict[str, Array],
+        received: Received,
+        hyper: Hyper,
+        rows: tuple[int, int],
+        *,
+        lag: int,
     ) -> Landed:
         """Push for the rows of this batch, and of this and those accumulated before it."""
         newest, all_rows = rows
-        ack = self._client.push_pull(pushed, received.arrays, hyper=hyper, rows=all_rows)
+        ack = self._client.push_pull(pushed, received.arrays, hyper=hyper, rows=all_rows, lag=lag)
         return Landed(received, ack.clock, newest)
 
     def _give_back(self, landed: Landed) -> None:

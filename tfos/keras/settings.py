@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ps.params import Consistency
+from ps.params import MAX_LAG, Consistency
 from tfos.errors import SettingsError
 
 _ALLOWED = {
@@ -54,8 +54,10 @@ class Settings:
             )
 
     def _check_pipeline(self) -> None:
-        if type(self.pipeline) is not int or self.pipeline < 0:
-            raise SettingsError(f"pipeline must be an int of at least 0, got {self.pipeline!r}")
+        if type(self.pipeline) is not int or not 0 <= self.pipeline <= MAX_LAG:
+            raise SettingsError(
+                f"pipeline must be an int from 0 to {MAX_LAG}, got {self.pipeline!r}"
+            )
         if self.pipeline and self.consistency != "async":
             raise SettingsError(
                 f"pipeline={self.pipeline} with consistency={self.consistency!r}: a step waits "
