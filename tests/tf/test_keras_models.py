@@ -167,7 +167,8 @@ def test_non_finite_gradient_can_be_skipped(cluster):
     assert cluster.pushes == 7
 
 
-def test_variable_without_gradient_keeps_its_value(cluster):
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"weight_decay": 0.0}])
+def test_variable_without_gradient_keeps_its_value(cluster, settings):
     class Unused(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         def build(self, shape):
             self.idle = self.add_weight(shape=(3,), initializer="ones", name="idle")
@@ -176,7 +177,7 @@ def test_variable_without_gradient_keeps_its_value(cluster):
             return x
 
     model = keras.Sequential([keras.Input((20,)), Unused(), keras.layers.Dense(2)])
-    distribute(compiled(model, keras.optimizers.SGD(0.1, momentum=0.9)), cluster.contexts[0])
+    distribute(compiled(model, keras.optimizers.SGD(0.1, **settings)), cluster.contexts[0])
     with pytest.warns(UserWarning, match="idle"):
         model.fit(X, Y, batch_size=32, verbose=0)
     np.testing.assert_array_equal(model.layers[0].idle.numpy(), np.ones(3, "float32"))

@@ -155,7 +155,7 @@ def collect(model: Any, optimizer: Any) -> Variables:
     statistics, frozen = _not_trainable(model)
     names = _unique_names([*trainable, *statistics])
     inner = optimizers.unwrap(optimizer)
-    decays = inner.weight_decay is not None
+    decays = bool(inner.weight_decay)
     buckets: dict[tuple[str, str], list[Any]] = {}
     for variable in trainable:
         exempt = decays and not inner._use_weight_decay(variable.value)
