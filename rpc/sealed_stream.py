@@ -67,7 +67,8 @@ class SealedStream:
         self._inner = inner
         self._send_tags = _Tags(session.send_key)
         self._receive_tags = _Tags(session.receive_key)
-        self._outgoing: list[memoryview] = []
+        self._record = memoryview(bytearray(_HEAD.size + RECORD_BYTES))
+        self._outgoing = self._record[:0]
         self._outgoing_bytes = 0
         self._buffer = memoryview(bytearray(_HEAD.size + RECORD_BYTES))
         self._have = 0
@@ -77,22 +78,16 @@ class SealedStream:
     def sendmsg(self, views: Sequence[memoryview]) -> int | None:
         """See Stream; what a record holds counts as taken when all of the record is.
 
-        Until then the next call has to begin with the same bytes, which it does when the first
+        Until then the next call has to begin with the same views, which it does when the first
         ones were not taken.
         """
         if not self._outgoing:
-            data = _first_bytes(views)
-            head = _HEAD.pack(len(data), self._send_tags.next(data))
-            self._outgoing = [memoryview(head), data]
-            self._outgoing_bytes = len(data)
+            self._seal(views)
         while self._outgoing:
-            sent = self._inner.sendmsg(self._outgoing)
+            sent = self._inner.sendmsg((self._outgoing,))
             if sent is None:
                 return None
-            while self._outgoing and sent >= len(self._outgoing[0]):
-                sent -= len(self._outgoing.pop(0))
-            if sent:
-                self._outgoing[0] = self._outgoing[0][sent:]
+            self._outgoing = self._outgoing[sent:]
         return self._outgoing_bytes
 
     def recv_into(self, view: memoryview) -> int | None:
@@ -133,6 +128,22 @@ class SealedStream:
         """See Stream."""
         self._inner.close()
 
+    def _seal(self, views: Sequence[memoryview]) -> None:
+        """Make the next record of the first bytes of the views.
+
+        Of a copy: a server's parameters may change while they are sent, and then no tag would fit.
+        """
+        body, at = self._record[_HEAD.size :], 0
+        for view in views:
+            part = view[: RECORD_BYTES - at]
+            body[at : at + len(part)] = part
+            at += len(part)
+            if at == RECORD_BYTES:
+                break
+        _HEAD.pack_into(self._record, 0, at, self._send_tags.next(body[:at]))
+        self._outgoing = self._record[: _HEAD.size + at]
+        self._outgoing_bytes = at
+
     def _receive_record(self) -> bool:
         """Receive one record to its end and verify it; False if it would block."""
         while True:
@@ -159,17 +170,3 @@ class SealedStream:
             )
         self._verified = data
         return True
-
-
-def _first_bytes(views: Sequence[memoryview]) -> memoryview:
-    """Return one record's worth of the views; small ones are joined."""
-    if len(views[0]) >= RECORD_BYTES or len(views) == 1:
-        return views[0][:RECORD_BYTES]
-    parts: list[memoryview] = []
-    room = RECORD_BYTES
-    for view in views:
-        parts.append(view[:room])
-        room -= len(parts[-1])
-        if not room:
-            break
-    return memoryview(b"".join(parts))

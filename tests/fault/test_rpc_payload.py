@@ -52,6 +52,23 @@ def received(receiver: SealedStream) -> bytes:
     return bytes(part[: count or 0])
 
 
+def test_bytes_that_change_while_they_are_sent_are_no_attack(ends):
+    """A server sends its live parameters, which pushes of other workers change meanwhile."""
+    sender, wire_out, wire_in, receiver = ends
+    sender._inner._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    live, got = bytearray(RECORD_BYTES), bytearray(RECORD_BYTES)
+    sent = sender.sendmsg([memoryview(live)])
+    assert sent is None  # the record is made, and most of it waits for the receiver
+    live[:] = b"\1" * RECORD_BYTES
+    taken = None
+    while taken is None:
+        wire_in.sendall(wire_out.recv(65536))
+        sent = sent or sender.sendmsg([memoryview(live)])
+        taken = receiver.recv_into(memoryview(got))
+    assert (sent, taken) == (RECORD_BYTES, RECORD_BYTES)
+    assert got == bytes(RECORD_BYTES)
+
+
 @pytest.mark.attack("A04")
 @pytest.mark.parametrize("at", range(HEAD_BYTES + 8))
 def test_every_flipped_byte_is_found(ends, at):
