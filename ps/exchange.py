@@ -41,6 +41,7 @@ def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float)
         PSError: the first server's refusal, as the server raised it.
         PeerGone: a server could not be reached for `reconnect_s`.
         RequestTimeout: no answer within `timeout_s`.
+        RpcError: a server has another secret or version, or breaks the protocol; see rpc.errors.
     """
     deadline_s = time.monotonic() + timeout_s
     if len(calls) == 1:

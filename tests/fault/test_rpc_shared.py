@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -345,6 +346,22 @@ def test_a_killed_client_is_seen_at_once_and_leaves_nothing():
         wait_until(lambda: num_descriptors() < descriptors)
         echoes(made, "shm")
     assert sorted(os.listdir("/dev/shm")) == before
+
+
+def mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:tfos-rpc")
+
+
+def test_connections_that_come_and_go_leave_no_descriptor_and_no_mapping():
+    with bed("shm") as made:
+        echoes(made, "shm")
+        wait_until(lambda: made.listener.stats().open_connections == 0)
+        descriptors, segments = num_descriptors(), mapped()
+        for _ in range(40):
+            echoes(made, "shm")
+        wait_until(lambda: made.listener.stats().open_connections == 0)
+        wait_until(lambda: num_descriptors() == descriptors, "descriptors as before")
+        assert mapped() == segments
 
 
 def test_a_stranger_gets_no_memory():
