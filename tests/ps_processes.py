@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rpc.address import Endpoint
 from rpc.handshake import Credentials
@@ -22,9 +24,9 @@ START_S = 60.0
 
 
 class ServerProcess:
-    """One `python -m ps.server`."""
+    """One `python -m ps.server`; without `wait` it may not listen yet."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, wait: bool = True) -> None:
         secret = directory / "secret"
         if not secret.exists():
             secret.touch(mode=0o600)
@@ -34,13 +36,23 @@ class ServerProcess:
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        if wait:
+            assert self.announced
+
+    @functools.cached_property
+    def announced(self) -> dict[str, Any]:
+        """What it says once it listens."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             _, errors = self.process.communicate(timeout=START_S)
             raise AssertionError(f"no endpoint: {errors}")
-        self.announced = json.loads(line)
-        self.endpoint = Endpoint(self.announced["host"], self.announced["port"])
+        announced: dict[str, Any] = json.loads(line)
+        return announced
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.announced["host"], self.announced["port"])
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
@@ -67,7 +79,9 @@ def server_processes(
         for rank in range(count):
             place = ("--rank", str(rank), "--num-servers", str(count))
             size = ("--num-workers", str(num_workers))
-            started.append(ServerProcess(directory, *place, *size, *arguments))
+            started.append(ServerProcess(directory, *place, *size, *arguments, wait=False))
+        for server in started:
+            assert server.announced
         yield started
     finally:
         for server in started:

@@ -42,7 +42,7 @@ def start_again(
     dead.close()
     place = ("--rank", str(rank), "--num-servers", str(count), "--port", str(dead.endpoint.port))
     workers = ("--num-workers", str(NUM_WORKERS))
-    return ServerProcess(directory, *place, *workers, *arguments)
+    return ServerProcess(directory, *place, *workers, *arguments, wait=False)
 
 
 class Training:
@@ -110,6 +110,7 @@ def test_a_killed_server_goes_on_from_the_last_commit_and_tells_the_loss(
             training.further(5)
             servers[1].send(signal.SIGKILL)
             restarted.append(start_again(tmp_path, servers[1], 1, 2, "--restore", str(root)))
+            assert restarted[0].announced
             training.further(5)
 
         try:
@@ -158,6 +159,8 @@ def test_all_servers_killed_during_a_save_go_on_from_the_commit_before(tmp_path:
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
             client.save(root, 1)
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+            servers[1].send(signal.SIGSTOP)  # or the save could be done before the kill
 
             def kill() -> None:
                 wait_until(lambda: bool(list(root.glob(".tmp-*/ps-*.data"))), "a half save")
