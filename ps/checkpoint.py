@@ -27,10 +27,8 @@ from ps.checkpoint_format import (
     Checkpoint,
     ShardIndex,
     ShardRecord,
-    digest,
     encode_manifest,
     new_arrays,
-    refuse_nonfinite,
     staging_name,
     step_name,
 )
@@ -42,6 +40,8 @@ from ps.checkpoint_reader import (
     load_step,
     steps_on_disk,
 )
+from ps.checkpoint_tables import SegmentSource, segment_nbytes, write_segment
+from ps.checkpoint_values import digest, refuse_nonfinite
 from ps.errors import CheckpointError
 from ps.params import Bucket, Layout, Manifest
 from ps.storage import Storage, storage_at, typed_errors
@@ -85,6 +85,19 @@ class Origin:
 UNKNOWN_ORIGIN = Origin()
 
 
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What of a shard is written."""
+
+    is_unchanged: Callable[[int], bool] = lambda _: False
+    """Of a delta: whether its base has this bucket as it is now; asked before each is copied."""
+    segments: Sequence[SegmentSource] = ()
+    """Of every table, in the manifest's order; copied after the buckets."""
+
+
+ALL_BUCKETS = Portion()
+
+
 def write_shard(
     root: Root,
     save_id: str,
@@ -92,7 +105,7 @@ def write_shard(
     rank: int,
     shard: ShardSource,
     extra: bytes | Callable[[], bytes] = b"",
-    is_unchanged: Callable[[int], bool] = lambda _: False,
+    portion: Portion = ALL_BUCKETS,
 ) -> ShardRecord:
     """Write one server's file into the staging directory of a save; retrying overwrites it.
 
@@ -103,9 +116,8 @@ def write_shard(
         rank: this server.
         shard: what to save.
         extra: the server's own records (exactly-once, clocks), returned by `read_extra`. A callable
-            is asked after the last bucket was copied.
-        is_unchanged: of a delta: whether its base has this bucket as it is now; asked before each
-            is copied.
+            is asked after the last bucket and the last row were copied.
+        portion: which of the buckets, and which tables.
 
     Raises:
         CheckpointError: disk full, no permission, or a parameter is not finite; nothing is left.
@@ -116,7 +128,7 @@ def write_shard(
     with typed_errors(storage, name, "write"):
         try:
             with storage.create(name) as file:
-                record = _write(file, save_id, rank, shard, extra, is_unchanged)
+                record = _write(file, save_id, rank, shard, extra, portion)
                 storage.sync(file)
         except BaseException:
             storage.remove(name)
@@ -133,14 +145,14 @@ def _write(
     rank: int,
     shard: ShardSource,
     records: bytes | Callable[[], bytes],
-    is_unchanged: Callable[[int], bool],
+    portion: Portion,
 ) -> ShardRecord:
     ids: list[int] = []
     steps: list[int] = []
     digests: list[str] = []
     num_bytes = 0
     for bucket in shard.buckets:
-        if is_unchanged(bucket.id):
+        if portion.is_unchanged(bucket.id):
             continue
         copies = new_arrays(shard.layout, shard.manifest, bucket.id)
         ids.append(bucket.id)
@@ -151,8 +163,13 @@ def _write(
         digests.append(digest(*parts))
         for part in parts:
             num_bytes += file.write(part)
+    tables = tuple(write_segment(file, segment) for segment in portion.segments)
+    specs = shard.manifest.tables
+    num_bytes += sum(segment_nbytes(specs[record.table], record) for record in tables)
     extra = records() if callable(records) else records
-    index = ShardIndex(save_id, tuple(ids), tuple(steps), tuple(digests), len(extra), digest(extra))
+    index = ShardIndex(
+        save_id, tuple(ids), tuple(steps), tuple(digests), len(extra), digest(extra), tables
+    )
     encoded = msgspec.msgpack.encode(index)
     num_bytes += file.write(extra) + file.write(encoded)
     return ShardRecord(rank, num_bytes, len(encoded), digest(encoded))

@@ -78,6 +78,13 @@ def _step_lines(step: StepReport) -> Iterator[str]:
         yield f"  group {group.name}: {group.dtype}, rule {group.rule}{slots}"
         for name, shape in group.params.items():
             yield f"    {name} {list(shape)}"
+    for table in step.tables:
+        slots = f", slots {', '.join(table.slots)}" if table.slots else ""
+        kind = "" if step.base is None else "changed "
+        yield (
+            f"  table {table.name}: {table.dtype}[{table.dim}], rule {table.rule}{slots}, "
+            f"{table.rows:,} {kind}rows, {table.nbytes:,} bytes"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

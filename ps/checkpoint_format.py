@@ -1,17 +1,18 @@
 """What a checkpoint directory holds, and every check of it that needs no parameters in memory.
 
     ROOT/step-900/manifest.json     line 1: digest of the rest; then JSON: `Checkpoint`
-    ROOT/step-900/ps-0.data         per bucket its values, then its slots; extra bytes; the index
+    ROOT/step-900/ps-0.data         per bucket its values, then its slots; the tables' segments
+                                    (ps.checkpoint_tables); extra bytes; the index
     ROOT/.tmp-<save id>/            a save that is not committed; never read
     ROOT/lease.json                 who saves here; see ps.checkpoint_lease
 
 A *full* checkpoint holds every bucket. A *delta* names an older one as its base and holds the
-buckets that have changed since; what it lacks is found in the base, or in the base's base.
+buckets and rows that have changed since; what it lacks is found in the base, or in the base's base.
 
 The digests form a chain: the manifest file has its own, it holds one of each shard's index, and an
-index holds one of each bucket. So any flipped byte is found, and a server that needs some buckets
-of a shard reads only these. Positions are not stored but follow from ids and the manifest, so they
-can neither overlap nor point outside.
+index holds one of each bucket and of each piece of a table. So any flipped byte is found, and a
+server that needs some buckets of a shard reads only these. Positions are not stored but follow from
+ids and the manifest, so they can neither overlap nor point outside.
 
 Covers: names, records and their encoding.      Does not: write (ps.checkpoint) or read
 (ps.checkpoint_reader) files.      Threads: none; every function stands alone.
@@ -19,7 +20,6 @@ Covers: names, records and their encoding.      Does not: write (ps.checkpoint) 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import Annotated, Any
 
@@ -27,6 +27,8 @@ import msgspec
 import numpy as np
 
 from ps import decoding
+from ps.checkpoint_tables import SegmentRecord
+from ps.checkpoint_values import Count, Digest, digest
 from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError
 from ps.optimizers import rule_of
@@ -34,19 +36,15 @@ from ps.params import Layout, Manifest
 
 Array = np.ndarray[Any, Any]
 
-FORMAT = 2
-READABLE_FORMATS = (1, 2)
-"""Format 1 has no deltas."""
+FORMAT = 3
+READABLE_FORMATS = (1, 2, 3)
+"""Format 1 has no deltas, format 2 no tables."""
 MANIFEST_NAME = "manifest.json"
 STAGING_PREFIX = ".tmp-"
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_INDEX_BYTES = 256 << 20
 _STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,18})")
 _SAVE_ID = re.compile(r"[0-9a-z-]{1,64}")
-_DIGEST_BYTES = 16
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
 
 
 class ShardRecord(msgspec.Struct, frozen=True):
@@ -72,6 +70,8 @@ class ShardIndex(msgspec.Struct, frozen=True):
     digests: tuple[Digest, ...]
     extra_nbytes: Count
     extra_digest: Digest
+    tables: tuple[SegmentRecord, ...] = ()
+    """Every segment of every table, in the manifest's order."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,14 +93,6 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     def is_delta(self) -> bool:
         """Whether buckets are missing that a base has."""
         return self.base is not None
-
-
-def digest(*parts: bytes | bytearray | memoryview) -> str:
-    """Return the hex digest that this format uses."""
-    state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for part in parts:
-        state.update(part)
-    return state.hexdigest()
 
 
 def step_name(step: int) -> str:
@@ -133,13 +125,6 @@ def new_arrays(layout: Layout, manifest: Manifest, bucket_id: int) -> list[Array
     num_slots = len(rule_of(manifest.group(bucket.group).rule).slots)
     dtype = layout.group(bucket.group).numpy_dtype
     return [np.empty(bucket.num_elements, dtype) for _ in range(1 + num_slots)]
-
-
-def refuse_nonfinite(array: Array, what: str) -> None:
-    """Raise unless all values are finite: a checkpoint is never worse than the one before."""
-    count = array.size - int(np.count_nonzero(np.isfinite(array)))
-    if count:
-        raise CheckpointError(f"{what} has {count} of {array.size} values NaN or infinite")
 
 
 def encode_manifest(checkpoint: Checkpoint) -> bytes:

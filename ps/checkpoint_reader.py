@@ -25,10 +25,11 @@ from ps.checkpoint_format import (
     ShardRecord,
     bucket_nbytes,
     decode_manifest,
-    digest,
     step_name,
     step_of,
 )
+from ps.checkpoint_tables import check_segments, segment_nbytes
+from ps.checkpoint_values import digest
 from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError
 from ps.params import Layout
@@ -143,7 +144,10 @@ def load_index(
     last = max(index.bucket_ids, default=-1)
     if last >= len(layout.buckets):
         raise CheckpointError(f"{path}: bucket {last}, the manifest has {len(layout.buckets)}")
-    sizes = [bucket_nbytes(layout, checkpoint.manifest, i) for i in index.bucket_ids]
+    manifest = checkpoint.manifest
+    check_segments(path, manifest, index.tables, is_delta=checkpoint.is_delta)
+    sizes = [bucket_nbytes(layout, manifest, i) for i in index.bucket_ids]
+    sizes += [segment_nbytes(manifest.tables[each.table], each) for each in index.tables]
     expected = sum(sizes) + index.extra_nbytes + shard.index_nbytes
     if expected != shard.nbytes:
         raise CheckpointError(f"{path}: its parts make {expected} bytes, it has {shard.nbytes}")

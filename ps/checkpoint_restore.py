@@ -16,9 +16,7 @@ import numpy as np
 from ps.checkpoint_format import (
     Checkpoint,
     bucket_nbytes,
-    digest,
     new_arrays,
-    refuse_nonfinite,
     step_name,
 )
 from ps.checkpoint_reader import (
@@ -32,6 +30,8 @@ from ps.checkpoint_reader import (
     read_manifest,
     steps_on_disk,
 )
+from ps.checkpoint_rows import check_step_rows
+from ps.checkpoint_values import digest, refuse_nonfinite
 from ps.errors import CheckpointError
 from ps.optimizers import rule_of
 from ps.params import Layout, Manifest
@@ -100,7 +100,7 @@ def restore_shard(
 
 
 def verify(root: Root, checkpoint: Checkpoint) -> None:
-    """Read everything and compare all digests, one bucket in memory at a time.
+    """Read everything and compare all digests, one bucket or piece of a table in memory at a time.
 
     Raises:
         CheckpointError: names the first damaged file.
@@ -114,6 +114,7 @@ def verify_files(storage: Storage, checkpoint: Checkpoint) -> None:
     """As `verify`, without the checkpoints that a delta needs."""
     for _ in _read_buckets(storage, checkpoint, None):
         pass
+    check_step_rows(storage, checkpoint)
     for shard in checkpoint.shards:
         read_extra(storage, checkpoint, shard.rank)
 
@@ -256,7 +257,9 @@ def check_same_model(saved: Manifest, asked: Manifest, *, reset_optimizer: bool 
         return
     only_old = [line for line in old if line not in new][:5]
     only_new = [line for line in new if line not in old][:5]
-    is_rule = all(line.startswith("group ") for line in [*only_old, *only_new]) and only_old
+    is_rule = only_old and all(
+        line.startswith(("group ", "rule of table ")) for line in [*only_old, *only_new]
+    )
     raise CheckpointError(
         "the checkpoint is of another model. Only saved: "
         f"{'; '.join(only_old) or 'nothing'}. Only asked: {'; '.join(only_new) or 'nothing'}"
@@ -272,4 +275,12 @@ def _description(manifest: Manifest, *, with_rules: bool) -> list[str]:
         if with_rules:
             lines.append(f"group {group.name} {rule.name}({', '.join(rule.slots)})")
         lines += [f"{group.name}/{p.name} {group.dtype}{list(p.shape)}" for p in group.params]
+    for table in manifest.tables:
+        if with_rules:
+            rule = rule_of(table.rule)
+            lines.append(f"rule of table {table.name} {rule.name}({', '.join(rule.slots)})")
+        lines.append(
+            f"table {table.name} {table.dtype}[{table.dim}] of {table.id_kind} ids, "
+            f"{table.initializer}, seed {table.seed}"
+        )
     return lines

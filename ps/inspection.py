@@ -19,13 +19,15 @@ import numpy as np
 from ps import decoding
 from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_lease import LEASE_NAME, read_holder
-from ps.checkpoint_reader import Root, load_chain, load_step, steps_on_disk
+from ps.checkpoint_reader import Root, load_chain, load_indexes, load_step, steps_on_disk
 from ps.checkpoint_restore import read_extra, read_values, verify_files
+from ps.checkpoint_tables import segment_nbytes
 from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError
 from ps.optimizers import rule_of
 from ps.params import GroupLayout, Layout
 from ps.storage import Storage, storage_at
+from ps.table_export import table_arrays
 
 Array = np.ndarray[Any, Any]
 
@@ -39,6 +41,19 @@ class GroupReport(msgspec.Struct, frozen=True):
     slots: tuple[str, ...]
     params: dict[str, tuple[int, ...]]
     """Shapes by name."""
+
+
+class TableReport(msgspec.Struct, frozen=True):
+    """One table of a checkpoint."""
+
+    name: str
+    dim: int
+    dtype: str
+    rule: str
+    slots: tuple[str, ...]
+    rows: int
+    """That this step's files hold; of a delta those that have changed."""
+    nbytes: int
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +72,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     consistency: str = ""
     bucket_bytes: int = 0
     groups: tuple[GroupReport, ...] = ()
+    tables: tuple[TableReport, ...] = ()
     files: dict[str, int] = {}
     """Bytes of each server's file."""
 
@@ -103,8 +119,10 @@ def _inspect_step(storage: Storage, step: int, unsound: dict[int, str]) -> StepR
         return StepReport(step=step, error=str(error))
     found = ""
     cut = _Cut()
+    tables: tuple[TableReport, ...] = ()
     try:
         verify_files(storage, checkpoint)
+        tables = tuple(_tables(storage, checkpoint))
         cut = _read_cut(storage, checkpoint)
         for each in load_chain(storage, step)[1:]:
             if each.step in unsound:
@@ -122,6 +140,7 @@ def _inspect_step(storage: Storage, step: int, unsound: dict[int, str]) -> StepR
         consistency=manifest.consistency,
         bucket_bytes=manifest.bucket_bytes,
         groups=tuple(_groups(checkpoint)),
+        tables=tables,
         files={shard.file_name: shard.nbytes for shard in checkpoint.shards},
     )
 
@@ -131,6 +150,23 @@ def _groups(checkpoint: Checkpoint) -> Iterator[GroupReport]:
         rule = rule_of(group.rule)
         shapes = {param.name: param.shape for param in group.params}
         yield GroupReport(group.name, group.dtype, rule.name, tuple(rule.slots), shapes)
+
+
+def _tables(storage: Storage, checkpoint: Checkpoint) -> Iterator[TableReport]:
+    indexes = [index for _, index in load_indexes(storage, checkpoint)]
+    for at, spec in enumerate(checkpoint.manifest.tables):
+        records = [record for index in indexes for record in index.tables if record.table == at]
+        pieces = [piece for record in records for piece in record.pieces if not piece.is_dropped]
+        rule = rule_of(spec.rule)
+        yield TableReport(
+            spec.name,
+            spec.dim,
+            spec.dtype,
+            rule.name,
+            tuple(rule.slots),
+            rows=sum(piece.num_rows for piece in pieces),
+            nbytes=sum(segment_nbytes(spec, record) for record in records),
+        )
 
 
 def _read_cut(storage: Storage, checkpoint: Checkpoint) -> _Cut:
@@ -150,7 +186,7 @@ def _lease(storage: Storage) -> str:
 
 
 def export_npz(root: Root, checkpoint: Checkpoint, out: str | Path, *, slots: bool = False) -> int:
-    """Write a checkpoint's parameters as arrays of their own shapes, readable by numpy.load.
+    """Write a checkpoint's parameters and tables as arrays that numpy.load reads.
 
     Args:
         root: the checkpoint directory.
@@ -159,7 +195,8 @@ def export_npz(root: Root, checkpoint: Checkpoint, out: str | Path, *, slots: bo
         slots: also the optimizer's slots, as `group/parameter:slot`.
 
     Returns:
-        The number of arrays; the values' names are `group/parameter`.
+        The number of arrays; the values' names are `group/parameter`, and for tables
+        `tables/name/ids` and `tables/name/values`, sorted by id.
 
     Raises:
         CheckpointError: a file is damaged, or a name would lead out of the archive.
@@ -172,8 +209,12 @@ def export_npz(root: Root, checkpoint: Checkpoint, out: str | Path, *, slots: bo
     count = 0
     try:
         with zipfile.ZipFile(unfinished, "w", allowZip64=True) as archive:
-            for group in layout.groups:
-                for name, array in _arrays(storage, checkpoint, layout, group, slots=slots):
+            groups = (
+                _arrays(storage, checkpoint, layout, group, slots=slots) for group in layout.groups
+            )
+            tables = table_arrays(storage, checkpoint, slots=slots)
+            for arrays in (*groups, tables):
+                for name, array in arrays:
                     with archive.open(f"{_checked(name)}.npy", "w", force_zip64=True) as file:
                         np.lib.format.write_array(file, array, allow_pickle=False)
                     count += 1

@@ -36,7 +36,7 @@ from ps.serving import ServingShard
 from ps.shard_saving import SavedVersions, restore_into, save_shard
 from ps.sharding import deal
 from ps.stats import Counters, ServerStats
-from ps.table import make_tables
+from ps.table import Table, make_tables
 from ps.table_serving import TableRequest
 from ps.undone import Undone
 from rpc.listener import Call
@@ -161,7 +161,7 @@ class Service:
                     f"seed brought {call.remaining} bytes of values, the buckets of "
                     f"ps:{self.settings.rank} of {self.settings.num_servers} take {expected}"
                 )
-            shard = self._new_shard(self._new_dense(manifest))
+            shard = self._new_shard(self._new_dense(manifest), self._new_tables(manifest))
             shard.fill(call)
             self._counters.add(bytes_in=expected)
             self.life.install(shard)
@@ -179,14 +179,21 @@ class Service:
             num_workers=settings.num_workers,
         )
 
+    def _new_tables(self, manifest: Manifest) -> tuple[Table, ...]:
+        settings = self.settings
+        return make_tables(manifest, rank=settings.rank, num_servers=settings.num_servers)
+
     def _new_shard(
-        self, dense: DenseShard, clock: int = 0, cuts: Sequence[SessionCut] | None = None
+        self,
+        dense: DenseShard,
+        tables: Sequence[Table],
+        clock: int = 0,
+        cuts: Sequence[SessionCut] | None = None,
     ) -> ServingShard:
         settings = self.settings
         policy = make_policy(
             dense.manifest, settings.num_workers, on_lost=settings.on_lost, clock=clock
         )
-        tables = make_tables(dense.manifest, rank=settings.rank, num_servers=settings.num_servers)
         return ServingShard(dense, policy, self._counters, self.life.fail, cuts, tables)
 
     def _read_manifest(self, call: Call, request: messages.Seed | messages.Restore) -> Manifest:
@@ -281,7 +288,6 @@ class Service:
 
     def _save(self, call: Call, request: messages.Save) -> None:
         shard = self.life.loaded()
-        shard.tables.refuse_saving()
         with self._saving:  # a retry writes the same file again, not at the same time
             if call.peer_gone():
                 raise PhaseError("the client of this save is gone: it may have been committed")
@@ -311,15 +317,17 @@ class Service:
         Raises:
             CheckpointError: it is damaged or of another model.
         """
-        dense = self._new_dense(like.manifest or checkpoint.manifest)
+        manifest = like.manifest or checkpoint.manifest
+        dense, tables = self._new_dense(manifest), self._new_tables(manifest)
         extra = restore_into(
             dense,
+            tables,
             directory,
             checkpoint,
             place=self.settings,
             reset_optimizer=like.reset_optimizer,
         )
-        if not self.life.install(self._new_shard(dense, extra.clock, extra.sessions)):
+        if not self.life.install(self._new_shard(dense, tables, extra.clock, extra.sessions)):
             return False
         age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
         self._undone = Undone(checkpoint.step, max(0.0, age_s))

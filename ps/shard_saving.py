@@ -1,6 +1,6 @@
 """One server's part of a save and of a restore: values, slots, clock and the exactly-once record.
 
-Covers: a cut in which values and record agree, in both modes.
+Covers: a cut in which values, rows and record agree, in both modes.
 Does not: write files (ps.checkpoint), commit (ps.client), start serving (ps.service).
 Runs in: PS processes.
 Threads: any; saves of one server come one after the other (`ps.service` holds a lock).
@@ -9,13 +9,14 @@ async: each bucket is copied together with its column of the record, while pushe
 buckets. Per bucket the cut is exact; the push that was in flight is found half applied after a
 restore and resumed, if its sender still lives.
 sync: all buckets are copied in memory between two clocks, then written while training goes on.
+tables: in both modes segment by segment after the buckets, each with its column (ps.table_copy).
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy as np
 
 from ps import decoding, messages
 from ps.applied import AppliedRecord, Column, SessionCut
-from ps.checkpoint import write_shard
+from ps.checkpoint import Portion, write_shard
 from ps.checkpoint_format import Checkpoint, ShardRecord, new_arrays
 from ps.checkpoint_restore import read_extra, restore_shard
 from ps.decoding import UNREADABLE
@@ -32,6 +33,9 @@ from ps.dense import DenseShard
 from ps.errors import CheckpointError
 from ps.lifecycle import ServerSettings
 from ps.serving import ServingShard
+from ps.table import Table
+from ps.table_copy import SegmentCopy
+from ps.table_restore import is_same_cut, restore_tables
 
 Array = np.ndarray[Any, Any]
 
@@ -51,17 +55,21 @@ class ShardExtra(msgspec.Struct, frozen=True):
     """When the cut was made, in seconds since 1970: only to tell users how much was lost."""
 
 
+Place = int | tuple[int, int]
+"""A bucket's id, or a table's number and a segment's."""
+
+
 class SavedVersions:
-    """Which version of each bucket this server's last saves hold; deltas leave those out."""
+    """Which version of each bucket and segment this server's last saves hold."""
 
     def __init__(self) -> None:
-        self._by_save: OrderedDict[str, dict[int, int]] = OrderedDict()
+        self._by_save: OrderedDict[str, dict[Place, int]] = OrderedDict()
 
-    def of(self, save_id: str) -> Mapping[int, int]:
+    def of(self, save_id: str) -> Mapping[Place, int]:
         """Return the versions in a save; none for one that this server does not know."""
         return self._by_save.get(save_id, {})
 
-    def note(self, save_id: str, versions: dict[int, int]) -> None:
+    def note(self, save_id: str, versions: dict[Place, int]) -> None:
         """Remember a save, and forget the oldest."""
         self._by_save[save_id] = versions
         while len(self._by_save) > _MAX_REMEMBERED:
@@ -86,53 +94,65 @@ def save_shard(
         rank=rank,
         shard=source,
         extra=source.extra,
-        is_unchanged=source.is_unchanged,
+        portion=Portion(source.is_unchanged, source.segments),
     )
-    saved.note(request.save_id, source.versions)
+    versions = dict(source.versions)
+    versions.update((segment.place, segment.version) for segment in source.segments)
+    saved.note(request.save_id, versions)
     return record, source.clock
 
 
 def restore_into(
     dense: DenseShard,
+    tables: Sequence[Table],
     root: str | Path,
     checkpoint: Checkpoint,
     *,
     place: ServerSettings,
     reset_optimizer: bool = False,
 ) -> ShardExtra:
-    """Fill a shard that nobody uses yet; returns its clock and record.
+    """Fill a shard and tables that nobody uses yet; returns its clock and record.
 
-    With another number of servers the sessions are not taken over: their numbers count requests to
-    one server, and those servers are gone.
+    With another number of servers or segments the sessions are not taken over: their numbers count
+    requests to one server, and those servers are gone.
 
     Raises:
         CheckpointError: the checkpoint is damaged or of another model.
+        TableFull: a table has more rows than this server may hold.
     """
     restore_shard(root, checkpoint, dense, reset_optimizer=reset_optimizer)
+    restore_tables(root, checkpoint, tables, place, reset_optimizer=reset_optimizer)
     num_saved = len(checkpoint.shards)
     extras = [_decode(read_extra(root, checkpoint, server), server) for server in range(num_saved)]
     clock = max((extra.clock for extra in extras), default=0)
     saved_at_s = min((extra.saved_at_s for extra in extras), default=0.0)
     own = extras[place.rank] if place.rank < num_saved else ShardExtra(0, ())
-    buckets = {len(session.applied) for session in own.sessions or ()}
-    is_same_cut = buckets <= {len(dense.buckets)} and num_saved == place.num_servers
-    return ShardExtra(clock, own.sessions if is_same_cut else None, saved_at_s)
+    units = {len(session.applied) for session in own.sessions or ()}
+    num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
+    is_known = units <= {num_units} and is_same_cut(checkpoint, tables, place)
+    return ShardExtra(clock, own.sessions if is_known else None, saved_at_s)
 
 
 class _Source:
     """What ps.checkpoint.write_shard copies from."""
 
-    def __init__(self, shard: ServingShard, base: Mapping[int, int]) -> None:
+    def __init__(self, shard: ServingShard, base: Mapping[Place, int]) -> None:
         self._shard = shard
         self.manifest = shard.manifest
         self.layout = shard.dense.layout
         self.buckets = shard.dense.buckets
         self.clock = 0
-        self.versions: dict[int, int] = {}
+        self.versions: dict[Place, int] = {}
         """Of each bucket as it is in this save or in its base."""
         self._base = base
         self._columns: list[Column] = []
         self._saved_at_s = time.time()
+        self.segments = [
+            SegmentCopy(table, (at, number), base.get((at, number)), self._noting(at, number))
+            for at, table in enumerate(shard.tables.tables)
+            for number in range(len(table.segments))
+        ]
+        """Of all tables, in the record's order; copied after the buckets."""
 
     @property
     def bucket_ids(self) -> tuple[int, ...]:
@@ -154,13 +174,16 @@ class _Source:
             return self._shard.dense.dump(bucket_id, out)
 
     def extra(self) -> bytes:
-        """The clock and the record, once all buckets are copied."""
+        """The clock and the record, once all buckets and rows are copied."""
         sessions = AppliedRecord.cut(self._columns)
         return msgspec.msgpack.encode(ShardExtra(self.clock, sessions, self._saved_at_s))
 
     def _note(self, bucket_id: int) -> None:
         self.versions[bucket_id] = self._shard.dense.version(bucket_id)
         self._columns.append(self._shard.column_at(bucket_id))
+
+    def _noting(self, table: int, segment: int) -> Callable[[], None]:
+        return lambda: self._columns.append(self._shard.tables.column_at(table, segment))
 
 
 class _LiveCopy(_Source):
@@ -174,7 +197,7 @@ class _LiveCopy(_Source):
 class _MemoryCopy(_Source):
     """All buckets as they were between two clocks."""
 
-    def __init__(self, shard: ServingShard, base: Mapping[int, int]) -> None:
+    def __init__(self, shard: ServingShard, base: Mapping[Place, int]) -> None:
         super().__init__(shard, base)
         self._copies: dict[int, tuple[int, list[Array]]] = {}
         # Memory first: its pages are touched before the barrier is held.

@@ -20,16 +20,14 @@ from ps.errors import IdError, NonFiniteGradient
 from ps.optimizers import rule_of, step_scalars
 from ps.params import Hyper, Manifest, TableSpec
 from ps.stats import TableStats
+from ps.table_batch import Batch
 from ps.table_ids import shown
 from ps.table_kernels import NUM_BUCKETS
 from ps.table_quota import Quota
 from ps.table_routing import parts_of_buckets
-from ps.table_segment import Batch, Pushed, Segment
+from ps.table_segment import Pushed, Segment
 
 Array = np.ndarray[Any, Any]
-
-DUMPED_AT_ONCE = 1 << 14
-"""Rows that are copied under a segment's lock: about a millisecond for rows of 256 bytes."""
 
 
 class Table:
@@ -123,24 +121,6 @@ class Table:
         """Refuse scalars that do not fit the rule, before anything is applied."""
         step_scalars(self.spec.rule, self.spec.name, hyper, 1, self.dtype)
 
-    def dump(self, since: dict[int, int] | None = None) -> Iterator[Batch]:
-        """Give all rows in batches, each copied under its segment's lock, while pushes go on.
-
-        Args:
-            since: by number of a segment the version from which on rows are given; None: all rows.
-
-        Yields:
-            Batches of up to DUMPED_AT_ONCE rows. Where rows are evicted meanwhile, an id may come
-            twice; the later one is newer.
-        """
-        for at, segment in enumerate(self.segments):
-            stop = segment.num_rows
-            while stop:
-                with segment.lock:
-                    batch, stop = segment.dump(stop, DUMPED_AT_ONCE, (since or {}).get(at, 0))
-                if batch.ids.size:
-                    yield batch
-
     def dump_some(self, at: int, stop: int, max_nbytes: int) -> tuple[Batch, int]:
         """Copy rows of segment number `at` below `stop`, and say where to go on; 0 at the end."""
         segment = self.segments[at]
@@ -155,15 +135,22 @@ class Table:
         Raises:
             TableFull: they do not fit.
         """
-        parts = self.parts_of(batch.ids) - self._first_part
         taken = 0
-        for at, segment in enumerate(self.segments):
-            (own,) = np.nonzero(parts == at)
-            if own.size:
-                with segment.lock:
-                    segment.load(Batch(*(column[own] for column in batch)))
+        for segment, own in self._own(batch.ids):
+            with segment.lock:
+                segment.load(Batch(*(column[own] for column in batch)))
             taken += own.size
         return taken
+
+    def drop(self, ids: Array) -> None:
+        """Remove the rows of those ids that are this server's."""
+        for segment, own in self._own(ids):
+            with segment.lock:
+                segment.drop(ids[own])
+
+    def without_slots(self, batch: Batch) -> Batch:
+        """Return rows of any rule as this table's rule starts with them, at version 0."""
+        return self.segments[0].without_slots(batch)
 
     def parts_of(self, ids: Array) -> Array:
         """Return the part of each id, counted through all servers."""
@@ -188,6 +175,14 @@ class Table:
             memory_bytes=self.nbytes,
             **counts,
         )
+
+    def _own(self, ids: Array) -> Iterator[tuple[Segment, Array]]:
+        """Give each segment with the places of its ids, where it has some."""
+        parts = self.parts_of(ids) - self._first_part
+        for at, segment in enumerate(self.segments):
+            (own,) = np.nonzero(parts == at)
+            if own.size:
+                yield segment, own
 
     def _scalars(self, hyper: Hyper, step: int) -> Array:
         """Return the scalars of a push; the last ones again where only the rate decides."""

@@ -38,6 +38,11 @@ class Doorman:
         """Bytes of the counters."""
         return 0 if self._sketch is None else self._sketch.nbytes
 
+    @property
+    def counts(self) -> Array:
+        """How often ids came, by hash; empty where nobody counts."""
+        return np.empty(0, np.uint16) if self._sketch is None else self._sketch
+
     def admit(self, ids: Array, version: int) -> Array:
         """Return for each id, brought by push number `version`, whether it gets a row now."""
         admitted: Array = np.ones(ids.size, np.bool_)

@@ -28,6 +28,8 @@ from ps.growing_array import GrowingArray
 from ps.hash_index import HashIndex
 from ps.table_admission import Doorman
 from ps.table_ages import Ages
+from ps.table_batch import Batch
+from ps.table_drops import DropLog
 from ps.table_ids import shown
 from ps.table_init import initialize, key_of, recipe_of
 from ps.table_quota import Quota
@@ -48,17 +50,6 @@ class Pushed(NamedTuple):
     refused: int = 0
     """Ids that were not admitted; their gradients were dropped."""
     evicted: int = 0
-
-
-class Batch(NamedTuple):
-    """Rows on their way out of a table or into one; arrays of their own."""
-
-    ids: Array
-    """int64[n]; for a table of uint64 ids their bits."""
-    rows: Array
-    """[n, dim * (1 + slots)]: each row its value, then each slot."""
-    versions: Array
-    """int64[n]: the push that changed the row last."""
 
 
 class Segment:
@@ -82,6 +73,7 @@ class Segment:
         self.num_rows = 0
         self.version = 0
         """Pushes so far; also the step of the rule."""
+        self.drops = DropLog()
         self._spec = spec
         self._slot_starts = np.repeat(np.array(slot_starts, spec.dtype), spec.dim)
         self._quota = quota
@@ -105,6 +97,15 @@ class Segment:
         """Bytes of the rows with their ids, versions and index."""
         row_nbytes = self.row_nbytes + self._versions.row_nbytes
         return self.num_rows * row_nbytes + self._index.nbytes + self._doorman.nbytes
+
+    @property
+    def counts(self) -> Array:
+        """How often ids without a row came, by hash; empty where the table admits all."""
+        return self._doorman.counts
+
+    def num_changed(self, since_version: int) -> int:
+        """Return how many rows were changed after this version."""
+        return int(np.count_nonzero(self._versions.rows[: self.num_rows] > since_version))
 
     def lookup(self, ids: Array, out: Array) -> int:
         """Write the values of these ids to `out`; returns how many have no row.
@@ -154,7 +155,7 @@ class Segment:
         update(self._slab.rows, rows, grads)
         return Pushed(added, missing - added, evicted)
 
-    def dump(self, stop: int, max_rows: int, since_version: int = 0) -> tuple[Batch, int]:
+    def dump(self, stop: int, max_rows: int, since_version: int = -1) -> tuple[Batch, int]:
         """Copy the rows below `stop` that were changed after `since_version`, from the last on.
 
         Backwards, because eviction moves rows to lower numbers only: a row that is moved between
@@ -177,16 +178,31 @@ class Segment:
             TableFull: they do not fit; rows of this batch may be there with their first values.
             IdError: an id occurs twice in the batch.
         """
+        self.version = max(self.version, int(batch.versions.max(initial=0)))
         rows = np.empty(batch.ids.size, np.int64)
         if self._index.find(self._ids.rows, batch.ids, rows):
             missing = batch.ids[rows < 0]
             self._refuse_repeated_missing(missing)
             self._add(missing)
-            self._index.find(self._ids.rows, batch.ids, rows)
+            if self._index.find(self._ids.rows, batch.ids, rows):  # known ones have made room
+                batch = Batch(*(column[rows >= 0] for column in batch))
+                rows = rows[rows >= 0]
         self._slab.rows[rows] = batch.rows
         self._versions.rows[rows] = batch.versions
-        self.version = max(self.version, int(batch.versions.max(initial=0)))
         self._ages.restart()
+
+    def drop(self, ids: Array) -> None:
+        """Remove the rows of those ids that have one."""
+        rows = np.empty(ids.size, np.int64)
+        self._index.find(self._ids.rows, ids, rows)
+        self._evict(np.unique(rows[rows >= 0]))
+
+    def without_slots(self, batch: Batch) -> Batch:
+        """Return rows of any rule with their values, and slots as this rule starts with."""
+        rows = np.empty((batch.ids.size, self._slab.rows.shape[1]), batch.rows.dtype)
+        rows[:, : self._spec.dim] = batch.rows[:, : self._spec.dim]
+        rows[:, self._spec.dim :] = self._slot_starts
+        return Batch(batch.ids, rows, np.zeros_like(batch.versions))
 
     def _admitted(self, missing: Array) -> Array:
         self._refuse_repeated_missing(missing)
@@ -251,6 +267,7 @@ class Segment:
         slots = self._index.settled(self._ids.rows)
         stop = self.num_rows
         ids, versions = self._ids.rows[:stop], self._versions.rows[:stop]
+        self.drops.add(ids[victims])
         left = int(table_kernels.evict(slots, ids, versions, self._slab.rows, victims))
         self._index.removed(left)
         self._quota.give(stop - left)

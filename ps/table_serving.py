@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ps import messages
-from ps.applied import AppliedRecord, RequestId, Verdict
-from ps.errors import CheckpointError, ManifestMismatch, PushError, ShapeError
+from ps.applied import AppliedRecord, Column, RequestId, Verdict
+from ps.errors import ManifestMismatch, PushError, ShapeError
 from ps.gate import Gate
 from ps.incoming import Incoming, request_id
 from ps.messages import Ack
@@ -85,18 +85,9 @@ class TableServing:
         """Every table's counters."""
         return tuple(table.stats() for table in self.tables)
 
-    def refuse_saving(self) -> None:
-        """Refuse a save that would leave rows out.
-
-        Raises:
-            CheckpointError: there are tables.
-        """
-        if self.tables:
-            names = ", ".join(repr(table.spec.name) for table in self.tables)
-            raise CheckpointError(
-                f"the tables {names} cannot be saved: checkpoints hold dense groups alone; export "
-                "rows with client.tables.scan(), or train without checkpoints"
-            )
+    def column_at(self, table: int, segment: int) -> Column:
+        """The record at one segment of a table; call it under the segment's lock."""
+        return self._record.applied_at(self._first_units[table] + segment)
 
     def answer(self, call: Incoming, request: TableRequest) -> None:
         """Answer one request.

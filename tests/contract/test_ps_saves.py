@@ -13,7 +13,7 @@ import pytest
 
 from ps import checkpoint_reader as reading
 from ps import messages
-from ps.checkpoint import Base, Origin, abort, commit, write_shard
+from ps.checkpoint import Base, Origin, Portion, abort, commit, write_shard
 from ps.checkpoint_restore import Restoring, verify
 from ps.client import PSClient
 from ps.dense import DenseShard
@@ -242,7 +242,7 @@ def test_a_base_that_is_another_save_or_not_older_is_refused(tmp_path: Path):
 
     def save(step: int, save_id: str, base: Base | None = None) -> None:
         record = write_shard(
-            tmp_path, save_id, rank=0, shard=shard, is_unchanged=lambda _: base is not None
+            tmp_path, save_id, rank=0, shard=shard, portion=Portion(lambda _: base is not None)
         )
         commit(
             tmp_path,

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps.errors import (
-    CheckpointError,
     IdError,
     ManifestMismatch,
     NonFiniteGradient,
@@ -320,14 +319,6 @@ def test_a_manifest_may_have_tables_alone(transport: str):
         client.tables.push({"user": ([1], ones([1]))}, hyper=HYPER)
         client.pull({})
         assert client.tables.lookup({"user": 1})["user"][0] == 1.0
-
-
-def test_a_save_that_would_leave_rows_out_is_refused(tmp_path):
-    with cluster() as bed:
-        (client,) = started(bed)
-        with pytest.raises(CheckpointError, match=r"'user' cannot be saved.*scan"):
-            client.save(tmp_path, 1)
-        assert not list(tmp_path.glob("step-*"))
 
 
 @pytest.mark.parametrize(

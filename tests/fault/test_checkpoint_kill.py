@@ -12,10 +12,18 @@ from ps import checkpoint as saving
 from ps import checkpoint_reader as reading
 from ps import checkpoint_restore as restoring
 from ps.dense import DenseShard
-from ps.params import Adam, GroupSpec, Manifest, ParamSpec
+from ps.lifecycle import ServerSettings
+from ps.params import Adagrad, Adam, GroupSpec, Manifest, ParamSpec, TableSpec
+from ps.table import make_tables
+from ps.table_copy import SegmentCopy
+from ps.table_restore import restore_tables
 
 PARAMS = (ParamSpec("w", (1000,)),)
-MANIFEST = Manifest(groups=(GroupSpec("g", "float32", Adam(), PARAMS),), bucket_bytes=1024)
+MANIFEST = Manifest(
+    groups=(GroupSpec("g", "float32", Adam(), PARAMS),),
+    tables=(TableSpec(name="t", dim=4, rule=Adagrad(), segments=2),),
+    bucket_bytes=1024,
+)
 
 SAVER = """
 import os, pathlib, signal, sys
@@ -24,6 +32,8 @@ from ps import checkpoint as saving
 from ps import storage
 from ps.dense import DenseShard
 from ps.params import Hyper, Manifest
+from ps.table import make_tables
+from ps.table_copy import SegmentCopy
 
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -33,9 +43,12 @@ def save(root, point):
         saving._write = die
     elif point == "middle":
         dump, shard.dump = shard.dump, lambda i, out: die() if i == 2 else dump(i, out)
+    elif point == "between segments":
+        segments[1].batches = die
     elif point == "unsynced":
         os.fsync = die
-    record = saving.write_shard(root, "ab", rank=0, shard=shard)
+    portion = saving.Portion(segments=segments)
+    record = saving.write_shard(root, "ab", rank=0, shard=shard, portion=portion)
     if point == "before manifest":
         storage.LocalStorage.create = die
     elif point == "half a manifest":
@@ -55,6 +68,12 @@ manifest = Manifest.decode(sys.stdin.buffer.read())
 shard = DenseShard(manifest, rank=0, num_servers=1, num_workers=1)
 for bucket in shard.buckets:
     shard.apply(bucket.id, np.ones(bucket.num_elements, np.float32), Hyper(0.1))
+(table,) = make_tables(manifest, rank=0, num_servers=1)
+ids = np.arange(100)
+for at in (0, 1):
+    own = ids[table.parts_of(ids) == at]
+    table.push(at, own, np.ones((own.size, 4), np.float32), Hyper(0.1))
+segments = [SegmentCopy(table, (0, at), None, lambda: None) for at in (0, 1)]
 for point in sys.argv[2:]:
     child = os.fork()  # importing everything takes longer than all of these saves
     if not child:
@@ -68,6 +87,7 @@ for point in sys.argv[2:]:
 POINTS = (
     "opened",
     "middle",
+    "between segments",
     "unsynced",
     "before manifest",
     "half a manifest",
@@ -76,13 +96,19 @@ POINTS = (
 )
 
 
+def empty_table() -> saving.Portion:
+    (table,) = make_tables(MANIFEST, rank=0, num_servers=1)
+    segments = [SegmentCopy(table, (0, at), None, lambda: None) for at in (0, 1)]
+    return saving.Portion(segments=segments)
+
+
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By point a root with the complete step 800, all zeros, in which a save of 900 was killed."""
     roots = tmp_path_factory.mktemp("roots")
     for point in POINTS:
         shard = DenseShard(MANIFEST, rank=0, num_servers=1, num_workers=1)
-        record = saving.write_shard(roots / point, "aa", rank=0, shard=shard)
+        record = saving.write_shard(roots / point, "aa", rank=0, shard=shard, portion=empty_table())
         saving.commit(roots / point, "aa", step=800, manifest=MANIFEST, shards=[record])
     done = subprocess.run(
         [sys.executable, "-c", SAVER, str(roots), *POINTS],
@@ -108,7 +134,11 @@ def test_a_kill_while_saving_leaves_one_whole_newest_checkpoint(roots: Path, poi
     assert (np.concatenate([shard.values(i) for i in shard.bucket_ids]) != 0).all() == (
         newest.step == 900
     )
+    (table,) = make_tables(MANIFEST, rank=0, num_servers=1)
+    place = ServerSettings(rank=0, num_servers=1, num_workers=1)
+    restore_tables(root, newest, [table], place)
+    assert table.num_rows == (100 if newest.step == 900 else 0)
     save_id = "ab" if newest.step == 800 else "ac"
-    again = saving.write_shard(root, save_id, rank=0, shard=shard)
+    again = saving.write_shard(root, save_id, rank=0, shard=shard, portion=empty_table())
     saving.commit(root, save_id, step=901, manifest=MANIFEST, shards=[again])
     assert reading.latest(root) == 901

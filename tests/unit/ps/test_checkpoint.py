@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ps import checkpoint as saving
-from ps import checkpoint_format as form
 from ps import checkpoint_reader as reading
 from ps import checkpoint_restore as restoring
 from ps.checkpoint_format import Checkpoint
+from ps.checkpoint_values import digest
 from ps.dense import DenseShard
 from ps.errors import CheckpointError
 from ps.params import SGD, Adagrad, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
@@ -346,5 +346,5 @@ def test_a_parameter_that_is_not_finite_is_not_saved(two_steps, trained):
 def test_the_manifest_is_readable_text_and_holds_no_code(two_steps):
     text = (two_steps / "step-900" / "manifest.json").read_text()
     line, _, body = text.partition("\n")
-    assert line == form.digest(body.encode())
+    assert line == digest(body.encode())
     assert msgspec.json.decode(body, type=Checkpoint).save_id == "00000384"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps import table as table_module
+from ps import table_copy, table_drops
 from ps.errors import TableFull
 from ps.params import Adagrad, Hyper
 from ps.table import Table
+from ps.table_batch import Batch, Dropped
+from ps.table_copy import SegmentCopy
 from ps.table_routing import Router
 from ps.table_spec import RandomNormal
 from tests.tables_bed import ones, table, table_kernels_loaded
@@ -43,6 +45,19 @@ def shares(num_servers: int, spec=SPEC) -> list[Table]:
     return [Table(spec, rank=rank, num_servers=num_servers) for rank in range(num_servers)]
 
 
+def copies(share: Table, versions: dict[int, int] | None = None) -> list[SegmentCopy]:
+    return [
+        SegmentCopy(share, (0, at), (versions or {}).get(at), lambda: None)
+        for at in range(len(share.segments))
+    ]
+
+
+def rows_of(share: Table, versions: dict[int, int] | None = None) -> list[Batch]:
+    """What a save of a table that drops nothing has."""
+    found = [batch for copy in copies(share, versions) for batch in copy.batches()]
+    return [batch for batch in found if isinstance(batch, Batch)]
+
+
 @pytest.mark.parametrize("num_servers", [1, 2, 5])
 def test_servers_share_the_ids_evenly(num_servers: int):
     made = shares(num_servers)
@@ -56,11 +71,11 @@ def test_servers_share_the_ids_evenly(num_servers: int):
 def test_rows_move_to_any_number_of_servers_and_train_on_in_the_same_bits(
     saved: int, restored: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(table_module, "DUMPED_AT_ONCE", 97)
+    monkeypatch.setattr(table_copy, "ROWS_AT_ONCE", 97)
     before, after = shares(saved), shares(restored)
     push(before, IDS)
     push(before, IDS[:100], 3.0)
-    taken = sum(new.load(batch) for old in before for batch in old.dump() for new in after)
+    taken = sum(new.load(batch) for old in before for batch in rows_of(old) for new in after)
     assert taken == IDS.size == sum(share.num_rows for share in after)
     for made in (before, after):
         push(made, IDS[50:150], -2.0)
@@ -70,9 +85,10 @@ def test_rows_move_to_any_number_of_servers_and_train_on_in_the_same_bits(
 def test_a_delta_holds_what_was_pushed_since():
     (made,) = shares(1)
     push([made], IDS)
+    rows_of(made)
     versions = {at: segment.version for at, segment in enumerate(made.segments)}
     push([made], IDS[:40])
-    found = np.concatenate([batch.ids for batch in made.dump(versions)])
+    found = np.concatenate([batch.ids for batch in rows_of(made, versions)])
     assert sorted(found.tolist()) == sorted(IDS[:40].tolist())
 
 
@@ -80,6 +96,68 @@ def test_rows_that_do_not_fit_are_not_taken_over():
     (full,) = shares(1)
     push([full], IDS)
     (small,) = shares(1, table(rule=Adagrad(), max_rows=100))
-    batches = list(full.dump())
+    batches = rows_of(full)
     with pytest.raises(TableFull, match="at most 100 rows"):
         small.load(batches[0])
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+def test_a_copy_is_of_one_moment_while_rows_change_come_and_go(
+    is_delta: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Between any two batches rows are pushed, new ones come, and old ones are evicted."""
+    monkeypatch.setattr(table_copy, "ROWS_AT_ONCE", 29)
+    spec = table(rule=Adagrad(), max_rows=400, when_full="lru", segments=1)
+    (made,), (restored,) = shares(1, spec), shares(1, spec)
+    push([made], IDS[:300])
+    base: int | None = None
+    applied: list[Batch | Dropped] = []
+    if is_delta:
+        (first,) = copies(made)
+        applied += first.batches()
+        base = first.version
+        push([made], IDS[250:450])
+    at_cut: list[tuple[list[int], np.ndarray]] = []
+
+    def cut() -> None:
+        rows = made.segments[0].dump(1000, 1000)[0]
+        order = np.argsort(rows.ids)
+        at_cut.append((rows.ids[order].tolist(), rows.rows[order]))
+
+    copy = SegmentCopy(made, (0, 0), base, cut)
+    random = np.random.default_rng(0)
+    for batch in copy.batches():
+        applied.append(batch)
+        push([made], np.unique(random.choice(IDS[:900], 30)))
+    assert copy.is_whole is not is_delta
+    for batch in applied:
+        if isinstance(batch, Batch):
+            restored.load(batch)
+        else:
+            restored.drop(batch.ids)
+    found = restored.segments[0].dump(1000, 1000)[0]
+    order = np.argsort(found.ids)
+    ((ids, rows),) = at_cut
+    assert found.ids[order].tolist() == ids
+    assert np.array_equal(found.rows[order], rows)
+
+
+def test_a_save_that_failed_or_dropped_too_much_is_followed_by_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    (made,) = shares(1, table(max_rows=40, when_full="lru", segments=1))
+    push([made], IDS[:40])
+    (first,) = copies(made)
+    assert [batch.ids.size for batch in first.batches()] == [40]
+    versions = {0: first.version}
+    (broken,) = copies(made, versions)
+    push([made], IDS[:10])
+    next(broken.batches()).ids  # noqa: B018 - given up: the generator is closed
+    (after,) = copies(made, versions)
+    assert [batch.ids.size for batch in after.batches()] == [40]
+    assert after.is_whole
+    monkeypatch.setattr(table_drops, "MAX_KEPT", 5)
+    push([made], IDS[100:110])
+    (last,) = copies(made, {0: after.version})
+    list(last.batches())
+    assert last.is_whole

@@ -1,0 +1,111 @@
+"""The rows of tables in committed checkpoints, piece by piece in the order that they are applied.
+
+A segment's rows are those of the newest step of the chain that holds it whole, then what each
+later delta has changed or dropped.
+
+Covers: reading through a chain of deltas, verifying.
+Does not: know servers' tables (ps.table_restore), import numba.
+Threads: none; every function stands alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from ps.checkpoint_format import Checkpoint, ShardIndex, bucket_nbytes
+from ps.checkpoint_reader import Root, load_chain, load_indexes
+from ps.checkpoint_tables import SegmentRecord, read_counts, read_piece, segment_nbytes
+from ps.params import Layout
+from ps.storage import Storage, storage_at, typed_errors
+from ps.table_batch import Batch, Dropped
+
+Place = tuple[int, int, int]
+"""A saved segment: (server, table, number)."""
+
+
+class SavedSegment(NamedTuple):
+    """Where a piece comes from."""
+
+    server: int
+    record: SegmentRecord
+
+
+class End(NamedTuple):
+    """What a segment's newest step says beside its rows; comes after them."""
+
+    version: int
+    counts: bytes
+
+
+def read_rows(
+    root: Root, checkpoint: Checkpoint, *, servers: Collection[int] | None = None
+) -> Iterator[tuple[SavedSegment, Batch | Dropped | End]]:
+    """Yield the tables' rows, one piece in memory at a time.
+
+    Args:
+        root: the checkpoint directory.
+        checkpoint: one that `read_manifest` returned.
+        servers: only what these servers have saved; None: all.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    if not checkpoint.manifest.tables:
+        return
+    storage = storage_at(root)
+    chain = [(each, load_indexes(storage, each)) for each in load_chain(storage, checkpoint.step)]
+    first = _first_links(chain)
+    for link in reversed(range(len(chain))):  # the full one is the last, and applied first
+        each, indexes = chain[link]
+        for server, (name, index) in enumerate(indexes):
+            if servers is not None and server not in servers:
+                continue
+            for place, piece in _read_shard(storage, each, (server, name), index):
+                if link <= first[server, *place.record.place] and (
+                    link == 0 or not isinstance(piece, End)
+                ):
+                    yield place, piece
+
+
+def check_step_rows(storage: Storage, checkpoint: Checkpoint) -> None:
+    """Read all pieces of one step alone and compare their digests.
+
+    Raises:
+        CheckpointError: names the first damaged file.
+    """
+    if not checkpoint.manifest.tables:
+        return
+    for server, (name, index) in enumerate(load_indexes(storage, checkpoint)):
+        for _ in _read_shard(storage, checkpoint, (server, name), index):
+            pass
+
+
+def _first_links(chain: list[tuple[Checkpoint, list[tuple[str, ShardIndex]]]]) -> dict[Place, int]:
+    """Return where in the chain, newest first, each segment is whole for the first time."""
+    found: dict[Place, int] = {}
+    for link, (_, indexes) in enumerate(chain):
+        for server, (_, index) in enumerate(indexes):
+            for record in index.tables:
+                if record.is_whole:
+                    found.setdefault((server, *record.place), link)
+    return found
+
+
+def _read_shard(
+    storage: Storage, checkpoint: Checkpoint, where: tuple[int, str], index: ShardIndex
+) -> Iterator[tuple[SavedSegment, Batch | Dropped | End]]:
+    server, name = where
+    manifest = checkpoint.manifest
+    layout = Layout.of(manifest)
+    path = storage.where(name)
+    position = sum(bucket_nbytes(layout, manifest, i) for i in index.bucket_ids)
+    with typed_errors(storage, name, "read"), storage.open(name) as file:
+        for record in index.tables:
+            spec = manifest.tables[record.table]
+            place = SavedSegment(server, record)
+            file.seek(position)
+            for piece in record.pieces:
+                yield place, read_piece(file, path, spec, record, piece)
+            yield place, End(record.version, read_counts(file, path, spec, record))
+            position += segment_nbytes(spec, record)

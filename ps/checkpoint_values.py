@@ -1,0 +1,37 @@
+"""What every part of a checkpoint shares: digests, counts, finite numbers.
+
+Covers: their form and their checks.      Does not: know what they are of.
+Threads: none; every function stands alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from ps.errors import CheckpointError
+
+Array = np.ndarray[Any, Any]
+
+_DIGEST_BYTES = 16
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
+
+
+def digest(*parts: bytes | bytearray | memoryview) -> str:
+    """Return the hex digest that checkpoints use."""
+    state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def refuse_nonfinite(array: Array, what: str) -> None:
+    """Raise unless all values are finite: a checkpoint is never worse than the one before."""
+    count = array.size - int(np.count_nonzero(np.isfinite(array)))
+    if count:
+        raise CheckpointError(f"{what} has {count} of {array.size} values NaN or infinite")

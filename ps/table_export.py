@@ -1,0 +1,68 @@
+"""A checkpoint's tables as plain arrays, sorted by id.
+
+Covers: joining what a chain of deltas holds of one table.
+Does not: write files (ps.inspection), import numba.
+Threads: none; every function stands alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ps.checkpoint_format import Checkpoint
+from ps.checkpoint_reader import Root
+from ps.checkpoint_rows import read_rows
+from ps.checkpoint_tables import row_width
+from ps.optimizers import rule_of
+from ps.table_batch import Batch, Dropped
+from ps.table_spec import TableSpec
+
+Array = np.ndarray[Any, Any]
+
+
+def table_arrays(
+    root: Root, checkpoint: Checkpoint, *, slots: bool = False
+) -> Iterator[tuple[str, Array]]:
+    """Yield `tables/NAME/ids` and `tables/NAME/values` of each table; one is in memory at a time.
+
+    Args:
+        root: the checkpoint directory.
+        checkpoint: one that `read_manifest` returned.
+        slots: also `tables/NAME/values:SLOT` of each slot of the rule.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    for at, spec in enumerate(checkpoint.manifest.tables):
+        ids, rows = _joined(root, checkpoint, at, spec)
+        yield f"tables/{spec.name}/ids", ids
+        names = ["", *(f":{slot}" for slot in rule_of(spec.rule).slots)][: None if slots else 1]
+        for place, name in enumerate(names):
+            part = rows[:, place * spec.dim : (place + 1) * spec.dim]
+            yield f"tables/{spec.name}/values{name}", np.ascontiguousarray(part)
+
+
+def _joined(root: Root, checkpoint: Checkpoint, at: int, spec: TableSpec) -> tuple[Array, Array]:
+    """Return ids, ascending, and rows; of an id that comes several times the last is right."""
+    ids: list[Array] = [np.empty(0, np.int64)]
+    rows: list[Array] = [np.empty((0, row_width(spec)), spec.dtype)]
+    places: list[Array] = [np.empty(0, np.int64)]  # of an id's row in `rows`; -1: it is gone
+    num_rows = 0
+    for saved, piece in read_rows(root, checkpoint):
+        if saved.record.table != at or not isinstance(piece, Batch | Dropped):
+            continue
+        ids.append(piece.ids)
+        if isinstance(piece, Batch):
+            rows.append(piece.rows)
+            places.append(np.arange(num_rows, num_rows + piece.ids.size))
+            num_rows += piece.ids.size
+        else:
+            places.append(np.full(piece.ids.size, -1))
+    kind = np.uint64 if spec.id_kind == "uint64" else np.int64
+    newest_first = np.concatenate(ids)[::-1].view(kind)
+    found, first = np.unique(newest_first, return_index=True)
+    last = np.concatenate(places)[::-1][first]
+    return found[last >= 0], np.concatenate(rows)[last[last >= 0]]

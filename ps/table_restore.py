@@ -1,0 +1,88 @@
+"""Filling a server's tables from a checkpoint, whichever and however many servers saved it.
+
+Covers: rows with slots and versions, the step of the rule, counts of ids without a row.
+Does not: read files (ps.checkpoint_rows), serve.      Runs in: PS processes.
+Threads: the caller's; nobody else sees the tables yet.
+
+Saved by as many servers with as many segments, everything is as it was. Else rows, slots and
+versions are; a table's step is the largest of its segments', which differ only by pushes that were
+in flight, and ids without a row are counted anew. A row's time to live begins again in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ps.checkpoint_format import Checkpoint
+from ps.checkpoint_reader import Root
+from ps.checkpoint_rows import End, read_rows
+from ps.errors import CheckpointError
+from ps.lifecycle import ServerSettings
+from ps.table import Table
+from ps.table_batch import Batch, Dropped
+
+Array = np.ndarray[Any, Any]
+
+
+def is_same_cut(checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings) -> bool:
+    """Whether a server's segments hold the ids that they held when they were saved."""
+    saved = [spec.segments for spec in checkpoint.manifest.tables]
+    asked = [table.spec.segments for table in tables]
+    return len(checkpoint.shards) == place.num_servers and saved == asked
+
+
+def restore_tables(
+    root: Root,
+    checkpoint: Checkpoint,
+    tables: Sequence[Table],
+    place: ServerSettings,
+    *,
+    reset_optimizer: bool = False,
+) -> None:
+    """Load all rows that are this server's.
+
+    Args:
+        root: the checkpoint directory.
+        checkpoint: of the same model; see ps.checkpoint_restore.check_same_model.
+        tables: what to fill, empty, in the manifest's order.
+        place: this server.
+        reset_optimizer: take the values only: slots and steps start anew, so rows are of one age.
+
+    Raises:
+        CheckpointError: a file is damaged.
+        TableFull: this server's share does not hold its rows.
+    """
+    is_same = is_same_cut(checkpoint, tables, place)
+    versions = [0] * len(tables)
+    for saved, piece in read_rows(root, checkpoint, servers={place.rank} if is_same else None):
+        at, number = saved.record.place
+        table = tables[at]
+        if isinstance(piece, Batch):
+            table.load(table.without_slots(piece) if reset_optimizer else piece)
+        elif isinstance(piece, Dropped):
+            table.drop(piece.ids)
+        elif is_same and not reset_optimizer:
+            _end(table, number, piece)
+        versions[at] = max(versions[at], saved.record.version)
+    if not is_same and not reset_optimizer:
+        for table, version in zip(tables, versions, strict=True):
+            for segment in table.segments:
+                segment.version = version
+
+
+def _end(table: Table, number: int, end: End) -> None:
+    segment = table.segments[number]
+    segment.version = end.version
+    counts = segment.counts
+    if not counts.size:
+        return
+    if end.counts and len(end.counts) != counts.nbytes:
+        raise CheckpointError(
+            f"table {table.spec.name!r}: the saved counts have {len(end.counts)} bytes, expected "
+            f"{counts.nbytes}"
+        )
+    if end.counts:
+        counts.reshape(-1)[:] = np.frombuffer(end.counts, counts.dtype)
