@@ -45,6 +45,11 @@ def test_small():
 
 
 @pytest.mark.slow
+def test_checkpoint():
+    assert figures("checkpoint") == ["P19"]
+
+
+@pytest.mark.slow
 def test_learning():
     assert figures("learning") == ["LRN-async-2"]
 
