@@ -21,7 +21,7 @@ import hmac
 import struct
 from collections.abc import Sequence
 
-from rpc.errors import IntegrityError, LimitExceeded
+from rpc.errors import IntegrityError
 from rpc.handshake import Session
 from rpc.transport import Stream
 
@@ -94,8 +94,8 @@ class SealedStream:
         """See Stream.
 
         Raises:
-            IntegrityError: a record was changed, dropped, repeated or inserted on the way.
-            LimitExceeded: a record says that it is larger than records are.
+            IntegrityError: a record was changed, dropped, repeated or inserted on the way; also one
+                that says it is larger than records are.
         """
         if not self._verified and not self._receive_record():
             return None
@@ -157,8 +157,9 @@ class SealedStream:
             if self._want > _HEAD.size:
                 break
             if not 1 <= num_bytes <= RECORD_BYTES:
-                raise LimitExceeded(
-                    f"{self.peer_address} sent a record of {num_bytes} bytes, not 1..{RECORD_BYTES}"
+                raise IntegrityError(
+                    f"a record from {self.peer_address} says that it has {num_bytes} bytes, not "
+                    f"1..{RECORD_BYTES}: its length was changed on the way"
                 )
             self._want += num_bytes
         data = self._buffer[_HEAD.size : self._want]

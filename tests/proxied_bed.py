@@ -9,7 +9,7 @@ import pytest
 
 from ps.client import PSClient
 from ps.params import Manifest
-from tests.cutting_proxy import CuttingProxy
+from tests.fault_proxy import FaultProxy
 from tests.ps_bed import Cluster, cluster, filled
 
 
@@ -18,7 +18,7 @@ class ProxiedCluster:
 
     def __init__(self, bed: Cluster) -> None:
         self.bed = bed
-        self.proxies = [CuttingProxy(endpoint) for endpoint in bed.endpoints]
+        self.proxies = [FaultProxy(endpoint) for endpoint in bed.endpoints]
         self.proxy = self.proxies[0]
 
     def client(self, rank: int = 0, **settings: Any) -> PSClient:

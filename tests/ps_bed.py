@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -83,8 +83,9 @@ class Cluster:
         num_servers: int = 1,
         num_workers: int = 1,
         on_lost: OnLost = "fail",
+        integrity: Literal["header", "payload"] = "header",
     ) -> None:
-        self.credentials = Credentials(f"test-{next(_names)}", b"s" * 32)
+        self.credentials = Credentials(f"test-{next(_names)}", b"s" * 32, integrity)
         self.num_workers = num_workers
         self.servers: list[PSServer] = []
         self.clients: list[PSClient] = []

@@ -18,7 +18,7 @@ from ps.errors import RequestTimeout
 from ps.params import Adam, Hyper
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity, Role
-from tests.cutting_proxy import Direction
+from tests.fault_proxy import Direction
 from tests.proxied_bed import proxied
 from tests.ps_bed import (
     ADD,

@@ -19,7 +19,7 @@ from ps.client import PSClient
 from ps.params import Hyper, Manifest
 from ps.rules import SGD
 from rpc.handshake import Role
-from tests.cutting_proxy import Cut, Direction
+from tests.fault_proxy import Direction, Fault
 from tests.proxied_bed import ProxiedCluster, proxied
 from tests.ps_bed import ADD, cluster, filled, make_manifest, run_all
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
@@ -199,7 +199,7 @@ def test_every_request_may_be_lost_and_sent_again(
 
     monkeypatch.setattr(messages, "decode_request", watched)
     scene = Scene(parts, client, manifest, tmp_path)
-    cuts: list[Cut] = []
+    cuts: list[Fault] = []
     encode = messages.encode
 
     def arm(message: Any = None) -> bytes:

@@ -19,7 +19,7 @@ from ps.errors import PeerGone, PSError
 from ps.params import Hyper, Manifest
 from ps.storage import storage_at
 from rpc.handshake import Identity, Role
-from tests.cutting_proxy import CuttingProxy
+from tests.fault_proxy import FaultProxy
 from tests.ps_bed import ADD, filled, make_manifest, run_all, succeeded, wait_until
 from tests.ps_processes import CREDENTIALS, ServerProcess, server_processes
 from tests.torn_cuts import torn_by
@@ -192,7 +192,7 @@ def test_a_thawed_server_that_was_replaced_accepts_nothing_and_ends(tmp_path: Pa
     root = tmp_path / "saves"
     places = ("--save-dir", str(root))
     with server_processes(tmp_path, 1, num_workers=NUM_WORKERS, arguments=places) as (old,):
-        proxy = CuttingProxy(old.endpoint)
+        proxy = FaultProxy(old.endpoint)
         moved = client_of([proxy.endpoint])
         left_behind = client_of([old.endpoint], 1, reconnect_s=1.0)
         new: ServerProcess | None = None

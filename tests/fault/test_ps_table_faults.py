@@ -12,7 +12,7 @@ import pytest
 
 from ps.client import PSClient
 from ps.params import Adagrad, Hyper, Manifest
-from tests.cutting_proxy import CuttingProxy, Direction
+from tests.fault_proxy import Direction, FaultProxy
 from tests.ps_bed import Cluster, cluster, filled, run_all, succeeded
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 
@@ -29,7 +29,7 @@ class Proxied:
 
     def __init__(self, bed: Cluster, manifest: Manifest) -> None:
         self.bed = bed
-        self.proxies = [CuttingProxy(endpoint) for endpoint in bed.endpoints]
+        self.proxies = [FaultProxy(endpoint) for endpoint in bed.endpoints]
         bed.client().seed(manifest, filled(manifest))
         endpoints = [proxy.endpoint for proxy in self.proxies]
         self.clients = [bed.client(rank, endpoints=endpoints) for rank in range(bed.num_workers)]
