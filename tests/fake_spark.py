@@ -20,7 +20,8 @@ from tfos.errors import ControlError
 from tfos.node.bundle import NodeBundle
 from tfos.node.task import NodeResult, NodeTask
 
-WAIT_S = 30.0
+WAIT_S = 60.0
+_NOWHERE = Endpoint("127.0.0.1", 1)
 
 
 class FakeSpark:
@@ -208,7 +209,7 @@ class FakeNode:
         failure = messages.NodeFailure(
             self._node, "h", 7, error_type="ValueError", message=text, traceback="T"
         )
-        self._client.report(messages.Failed(failure))
+        self._client.report(messages.Failed(failure), timeout_s=WAIT_S)
 
     def _run(self) -> None:
         bundle = self._bundle
@@ -224,7 +225,7 @@ class FakeNode:
                 register = messages.Register(self._node, "0", "h", 7)
                 if client.register(register, timeout_s=WAIT_S).accepted:
                     client.orders(self._obey, lambda reason: self.ended.set())
-                    client.report(messages.Listening(Endpoint("127.0.0.1", 1)))
+                    client.report(messages.Listening(_NOWHERE), timeout_s=WAIT_S)
                     self.ended.wait(WAIT_S)
         except ControlError:
             pass  # the driver has closed its control plane
@@ -236,7 +237,7 @@ class FakeNode:
         for answer in self._answers(order):
             try:
                 assert self._client is not None
-                self._client.report(answer)
+                self._client.report(answer, timeout_s=WAIT_S)
             except ControlError:
                 self.ended.set()
 

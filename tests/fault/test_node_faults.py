@@ -443,9 +443,9 @@ def test_a_suspended_worker_is_ended_within_the_limit_for_a_hang(bed):
     bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
     suspended_s = time.monotonic()
     send_signal(bed.child_pid("worker:0"), signal.SIGSTOP)
-    run.wait(30)
-    assert 4 <= time.monotonic() - suspended_s < 15
-    failure = bed.failure("worker:0")
+    failure = bed.failure("worker:0")  # within WAIT_S, which is the promised limit itself
+    assert time.monotonic() - suspended_s >= 4
+    run.wait()
     assert failure.signal == signal.SIGKILL
     assert "suspended (SIGSTOP) for 4 s" in failure.message
     bed.assert_nothing_left()

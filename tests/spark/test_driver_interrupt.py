@@ -18,7 +18,7 @@ import pytest
 from ps.checkpoint_restore import newest_sound
 from tests.spark.marked_processes import MARKER, wait_gone
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240, func_only=True)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(480, func_only=True)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("interrupted_driver.py")

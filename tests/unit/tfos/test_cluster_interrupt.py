@@ -17,7 +17,7 @@ from tests.fake_spark import FakeSpark
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.phases import ClusterPhase
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 CONFIG = ClusterConfig(verbose=False, abort_s=5.0, slot_wait_s=WAIT_S, slot_settle_s=WAIT_S)
 pytestmark = pytest.mark.fault("F15")
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tfos.control import messages
+from tfos.control import messages, outbox
+from tfos.control.client import CALL_TIMEOUT_S
 from tfos.errors import ControlRefused, ControlUnavailable
 
 WAIT_S = 10.0
@@ -47,7 +48,7 @@ def test_an_order_arrives_at_once(control):
     started = time.monotonic()
     control.server.send(client.node, messages.Stop("test"))
     assert got.get(timeout=WAIT_S) == messages.Stop("test")
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < outbox._CHECK_S  # so it was no look at it by chance
 
 
 def test_the_driver_hears_at_once_that_a_node_is_gone(control):
@@ -93,7 +94,7 @@ def test_a_call_without_a_driver_is_unavailable_within_its_deadline(control):
     started = time.monotonic()
     with pytest.raises(ControlUnavailable, match=r"DEADLINE|UNAVAILABLE"):
         client.heartbeat(messages.Heartbeat(client.node, 1, "x"), timeout_s=0.5)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < CALL_TIMEOUT_S
 
 
 def test_more_streams_than_spare_threads_do_not_starve_calls(control):

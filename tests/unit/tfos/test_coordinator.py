@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import queue
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -116,10 +115,10 @@ def test_a_failure_wakes_who_waits_and_stops_the_others(bed):
 
 def test_a_vanished_node_is_lost_within_seconds(bed):
     bed.join_all()
-    started = time.monotonic()
     bed.nodes["worker:1"].client.close()
+    # Sooner than silence alone would tell.
+    assert ClusterConfig().hang_s > WAIT_S
     assert bed.coordinator.wait(lambda state: bool(state.failures), WAIT_S)
-    assert time.monotonic() - started < 2.0
     lost = bed.nodes["ps:0"].expect(messages.WorkerLost)
     assert isinstance(lost, messages.WorkerLost)
     assert lost.rank == 1

@@ -1,5 +1,6 @@
 """The supervisor's event loop: descriptors, timers, calls from other threads."""
 
+import fcntl
 import os
 import threading
 
@@ -103,7 +104,8 @@ def test_another_threads_call_runs_in_the_loops_thread(loop):
 
 
 def test_more_posts_than_the_wake_pipe_holds_all_run(loop):
-    count = 100_000
+    size = fcntl.fcntl(loop._wake_write, fcntl.F_SETPIPE_SZ, 4096)
+    count = 2 * size
     seen = []
     for number in range(count):
         loop.post(lambda number=number: seen.append(number))
