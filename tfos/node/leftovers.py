@@ -42,7 +42,15 @@ class Owner(msgspec.Struct, frozen=True):
         """Whether the process has certainly ended."""
         if (self.boot_id, self.pid_namespace) != (address.boot_id(), _pid_namespace()):
             return False
-        return procs.start_ticks(self.pid) != self.start_ticks
+        pidfd = procs.open_pidfd(self.pid)
+        if pidfd is None:
+            return True
+        try:
+            # What cannot be read, as without a free descriptor, is not known to be another's.
+            ticks = procs.start_ticks(self.pid)
+            return procs.wait_exited([pidfd], 0) or ticks not in (None, self.start_ticks)
+        finally:
+            os.close(pidfd)
 
 
 def make_directory(parent: str, cluster_id: str) -> Path:

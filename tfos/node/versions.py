@@ -47,10 +47,12 @@ def installed() -> dict[str, str]:
     for name, distributions in _DISTRIBUTIONS.items():
         for distribution in distributions:
             try:
-                found[name] = metadata.version(distribution)
-                break
+                version: str | None = metadata.version(distribution)
             except metadata.PackageNotFoundError:
                 continue
+            if version:  # None: a directory without metadata, as an interrupted pip leaves
+                found[name] = version
+                break
     return found
 
 

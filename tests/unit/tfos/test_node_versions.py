@@ -68,3 +68,10 @@ def test_the_reason_of_a_failed_job_is_the_whole_message_of_the_last_exception()
         "      driver  executor\n  tfos  1       2\nGet one."
     )
     assert reason_of(RuntimeError("ValueError: bad row\n\tat org.apache")) == "ValueError: bad row"
+
+
+def test_a_package_of_which_pip_left_an_empty_directory_is_not_there(tmp_path, monkeypatch):
+    (tmp_path / "keras-0.dist-info").mkdir()
+    (tmp_path / "numpy-0.dist-info").mkdir()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert set(versions.installed()) == {"tfos", "python"}

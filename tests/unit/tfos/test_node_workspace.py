@@ -9,7 +9,7 @@ import tempfile
 import msgspec
 import pytest
 
-from tfos.node import leftovers
+from tfos.node import leftovers, procs
 from tfos.node.spec import Executor
 from tfos.node.workspace import Workspace
 
@@ -122,6 +122,13 @@ def test_only_what_is_certainly_nobodys_is_swept(tmp_path):
     assert leftovers.sweep(str(tmp_path)) == [made["reused pid"]]
     assert leftovers.sweep(str(tmp_path), str(tmp_path / "nowhere")) == []
     assert len(list(tmp_path.iterdir())) == 7
+
+
+def test_what_an_owner_that_cannot_be_looked_up_holds_is_not_touched(tmp_path, monkeypatch):
+    made = leftovers.make_directory(str(tmp_path), "c1")
+    monkeypatch.setattr(procs, "start_ticks", lambda pid: None)  # as without a free descriptor
+    assert leftovers.sweep(str(tmp_path)) == []
+    assert made.is_dir()
 
 
 def test_a_directory_of_another_user_is_not_touched(tmp_path, monkeypatch):
