@@ -10,6 +10,7 @@ thread of its own (errands), so that Ctrl-C finds the user's thread waiting.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
@@ -54,6 +55,7 @@ class TFCluster:
             reserved.coordinator, reserved.config, reserved.console, reserved.credentials
         )
         self._feed_jobs: FeedJobs | None = None
+        self._making_feed_jobs = threading.Lock()
         self._ending.watch(self)
 
     @classmethod
@@ -218,13 +220,13 @@ class TFCluster:
                 )
                 return None
             rdd = self._as_rdd(dataRDD)
-            return feeding.train(rdd, epochs, qname, feed_timeout_s=timeout_s)
+            return feeding.train(
+                rdd, epochs, qname, feed_timeout_s=timeout_s, is_left=lambda: errand.is_left
+            )
 
-        def leave() -> None:
-            if self._feed_jobs is not None:
-                self._feed_jobs.leave(qname)
-
-        return self._beside("train()", train, leave, spark=self._reserved.sc)
+        errand = Errand("tfos-train()", train, spark=self._reserved.sc)
+        with self._ending.raising():
+            return errand.result(self._coordinator.wake)
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
         """Return a lazy RDD with one result of main_fun per row, in order.
@@ -368,17 +370,18 @@ class TFCluster:
             )
         self._ending.raise_failure()
         require(call, self.phase, ClusterPhase.RUNNING)
-        if self._feed_jobs is None:
-            from tfos.feed_jobs import FeedJobs  # numpy: only where rows are fed
+        with self._making_feed_jobs:
+            if self._feed_jobs is None:
+                from tfos.feed_jobs import FeedJobs  # numpy: only where rows are fed
 
-            reserved = self._reserved
-            self._feed_jobs = FeedJobs(
-                reserved.sc,
-                self._coordinator,
-                reserved.credentials,
-                reserved.config,
-                reserved.console,
-            )
+                reserved = self._reserved
+                self._feed_jobs = FeedJobs(
+                    reserved.sc,
+                    self._coordinator,
+                    reserved.credentials,
+                    reserved.config,
+                    reserved.console,
+                )
         return self._feed_jobs, timeout_s
 
     @staticmethod

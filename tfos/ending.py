@@ -91,10 +91,11 @@ class Ending:
         if self._coordinator.phase is ClusterPhase.RUNNING:
             late = self._finish(feeds, grace_s, timeout_s)
         try:
-            if late is None:
-                self._stop_all("shutdown", _ORDERLY_S, save=False)
-            else:
+            # Workers still train if time was up, or if Ctrl-C has cancelled the node jobs.
+            if self._coordinator.read(lambda state: state.training()):
                 self._stop_all("shutdown", _FORCE_S, save=True)
+            else:
+                self._stop_all("shutdown", _ORDERLY_S, save=False)
         finally:
             self._coordinator.close(ClusterPhase.CLOSED)
         self.raise_failure()
@@ -167,12 +168,17 @@ class Ending:
                 lambda state: not any(worker.is_live for worker in state.workers),
                 self._config.abort_s * _WORKERS_SHARE,
             )
-            if save:
-                self._save(deadline_s - time.monotonic() - self._config.abort_s * _STOP_SHARE)
-            coordinator.act(lambda state: state.end(state.live(), reason, grace_s=grace_s))
-            self._await_end((deadline_s - time.monotonic()) * _SERVERS_SHARE)
-            if not self._jobs.end(deadline_s - time.monotonic()):
-                self._console.warn("a Spark job of this cluster did not end when it was cancelled")
+            try:
+                if save:
+                    self._save(deadline_s - time.monotonic() - self._config.abort_s * _STOP_SHARE)
+            finally:
+                coordinator.act(lambda state: state.end(state.live(), reason, grace_s=grace_s))
+                self._await_end((deadline_s - time.monotonic()) * _SERVERS_SHARE)
+                self._end_jobs(self._jobs, deadline_s - time.monotonic())
+
+    def _end_jobs(self, jobs: NodeJobs, timeout_s: float) -> None:
+        if not jobs.end(timeout_s):
+            self._console.warn("a Spark job of this cluster did not end when it was cancelled")
 
     def _save(self, timeout_s: float) -> None:
         directory = self._config.save_on_interrupt
@@ -206,7 +212,11 @@ class Ending:
 def _has_served(state: ClusterState) -> bool:
     """Whether training began, and no server has been told to stop, as when a node failed."""
     has_begun = all(server.status is NodeStatus.RUNNING for server in state.servers)
-    return has_begun and not any(server.stop_ordered for server in state.servers)
+    return (
+        bool(state.servers)
+        and has_begun
+        and not any(server.stop_ordered for server in state.servers)
+    )
 
 
 def _nobody_trains(state: ClusterState) -> bool:

@@ -1,6 +1,6 @@
-"""Which train() feeds which feed now: one call at a time for each, and an interrupted one ends.
+"""Which train() feeds which feed now: one call at a time for each.
 
-Covers: refusing a second call, telling a call that its user has left it.
+Covers: refusing a second call, what a call that runs is told as.
 Does not: feed (feed_jobs).
 Threads: any; `_lock` guards the table.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tfos.errors import PhaseError
@@ -22,13 +22,13 @@ class FeedCall:
 
     feed: str
     started_s: float
+    is_left: Callable[[], bool]
+    """Whether its user was interrupted and does not wait for it any more."""
     epoch: int = 0
     """Of the feed, counted over all calls."""
-    is_left: bool = False
-    """Its user was interrupted and does not wait for it any more."""
 
     def __str__(self) -> str:
-        if self.is_left:
+        if self.is_left():
             return "a train() that was interrupted and is about to end"
         seconds = time.monotonic() - self.started_s
         return f"a train() that began {seconds:.0f} s ago and is at epoch {self.epoch}"
@@ -42,7 +42,7 @@ class FeedCalls:
         self._calls: dict[str, FeedCall] = {}
 
     @contextlib.contextmanager
-    def enter(self, feed: str) -> Iterator[FeedCall]:
+    def enter(self, feed: str, is_left: Callable[[], bool]) -> Iterator[FeedCall]:
         """Feed alone.
 
         Raises:
@@ -55,16 +55,9 @@ class FeedCalls:
                     f"train() on {feed!r}: {other} feeds it already, and the rows would mix. Wait "
                     "for it, or use another feed: name it in queues= of reserve() and in qname=."
                 )
-            call = self._calls[feed] = FeedCall(feed, time.monotonic())
+            call = self._calls[feed] = FeedCall(feed, time.monotonic(), is_left)
         try:
             yield call
         finally:
             with self._lock:
                 del self._calls[feed]
-
-    def leave(self, feed: str) -> None:
-        """Make the call that feeds this feed end, if there is one."""
-        with self._lock:
-            call = self._calls.get(feed)
-            if call is not None:
-                call.is_left = True

@@ -62,12 +62,27 @@ class FeedJobs:
         self._calls = FeedCalls()
 
     def train(
-        self, rdd: Any, num_epochs: int, feed: str, *, feed_timeout_s: float
+        self,
+        rdd: Any,
+        num_epochs: int,
+        feed: str,
+        *,
+        feed_timeout_s: float,
+        is_left: Callable[[], bool] = lambda: False,
     ) -> reports.TrainReport:
-        """Feed an RDD `num_epochs` times; see TFCluster.train."""
+        """Feed an RDD `num_epochs` times; see TFCluster.train.
+
+        Args:
+            rdd: what to feed.
+            num_epochs: how often.
+            feed: which.
+            feed_timeout_s: without any worker taking a row.
+            is_left: whether the user was interrupted and does not wait for this any more; wake the
+                coordinator once it changes.
+        """
         progress = Progress(num_epochs)
         done: list[reports.EpochReport] = []
-        with self._calls.enter(feed) as call:
+        with self._calls.enter(feed, is_left) as call:
             try:
                 for number in range(num_epochs):
                     progress.start_epoch(number, self._sample(feed))
@@ -85,11 +100,6 @@ class FeedJobs:
             finally:
                 self._console.end_progress()
         return reports.TrainReport(tuple(done))
-
-    def leave(self, feed: str) -> None:
-        """Make the train() that feeds this feed end: its user was interrupted and has gone on."""
-        self._calls.leave(feed)
-        self._coordinator.wake()
 
     def feed_batch(self, rdd: Any, times: int, feed: str, *, feed_timeout_s: float) -> None:
         """Feed a micro-batch of a stream; an interval in which nothing came is no epoch."""
@@ -115,6 +125,7 @@ class FeedJobs:
         targets = self._coordinator.read(_targets)
         if not targets:
             return None
+        _check_wanted(call)
         feed = call.feed
         epoch = call.epoch = self._next_epoch(feed)
         started_s = time.monotonic()
@@ -188,13 +199,12 @@ class FeedJobs:
         while True:
             finished = self._coordinator.wait(
                 lambda state: (
-                    done(state) or call.is_left or state.phase is not ClusterPhase.RUNNING
+                    done(state) or call.is_left() or state.phase is not ClusterPhase.RUNNING
                 ),
                 _LOOK_S,
             )
             self._check_running()
-            if call.is_left:
-                raise FeedError(f"epoch {call.epoch} of {call.feed!r} was interrupted")
+            _check_wanted(call)
             if finished:
                 return
             now_s = time.monotonic()
@@ -284,6 +294,11 @@ def as_rdd(data: Any) -> Any:
     if hasattr(data, "rdd") and hasattr(data, "schema"):
         return data.rdd
     raise SettingsError(f"data must be an RDD or a DataFrame, got {type(data).__qualname__}.")
+
+
+def _check_wanted(call: FeedCall) -> None:
+    if call.is_left():
+        raise FeedError(f"epoch {call.epoch} of {call.feed!r} was interrupted")
 
 
 def _targets(state: ClusterState) -> tuple[FeedTarget, ...]:

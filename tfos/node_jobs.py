@@ -92,6 +92,7 @@ class NodeJobs:
     def start(self, settings: NodeSettings, main_fun: bytes, *, workers_hold_slots: bool) -> None:
         """Submit the jobs; nodes register when their tasks run."""
         plan = self._coordinator.read(lambda state: state.plan)
+        self._coordinator.act(_note_start)
         for role, nodes, hold in (
             ("ps", plan.servers, True),
             ("workers", plan.workers, workers_hold_slots),
@@ -149,6 +150,11 @@ class NodeJobs:
         names = ", ".join(node.name for node in nodes)
         tag = f"tfos-{self._keys.cluster_id}-{role}"
         return SparkJob(sc, tag, f"tfos {self._keys.cluster_id}: {names}", run, ended)
+
+
+def _note_start(state: ClusterState) -> list[Action]:
+    state.is_starting = True
+    return []
 
 
 def _after_job(

@@ -32,9 +32,14 @@ class SlotPromises:
         """Promise a slot to each node of this cluster until it registers or the cluster ends."""
         self._clusters.add(cluster)
 
-    def count(self) -> int:
-        """Slots promised now; a node that has just started counts at Spark, too, for a moment."""
-        return sum(cluster.read(_awaited) for cluster in list(self._clusters))
+    def count(self) -> tuple[int, int]:
+        """Return slots promised now, and how many of them are for nodes that start.
+
+        A node that starts holds its slot at Spark, too, for as long as it takes to register.
+        """
+        awaited = [cluster.read(_awaited) for cluster in list(self._clusters)]
+        starting = sum(count for count, is_starting in awaited if is_starting)
+        return sum(count for count, _ in awaited), starting
 
 
 _promises: weakref.WeakKeyDictionary[Any, SlotPromises] = weakref.WeakKeyDictionary()
@@ -47,7 +52,8 @@ def promises_of(spark: Any) -> SlotPromises:
         return _promises.setdefault(spark, SlotPromises())
 
 
-def _awaited(state: ClusterState) -> int:
+def _awaited(state: ClusterState) -> tuple[int, bool]:
     if state.phase not in (ClusterPhase.NEW, ClusterPhase.RESERVED) or state.is_ending:
-        return 0
-    return sum(member.status is NodeStatus.MISSING for member in state.members.values())
+        return 0, False
+    missing = sum(member.status is NodeStatus.MISSING for member in state.members.values())
+    return missing, state.is_starting

@@ -169,7 +169,8 @@ def _await_slots(
     while not is_left():
         with promises.deciding:
             seen = spark_facts.read_offer(sc, facts)
-            offer = replace(seen, promised=promises.count())
+            promised, starting = promises.count()
+            offer = replace(seen, promised=promised, starting=starting)
             if wait.ready(offer, time.monotonic()):
                 promises.add(coordinator)
                 return offer

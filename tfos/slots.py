@@ -33,6 +33,8 @@ class Offer:
     expected: int | None = None
     promised: int = 0
     """Slots of nodes that other clusters of this SparkContext have reserved and not started yet."""
+    starting: int = 0
+    """Those of them that start now: they may be counted as busy, too, until they register."""
 
     @property
     def total(self) -> int:
@@ -43,6 +45,12 @@ class Offer:
     def free(self) -> int:
         """Slots that no task of this application holds and no other cluster has been promised."""
         return max(0, self.total - self.busy - self.promised)
+
+    @property
+    def free_at_most(self) -> int:
+        """Free slots if every node that starts was counted twice."""
+        twice = min(self.busy, self.starting)
+        return max(0, self.total - self.busy - self.promised + twice)
 
     @property
     def busy(self) -> int:
@@ -61,7 +69,8 @@ class SlotWait:
 
     Executors of YARN and Kubernetes register tens of seconds after the context exists, so too few
     slots are no failure while more executors are promised. Without a promise (standalone), the
-    offer must stand still for `slot_settle_s`, and so must what other clusters are promised.
+    offer must stand still for `slot_settle_s`, and so must what other clusters are promised. Nodes
+    of theirs that start are counted twice until they register: that is waited for as well.
     """
 
     plan: Plan
@@ -84,6 +93,7 @@ class SlotWait:
         self._seen = seen
         still_s = now_s - self._changed_s
         arriving = not offer.complete if offer.expected is not None else not offer.executors
+        arriving |= offer.free_at_most >= len(self.plan.nodes)
         limit_s = self.config.slot_wait_s if arriving else self.config.slot_settle_s
         waited_s = now_s - self.started_s
         if offer.complete and offer.total < len(self.plan.nodes):

@@ -63,6 +63,8 @@ class ClusterState:
     fatal: list[messages.NodeFailure] = field(default_factory=list)
     """Those that failed the cluster; the first is the root cause."""
     tensorboard: messages.TensorBoardUp | None = None
+    is_starting: bool = False
+    """Its node jobs are submitted: a node may hold a slot before it registers."""
     is_ending: bool = False
     """The driver stops the nodes: one that registers now is refused."""
     members: dict[str, Member] = field(init=False)

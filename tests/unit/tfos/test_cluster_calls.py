@@ -33,10 +33,13 @@ class Feeding:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, int, str]] = []
 
-    def train(self, rdd: Any, num_epochs: int, feed: str, *, feed_timeout_s: float) -> None:
+    def train(
+        self, rdd: Any, num_epochs: int, feed: str, *, feed_timeout_s: float, is_left: Any
+    ) -> None:
         self.calls.append((rdd, num_epochs, feed))
 
-    feed_batch = train
+    def feed_batch(self, rdd: Any, times: int, feed: str, *, feed_timeout_s: float) -> None:
+        self.calls.append((rdd, times, feed))
 
 
 class Stream:
