@@ -14,6 +14,7 @@ def _facts(master: str, **conf: str) -> spark_facts.SparkFacts:
     return spark_facts.SparkFacts(master, "app", settings, "hdfs://nn:8020")
 
 
+@pytest.mark.fault("F22")
 def test_dynamic_allocation_is_refused_unless_allowed():
     conf = {"spark.dynamicAllocation.enabled": "true"}
     with pytest.raises(ConfigError, match=r"ClusterConfig\(allow_dynamic=True\)"):
@@ -21,6 +22,7 @@ def test_dynamic_allocation_is_refused_unless_allowed():
     preflight.check_spark(conf, ClusterConfig(allow_dynamic=True))
 
 
+@pytest.mark.fault("F22")
 def test_speculation_is_refused_unless_allowed():
     conf = {"spark.speculation": "true"}
     with pytest.raises(ConfigError, match=r"ClusterConfig\(allow_speculation=True\)"):
