@@ -123,8 +123,8 @@ def run(proxied: Callable[..., ProxiedCluster], schedule: Schedule) -> int:
 @pytest.mark.fault("F29")
 @pytest.mark.parametrize(
     ("first", "count"),
-    [(0, 12), pytest.param(12, 400, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
-    ids=["12", "400"],
+    [(0, 6), pytest.param(6, 400, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    ids=["6", "400"],
 )
 def test_counters_are_exact_over_every_bad_network(proxied, monkeypatch, first: int, count: int):
     monkeypatch.setattr(serving, "READ_BYTES", 512)

@@ -191,6 +191,7 @@ def test_wrong_arguments_are_an_error_and_not_seconds_of_compiling():
         kernels.dense_for(SGD(), "float32")(wrong, wrong, wrong)
 
 
+@pytest.mark.slow
 def test_compiled_code_is_vectorized_and_contracts_no_multiply_and_add():
     script = (
         "import re\n"
