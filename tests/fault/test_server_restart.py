@@ -55,7 +55,7 @@ def steps_of(bed: NodeBed, at_least: int) -> int:
 
 
 @pytest.mark.fault("F08")
-@pytest.mark.parametrize("consistency", ["async", "sync"])
+@pytest.mark.parametrize("consistency", ["async", pytest.param("sync", marks=pytest.mark.long)])
 def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
     bed: NodeBed, tmp_path: Path, consistency: str
 ):
