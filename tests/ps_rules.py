@@ -51,7 +51,7 @@ def rule_id(config: RuleConfig) -> str:
 WITH_DTYPES = [
     *(pytest.param(rule, "float32", id=f"{rule_id(rule)}-float32") for rule in RULES),
     *(
-        pytest.param(rule, "float64", id=f"{rule_id(rule)}-float64")
+        pytest.param(rule, "float64", id=f"{rule_id(rule)}-float64", marks=pytest.mark.slow)
         for rule in (SGD(momentum=0.9, nesterov=True), AdamW(), Nadam(), Lion())
     ),
 ]

@@ -25,7 +25,7 @@ from tests.ps_bed import cluster, filled
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["table_kernels_loaded"]
-pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]  # seconds, cold
 
 HYPER = Hyper(0.1)
 DELTAS = SaveOptions(full_every=9)

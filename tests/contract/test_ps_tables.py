@@ -28,7 +28,7 @@ from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, run_all, 
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["table_kernels_loaded"]
-pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]  # seconds, cold
 
 HYPER = Hyper(0.1)
 USER = with_tables(table())
