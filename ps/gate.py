@@ -1,8 +1,9 @@
 """Between the pure decisions and the threads: one lock, the waits, and the execution of actions.
 
-Covers: exactly-once verdicts, the barrier's staged gradients, waiting with deadlines, membership.
-Does not: read sockets or hold parameters; reducing is a callable that the shard gives.
-Threads: any. `_changed` guards record, policy and arrivals;
+Covers: exactly-once verdicts, waiting with deadlines, membership, the order of what happens.
+Does not: say how a push's wait ends (ps.waiting), read sockets or hold parameters; reducing is a
+callable that the shard gives.
+Threads: any. `_changed` guards record, policy and waiting pushes;
 a reduction runs under it, so between two clocks nobody sees half of an update.
 """
 
@@ -17,19 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic
 
 from ps.applied import AppliedRecord, RequestId, Verdict
-from ps.arrival import Arrival, Contributions, Gradient, Refusals, still_waits
+from ps.arrival import Arrival, Contributions, Gradient, still_waits
 from ps.barrier import Sync
-from ps.decisions import Action, Admission, Break, Drop, Policy, Reduce, Release, worker_lost
-from ps.errors import (
-    NonFiniteGradient,
-    PeerGone,
-    PSError,
-    RequestTimeout,
-    ServerError,
-    StaleIncarnation,
-)
+from ps.decisions import Action, Admission, Drop, Policy, Reduce, Release
+from ps.errors import NonFiniteGradient, PeerGone, PSError, RequestTimeout, ServerError
 from ps.params import WorkerRank
 from ps.staleness import Views
+from ps.waiting import WaitingPushes
 
 _logger = logging.getLogger(__name__)
 
@@ -62,11 +57,9 @@ class Gate(Generic[Gradient]):
         self._policy = policy
         self._record = record
         self._reduce = reduce
-        self._on_applied = on_applied
         self._on_failed = on_failed
-        self._waiting: dict[RequestId, Arrival[Gradient]] = {}
-        self._refused = Refusals()
         self._views = Views(policy.clock)
+        self._waiting: WaitingPushes[Gradient] = WaitingPushes(record, self._views, on_applied)
         self._arriving: set[WorkerRank] = set()
         """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
         self._closed: PSError | None = None
@@ -103,11 +96,7 @@ class Gate(Generic[Gradient]):
             if is_back and verdict is not Verdict.REPEATED and self._is_undone(told_clock):
                 self._record.give_up(request)
                 return Verdict.REPEATED, None
-            waiting = self._waiting.get(request)
-            refusal = self._refused.error_of(request)
-            if waiting is None and refusal is not None:
-                raise refusal
-            return verdict, waiting
+            return verdict, self._waiting.find(request)
 
     def admit(self, worker: WorkerRank) -> Admission:
         """Whether to apply a gradient as it arrives or to stage it."""
@@ -166,7 +155,7 @@ class Gate(Generic[Gradient]):
             verdict, earlier = self.begin(arrival.id)
             if earlier is not None or verdict is Verdict.REPEATED:
                 return earlier
-            self._refused.note(arrival.id, error)
+            self._waiting.refuse(arrival.id, error)
             null = dataclasses.replace(arrival, hyper=None, gradient=None)
             self._enter(null)
             return null
@@ -174,7 +163,7 @@ class Gate(Generic[Gradient]):
     def refuse_unstaged(self, request: RequestId, error: PSError) -> None:
         """A request that no worker waits for is refused: its number is done, a retry hears why."""
         with self._changed:
-            self._refused.note(request, error)
+            self._waiting.refuse(request, error)
             self._record.complete(request)
 
     def wait(
@@ -289,12 +278,7 @@ class Gate(Generic[Gradient]):
         """End all waits, with `error` where nothing was applied; later requests get it too."""
         with self._changed:
             self._closed = error
-            for arrival in self._waiting.values():
-                if arrival.is_applied:
-                    arrival.clock = self._policy.clock
-                else:
-                    arrival.error = error
-            self._waiting.clear()
+            self._waiting.close(error, self._policy.clock)
             self._changed.notify_all()
 
     def _is_undone(self, told_clock: int) -> bool:
@@ -305,9 +289,9 @@ class Gate(Generic[Gradient]):
         """
         if not isinstance(self._policy, Sync):
             return False
-        before = self._waiting.copy()
+        before = self._waiting.requests
         self._execute(self._policy.catch_up(told_clock))
-        for request in before.keys() - self._waiting.keys():
+        for request in before - self._waiting.requests:
             self._record.give_up(request)
         return 0 < told_clock < self._policy.clock
 
@@ -316,8 +300,7 @@ class Gate(Generic[Gradient]):
 
         Else it would stand in the barrier for the newer attempt, whose own push had no place.
         """
-        least = self._record.incarnation_of(worker)
-        if any(one.worker == worker and one.incarnation < least for one in self._waiting):
+        if self._waiting.has_fenced(worker):
             self._arriving.discard(worker)
             self._execute(self._policy.on_replaced(worker))
 
@@ -325,23 +308,8 @@ class Gate(Generic[Gradient]):
         self._arriving.discard(arrival.id.worker)
         is_null = arrival.hyper is None
         actions = self._policy.on_push(arrival.id.worker, arrival.rows, null=is_null)
-        self._waiting[arrival.id] = arrival
-        if not is_null and arrival.gradient is None:
-            self._note_applied(arrival)  # bucket by bucket, on its way in
+        self._waiting.enter(arrival)
         self._execute(actions)
-
-    def _note_applied(self, arrival: Arrival[Gradient]) -> None:
-        arrival.is_applied = True
-        self._record.complete(arrival.id)
-        self._views.pushed(arrival.id.worker)
-        self._on_applied(arrival)
-
-    def _take(self, worker: WorkerRank) -> list[Arrival[Gradient]]:
-        """Remove and return what waits of one worker; more than one only of several sessions."""
-        taken = [arrival for arrival in self._waiting.values() if arrival.id.worker == worker]
-        for arrival in taken:
-            del self._waiting[arrival.id]
-        return taken
 
     def _refuse_closed(self) -> None:
         if self._closed is not None:
@@ -352,47 +320,22 @@ class Gate(Generic[Gradient]):
             if isinstance(action, Reduce):
                 self._reduce_staged(action)
             elif isinstance(action, Release):
-                self._release(action)
+                self._waiting.release(action)
             elif isinstance(action, Drop):
-                self._drop(action)
+                self._waiting.drop(action)
             else:
-                self._break(action)
+                self._waiting.break_up(action)
         self._changed.notify_all()
 
     def _reduce_staged(self, action: Reduce) -> None:
-        waiting = {arrival.id.worker: arrival for arrival in self._waiting.values()}
-        staged = [waiting[part.worker] for part in action.contributions]
+        staged = self._waiting.staged(action)
         try:
             self._reduce(staged)
         except NonFiniteGradient as error:  # finite gradients whose sum is not
-            for arrival in staged:
-                arrival.error = error
-                self._refused.note(arrival.id, error)
+            self._waiting.fail(staged, error)
         except Exception as error:  # whatever it is, the waiting workers must hear of it
             _logger.exception("reducing clock %d failed", self._policy.clock)
             reason = f"reducing clock {self._policy.clock} failed: {type(error).__name__}: {error}"
             self.close(ServerError(reason))
             self._on_failed(reason)
             raise
-
-    def _release(self, action: Release) -> None:
-        for arrival in [one for worker in action.workers for one in self._take(worker)]:
-            arrival.clock = action.clock
-            if arrival.gradient is not None and arrival.error is None:
-                self._note_applied(arrival)
-            elif not arrival.is_applied:  # a null push, or one that was refused
-                self._record.complete(arrival.id)
-                arrival.error = self._refused.error_of(arrival.id)
-
-    def _drop(self, action: Drop) -> None:
-        """Forget a lost worker's pushes; if it was only frozen, it hears that it is fenced."""
-        for arrival in self._take(action.worker):
-            try:
-                self._record.refuse_stale(action.worker, arrival.id.incarnation)
-            except StaleIncarnation as error:
-                arrival.error = error
-
-    def _break(self, action: Break) -> None:
-        for worker in action.workers:
-            for arrival in self._take(worker):
-                arrival.error = worker_lost(action.lost)

@@ -1,0 +1,126 @@
+"""Pushes that wait for the policy's word, and how each wait ends.
+
+Covers: who waits, who was refused, what a release, a drop or a break does to a push and the record.
+Does not: decide (ps.decisions), wait or wake (ps.gate).
+Threads: the gate's lock guards it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic
+
+from ps.applied import AppliedRecord, RequestId
+from ps.arrival import Arrival, Contributions, Gradient, Refusals
+from ps.decisions import Break, Drop, Reduce, Release, worker_lost
+from ps.errors import PSError, StaleIncarnation
+from ps.params import WorkerRank
+from ps.staleness import Views
+
+
+class WaitingPushes(Generic[Gradient]):
+    """The pushes that have arrived at a gate and are not answered yet.
+
+    Args:
+        record: told when a push is done.
+        views: told whose updates the clock counts.
+        on_applied: told once for every push that has become part of the parameters.
+    """
+
+    def __init__(
+        self, record: AppliedRecord, views: Views, on_applied: Callable[[Arrival[Gradient]], None]
+    ) -> None:
+        self._record = record
+        self._views = views
+        self._on_applied = on_applied
+        self._arrivals: dict[RequestId, Arrival[Gradient]] = {}
+        self._refused = Refusals()
+
+    @property
+    def requests(self) -> frozenset[RequestId]:
+        """The names of those that wait."""
+        return frozenset(self._arrivals)
+
+    def find(self, request: RequestId) -> Arrival[Gradient] | None:
+        """Return the push of this name if it waits.
+
+        Raises:
+            PSError: what this very request was refused with, when it waits no more.
+        """
+        waiting = self._arrivals.get(request)
+        refusal = self._refused.error_of(request)
+        if waiting is None and refusal is not None:
+            raise refusal
+        return waiting
+
+    def has_fenced(self, worker: WorkerRank) -> bool:
+        """Whether something waits that an attempt of the worker has pushed which is fenced."""
+        least = self._record.incarnation_of(worker)
+        return any(one.worker == worker and one.incarnation < least for one in self._arrivals)
+
+    def enter(self, arrival: Arrival[Gradient]) -> None:
+        """A push has arrived; one that was applied on its way in counts at once."""
+        self._arrivals[arrival.id] = arrival
+        if arrival.hyper is not None and arrival.gradient is None:
+            self._note_applied(arrival)
+
+    def refuse(self, request: RequestId, error: PSError) -> None:
+        """Remember why this request was refused."""
+        self._refused.note(request, error)
+
+    def staged(self, action: Reduce) -> Contributions[Gradient]:
+        """Return the pushes of a reduction, in its order."""
+        waiting = {arrival.id.worker: arrival for arrival in self._arrivals.values()}
+        return [waiting[part.worker] for part in action.contributions]
+
+    def fail(self, staged: Contributions[Gradient], error: PSError) -> None:
+        """Their reduction was refused: nothing of them is applied, and each sender hears why."""
+        for arrival in staged:
+            arrival.error = error
+            self._refused.note(arrival.id, error)
+
+    def release(self, action: Release) -> None:
+        """Answer: they are part of a clock, or were refused before it was complete."""
+        for arrival in [one for worker in action.workers for one in self._take(worker)]:
+            arrival.clock = action.clock
+            if arrival.gradient is not None and arrival.error is None:
+                self._note_applied(arrival)
+            elif not arrival.is_applied:  # a null push, or one that was refused
+                self._record.complete(arrival.id)
+                arrival.error = self._refused.error_of(arrival.id)
+
+    def drop(self, action: Drop) -> None:
+        """Forget a lost worker's pushes; if it was only frozen, it hears that it is fenced."""
+        for arrival in self._take(action.worker):
+            try:
+                self._record.refuse_stale(action.worker, arrival.id.incarnation)
+            except StaleIncarnation as error:
+                arrival.error = error
+
+    def break_up(self, action: Break) -> None:
+        """End the waits of a barrier that will never be complete."""
+        for worker in action.workers:
+            for arrival in self._take(worker):
+                arrival.error = worker_lost(action.lost)
+
+    def close(self, error: PSError, clock: int) -> None:
+        """End all waits: with `error` where nothing was applied."""
+        for arrival in self._arrivals.values():
+            if arrival.is_applied:
+                arrival.clock = clock
+            else:
+                arrival.error = error
+        self._arrivals.clear()
+
+    def _note_applied(self, arrival: Arrival[Gradient]) -> None:
+        arrival.is_applied = True
+        self._record.complete(arrival.id)
+        self._views.pushed(arrival.id.worker)
+        self._on_applied(arrival)
+
+    def _take(self, worker: WorkerRank) -> list[Arrival[Gradient]]:
+        """Remove and return what waits of one worker; more than one only of several sessions."""
+        taken = [arrival for arrival in self._arrivals.values() if arrival.id.worker == worker]
+        for arrival in taken:
+            del self._arrivals[arrival.id]
+        return taken
