@@ -13,6 +13,7 @@ flight; in sync mode call it at a clock boundary.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from ps.checkpoint_format import (
 )
 from ps.checkpoint_reader import (
     Root,
-    complete_steps,
+    complete_chains,
     load_chain,
     load_indexes,
     load_step,
@@ -277,11 +278,9 @@ def keep_newest(root: Root, count: int) -> list[int]:
     storage = storage_at(root)
     kept: set[int] = set()
     newest: int | None = None
-    for number, step in enumerate(complete_steps(storage)):
-        if number >= count:
-            break
-        newest = step if newest is None else newest
-        kept.update(each.step for each in load_chain(storage, step))
+    for chain in itertools.islice(complete_chains(storage), count):
+        newest = chain[0].step if newest is None else newest
+        kept.update(each.step for each in chain)
     if newest is None:
         return []
     removed = [step for step in steps_on_disk(storage) if step < newest and step not in kept]

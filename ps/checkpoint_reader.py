@@ -164,15 +164,15 @@ def steps_on_disk(storage: Storage) -> list[int]:
     return sorted((step for step in steps if step is not None), reverse=True)
 
 
-def complete_steps(storage: Storage) -> Iterator[int]:
-    """Yield the steps whose manifest and files are whole, newest first; log why others are not."""
+def complete_chains(storage: Storage) -> Iterator[list[Checkpoint]]:
+    """Yield the chain of each step that is whole, newest first; log why others are not."""
     for step in steps_on_disk(storage):
         try:
-            load_chain(storage, step)
+            chain = load_chain(storage, step)
         except CheckpointError as error:
             log_skipped(storage, step, error)
             continue
-        yield step
+        yield chain
 
 
 def log_skipped(storage: Storage, step: int, error: CheckpointError) -> None:
@@ -182,7 +182,8 @@ def log_skipped(storage: Storage, step: int, error: CheckpointError) -> None:
 
 def latest(root: Root) -> int | None:
     """Return the newest complete step, or None."""
-    return next(complete_steps(storage_at(root)), None)
+    chain = next(complete_chains(storage_at(root)), None)
+    return None if chain is None else chain[0].step
 
 
 def read_manifest(root: Root, step: int | None = None) -> Checkpoint:
@@ -194,10 +195,10 @@ def read_manifest(root: Root, step: int | None = None) -> Checkpoint:
     """
     storage = storage_at(root)
     if step is None:
-        step = latest(storage)
-        if step is None:
+        chain = next(complete_chains(storage), None)
+        if chain is None:
             raise none_complete(storage)
-        return load_chain(storage, step)[0]
+        return chain[0]
     try:
         return load_chain(storage, step)[0]
     except CheckpointError as error:

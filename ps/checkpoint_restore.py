@@ -7,7 +7,7 @@ Threads: none; every function stands alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -21,7 +21,7 @@ from ps.checkpoint_format import (
 )
 from ps.checkpoint_reader import (
     Root,
-    complete_steps,
+    complete_chains,
     load_chain,
     load_index,
     load_indexes,
@@ -106,7 +106,11 @@ def verify(root: Root, checkpoint: Checkpoint) -> None:
         CheckpointError: names the first damaged file.
     """
     storage = storage_at(root)
-    for each in load_chain(storage, checkpoint.step):
+    _verify_chain(storage, load_chain(storage, checkpoint.step))
+
+
+def _verify_chain(storage: Storage, chain: Iterable[Checkpoint]) -> None:
+    for each in chain:
         verify_files(storage, each)
 
 
@@ -133,19 +137,19 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
     storage = storage_at(root)
     steps = steps_on_disk(storage)
     if strict and steps:
-        newest = load_chain(storage, steps[0])[0]
-        verify(storage, newest)
-        return newest
-    for step in complete_steps(storage):
-        checkpoint = load_chain(storage, step)[0]
-        if job is not None and checkpoint.job != job:
+        chain = load_chain(storage, steps[0])
+        _verify_chain(storage, chain)
+        return chain[0]
+    for chain in complete_chains(storage):
+        newest = chain[0]
+        if job is not None and newest.job != job:
             continue
         try:
-            verify(storage, checkpoint)
+            _verify_chain(storage, chain)
         except CheckpointError as error:
-            log_skipped(storage, step, error)
+            log_skipped(storage, newest.step, error)
             continue
-        return checkpoint
+        return newest
     raise none_complete(storage)
 
 

@@ -27,7 +27,7 @@ from ps.errors import CheckpointError
 from ps.optimizers import rule_of
 from ps.params import GroupLayout, Layout
 from ps.storage import Storage, storage_at
-from ps.table_export import table_arrays
+from ps.table_export import array_suffixes, table_arrays
 
 Array = np.ndarray[Any, Any]
 
@@ -229,15 +229,15 @@ def _arrays(
 ) -> Iterator[tuple[str, Array]]:
     """Yield a group's parameters by name; one group is in memory at a time."""
     spec = checkpoint.manifest.group(group.name)
-    names = ["", *(f":{slot}" for slot in rule_of(spec.rule).slots)][: None if slots else 1]
-    flats = [np.empty(group.num_elements, group.numpy_dtype) for _ in names]
+    suffixes = array_suffixes(spec.rule, slots=slots)
+    flats = [np.empty(group.num_elements, group.numpy_dtype) for _ in suffixes]
     wanted = set(range(group.first_bucket, group.first_bucket + group.num_buckets))
     for piece in read_values(storage, checkpoint, wanted):
         bucket = layout.buckets[piece.bucket_id]
         for flat, part in zip(flats, piece.arrays, strict=False):  # without slots only values
             flat[bucket.start : bucket.stop] = part
     for start, param in zip(group.offsets, spec.params, strict=False):  # the last is the end
-        for suffix, flat in zip(names, flats, strict=True):
+        for suffix, flat in zip(suffixes, flats, strict=True):
             array = flat[start : start + param.num_elements].reshape(param.shape)
             yield f"{group.name}/{param.name}{suffix}", array
 

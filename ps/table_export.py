@@ -17,6 +17,7 @@ from ps.checkpoint_reader import Root
 from ps.checkpoint_rows import read_rows
 from ps.checkpoint_tables import row_width
 from ps.optimizers import rule_of
+from ps.params import RuleConfig
 from ps.table_batch import Batch, Dropped
 from ps.table_spec import TableSpec
 
@@ -39,10 +40,14 @@ def table_arrays(
     for at, spec in enumerate(checkpoint.manifest.tables):
         ids, rows = _joined(root, checkpoint, at, spec)
         yield f"tables/{spec.name}/ids", ids
-        names = ["", *(f":{slot}" for slot in rule_of(spec.rule).slots)][: None if slots else 1]
-        for place, name in enumerate(names):
+        for place, name in enumerate(array_suffixes(spec.rule, slots=slots)):
             part = rows[:, place * spec.dim : (place + 1) * spec.dim]
             yield f"tables/{spec.name}/values{name}", np.ascontiguousarray(part)
+
+
+def array_suffixes(config: RuleConfig, *, slots: bool) -> list[str]:
+    """Return what follows a name in an export: nothing for values, `:SLOT` for each slot."""
+    return ["", *(f":{slot}" for slot in rule_of(config).slots)][: None if slots else 1]
 
 
 def _joined(root: Root, checkpoint: Checkpoint, at: int, spec: TableSpec) -> tuple[Array, Array]:
