@@ -1,7 +1,8 @@
 """What a worker uses: pull, push and meet, over all servers at once.
 
-Covers: the public calls, slicing of flat buffers, sequence numbers, combining the servers' answers.
-Does not: reconnect or wait (ps.links), import numba, keras or tensorflow.
+Covers: the public calls, one at a time; meetings, saves and restores, control.
+Does not: cut flat buffers (ps.dense_client), reconnect or wait (ps.links, ps.exchange), import
+numba, keras or tensorflow.
 Runs in: worker processes, and drivers for stats and control.
 Threads: any; one call at a time, `_lock` makes others wait. `close` waits for the call under way.
 """
@@ -17,14 +18,12 @@ import numpy as np
 
 from ps import messages
 from ps.checkpoint_restore import AS_SAVED, Restoring, find
-from ps.clipped_push import ClippedPush
-from ps.clipping import Clipper
-from ps.errors import PhaseError, SettingsError
+from ps.dense_client import DenseClient
+from ps.errors import SettingsError
 from ps.fleet import Answer, Fleet, check_serving, joined
 from ps.links import Outgoing
 from ps.messages import Ack, Description, Met
 from ps.params import Hyper, Layout, Manifest
-from ps.pieces import Piece, check_arrays, cut_pieces, views_of
 from ps.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.stats import ServerStats
 from ps.table_client import TableClient
@@ -76,13 +75,8 @@ class PSClient:
             endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
         )
         self.tables = TableClient(self._fleet, self._lock, timeout_s)
+        self._dense = DenseClient(self._fleet, num_workers=num_workers, timeout_s=timeout_s)
         self._saver = Saver(credentials.cluster_id)
-        self._manifest: Manifest | None = None
-        self._hash = ""
-        self._layout = Layout((), ())
-        self._pieces: tuple[tuple[Piece, ...], ...] = ()
-        self._clipper: Clipper | None = None
-        self._clipped_push: ClippedPush | None = None
         self._meetings: dict[str, int] = {}
 
     def __enter__(self) -> PSClient:
@@ -94,14 +88,12 @@ class PSClient:
     @property
     def manifest(self) -> Manifest:
         """What is trained; after seed() or attach()."""
-        if self._manifest is None:
-            raise PhaseError("this client knows no parameters yet; call seed() or attach() first")
-        return self._manifest
+        return self._dense.manifest
 
     @property
     def layout(self) -> Layout:
         """Where each parameter stands in the flat buffers; after seed() or attach()."""
-        return self._layout
+        return self._dense.layout
 
     def describe(self) -> list[Description]:
         """Phase, manifest hash and clock of every server."""
@@ -117,23 +109,8 @@ class PSClient:
             ManifestMismatch: a server serves other parameters; the text lists the differences.
             NonFiniteGradient: a value is NaN or infinite.
         """
-        layout = Layout.of(manifest)
-        check_arrays(layout, values, "values")
-        encoded, digest = manifest.encode(), manifest.hash()
-        if len(encoded) > messages.MAX_MANIFEST_BYTES:
-            raise SettingsError(
-                f"the manifest has {len(encoded)} bytes, limit {messages.MAX_MANIFEST_BYTES}; "
-                "shorten the parameters' names"
-            )
-        request = messages.encode(messages.Seed(digest, len(encoded)))
         with self._lock:
-            self._fleet.check_size(self.describe())
-            pieces = cut_pieces(layout, len(self._fleet.links))
-            calls = [
-                Outgoing(link, lambda _: request, [encoded, *views_of(values, pieces[link.server])])
-                for link in self._fleet.links
-            ]
-            self._fleet.answers(calls, Description, timeout_s=self.timeout_s)
+            self._dense.seed(manifest, values)
             self._adopt(manifest)
 
     def attach(self, *, timeout_s: float | None = None) -> Manifest:
@@ -162,13 +139,7 @@ class PSClient:
     def pull(self, into: Mapping[str, Array]) -> Ack:
         """Fill the arrays with the newest values."""
         with self._lock:
-            request = messages.encode(messages.Pull(self._known_hash()))
-            check_arrays(self._layout, into, "into", writable=True)
-            calls = [
-                Outgoing(link, lambda _: request, into=views_of(into, self._pieces[link.server]))
-                for link in self._fleet.links
-            ]
-            return joined(self._fleet.answers(calls, Ack, timeout_s=self.timeout_s))
+            return self._dense.pull(into)
 
     def push(self, grads: Mapping[str, Array], *, hyper: Hyper, rows: int) -> Ack:
         """Bring a gradient of `rows` rows; in sync mode wait until everybody's is applied.
@@ -183,7 +154,8 @@ class PSClient:
             WorkerLost: sync: a member of the barrier is gone.
             RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
         """
-        return self._push(grads, None, hyper, rows)
+        with self._lock:
+            return self._dense.push(grads, None, hyper, rows)
 
     def push_pull(
         self,
@@ -198,22 +170,18 @@ class PSClient:
 
         `lag`: earlier calls of this that the parameters of the gradients did not contain.
         """
-        return self._push(grads, into, hyper, rows, lag)
+        with self._lock:
+            return self._dense.push(grads, into, hyper, rows, lag)
 
     def push_null(self, *, rows: int = 0, into: Mapping[str, Array] | None = None) -> Ack:
         """Push nothing: a barrier stays whole, ssp's clock goes on; `into` gets the values."""
-        return self._push(None, into, None, rows)
+        with self._lock:
+            return self._dense.push(None, into, None, rows)
 
     def assign(self, values: Mapping[str, Array]) -> None:
         """Replace the values, as set_weights does; optimizer slots stay. Chief only."""
         with self._lock:
-            digest = self._known_hash()
-            check_arrays(self._layout, values, "values")
-            self._fleet.change(
-                lambda number, _: messages.Assign(digest, number),
-                timeout_s=self.timeout_s,
-                payload=lambda link: views_of(values, self._pieces[link.server]),
-            )
+            self._dense.assign(values)
 
     def join(self) -> Ack:
         """Be waited for again: in sync from the clock that is open now, in ssp from the slowest's.
@@ -229,7 +197,7 @@ class PSClient:
                 timeout_s=self.timeout_s,
             )
             if is_sync:
-                acks = self._fleet.line_up(acks, self._known_hash(), timeout_s=self.timeout_s)
+                acks = self._fleet.line_up(acks, self._dense.known_hash(), timeout_s=self.timeout_s)
             return joined(acks)
 
     def leave(self) -> Ack:
@@ -354,47 +322,11 @@ class PSClient:
             self._fleet.close()
             self._saver.close()
 
-    def _push(
-        self,
-        grads: Mapping[str, Array] | None,
-        into: Mapping[str, Array] | None,
-        hyper: Hyper | None,
-        rows: int,
-        lag: int = 0,
-    ) -> Ack:
-        with self._lock:
-            digest = self._known_hash()
-            if grads is not None:
-                check_arrays(self._layout, grads, "grads")
-                grads = self._clipper.clip(grads) if self._clipper is not None else grads
-            if into is not None:
-                check_arrays(self._layout, into, "into", writable=True)
-            ready, target = grads, into
-            change = self._clipped_push.change if self._clipped_push else self._fleet.change
-            acks = change(
-                lambda number, wait_s: messages.Push(
-                    digest, number, rows, hyper, into is not None, grads is None, wait_s, lag
-                ),
-                timeout_s=self.timeout_s,
-                payload=lambda link: views_of(ready, self._pieces[link.server]) if ready else (),
-                into=lambda link: views_of(target, self._pieces[link.server]) if target else None,
-            )
-            return joined(acks)
-
     def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
         with self._lock:
             return self._fleet.ask(request, answer, timeout_s=self.timeout_s)
 
     def _adopt(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-        self._hash = manifest.hash()
-        self.tables.adopt(manifest, self._hash)
-        self._layout = Layout.of(manifest)
-        self._pieces = cut_pieces(self._layout, len(self._fleet.links))
-        self._clipper = Clipper(manifest, num_workers=self.num_workers)
-        self._clipped_push = ClippedPush.if_needed(
-            self._fleet, manifest, num_workers=self.num_workers
-        )
-
-    def _known_hash(self) -> str:
-        return self._hash if self._manifest is not None else self.manifest.hash()
+        digest = manifest.hash()
+        self.tables.adopt(manifest, digest)
+        self._dense.adopt(manifest, digest)

@@ -118,7 +118,7 @@ def test_a_killed_server_goes_on_from_the_last_commit_and_tells_the_loss(
             stats = training.clients[0].stats()
             values = filled(manifest)
             training.clients[0].pull(values)
-            cut = training.clients[0]._pieces[0]
+            cut = training.clients[0]._dense.pieces[0]
             on_first = sum(piece.stop - piece.start for piece in cut)
             total = sum(training.acknowledged)
             assert set(values["trainable"][:on_first]) == {np.float32(total)}

@@ -1,0 +1,138 @@
+"""A worker's dense parameters: the flat buffers, cut per server, pulled and pushed.
+
+Covers: what follows from a manifest at the client, slicing, clipping before a push, combining the
+servers' answers.
+Does not: number, repeat or wait for requests (ps.fleet, ps.exchange), tables (ps.table_client).
+Runs in: worker processes.
+Threads: one at a time; ps.client holds its lock around every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ps import messages
+from ps.clipped_push import ClippedPush
+from ps.clipping import Clipper
+from ps.errors import PhaseError, SettingsError
+from ps.fleet import Fleet, joined
+from ps.links import Outgoing
+from ps.messages import Ack, Description
+from ps.params import Hyper, Layout, Manifest
+from ps.pieces import Piece, check_arrays, cut_pieces, views_of
+
+Array = np.ndarray[Any, Any]
+
+
+class DenseClient:
+    """The dense groups of the servers' manifest; belongs to a PSClient.
+
+    Args:
+        fleet: the links to the servers.
+        num_workers: of the whole cluster.
+        timeout_s: of each call.
+    """
+
+    def __init__(self, fleet: Fleet, *, num_workers: int, timeout_s: float) -> None:
+        self.layout = Layout((), ())
+        self.pieces: tuple[tuple[Piece, ...], ...] = ()
+        self._fleet = fleet
+        self._num_workers = num_workers
+        self._timeout_s = timeout_s
+        self._manifest: Manifest | None = None
+        self._hash = ""
+        self._clipper: Clipper | None = None
+        self._clipped_push: ClippedPush | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is trained; raises PhaseError before `adopt`."""
+        if self._manifest is None:
+            raise PhaseError("this client knows no parameters yet; call seed() or attach() first")
+        return self._manifest
+
+    def known_hash(self) -> str:
+        """Return the manifest's hash; raises as `manifest`."""
+        return self._hash if self._manifest is not None else self.manifest.hash()
+
+    def adopt(self, manifest: Manifest, digest: str) -> None:
+        """Use these parameters from now on."""
+        self._manifest = manifest
+        self._hash = digest
+        self.layout = Layout.of(manifest)
+        self.pieces = cut_pieces(self.layout, len(self._fleet.links))
+        self._clipper = Clipper(manifest, num_workers=self._num_workers)
+        self._clipped_push = ClippedPush.if_needed(
+            self._fleet, manifest, num_workers=self._num_workers
+        )
+
+    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
+        """Give the servers their manifest and first values. Raises as PSClient.seed."""
+        layout = Layout.of(manifest)
+        check_arrays(layout, values, "values")
+        encoded = manifest.encode()
+        if len(encoded) > messages.MAX_MANIFEST_BYTES:
+            raise SettingsError(
+                f"the manifest has {len(encoded)} bytes, limit {messages.MAX_MANIFEST_BYTES}; "
+                "shorten the parameters' names"
+            )
+        request = messages.encode(messages.Seed(manifest.hash(), len(encoded)))
+        self._fleet.check_size(
+            self._fleet.ask(messages.Describe(), Description, timeout_s=self._timeout_s)
+        )
+        pieces = cut_pieces(layout, len(self._fleet.links))
+        calls = [
+            Outgoing(link, lambda _: request, [encoded, *views_of(values, pieces[link.server])])
+            for link in self._fleet.links
+        ]
+        self._fleet.answers(calls, Description, timeout_s=self._timeout_s)
+
+    def pull(self, into: Mapping[str, Array]) -> Ack:
+        """Fill the arrays with the newest values."""
+        request = messages.encode(messages.Pull(self.known_hash()))
+        check_arrays(self.layout, into, "into", writable=True)
+        calls = [
+            Outgoing(link, lambda _: request, into=views_of(into, self.pieces[link.server]))
+            for link in self._fleet.links
+        ]
+        return joined(self._fleet.answers(calls, Ack, timeout_s=self._timeout_s))
+
+    def push(
+        self,
+        grads: Mapping[str, Array] | None,
+        into: Mapping[str, Array] | None,
+        hyper: Hyper | None,
+        rows: int,
+        lag: int = 0,
+    ) -> Ack:
+        """Push a gradient, or none, and fill `into` if it is given. Raises as PSClient.push."""
+        digest = self.known_hash()
+        if grads is not None:
+            check_arrays(self.layout, grads, "grads")
+            grads = self._clipper.clip(grads) if self._clipper is not None else grads
+        if into is not None:
+            check_arrays(self.layout, into, "into", writable=True)
+        ready, target = grads, into
+        change = self._clipped_push.change if self._clipped_push else self._fleet.change
+        acks = change(
+            lambda number, wait_s: messages.Push(
+                digest, number, rows, hyper, into is not None, grads is None, wait_s, lag
+            ),
+            timeout_s=self._timeout_s,
+            payload=lambda link: views_of(ready, self.pieces[link.server]) if ready else (),
+            into=lambda link: views_of(target, self.pieces[link.server]) if target else None,
+        )
+        return joined(acks)
+
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Replace the values."""
+        digest = self.known_hash()
+        check_arrays(self.layout, values, "values")
+        self._fleet.change(
+            lambda number, _: messages.Assign(digest, number),
+            timeout_s=self._timeout_s,
+            payload=lambda link: views_of(values, self.pieces[link.server]),
+        )
