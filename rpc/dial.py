@@ -16,8 +16,8 @@ from rpc.handshake import ClientHandshake, Credentials, Identity, Session, misma
 from rpc.inproc import dial_inproc
 from rpc.limits import Limits
 from rpc.segment import cannot_share
-from rpc.shared_stream import options_for, upgraded
 from rpc.transport import Stream, dial_tcp, dial_unix
+from rpc.upgrade import options_for, upgraded
 
 _log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from rpc.inproc import InprocAcceptor
 from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.segment import SharedRoom
 from rpc.serving import Handler, ServedConnection
-from rpc.shared_stream import options_for
 from rpc.transport import Stream
+from rpc.upgrade import options_for
 
 __all__ = ["Call", "Handler", "Listener", "ListenerStats"]
 

@@ -21,8 +21,8 @@ from rpc.frame_io import FrameChannel
 from rpc.handshake import Options, Session
 from rpc.limits import Limits
 from rpc.segment import SharedRoom
-from rpc.shared_stream import upgraded
 from rpc.transport import Stream
+from rpc.upgrade import upgraded
 
 Handler = Callable[[Call], None]
 

@@ -32,11 +32,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, ProtocolError
-from rpc.handshake import Options, Session
 from rpc.limits import Limits
-from rpc.sealed_stream import SealedStream
-from rpc.segment import Segment, cannot_share
-from rpc.transport import SocketStream, Stream
+from rpc.segment import Segment
+from rpc.transport import SocketStream
 
 _log = logging.getLogger(__name__)
 
@@ -207,37 +205,6 @@ class SharedStream:
     def _check_open(self) -> None:
         if self._closed or self._bell.is_shut:
             raise ClosedError(f"connection to {self.peer_address} was closed by this side")
-
-
-def options_for(transport: str, limits: Limits) -> Options:
-    """Return what a side offers in its handshake over a stream of this kind."""
-    if transport == "unix" and limits.shared_ring_bytes and not cannot_share():
-        return Options.SHARE
-    return Options.NONE
-
-
-def upgraded(
-    stream: Stream, session: Session, limits: Limits, deadline: float, *, first: bool = False
-) -> Stream:
-    """Return the stream to use after the handshake: what both sides can and want.
-
-    On one host through shared memory; over TCP with all bytes authenticated if they agreed to.
-
-    Args:
-        stream: what the handshake went over.
-        session: its result.
-        limits: of this side.
-        deadline: monotonic.
-        first: this is the server's side.
-
-    Raises:
-        TransportError, ProtocolError: see share.
-    """
-    if session.options & Options.PAYLOAD and stream.transport == "tcp":
-        return SealedStream(stream, session)
-    if not session.options & Options.SHARE or not isinstance(stream, SocketStream):
-        return stream
-    return share(stream, limits, first=first, deadline=deadline) or stream
 
 
 def share(
