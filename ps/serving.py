@@ -1,8 +1,8 @@
 """A seeded shard at work: gradients in, fresh values out, exactly once.
 
 Covers: the data path of push, pull and assign on one server's buckets.
-Does not: phases, roles, membership calls (ps.service), arithmetic (ps.dense, ps.reduction),
-decisions (ps.gate).
+Does not: phases, roles, membership calls (ps.service), reading of payloads (ps.intake), arithmetic
+(ps.dense, ps.reduction), decisions (ps.gate).
 Runs in: PS processes.
 
 Threads: one per connection calls `push`, `settle`, `pull`, `assign`. A bucket's lock here makes
@@ -38,11 +38,12 @@ from ps.dense import DenseShard
 from ps.errors import ManifestMismatch, NonFiniteGradient, PSError, SettingsError, ShapeError
 from ps.gate import Gate
 from ps.incoming import Incoming, request_id
+from ps.intake import Intake, Part
 from ps.messages import Ack
 from ps.optimizers import step_scalars
-from ps.params import Bucket, Hyper, Manifest, WorkerRank
+from ps.params import Hyper, Manifest, WorkerRank
 from ps.reduction import Reduction
-from ps.staging import Run, StagedGradient, StagingPool, cut_runs
+from ps.staging import StagedGradient, StagingPool
 from ps.stats import Counters
 from ps.table import Table
 from ps.table_serving import Notebook, TableServing
@@ -50,9 +51,6 @@ from rpc.handshake import Role
 
 Array = np.ndarray[Any, Any]
 
-READ_BYTES = 1 << 19
-"""Read from the socket at once: few system calls, and it stays in the second-level cache beside
-the buckets that it changes (1 MiB made a push 25 % slower)."""
 SEND_BYTES = 4 << 20
 """A part of a push_pull's reply; smaller parts cost a header and a system call each."""
 
@@ -84,7 +82,7 @@ class ServingShard:
         self._indices = {bucket.id: index for index, bucket in enumerate(dense.buckets)}
         self._locks = [threading.Lock() for _ in dense.buckets]
         self._values = [dense.value_bytes(bucket.id) for bucket in dense.buckets]
-        self._runs = cut_runs(dense.buckets, READ_BYTES)
+        self._intake = Intake(dense)
         self._pool = StagingPool(dense.buckets, dense.dtype)
         num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
         self._record = AppliedRecord(num_units)
@@ -128,23 +126,23 @@ class ServingShard:
         self._check_push(call, request)
         deadline_s = time.monotonic() + request.wait_s
         sender = request_id(call.peer, request.number)
-        staleness = self.gate.staleness_of(sender.worker, request.lag)
         number = request.number
         verdict, arrival = self.gate.begin(sender, number.acknowledged, number.told_clock)
+        is_known = verdict is Verdict.REPEATED or arrival is not None
+        admission = None if is_known else self.gate.admit(sender.worker)
+        # After the admission, so that two pushes that arrive together each see the other.
+        staleness = self.gate.staleness_of(sender.worker, request.lag)
         sent = 0
-        if verdict is Verdict.REPEATED or arrival is not None:
+        if is_known:
             self._counters.count(sender.worker, repeated=1)
             call.discard_rest()
             arrival = arrival or self._arrival(sender, request, clock=self.gate.clock)
         elif request.null:
-            self.gate.admit(sender.worker)
             self._counters.count(sender.worker, null_pushes=1)
             arrival = self.gate.arrive(self._arrival(sender, request))
-        elif (admission := self.gate.admit(sender.worker)) is Admission.STAGE:
+        elif admission is Admission.STAGE:
             arrival = self._stage(call, request, sender, deadline_s)
         else:
-            # who arrives with it counts too
-            staleness = self.gate.staleness_of(sender.worker, request.lag)
             request = self._slowed(request, staleness)
             early = request.pull and admission is Admission.APPLY
             sent = self._apply_arriving(call, request, sender, deadline_s, answers_early=early)
@@ -183,7 +181,8 @@ class ServingShard:
         sender = request_id(call.peer, request.number)
         staged = self._pool.take()
         try:
-            self._read_staged(call, staged)
+            self._intake.stage(call, staged)
+            self._counters.add(bytes_in=call.payload_bytes)
             with self.gate.between_clocks():
                 number = request.number
                 verdict, _ = self.gate.begin(sender, number.acknowledged, number.told_clock)
@@ -197,20 +196,14 @@ class ServingShard:
 
     def fill(self, call: Incoming) -> None:
         """Read the first values from a seed's payload; nobody else sees the shard yet."""
-        scratch = self._scratch()
-        for run in self._runs:
-            call.read_into(scratch.data[: run.nbytes])
-            for bucket, values in self._buckets_in(run, scratch):
-                self.dense.check_finite(bucket.id, values)
-                self.dense.set_values(bucket.id, values)
+        for _, parts in self._intake.runs(call):
+            for part in parts:
+                self.dense.check_finite(part.bucket.id, part.array)
+                self.dense.set_values(part.bucket.id, part.array)
 
     def check_size(self, got: int, what: str) -> None:
         """Refuse a payload that is not exactly one value per owned element."""
-        if got != self.dense.value_nbytes:
-            raise ShapeError(
-                f"{what} brought {got} bytes, this shard's {len(self.dense.buckets)} buckets take "
-                f"{self.dense.value_nbytes}; slice the flat buffers as ps.pieces does"
-            )
+        self._intake.check_size(got, what)
 
     def column_at(self, bucket_id: int) -> Column:
         """The record at one bucket; call it while `holding` that bucket."""
@@ -278,13 +271,11 @@ class ServingShard:
     ) -> int:
         """Apply each bucket when it is here; returns how many buckets' values were sent back."""
         hyper = request.hyper or Hyper(0.0)
-        scratch = self._scratch()
         sent, unsent_bytes, apply_s = 0, 0, 0.0
         try:
-            for run in self._runs:
-                call.read_into(scratch.data[: run.nbytes])
+            for run, parts in self._intake.runs(call):
                 started_s = time.perf_counter()
-                self._apply_run(run, scratch, hyper, sender)
+                self._apply_parts(parts, hyper, sender)
                 apply_s += time.perf_counter() - started_s
                 unsent_bytes += run.nbytes
                 if answers_early and unsent_bytes >= SEND_BYTES:
@@ -297,23 +288,12 @@ class ServingShard:
             self._counters.add(bytes_in=call.payload_bytes)
         return sent
 
-    def _apply_run(self, run: Run, scratch: Array, hyper: Hyper, sender: RequestId) -> None:
-        for index, (bucket, gradient) in enumerate(self._buckets_in(run, scratch), run.start):
-            with self._locks[index]:
-                if self._record.needs(sender, index):
-                    self.dense.apply(bucket.id, gradient, hyper)
-                    self._record.mark(sender, index)
-
-    def _scratch(self) -> Array:
-        return np.empty(max((run.nbytes for run in self._runs), default=0), np.uint8)
-
-    def _buckets_in(self, run: Run, scratch: Array) -> Iterator[tuple[Bucket, Array]]:
-        """Give each bucket of a run with its part of the bytes that were read."""
-        offset = 0
-        for bucket in self.dense.buckets[run.start : run.stop]:
-            stop = offset + bucket.nbytes
-            yield bucket, scratch[offset:stop].view(self.dense.dtype(bucket.id))
-            offset = stop
+    def _apply_parts(self, parts: Iterator[Part], hyper: Hyper, sender: RequestId) -> None:
+        for part in parts:
+            with self._locks[part.index]:
+                if self._record.needs(sender, part.index):
+                    self.dense.apply(part.bucket.id, part.array, hyper)
+                    self._record.mark(sender, part.index)
 
     def _stage(
         self, call: Incoming, request: messages.Push, sender: RequestId, deadline_s: float
@@ -322,7 +302,8 @@ class ServingShard:
         staged = self._pool.take()
         arrival = self._arrival(sender, request, gradient=staged)
         try:
-            self._read_staged(call, staged)
+            self._intake.stage(call, staged)
+            self._counters.add(bytes_in=call.payload_bytes)
         except NonFiniteGradient as error:
             self._pool.give(staged)
             self._refuse(call, self._arrival(sender, request), error, deadline_s)
@@ -330,13 +311,6 @@ class ServingShard:
         if taken is not arrival:
             self._pool.give(staged)
         return taken
-
-    def _read_staged(self, call: Incoming, staged: StagedGradient) -> None:
-        for run in self._runs:
-            call.read_into(staged.window(run))
-            for index in range(run.start, run.stop):
-                self.dense.check_finite(self.dense.buckets[index].id, staged.arrays[index])
-        self._counters.add(bytes_in=call.payload_bytes)
 
     def _refuse(
         self,

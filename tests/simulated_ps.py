@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps import exchange, gate, lifecycle, links, meetings, service, serving
+from ps import exchange, gate, intake, lifecycle, links, meetings, service, serving
 from ps.client import PSClient
 from ps.errors import PSError, WorkerLost
 from ps.lifecycle import ServerSettings
@@ -309,7 +309,7 @@ class Simulation:
             )
             services.append(Service(settings, open_connections=int))
         self.network = network = Network(world, plan, services)
-        patched.setattr(serving, "READ_BYTES", 4 * BUCKET_ELEMENTS)  # requests end inside buckets
+        patched.setattr(intake, "READ_BYTES", 4 * BUCKET_ELEMENTS)  # requests end inside buckets
         patched.setattr(serving, "SEND_BYTES", 8 * BUCKET_ELEMENTS)
         patched.setattr(links, "connect", network.connect)
         patched.setattr(exchange, "wait_any", network.wait_any)
