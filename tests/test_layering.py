@@ -28,7 +28,7 @@ MAY_IMPORT = {
             "cryptography",
             "grpc",
         ),
-        *("keras", "psutil", "pyspark", "rich", "tensorboard", "tensorflow"),
+        *("keras", "psutil", "pyspark", "rich", "tensorboard", "tensorflow", "typer"),
     },
 }
 IN_FUNCTIONS_ONLY = {"keras", "pyspark", "tensorboard", "tensorflow"}

@@ -20,7 +20,7 @@ from typing import Any
 from ps.client import PSClient
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report
 from scripts.benchmarks.reference.plain_fit import build_model, step_seconds
-from scripts.benchmarks.server_process import served
+from tfos.bench.servers import served
 
 BATCH_SIZE = 256
 SKIPPED_STEPS = 5

@@ -29,7 +29,7 @@ from ps.params import Adam, GroupSpec, Hyper, Manifest, ParamSpec
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity, Role
 from scripts.benchmarks.harness import Figure, report
-from scripts.benchmarks.server_process import server
+from tfos.bench.servers import server
 
 Array = np.ndarray[Any, Any]
 

@@ -21,16 +21,20 @@ from typing import Literal
 
 import numpy as np
 
+from ps.client import PSClient
 from ps.dense import DenseShard
+from ps.errors import PSError
 from ps.params import Adam, Add, GroupSpec, Hyper, Manifest, ParamSpec, RuleConfig
-from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
-from scripts.benchmarks.reference.raw_socket import RawPeer
-from scripts.benchmarks.server_process import served
+from tfos.bench.harness import Bench, Figure, interleave, timed
+from tfos.bench.reference.raw_socket import RawPeer
+from tfos.bench.servers import served, served_for
 
 NUM_TENSORS = 64
 MIB = 1 << 20
+REPEATS = 9
 HYPER = Hyper(learning_rate=1e-3)
 GROUP = "trainable"
+RAW = "raw TCP socket on loopback"
 
 
 def manifest(rule: RuleConfig, num_elements: int) -> Manifest:
@@ -55,37 +59,37 @@ WAYS = (
     Way("P01g", 'TCP, integrity="payload"', integrity="payload"),
     Way("P02", "same host", same_host=True),
 )
+GIVEN = Way("dense", "given servers")
 
 
-def pull_and_push(raw: RawPeer, num_bytes: int, repeats: int, way: Way) -> None:
+def pull_and_push(bench: Bench, client: PSClient, raw: RawPeer, num_bytes: int, way: Way) -> None:
     """Each direction alone."""
+    repeats = bench.repeats(REPEATS)
     gradient = np.ones(num_bytes // 4, np.float32)
     into = np.zeros_like(gradient)
     data = gradient.data.cast("B")
     raw_into = memoryview(bytearray(num_bytes))
-    with served(unix=way.same_host, integrity=way.integrity) as client:
-        client.seed(manifest(Add(), gradient.size), {GROUP: into})
-        client.attach(timeout_s=60)
-        measures = (
-            lambda: client.push({GROUP: gradient}, hyper=HYPER, rows=1),
-            lambda: raw.push(data),
-            lambda: client.pull({GROUP: into}),
-            lambda: raw.pull(raw_into),
-        )
-        for measure in measures:
-            measure()  # connections, buffers and pages are there afterwards
-        seconds = interleave(repeats, *(lambda m=m: timed(m) for m in measures))
+    client.seed(manifest(Add(), gradient.size), {GROUP: into})
+    client.attach(timeout_s=60)
+    measures = (
+        lambda: client.push({GROUP: gradient}, hyper=HYPER, rows=1),
+        lambda: raw.push(data),
+        lambda: client.pull({GROUP: into}),
+        lambda: raw.pull(raw_into),
+    )
+    for measure in measures:
+        measure()  # connections, buffers and pages are there afterwards
+    seconds = interleave(repeats, *(lambda m=m: timed(m) for m in measures))
     if not np.array_equal(into, np.full_like(into, into[0])) or into[0] < repeats:
-        raise SystemExit("the pulled values are not the sum of what was pushed")
+        raise PSError("the pulled values are not the sum of what was pushed; report this")
     speeds = [[num_bytes / 1e9 / value for value in values] for values in seconds]
     for index, name in enumerate(("push", "pull")):
         ours, reference = speeds[2 * index : 2 * index + 2]
         text = f"dense {name} of {num_bytes / MIB:g} MiB, {way.name}"
-        figure = Figure(way.id, text, "GB/s", "higher")
-        report(figure, ours, reference, "raw TCP socket")
+        bench.report(Figure(way.id, text, "GB/s", "higher"), ours, reference, RAW)
 
 
-def push_pull_adam(raw: RawPeer, num_bytes: int, repeats: int) -> None:
+def push_pull_adam(bench: Bench, raw: RawPeer, num_bytes: int) -> None:
     """P03: the whole round trip of a training step against its parts in sequence."""
     gradient = np.full(num_bytes // 4, 1e-3, np.float32)
     into = np.zeros_like(gradient)
@@ -112,19 +116,22 @@ def push_pull_adam(raw: RawPeer, num_bytes: int, repeats: int) -> None:
 
         for measure in (ours, parts):
             measure()
-        seconds = interleave(repeats, lambda: timed(ours), lambda: timed(parts))
+        seconds = interleave(bench.repeats(REPEATS), lambda: timed(ours), lambda: timed(parts))
     figure = Figure("P03", f"push_pull + Adam of {num_bytes / MIB:g} MiB, TCP", "s", "lower")
-    report(figure, seconds[0], seconds[1], "raw push + Adam kernel here + raw pull, in sequence")
+    bench.report(
+        figure, seconds[0], seconds[1], "raw push + Adam kernel here + raw pull, in sequence"
+    )
 
 
-def main() -> None:
-    args = parse_arguments(__doc__, repeats=9)
-    num_bytes = MIB if args.toy else 64 * MIB
+def run(bench: Bench) -> None:
+    """Measure P01, P01g, P02 and P03; of given servers each direction alone."""
+    num_bytes = MIB if bench.toy else 64 * MIB
     with RawPeer(num_bytes) as raw:
+        if bench.given_servers is not None:
+            with served_for(bench) as client:
+                pull_and_push(bench, client, raw, num_bytes, GIVEN)
+            return
         for way in WAYS:
-            pull_and_push(raw, num_bytes, args.repeats, way)
-        push_pull_adam(raw, num_bytes, args.repeats)
-
-
-if __name__ == "__main__":
-    main()
+            with served(unix=way.same_host, integrity=way.integrity) as client:
+                pull_and_push(bench, client, raw, num_bytes, way)
+        push_pull_adam(bench, raw, num_bytes)

@@ -13,6 +13,8 @@ Last result: docs/performance.md.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ps import kernels
@@ -30,11 +32,14 @@ from ps.rules import (
     RMSprop,
     RuleConfig,
 )
-from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
-from scripts.benchmarks.reference import numpy_apply, tensorflow_apply
+from tfos.bench.harness import Bench, Figure, interleave, timed
+from tfos.bench.reference import numpy_apply, tensorflow_apply
+
+Array = np.ndarray[Any, Any]
 
 MIB = 1 << 20
 BUCKET = 65_536
+REPEATS = 9
 RULES: tuple[RuleConfig, ...] = (
     SGD(),
     SGD(momentum=0.9),
@@ -55,7 +60,7 @@ RULES: tuple[RuleConfig, ...] = (
 )
 
 
-def measure(config: RuleConfig, gradient: np.ndarray, repeats: int) -> None:
+def measure(bench: Bench, config: RuleConfig, gradient: Array) -> None:
     """Report one rule against both references."""
     rule = rule_of(config)
     s = scalars(config, 1e-3, 1, gradient.dtype)
@@ -76,27 +81,23 @@ def measure(config: RuleConfig, gradient: np.ndarray, repeats: int) -> None:
     works = (ours, in_numpy, in_tensorflow)
     for work in works:
         work()  # traced, and its pages are there
-    seconds = interleave(repeats, *(lambda w=w: timed(w) for w in works))
+    seconds = interleave(bench.repeats(REPEATS), *(lambda w=w: timed(w) for w in works))
     speeds = [[gradient.nbytes / 1e9 / value for value in values] for values in seconds]
     what = f"{rule.name}, {gradient.nbytes / MIB:g} MiB of gradient, one thread"
     figure = Figure("APPLY", what, "GB/s", "higher")
-    report(figure, speeds[0], speeds[1], "the formula in numpy")
-    report(figure, speeds[0], speeds[2], called)
+    bench.report(figure, speeds[0], speeds[1], "the formula in numpy")
+    bench.report(figure, speeds[0], speeds[2], called)
 
 
-def _arrays(rule: Rule, size: int) -> list[np.ndarray]:
+def _arrays(rule: Rule, size: int) -> list[Array]:
     starts = (0.0, *rule.slot_starts)
     return [np.full(size, start, np.float32) for start in starts]
 
 
-def main() -> None:
-    args = parse_arguments(__doc__, repeats=9)
+def run(bench: Bench) -> None:
+    """Measure every rule."""
     tensorflow_apply.use_one_thread()
     rng = np.random.default_rng(0)
-    gradient = rng.standard_normal(BUCKET if args.toy else 16 * MIB, dtype=np.float32)
-    for config in (SGD(), Lion()) if args.toy else RULES:
-        measure(config, gradient, args.repeats)
-
-
-if __name__ == "__main__":
-    main()
+    gradient = rng.standard_normal(BUCKET if bench.toy else 16 * MIB, dtype=np.float32)
+    for config in (SGD(), Lion()) if bench.toy else RULES:
+        measure(bench, config, gradient)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 _ADAM = {
     "beta1_power": 0.9,
@@ -55,20 +53,30 @@ _OPERATORS: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     ),
 }
 """Operator, its slots with their first values, its settings."""
+_IN_KERAS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rmsprop": ("RMSprop", {}),
+    "rmsprop_centered": ("RMSprop", {"centered": True, "epsilon": 1e-3}),
+    "nadam": ("Nadam", {}),
+    "lion": ("Lion", {}),
+}
 
 
 def use_one_thread() -> None:
     """Limit TensorFlow; to be called before it computes anything."""
+    import tensorflow as tf
+
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
 def update(name: str, gradient: np.ndarray[Any, Any]) -> tuple[str, Callable[[], object]]:
     """Return what the update is called, and a function that runs it once."""
+    import tensorflow as tf
+
     variable = tf.Variable(tf.zeros_like(gradient))
     g = tf.constant(gradient)
     if name not in _OPERATORS:
-        return "Keras's compiled apply, one thread", _keras(OPTIMIZERS[name](), variable, g)
+        return "Keras's compiled apply, one thread", _keras(_optimizer(name), variable, g)
     operator, starts, settings = _OPERATORS[name]
     slots = {slot: tf.Variable(tf.fill(g.shape, start)) for slot, start in starts.items()}
     pushed = {"delta" if name == "sgd" else "grad": g}
@@ -85,14 +93,15 @@ def _keras(optimizer: Any, variable: Any, g: Any) -> Callable[[], object]:
     return _compiled(lambda: optimizer.apply([g], [variable]))
 
 
+def _optimizer(name: str) -> Any:
+    import keras
+
+    kind, settings = _IN_KERAS[name]
+    return getattr(keras.optimizers, kind)(1e-3, **settings)
+
+
 def _compiled(function: Callable[[], object]) -> Callable[[], object]:
+    import tensorflow as tf
+
     compiled: Callable[[], object] = tf.function(function, jit_compile=False, autograph=False)
     return compiled
-
-
-OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "rmsprop": lambda: keras.optimizers.RMSprop(1e-3),
-    "rmsprop_centered": lambda: keras.optimizers.RMSprop(1e-3, centered=True, epsilon=1e-3),
-    "nadam": lambda: keras.optimizers.Nadam(1e-3),
-    "lion": lambda: keras.optimizers.Lion(1e-3),
-}

@@ -13,15 +13,17 @@ from __future__ import annotations
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ps.params import Adagrad, Hyper, Manifest, TableSpec
 from ps.saver import SaveOptions
-from scripts.benchmarks.harness import Figure, parse_arguments, report, timed
-from scripts.benchmarks.server_process import served
+from tfos.bench.harness import Bench, Figure, timed
+from tfos.bench.servers import served
 
 DIM = 16
+REPEATS = 5
 AT_ONCE = 1 << 16
 MANIFEST = Manifest(groups=(), tables=(TableSpec(name="rows", dim=DIM, rule=Adagrad()),))
 OPTIONS = SaveOptions(full_every=1000)
@@ -32,15 +34,15 @@ def nbytes(step: Path) -> int:
     return sum(path.stat().st_size for path in step.iterdir())
 
 
-def main() -> None:
-    args = parse_arguments(__doc__, repeats=5)
-    num_rows = 20_000 if args.toy else 1_000_000
+def run(bench: Bench) -> None:
+    """Measure P19."""
+    num_rows = 20_000 if bench.toy else 1_000_000
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory, served() as client:
         root = Path(directory)
         client.seed(MANIFEST, {})
 
-        def push(ids: np.ndarray) -> None:
+        def push(ids: np.ndarray[Any, Any]) -> None:
             for start in range(0, ids.size, AT_ONCE):
                 part = ids[start : start + AT_ONCE]
                 grads = random.standard_normal((part.size, DIM), np.float32)
@@ -50,15 +52,11 @@ def main() -> None:
         full_s = timed(partial(client.save, root, 0, options=OPTIONS))
         delta_bytes: list[float] = []
         delta_s: list[float] = []
-        for step in range(1, args.repeats + 1):
+        for step in range(1, bench.repeats(REPEATS) + 1):
             push(random.choice(num_rows, num_rows // 100, replace=False))
             delta_s.append(timed(partial(client.save, root, step, options=OPTIONS)))
             delta_bytes.append(nbytes(root / f"step-{step}"))
         full_bytes = [float(nbytes(root / "step-0"))]
     figure = Figure("P19", "delta of a table at 1 % of its rows", "bytes", "lower")
     seconds = {"full_s": round(full_s, 3), "delta_s": round(float(np.median(delta_s)), 3)}
-    report(figure, delta_bytes, full_bytes, "full checkpoint", **seconds)
-
-
-if __name__ == "__main__":
-    main()
+    bench.report(figure, delta_bytes, full_bytes, "full checkpoint", **seconds)

@@ -16,12 +16,13 @@ from collections.abc import Callable
 import numpy as np
 
 from ps.params import Add
-from scripts.benchmarks.dense import GROUP, manifest
-from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
-from scripts.benchmarks.reference.raw_socket import RawPeer
-from scripts.benchmarks.server_process import served
+from tfos.bench.dense import GROUP, manifest
+from tfos.bench.harness import Bench, Figure, interleave, timed
+from tfos.bench.reference.raw_socket import RawPeer
+from tfos.bench.servers import served_for
 
 NUM_BYTES = 4096
+REPEATS = 10
 
 
 def median_us(work: Callable[[], object], count: int) -> float:
@@ -29,13 +30,14 @@ def median_us(work: Callable[[], object], count: int) -> float:
     return statistics.median(timed(work) for _ in range(count)) * 1e6
 
 
-def main() -> None:
-    args = parse_arguments(__doc__, repeats=10)
-    calls = 100 if args.toy else 10_000 // args.repeats
+def run(bench: Bench) -> None:
+    """Measure P05."""
+    repeats = bench.repeats(REPEATS)
+    calls = 100 if bench.toy else 10_000 // repeats
     values = np.zeros(NUM_BYTES // 4, np.float32)
     data = memoryview(bytearray(NUM_BYTES))
     into = memoryview(bytearray(NUM_BYTES))
-    with RawPeer(NUM_BYTES) as raw, served() as client:
+    with RawPeer(NUM_BYTES) as raw, served_for(bench) as client:
         client.seed(manifest(Add(), values.size), {GROUP: values})
         client.attach(timeout_s=60)
 
@@ -46,10 +48,6 @@ def main() -> None:
             return median_us(lambda: raw.echo(data, into), calls)
 
         ours(), reference()
-        seconds = interleave(args.repeats, ours, reference)
+        seconds = interleave(repeats, ours, reference)
     figure = Figure("P05", "pull of 4 KiB, median, TCP", "us", "lower")
-    report(figure, seconds[0], seconds[1], "raw ping-pong of 4 KiB", calls_per_repeat=calls)
-
-
-if __name__ == "__main__":
-    main()
+    bench.report(figure, seconds[0], seconds[1], "raw ping-pong of 4 KiB", calls_per_repeat=calls)

@@ -28,9 +28,9 @@ from ps.params import Adagrad, Hyper, Manifest, TableSpec
 from ps.table import Table
 from ps.table_client import TableClient
 from ps.table_routing import Router
-from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
-from scripts.benchmarks.reference.tf_rows import TfRows, as_tensor
-from scripts.benchmarks.server_process import served
+from tfos.bench.harness import Bench, Figure, interleave, timed
+from tfos.bench.reference.tf_rows import TfRows, as_tensor
+from tfos.bench.servers import served_for
 
 Array = np.ndarray[Any, Any]
 
@@ -38,6 +38,7 @@ DIM = 16
 HYPER = Hyper(0.1)
 ZIPF = 1.05
 NUM_BATCHES = 8
+REPEATS = 15
 SPEC = TableSpec(name="rows", dim=DIM, rule=Adagrad())
 
 
@@ -95,7 +96,7 @@ def all_steps(step: Callable[[Array, Array], None], batches: list[Array], grads:
         step(ids, grads)
 
 
-def over_tcp(repeats: int, num_ids: int, batch_size: int, steps: int) -> None:
+def over_tcp(bench: Bench, num_ids: int, batch_size: int, steps: int) -> None:
     """P06."""
     grads = np.full((batch_size, DIM), 1e-3, np.float32)
     local = InProcess()
@@ -105,7 +106,7 @@ def over_tcp(repeats: int, num_ids: int, batch_size: int, steps: int) -> None:
         taken = list(itertools.islice(batches, steps))
         return timed(lambda: all_steps(step, taken, grads))
 
-    with served() as client:
+    with served_for(bench) as client:
         client.seed(Manifest(groups=(), tables=(SPEC,)), {})
 
         def over(ids: Array, given: Array) -> None:
@@ -114,14 +115,16 @@ def over_tcp(repeats: int, num_ids: int, batch_size: int, steps: int) -> None:
         for _ in range(NUM_BATCHES):  # all rows are there afterwards
             repeat(over, ours), repeat(local.step, reference)
         seconds = interleave(
-            repeats, lambda: repeat(over, ours), lambda: repeat(local.step, reference)
+            bench.repeats(REPEATS),
+            lambda: repeat(over, ours),
+            lambda: repeat(local.step, reference),
         )
     ours_per_s, reference_per_s = (
         [steps * batch_size / 1e6 / value for value in values] for values in seconds
     )
     figure = Figure("P06", f"{batch_size} Zipf ids: pull + push, TCP", "million ids/s", "higher")
     unique = np.mean([np.unique(next(ours)).size for _ in range(NUM_BATCHES)]) / batch_size
-    report(
+    bench.report(
         figure,
         ours_per_s,
         reference_per_s,
@@ -130,7 +133,7 @@ def over_tcp(repeats: int, num_ids: int, batch_size: int, steps: int) -> None:
     )
 
 
-def alone(repeats: int, num_rows: int, batch_size: int) -> None:
+def alone(bench: Bench, num_rows: int, batch_size: int) -> None:
     """P07."""
     random = np.random.default_rng(0)
     table, router = Table(SPEC, rank=0, num_servers=1), Router(SPEC, 1)
@@ -160,12 +163,12 @@ def alone(repeats: int, num_rows: int, batch_size: int) -> None:
 
     for _ in range(2):
         ours(), reference()
-    seconds = interleave(repeats, ours, reference)
+    seconds = interleave(bench.repeats(REPEATS), ours, reference)
     ours_per_s, reference_per_s = (
         [batch_size / 1e6 / value for value in values] for values in seconds
     )
     figure = Figure("P07", "gather + sparse Adagrad, one thread", "million rows/s", "higher")
-    report(
+    bench.report(
         figure,
         ours_per_s,
         reference_per_s,
@@ -174,15 +177,12 @@ def alone(repeats: int, num_rows: int, batch_size: int) -> None:
     )
 
 
-def main() -> None:
-    args = parse_arguments(__doc__, repeats=15)
-    if args.toy:
-        over_tcp(args.repeats, num_ids=5000, batch_size=1024, steps=1)
-        alone(args.repeats, num_rows=5000, batch_size=512)
-        return
-    over_tcp(args.repeats, num_ids=1_000_000, batch_size=65_536, steps=4)
-    alone(args.repeats, num_rows=4_000_000, batch_size=65_536)
-
-
-if __name__ == "__main__":
-    main()
+def run(bench: Bench) -> None:
+    """Measure P06 and P07; of given servers P06 alone."""
+    if bench.toy:
+        over_tcp(bench, num_ids=5000, batch_size=1024, steps=1)
+    else:
+        over_tcp(bench, num_ids=1_000_000, batch_size=65_536, steps=4)
+    if bench.given_servers is None:
+        num_rows, batch_size = (5000, 512) if bench.toy else (4_000_000, 65_536)
+        alone(bench, num_rows, batch_size)

@@ -75,10 +75,12 @@ class RawPeer:
 
 
 def serve(max_bytes: int) -> None:
+    """Answer one connection until it is closed."""
     buffer = memoryview(bytearray(max_bytes))
     request = memoryview(bytearray(REQUEST.size))
     with socket.create_server(("127.0.0.1", 0)) as server:
-        print(server.getsockname()[1], flush=True)
+        sys.stdout.write(f"{server.getsockname()[1]}\n")
+        sys.stdout.flush()
         connection, _ = server.accept()
     tune(connection)
     with connection:

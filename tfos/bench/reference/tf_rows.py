@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
-import tensorflow as tf
 
 Array = np.ndarray[Any, Any]
 
@@ -16,23 +13,26 @@ class TfRows:
     """A variable [num_rows, dim] with its accumulator; rows are found by their number."""
 
     def __init__(self, num_rows: int, dim: int) -> None:
+        import tensorflow as tf
+
+        self._gather = tf.raw_ops.ResourceGather
+        self._apply = tf.raw_ops.ResourceSparseApplyAdagradV2
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         with tf.device("CPU:0"):
             self._values = tf.Variable(tf.zeros((num_rows, dim)))
             self._accumulator = tf.Variable(tf.fill((num_rows, dim), 0.1))
+        self._dtype = tf.float32
         self._rate = tf.constant(0.1)
         self._epsilon = tf.constant(1e-7)
 
     def gather(self, rows: Any) -> Any:
         """Return the values of these rows, a tensor."""
-        return tf.raw_ops.ResourceGather(
-            resource=self._values.handle, indices=rows, dtype=tf.float32
-        )
+        return self._gather(resource=self._values.handle, indices=rows, dtype=self._dtype)
 
     def update(self, rows: Any, grads: Any) -> None:
         """Apply Adagrad to these rows."""
-        tf.raw_ops.ResourceSparseApplyAdagradV2(
+        self._apply(
             var=self._values.handle,
             accum=self._accumulator.handle,
             lr=self._rate,
@@ -44,4 +44,6 @@ class TfRows:
 
 def as_tensor(array: Array) -> Any:
     """Return the array as a tensor, made before the clock runs."""
+    import tensorflow as tf
+
     return tf.constant(array)

@@ -1,0 +1,102 @@
+"""How much memory does a parameter server need for what it holds?
+
+Figure: P21.
+Method: one server process of its own per size and rule, asynchronous; it is seeded and gets four
+    push_pulls by shared memory, as on one host, or, for a table, pushes that make its rows. Then
+    its resident memory as the kernel tells it, shared pages included. The reference is what the bar
+    allows: 1.35 x parameters x (1 + slots) + 220 MB; a ratio above 1 breaks it. `peak_bytes` is the
+    largest it ever was.
+Caveats: synchronous training stages up to one gradient per worker beside it.
+Bar: a ratio of at most 1.
+Last result: docs/performance.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ps.client import PSClient
+from ps.optimizers import rule_of
+from ps.params import SGD, Adagrad, Adam, AMSGrad, Hyper, Manifest, RuleConfig, TableSpec
+from rpc.handshake import Identity, Role
+from tfos.bench.dense import GROUP, HYPER, MIB, manifest
+from tfos.bench.harness import Bench, Figure
+from tfos.bench.servers import ServerGroup, server_group
+
+MB = 1e6
+SIZES_MIB = (16, 64, 256)
+RULES: tuple[RuleConfig, ...] = (SGD(), Adagrad(), Adam(), AMSGrad())
+NUM_ROWS = (100_000, 2_000_000)
+DIM = 16
+PUSHES = 4
+AT_ONCE = 1 << 16
+FACTOR = 1.35
+BASE_BYTES = 220 * MB
+REFERENCE = "1.35 x parameters x (1 + slots) + 220 MB"
+
+
+def resident_bytes(pid: int) -> tuple[int, int]:
+    """Return a process's resident memory now and its largest so far, as the kernel counts it."""
+    fields = {
+        line.split()[0]: int(line.split()[1]) * 1024
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+        if line.startswith(("VmRSS:", "VmHWM:"))
+    }
+    return fields["VmRSS:"], fields["VmHWM:"]
+
+
+def dense(bench: Bench, rule: RuleConfig, num_bytes: int) -> None:
+    """Report one server that holds `num_bytes` of parameters."""
+    gradient = np.full(num_bytes // 4, 1e-3, np.float32)
+    into = np.zeros_like(gradient)
+    with server_group(unix=True) as group, _worker(group) as client:
+        client.seed(manifest(rule, gradient.size), {GROUP: into})
+        client.attach(timeout_s=60)
+        for _ in range(PUSHES):
+            client.push_pull({GROUP: gradient}, {GROUP: into}, hyper=HYPER, rows=1)
+        what = f"{num_bytes / MIB:g} MiB of parameters"
+        _report(bench, group, rule, num_bytes, what)
+
+
+def table(bench: Bench, rule: RuleConfig, num_rows: int) -> None:
+    """Report one server that holds a table of `num_rows` rows."""
+    spec = TableSpec(name="rows", dim=DIM, rule=rule)
+    with server_group(unix=True) as group, _worker(group) as client:
+        client.seed(Manifest(groups=(), tables=(spec,)), {})
+        client.attach(timeout_s=60)
+        for start in range(0, num_rows, AT_ONCE):
+            ids = np.arange(start, min(start + AT_ONCE, num_rows))
+            grads = np.full((ids.size, DIM), 1e-3, np.float32)
+            client.tables.push({spec.name: (ids, grads)}, hyper=Hyper(0.1))
+        what = f"table of {num_rows:,} rows of {DIM}"
+        _report(bench, group, rule, num_rows * DIM * 4, what)
+
+
+def _worker(group: ServerGroup) -> PSClient:
+    return PSClient(group.endpoints, group.credentials, Identity(Role.WORKER, 0), num_workers=1)
+
+
+def _report(bench: Bench, group: ServerGroup, rule: RuleConfig, held: int, what: str) -> None:
+    now, peak = resident_bytes(group.pids[0])
+    slots = len(rule_of(rule).slot_starts)
+    allowed = FACTOR * held * (1 + slots) + BASE_BYTES
+    name = f"{what}, {type(rule).__name__}, {slots} slots"
+    figure = Figure("P21", f"memory of a server: {name}", "MB", "lower")
+    bench.report(
+        figure, [now / MB], [allowed / MB], REFERENCE, parameter_bytes=held, peak_bytes=peak
+    )
+
+
+def run(bench: Bench) -> None:
+    """Measure P21."""
+    if bench.toy:
+        dense(bench, Adam(), MIB)
+        table(bench, Adagrad(), 1000)
+        return
+    for size in SIZES_MIB:
+        for rule in RULES:
+            dense(bench, rule, size * MIB)
+    for num_rows in NUM_ROWS:
+        table(bench, Adagrad(), num_rows)

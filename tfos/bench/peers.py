@@ -1,0 +1,61 @@
+"""How much faster are reading and adding all parameters than with TensorFlow's parameter server?
+
+Figure: P04.
+Method: 64 MiB of parameters in 64 float32 tensors. Ours: pull, then push with a plain add, of one
+    client in this process and one server process, by the way that is chosen on one host. The
+    reference: TensorFlow's ParameterServerStrategy with a ClusterCoordinator, one worker and one
+    server, each a process with its own gRPC; a compiled function on the worker reads all variables,
+    another does assign_add on all of them (reference/tensorflow_ps.py). Seconds of both together,
+    and of each alone; both sides take turns.
+Caveats: the reference's seconds hold one schedule and join for each of the two, about a
+    millisecond. The gradient it adds is one tensor of the worker, used for every variable.
+Bar: read + add at least 3 times as fast.
+Last result: docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ps.errors import PSError
+from ps.params import Add
+from tfos.bench.dense import GROUP, HYPER, MIB, NUM_TENSORS, manifest
+from tfos.bench.harness import Bench, Figure, interleave, timed
+from tfos.bench.reference.tensorflow_ps import tensorflow_peer
+from tfos.bench.servers import served
+
+REPEATS = 9
+PEER = "TensorFlow's ParameterServerStrategy"
+
+
+def run(bench: Bench) -> None:
+    """Measure P04."""
+    num_bytes = MIB if bench.toy else 64 * MIB
+    gradient = np.ones(num_bytes // 4, np.float32)
+    into = np.zeros_like(gradient)
+    repeats = bench.repeats(REPEATS)
+    with tensorflow_peer(num_bytes, NUM_TENSORS) as peer, served(unix=True) as client:
+        client.seed(manifest(Add(), gradient.size), {GROUP: into})
+        client.attach(timeout_s=60)
+        measures = (
+            lambda: timed(lambda: client.pull({GROUP: into})),
+            lambda: timed(lambda: client.push({GROUP: gradient}, hyper=HYPER, rows=1)),
+            peer.read,
+            peer.add,
+        )
+        interleave(2, *measures)  # traced, connected, and pages are there
+        pull_s, push_s, read_s, add_s = interleave(repeats, *measures)
+        client.pull({GROUP: into})
+        found = (into.min(), into.max(), *peer.values())
+    if set(found) != {repeats + 2.0}:
+        raise PSError(f"{repeats + 2} were added, the values are {found}; report this")
+    both = [a + b for a, b in zip(pull_s, push_s, strict=True)]
+    peers = [a + b for a, b in zip(read_s, add_s, strict=True)]
+    for what, moved, ours, reference in (
+        ("read + add", 2 * num_bytes, both, peers),
+        ("read", num_bytes, pull_s, read_s),
+        ("add", num_bytes, push_s, add_s),
+    ):
+        mine, others = ([moved / 1e9 / value for value in side] for side in (ours, reference))
+        name = f"{what} of {num_bytes / MIB:g} MiB, same host"
+        bench.report(Figure("P04", name, "GB/s", "higher"), mine, others, PEER)

@@ -1,0 +1,130 @@
+"""Parameter servers for a benchmark: processes of their own, or those that the user has started.
+
+Covers: starting `python -m ps.server` as its documentation says, clients of both kinds.
+Does not: measure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ps.client import PSClient
+from ps.errors import PSError
+from rpc.address import Endpoint
+from rpc.handshake import Credentials, Identity, Role
+from tfos.bench.harness import Bench
+
+STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class ServerGroup:
+    """Servers of one cluster that run on this host."""
+
+    endpoints: tuple[Endpoint, ...]
+    credentials: Credentials
+    pids: tuple[int, ...]
+
+
+@contextlib.contextmanager
+def server_group(
+    *,
+    num_servers: int = 1,
+    num_workers: int = 1,
+    unix: bool = False,
+    integrity: Literal["header", "payload"] = "header",
+) -> Iterator[ServerGroup]:
+    """Start servers on loopback and yield where they are; they end with the block.
+
+    Args:
+        num_servers: processes to start.
+        num_workers: of the cluster.
+        unix: offer the Unix socket too, as the nodes of a cluster do, so that client and server
+            share memory where they can; else TCP alone.
+        integrity: what is authenticated on TCP.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory:
+        credentials = Credentials.generate()
+        secret = Path(directory) / "secret"
+        secret.touch(mode=0o600)
+        secret.write_bytes(credentials.secret.hex().encode())
+        credentials = Credentials(credentials.cluster_id, secret.read_bytes(), integrity)
+        command = [sys.executable, "-m", "ps.server", "--secret-file", str(secret)]
+        command += ["--num-workers", str(num_workers), "--cluster-id", credentials.cluster_id]
+        command += ["--integrity", integrity, *(["--unix"] if unix else [])]
+        with contextlib.ExitStack() as running:
+            places = [
+                running.enter_context(
+                    _process([*command, "--rank", str(rank), "--num-servers", str(num_servers)])
+                )
+                for rank in range(num_servers)
+            ]
+            endpoints = tuple(_announced(process) for process in places)
+            yield ServerGroup(endpoints, credentials, tuple(process.pid for process in places))
+
+
+@contextlib.contextmanager
+def server(
+    *, num_workers: int = 1, unix: bool = False, integrity: Literal["header", "payload"] = "header"
+) -> Iterator[tuple[Endpoint, Credentials]]:
+    """Start one server as `server_group` does and yield where it is."""
+    with server_group(num_workers=num_workers, unix=unix, integrity=integrity) as group:
+        yield group.endpoints[0], group.credentials
+
+
+@contextlib.contextmanager
+def served(
+    *, unix: bool = False, integrity: Literal["header", "payload"] = "header"
+) -> Iterator[PSClient]:
+    """Start a server as `server` does and yield its only worker; both end with the block."""
+    with (
+        server(unix=unix, integrity=integrity) as (endpoint, credentials),
+        PSClient([endpoint], credentials, Identity(Role.WORKER, 0), num_workers=1) as client,
+    ):
+        yield client
+
+
+@contextlib.contextmanager
+def served_for(bench: Bench) -> Iterator[PSClient]:
+    """Yield a worker of the servers that the user gave, or of one that is started here."""
+    given = bench.given_servers
+    if given is None:
+        with served() as client:
+            yield client
+        return
+    identity = Identity(Role.WORKER, 0)
+    with PSClient(given.endpoints, given.credentials, identity, num_workers=1) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _announced(process: subprocess.Popen[str]) -> Endpoint:
+    line = process.stdout.readline() if process.stdout else ""
+    if not line:
+        status = process.wait(timeout=STOP_TIMEOUT_S)
+        raise PSError(f"a server ended with status {status} before it listened; see its message")
+    told = json.loads(line)
+    return Endpoint(told["host"], told["port"], told["unix_path"], told["boot_id"])
