@@ -144,11 +144,18 @@ class Opener:
         self._counter = 0
 
     def meta_bytes(self, header: memoryview | bytes) -> int:
-        """Return the length of the meta that follows this header, checked against its limit."""
+        """Return the length of the meta that follows this header.
+
+        Raises:
+            IntegrityError: it is above its limit. No MAC covers it yet, and no peer with the same
+                limits sends it, so it is taken for a change on the way.
+        """
         meta_len: int = _META_LEN_AT.unpack_from(header)[0]
         if meta_len > self._limits.max_meta_bytes:
-            raise LimitExceeded(
-                f"meta of {meta_len} bytes exceeds max_meta_bytes={self._limits.max_meta_bytes}"
+            raise IntegrityError(
+                f"frame {self._counter} of this connection says that it has a meta of {meta_len}"
+                f" bytes, more than max_meta_bytes={self._limits.max_meta_bytes}: it was changed"
+                " on the way, or the peer has other limits"
             )
         return meta_len
 

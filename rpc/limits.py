@@ -8,6 +8,10 @@ _KiB = 1024
 _MiB = 1024 * _KiB
 _GiB = 1024 * _MiB
 
+MIN_RING_BYTES = 4 * _KiB
+MAX_RING_BYTES = 1 * _GiB
+"""What a peer may offer as its ring of shared memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -39,6 +43,13 @@ class Limits:
     """The same of one listener, both directions; further local peers get the socket."""
     receive_buffer_bytes: int | None = None
     """The same for receiving."""
+
+    def __post_init__(self) -> None:
+        ring = self.shared_ring_bytes
+        if ring and not MIN_RING_BYTES <= ring <= MAX_RING_BYTES:
+            raise ValueError(
+                f"shared_ring_bytes must be 0 or {MIN_RING_BYTES}..{MAX_RING_BYTES}, got {ring}"
+            )
 
 
 DEFAULT_LIMITS = Limits()

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, ProtocolError
-from rpc.limits import Limits
+from rpc.limits import MAX_RING_BYTES, MIN_RING_BYTES, Limits
 from rpc.segment import Segment
 from rpc.transport import SocketStream
 
@@ -40,8 +40,6 @@ _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
 """Copied between two looks at the counters, so that both sides copy at the same time."""
-MIN_RING_BYTES = 4096
-MAX_RING_BYTES = 1 << 30
 _PUT, _TAKEN = 0, 8
 _CONTROL_BYTES = 4096
 _SMALL_BYTES = 16 * 1024

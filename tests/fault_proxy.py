@@ -9,6 +9,7 @@ duplicate   the next `num_bytes` pass twice; it ends after `lasts_s`, as with th
 reorder     the next `num_bytes` and as many behind them change places
 truncate    the next `num_bytes` are left out
 repeat      the next whole frame passes twice; not with integrity="payload", which has no frames
+flip        the highest bit of the next byte changes
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rpc.frame import HEADER_BYTES
 
 Direction = Literal["up", "down"]
 """`up`: from the client to the server; `down`: the replies."""
-Kind = Literal["cut", "drop", "delay", "drip", "duplicate", "reorder", "truncate", "repeat"]
+Kind = Literal["cut", "drop", "delay", "drip", "duplicate", "reorder", "truncate", "repeat", "flip"]
 KEEPS_BYTES: tuple[Kind, ...] = ("cut", "drop", "delay", "drip", "repeat")
 """What does not change payload bytes, which only integrity="payload" protects."""
 ALL: tuple[Kind, ...] = ("cut", "drop", "delay", "drip", "duplicate", "reorder", "truncate")
@@ -147,6 +148,8 @@ class _Lane:
             data = data[size:]
         elif fault.kind == "repeat":
             self.repeats = True
+        elif fault.kind == "flip":
+            data = bytes([data[0] ^ 0x80]) + data[1:]
         return data
 
     def pass_on(self) -> bool:

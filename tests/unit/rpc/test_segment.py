@@ -12,6 +12,7 @@ import pytest
 
 from rpc import segment
 from rpc.errors import ProtocolError
+from rpc.limits import Limits
 from rpc.segment import Segment, cannot_share
 
 SIZE = 8192
@@ -105,3 +106,9 @@ def test_memory_that_its_maker_could_take_away_is_refused(give: Callable[[], int
 def test_other_processors_are_told_why_not(monkeypatch):
     monkeypatch.setattr("rpc.segment.platform.machine", lambda: "aarch64")
     assert "aarch64 may reorder" in cannot_share()
+
+
+@pytest.mark.parametrize("ring_bytes", [1, 4095, (1 << 30) + 1])
+def test_a_ring_that_no_peer_accepts_is_refused(ring_bytes: int):
+    with pytest.raises(ValueError, match=rf"0 or 4096\.\.1073741824, got {ring_bytes}"):
+        Limits(shared_ring_bytes=ring_bytes)
