@@ -21,6 +21,7 @@ from ps.checkpoint_restore import AS_SAVED, Restoring, find
 from ps.dense_client import DenseClient
 from ps.errors import SettingsError
 from ps.fleet import Answer, Fleet, check_serving, joined
+from ps.link_stats import LinkStats
 from ps.links import Outgoing
 from ps.messages import Ack, Description, Met
 from ps.params import Hyper, Layout, Manifest
@@ -123,15 +124,11 @@ class PSClient:
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._lock:
-            calls = [
-                Outgoing(link, lambda wait_s: messages.encode(messages.Describe(wait_s)))
-                for link in self._fleet.links
-            ]
+            calls = [Outgoing(link, messages.Describe) for link in self._fleet.links]
             described = self._fleet.answers(calls, Description, timeout_s=limit_s)
             self._fleet.check_size(described)
             check_serving(described, limit_s)
-            request = messages.encode(messages.FetchManifest())
-            call = Outgoing(self._fleet.links[0], lambda _: request)
+            call = Outgoing(self._fleet.links[0], lambda _: messages.FetchManifest())
             (reply,) = self._fleet.send([call], timeout_s=limit_s)
             self._adopt(Manifest.decode(reply.payload))
             return self.manifest
@@ -230,7 +227,7 @@ class PSClient:
             name = f"{key}#{uses}" if uses else key
             call = Outgoing(
                 self._fleet.links[0],
-                lambda wait_s: messages.encode(messages.Meet(name, wait_s)),
+                lambda wait_s: messages.Meet(name, wait_s),
                 [value] if value else [],
             )
             (reply,) = self._fleet.send([call], timeout_s=timeout_s)
@@ -291,8 +288,8 @@ class PSClient:
         """
         found, manifest = find(directory, step, like)
         encoded, digest = manifest.encode(), manifest.hash()
-        request = messages.encode(
-            messages.Restore(str(directory), found.step, digest, len(encoded), like.reset_optimizer)
+        request = messages.Restore(
+            str(directory), found.step, digest, len(encoded), like.reset_optimizer
         )
         with self._lock:
             calls = [Outgoing(link, lambda _: request, [encoded]) for link in self._fleet.links]
@@ -303,6 +300,13 @@ class PSClient:
     def stats(self) -> list[ServerStats]:
         """Every server's counters."""
         return self._ask(messages.FetchStats(), ServerStats)
+
+    def link_stats(self) -> list[LinkStats]:
+        """What this client has counted per server: bytes, latencies, cuts, the way that is taken.
+
+        Asks nobody and waits for nobody, also while another thread's call is under way.
+        """
+        return [link.stats() for link in self._fleet.links]
 
     def fence(self, worker_rank: int, incarnation: int) -> None:
         """Refuse the worker's incarnations below this one. Drivers and supervisors only."""

@@ -79,7 +79,7 @@ class DenseClient:
                 f"the manifest has {len(encoded)} bytes, limit {messages.MAX_MANIFEST_BYTES}; "
                 "shorten the parameters' names"
             )
-        request = messages.encode(messages.Seed(manifest.hash(), len(encoded)))
+        request = messages.Seed(manifest.hash(), len(encoded))
         self._fleet.check_size(
             self._fleet.ask(messages.Describe(), Description, timeout_s=self._timeout_s)
         )
@@ -92,7 +92,7 @@ class DenseClient:
 
     def pull(self, into: Mapping[str, Array]) -> Ack:
         """Fill the arrays with the newest values."""
-        request = messages.encode(messages.Pull(self.known_hash()))
+        request = messages.Pull(self.known_hash())
         check_arrays(self.layout, into, "into", writable=True)
         calls = [
             Outgoing(link, lambda _: request, into=views_of(into, self.pieces[link.server]))

@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from ps.dialing import connect_together
 from ps.errors import PeerGone, PSError, RequestTimeout, SettingsError, from_remote
 from ps.links import Link, Outgoing
 from rpc.connection import PendingCall, Reply, wait_any
 from rpc.errors import (
-    AuthError,
     DeadlineExceeded,
     IntegrityError,
     RemoteError,
@@ -43,7 +43,10 @@ def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float)
         RequestTimeout: no answer within `timeout_s`.
         RpcError: a server has another secret or version, or breaks the protocol; see rpc.errors.
     """
-    deadline_s = time.monotonic() + timeout_s
+    begun_s = time.monotonic()
+    deadline_s = begun_s + timeout_s
+    for call in calls:
+        call.begun_s = begun_s
     if len(calls) == 1:
         _try_one(calls[0], timeout_s)
     under_way: dict[int, PendingCall] = {}
@@ -91,8 +94,13 @@ def _advance(
     calls: Sequence[Outgoing], under_way: dict[int, PendingCall], deadline_s: float
 ) -> None:
     """Send what can be sent now, and take the next outcomes."""
+    idle = [call for index, call in enumerate(calls) if call.is_open and index not in under_way]
+    failures = connect_together([call.link for call in idle], deadline_s - time.monotonic())
     for index, call in enumerate(calls):
         if call.is_open and index not in under_way:
+            if call.link.server in failures:
+                _settle(call, failures[call.link.server])
+                continue
             pending = _begin(call, deadline_s)
             if pending is not None:
                 under_way[index] = pending
@@ -105,16 +113,14 @@ def _begin(call: Outgoing, deadline_s: float) -> PendingCall | None:
     """Begin a call if its connection is there or can be made now."""
     call.left_s = deadline_s - time.monotonic()
     if call.left_s <= 0:
-        return None  # connecting to the servers before took all the time
+        return None  # connecting took all the time
     try:
         connection = call.link.open_connection(call.left_s)
         if connection is None:
             return None
         meta = call.meta(_server_wait_s(call.left_s))
         return connection.begin(meta, call.payload, into=call.into)
-    except (AuthError, SettingsError) as error:
-        call.fail(error)
-    except RpcError as error:  # too large, or closed by another thread
+    except (RpcError, SettingsError) as error:  # too large, closed by another thread, refused
         _settle(call, error)
     return None
 
@@ -142,12 +148,11 @@ def _outcome(pending: PendingCall) -> Reply | RpcError:
         return error
 
 
-def _settle(call: Outgoing, outcome: Reply | RpcError) -> None:
+def _settle(call: Outgoing, outcome: Reply | RpcError | PSError) -> None:
     if isinstance(outcome, Reply):
         call.succeed(outcome)
     elif isinstance(outcome, RemoteError):
-        call.fail(_named(from_remote(outcome), call.link))
-        call.link.succeeded()
+        call.refuse(_named(from_remote(outcome), call.link))
     elif isinstance(outcome, DeadlineExceeded):
         text = (
             f"{call.link.name} gave no answer within {call.left_s:.1f} s ({outcome}); it is frozen "
@@ -155,8 +160,7 @@ def _settle(call: Outgoing, outcome: Reply | RpcError) -> None:
         )
         call.fail(RequestTimeout(text, {"server": str(call.link.server)}))
     elif isinstance(outcome, (TransportError, IntegrityError)):
-        call.last_cut = outcome
-        call.link.pause_after_cut()
+        call.cut(outcome)
     else:
         call.fail(outcome)
 
@@ -176,6 +180,7 @@ def _timeout(calls: Sequence[Outgoing], timeout_s: float) -> RequestTimeout:
 def _gone(call: Outgoing, reconnect_s: float) -> PeerGone:
     why = f"; the connection ended by: {call.last_cut}" if call.last_cut is not None else ""
     return PeerGone(
-        f"{call.link.name} could not be reached for {reconnect_s:g} s{why}; is the process alive?",
+        f"{call.link.name} could not be reached for {reconnect_s:g} s{why}; the last attempt: "
+        f"{call.link.last_failure}; is the process alive?",
         {"server": str(call.link.server)},
     )

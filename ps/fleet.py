@@ -71,8 +71,7 @@ class Fleet:
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
     ) -> list[Answer]:
         """Make the same request to every server."""
-        encoded = messages.encode(request)
-        calls = [Outgoing(link, lambda _: encoded) for link in self.links]
+        calls = [Outgoing(link, lambda _: request) for link in self.links]
         return self.answers(calls, answer, timeout_s=timeout_s)
 
     def answers(
@@ -169,10 +168,12 @@ class Fleet:
         for link in self.links:
             link.close()
 
-    def _numbered(self, request: ChangingRequest, link: Link) -> Callable[[float], bytes]:
+    def _numbered(
+        self, request: ChangingRequest, link: Link
+    ) -> Callable[[float], messages.Changing]:
         sequence = link.next_sequence()
         number = Number(self._session, sequence, link.acknowledged, link.told_clock)
-        return lambda wait_s: messages.encode(request(number, wait_s))
+        return lambda wait_s: request(number, wait_s)
 
 
 def check_serving(described: Sequence[Description], waited_s: float) -> None:

@@ -1,6 +1,6 @@
 """The client's connections to the servers, made again when they are cut, and what they carry.
 
-Covers: connecting, reconnecting with back-off, the numbers of requests per server.
+Covers: connecting, reconnecting with back-off, the numbers of requests per server, counting.
 Does not: send (ps.exchange), know what the requests mean (ps.client).
 Threads: one at a time; ps.client holds its lock around every exchange.
 """
@@ -8,15 +8,18 @@ Threads: one at a time; ps.client holds its lock around every exchange.
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ps import messages
 from ps.errors import SettingsError
+from ps.link_stats import LinkCounters, LinkStats
 from ps.rendezvous import MAX_OPEN_BYTES
 from rpc.address import Endpoint
 from rpc.connection import Buffer, Connection, Reply, connect
-from rpc.errors import AuthError, RpcError, TransportError
+from rpc.errors import AuthError, PeerGone, RpcError, TransportError
 from rpc.frame import Limits
 from rpc.handshake import Credentials, Identity, Role
 
@@ -34,8 +37,8 @@ class Outgoing:
     """One request to one server, ready to be sent more than once."""
 
     link: Link
-    meta: Callable[[float], bytes]
-    """Encodes the meta for the seconds that the server may let us wait."""
+    request: Callable[[float], messages.Request]
+    """Makes the request for the seconds that the server may let us wait."""
     payload: Sequence[Buffer] = ()
     into: Sequence[memoryview] | None = None
     reply: Reply | None = None
@@ -44,16 +47,39 @@ class Outgoing:
     """Whether it has neither a reply nor a final error."""
     left_s: float = 0.0
     """Time that was left when it was last sent."""
+    begun_s: float = 0.0
+    """When the exchange began (monotonic)."""
     last_cut: RpcError | None = field(default=None, repr=False)
+    _kind: type[messages.Request] = messages.Describe
+
+    def meta(self, wait_s: float) -> bytes:
+        """Return the encoded request."""
+        request = self.request(wait_s)
+        self._kind = type(request)
+        return messages.encode(request)
 
     def succeed(self, reply: Reply) -> None:
         """End with a reply."""
         self.reply, self.is_open = reply, False
-        self.link.succeeded()
+        self._answered(is_refused=False)
+
+    def refuse(self, error: Exception) -> None:
+        """End with the server's refusal."""
+        self.fail(error)
+        self._answered(is_refused=True)
 
     def fail(self, error: Exception) -> None:
         """End with an error that no second attempt can change."""
         self.error, self.is_open = error, False
+
+    def cut(self, error: RpcError) -> None:
+        """Go back to the queue: the connection ended before the reply."""
+        self.last_cut = error
+        self.link.was_cut()
+
+    def _answered(self, *, is_refused: bool) -> None:
+        latency_s = time.monotonic() - self.begun_s
+        self.link.answered(self._kind, latency_s, is_refused=is_refused)
 
 
 class Link:
@@ -73,12 +99,15 @@ class Link:
         self._endpoint = endpoint
         self._credentials = credentials
         self._identity = identity
+        self.last_failure: RpcError | None = None
+        """Why the last attempt to connect has failed, if one has."""
         self.connection: Connection | None = None
         """The last one made; it may have been closed since."""
         self._unreachable_since_s: float | None = None
         self._pause_s = 0.0
         self._next_attempt_s = 0.0
         self._was_connected = False
+        self._counters = LinkCounters(server)
         self._incarnation = 0
         """The newest start of this server that has answered; older ones were replaced."""
 
@@ -86,6 +115,11 @@ class Link:
         """Number a new changing request."""
         self.sequence += 1
         return self.sequence
+
+    def is_due(self) -> bool:
+        """Whether the next `open_connection` would connect."""
+        is_open = self.connection is not None and not self.connection.closed
+        return not is_open and time.monotonic() >= self._next_attempt_s
 
     def open_connection(self, left_s: float) -> Connection | None:
         """Return a usable connection, or None when the next attempt has to wait.
@@ -113,8 +147,7 @@ class Link:
             # shakes hands looks like a refusal.
             if isinstance(error, AuthError) and not self._was_connected:
                 raise
-            self._note_failure(now_s)
-            _logger.debug("%s: %s", self.name, error)
+            self._note_failure(now_s, error)
             return None
         if connection.peer.rank != self.server:
             connection.close()
@@ -123,27 +156,44 @@ class Link:
             )
         if connection.peer.incarnation < self._incarnation:
             connection.close()
-            _logger.warning(
-                "%s answers as start %d, but start %d has replaced it",
-                self.name, connection.peer.incarnation, self._incarnation,
-            )  # fmt: skip
-            self._note_failure(now_s)
+            replaced = PeerGone(
+                f"it answers as start {connection.peer.incarnation}, but start "
+                f"{self._incarnation} has replaced it"
+            )
+            _logger.warning("%s: %s", self.name, replaced)
+            self._note_failure(now_s, replaced)
             return None
         self._incarnation = connection.peer.incarnation
+        self._counters.connected(connection)
         self.connection = connection
         self._was_connected = True
         self._unreachable_since_s = None
         return connection
 
-    def pause_after_cut(self) -> None:
-        """Wait a little longer each time before the connection is made again."""
-        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S)
-        self._next_attempt_s = time.monotonic() + self._pause_s
+    def was_cut(self) -> None:
+        """Count a request that has to be sent again, and wait before it is."""
+        self._counters.retries += 1
+        self.pause_after_cut()
 
-    def succeeded(self) -> None:
-        """A reply has come: the next cut is a new story."""
+    def pause_after_cut(self) -> None:
+        """Wait a little longer each time before the connection is made again.
+
+        By chance up to half as long: the clients of a server that comes back come one by one.
+        """
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S)
+        self._next_attempt_s = time.monotonic() + self._pause_s * random.uniform(0.5, 1.0)
+
+    def answered(
+        self, request: type[messages.Request], latency_s: float, *, is_refused: bool
+    ) -> None:
+        """Count an answer; the next cut is a new story."""
         self._pause_s = 0.0
         self._next_attempt_s = 0.0
+        self._counters.answered(request, latency_s, is_refused=is_refused)
+
+    def stats(self) -> LinkStats:
+        """Return what was counted so far."""
+        return self._counters.snapshot()
 
     def unreachable_s(self) -> float:
         """How long every attempt to connect has failed."""
@@ -159,7 +209,9 @@ class Link:
         if self.connection is not None:
             self.connection.close()
 
-    def _note_failure(self, now_s: float) -> None:
+    def _note_failure(self, now_s: float, error: RpcError) -> None:
+        _logger.debug("%s: %s", self.name, error)
+        self.last_failure = error
         if self._unreachable_since_s is None:
             self._unreachable_since_s = now_s
         self.pause_after_cut()

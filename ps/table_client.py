@@ -95,7 +95,7 @@ class TableClient:
             for name, batch in routed.items()
         }
         with self._lock:
-            request = messages.encode(messages.Lookup(self._known_hash(), self._order(routed)))
+            request = messages.Lookup(self._known_hash(), self._order(routed))
             calls = [
                 Outgoing(
                     link,
@@ -179,8 +179,8 @@ class TableClient:
         self, link: Link, spec: TableSpec, place: tuple[int, int], with_slots: bool
     ) -> tuple[tuple[Array, Array], int]:
         with self._lock:
-            request = messages.encode(
-                messages.Scan(self._known_hash(), self._numbers[spec.name], *place, with_slots)
+            request = messages.Scan(
+                self._known_hash(), self._numbers[spec.name], *place, with_slots
             )
             call = Outgoing(link, lambda _: request)
             (reply,) = self._fleet.send([call], timeout_s=self._timeout_s)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +29,7 @@ from ps.lifecycle import ServerSettings
 from ps.params import Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.service import Service
 from rpc.address import Endpoint
-from rpc.connection import Reply
+from rpc.connection import ConnectionStats, Reply
 from rpc.errors import DeadlineExceeded, PeerGone, RemoteError, RpcError
 from rpc.handshake import Credentials, Identity, Role
 from tests.simulation import Task, World, end_runners
@@ -137,6 +138,8 @@ class Fate:
 class Connection:
     """One authenticated connection, and what is left of it after a cut."""
 
+    transport = "simulated"
+
     def __init__(self, network: Network, served: Service, identity: Identity) -> None:
         self.network = network
         self.service = served
@@ -146,6 +149,9 @@ class Connection:
 
     def close(self) -> None:
         self.closed = True
+
+    def stats(self) -> ConnectionStats:
+        return ConnectionStats(calls=0, errors=0, bytes_sent=0, bytes_received=0)
 
     def call(self, meta: bytes, payload: Any = (), *, into: Any = None, timeout_s: float) -> Reply:
         """As rpc's: one call alone."""
@@ -313,6 +319,8 @@ class Simulation:
         patched.setattr(serving, "SEND_BYTES", 8 * BUCKET_ELEMENTS)
         patched.setattr(links, "connect", network.connect)
         patched.setattr(exchange, "wait_any", network.wait_any)
+        patched.setattr(exchange, "connect_together", lambda *_: {})  # threads of its own
+        patched.setattr(links, "random", SimpleNamespace(uniform=lambda _, longest: longest))
         patched.setattr(secrets, "randbits", world.random.getrandbits)
         tasks = [
             world.spawn(f"worker:{worker.rank}", partial(self._work, worker))

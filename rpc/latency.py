@@ -1,0 +1,84 @@
+"""How long things took: a histogram of fixed size, cheap enough for every call.
+
+Covers: counting durations, percentiles of them.
+Does not: measure (whoever calls), lock.
+Threads: one at a time writes; a reader in another thread may miss the last few counts.
+
+Bins grow with the durations: 8 of equal width per power of two, from 1 us on, so a percentile is
+exact to an eighth whatever the scale (the layout of HdrHistogram with 3 bits). Shorter durations
+than 8 us have bins of 1 us, longer ones than about an hour the last bin.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+_BITS = 3
+_PER_OCTAVE = 1 << _BITS
+_MAX_US = (1 << 32) - 1
+_NUM_BINS = (32 - _BITS) * _PER_OCTAVE + _PER_OCTAVE
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """A snapshot: how many, how long altogether, and the percentiles; zeros before the first."""
+
+    count: int = 0
+    total_s: float = 0.0
+    p50_s: float = 0.0
+    """Half of them took no longer, to within an eighth."""
+    p99_s: float = 0.0
+    """One of a hundred took longer; far above the median: something makes single calls wait."""
+    max_s: float = 0.0
+
+
+class LatencyHistogram:
+    """Durations counted in bins."""
+
+    __slots__ = ("_bins", "_max_s", "_total_s")
+
+    def __init__(self) -> None:
+        self._bins = [0] * _NUM_BINS
+        self._total_s = 0.0
+        self._max_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one duration."""
+        micros = int(seconds * 1e6)
+        if micros < _PER_OCTAVE:
+            self._bins[max(0, micros)] += 1
+        else:
+            micros = min(micros, _MAX_US)
+            shift = micros.bit_length() - _BITS - 1
+            self._bins[(shift << _BITS) + (micros >> shift)] += 1
+        self._total_s += seconds
+        if seconds > self._max_s:
+            self._max_s = seconds
+
+    def percentile_s(self, percent: float) -> float:
+        """Return the duration that so many percent of those counted did not exceed, 0 if none."""
+        bins = list(self._bins)
+        needed = max(1.0, sum(bins) * percent / 100.0)
+        seen = 0
+        for index, count in enumerate(bins):
+            seen += count
+            if count and seen >= needed:
+                return min(_upper_s(index), self._max_s)
+        return 0.0
+
+    def snapshot(self) -> Latency:
+        """Return what was counted so far."""
+        return Latency(
+            count=sum(self._bins),
+            total_s=self._total_s,
+            p50_s=self.percentile_s(50.0),
+            p99_s=self.percentile_s(99.0),
+            max_s=self._max_s,
+        )
+
+
+def _upper_s(index: int) -> float:
+    """Return the end of a bin."""
+    if index < _PER_OCTAVE:
+        return (index + 1) * 1e-6
+    shift = (index >> _BITS) - 1
+    return ((index - (shift << _BITS) + 1) << shift) * 1e-6
