@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from ps import serving
+from ps import intake, serving
 from ps.client import PSClient
 from ps.params import Hyper, Manifest
 from tests.fault_proxy import ALL, KEEPS_BYTES, Direction, Fault
@@ -127,7 +127,7 @@ def run(proxied: Callable[..., ProxiedCluster], schedule: Schedule) -> int:
     ids=["6", "400"],
 )
 def test_counters_are_exact_over_every_bad_network(proxied, monkeypatch, first: int, count: int):
-    monkeypatch.setattr(serving, "READ_BYTES", 512)
+    monkeypatch.setattr(intake, "READ_BYTES", 512)
     monkeypatch.setattr(serving, "SEND_BYTES", 1024)
     fired = 0
     for seed in range(first, first + count):

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ps import serving
+from ps import intake, serving
 from ps.client import PSClient
 from ps.errors import RequestTimeout
 from ps.params import Adam, Hyper
@@ -38,7 +38,7 @@ HYPER = Hyper(0.1)
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and answer bucket by bucket, so that small pushes are cut half applied."""
-    monkeypatch.setattr(serving, "READ_BYTES", 512)
+    monkeypatch.setattr(intake, "READ_BYTES", 512)
     monkeypatch.setattr(serving, "SEND_BYTES", 1024)
 
 
