@@ -17,18 +17,24 @@ MAX_CONSTANT = 1e30
 """Largest epsilon, initial value or strength: far below what overflows float32."""
 
 
-def _check_range(rule: object, name: str, low: float, high: float) -> None:
-    value = getattr(rule, name)
-    if not low <= value <= high:  # also false for NaN
-        kind = type(rule).__name__
-        raise SettingsError(f"{kind}: {name} must be in [{low:g}, {high:g}], got {value!r}")
-
-
-def _check_betas(rule: object) -> None:
-    for name in ("beta_1", "beta_2"):
-        value = getattr(rule, name)
-        if not 0.0 <= value < 1.0:
-            raise SettingsError(f"{type(rule).__name__}: {name} must be in [0, 1), got {value!r}")
+_RANGES: dict[str, tuple[float, float]] = {
+    "weight_decay": (0.0, math.inf),
+    "clipvalue": (0.0, math.inf),
+    "clipnorm": (0.0, math.inf),
+    "global_clipnorm": (0.0, math.inf),
+    "momentum": (0.0, 1.0),
+    "rho": (0.0, 1.0),
+    "beta_1": (0.0, 1.0),
+    "beta_2": (0.0, 1.0),
+    "epsilon": (0.0, MAX_CONSTANT),
+    "initial_accumulator_value": (0.0, MAX_CONSTANT),
+    "learning_rate_power": (-16.0, 0.0),
+    "l1_regularization_strength": (0.0, MAX_CONSTANT),
+    "l2_regularization_strength": (0.0, MAX_CONSTANT),
+    "l2_shrinkage_regularization_strength": (0.0, MAX_CONSTANT),
+    "beta": (0.0, MAX_CONSTANT),
+}
+"""By name of a setting: the least and the largest value, for every rule that has it."""
 
 
 class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
@@ -44,9 +50,15 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
     """The whole gradient is scaled down to this norm. None or 0: not clipped."""
 
     def __post_init__(self) -> None:
-        for name in ("weight_decay", "clipvalue", "clipnorm", "global_clipnorm"):
-            if getattr(self, name) is not None:
-                _check_range(self, name, 0.0, math.inf)
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name not in _RANGES or value is None:
+                continue
+            low, high = _RANGES[name]
+            if not low <= value <= high:  # also false for NaN
+                raise SettingsError(
+                    f"{type(self).__name__}: {name} must be in [{low:g}, {high:g}], got {value!r}"
+                )
 
 
 class SGD(Descent, frozen=True, kw_only=True, tag="sgd"):
@@ -55,21 +67,12 @@ class SGD(Descent, frozen=True, kw_only=True, tag="sgd"):
     momentum: float = 0.0
     nesterov: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_range(self, "momentum", 0.0, 1.0)
-
 
 class Adagrad(Descent, frozen=True, kw_only=True, tag="adagrad"):
     """See ps.formulas.adagrad."""
 
     epsilon: float = 1e-7
     initial_accumulator_value: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_range(self, "epsilon", 0.0, MAX_CONSTANT)
-        _check_range(self, "initial_accumulator_value", 0.0, MAX_CONSTANT)
 
 
 class RMSprop(Descent, frozen=True, kw_only=True, tag="rmsprop"):
@@ -80,12 +83,6 @@ class RMSprop(Descent, frozen=True, kw_only=True, tag="rmsprop"):
     epsilon: float = 1e-7
     centered: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_range(self, "rho", 0.0, 1.0)
-        _check_range(self, "momentum", 0.0, 1.0)
-        _check_range(self, "epsilon", 0.0, MAX_CONSTANT)
-
 
 class Adadelta(Descent, frozen=True, kw_only=True, tag="adadelta"):
     """See ps.formulas.adadelta."""
@@ -93,23 +90,24 @@ class Adadelta(Descent, frozen=True, kw_only=True, tag="adadelta"):
     rho: float = 0.95
     epsilon: float = 1e-7
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_range(self, "rho", 0.0, 1.0)
-        _check_range(self, "epsilon", 0.0, MAX_CONSTANT)
 
-
-class Adam(Descent, frozen=True, kw_only=True, tag="adam"):
-    """See ps.formulas.adam."""
+class Moments(Descent, frozen=True, kw_only=True):
+    """Settings of the rules that correct two moving averages by powers of the step's number."""
 
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-7
 
     def __post_init__(self) -> None:
+        for name in ("beta_1", "beta_2"):
+            value = getattr(self, name)
+            if not 0.0 <= value < 1.0:
+                raise SettingsError(f"{type(self).__name__}: {name} must be in [0, 1), got {value!r}")
         super().__post_init__()
-        _check_betas(self)
-        _check_range(self, "epsilon", 0.0, MAX_CONSTANT)
+
+
+class Adam(Moments, frozen=True, kw_only=True, tag="adam"):
+    """See ps.formulas.adam."""
 
 
 class AdamW(Adam, frozen=True, kw_only=True, tag="adamw"):
@@ -122,30 +120,12 @@ class AMSGrad(Adam, frozen=True, kw_only=True, tag="amsgrad"):
     """Keras's Adam or AdamW with `amsgrad=True`; see ps.formulas.amsgrad."""
 
 
-class Adamax(Descent, frozen=True, kw_only=True, tag="adamax"):
+class Adamax(Moments, frozen=True, kw_only=True, tag="adamax"):
     """See ps.formulas.adamax."""
 
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_betas(self)
-        _check_range(self, "epsilon", 0.0, MAX_CONSTANT)
-
-
-class Nadam(Descent, frozen=True, kw_only=True, tag="nadam"):
+class Nadam(Moments, frozen=True, kw_only=True, tag="nadam"):
     """See ps.formulas.nadam."""
-
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_betas(self)
-        _check_range(self, "epsilon", 0.0, MAX_CONSTANT)
 
 
 class Ftrl(Descent, frozen=True, kw_only=True, tag="ftrl"):
@@ -158,29 +138,12 @@ class Ftrl(Descent, frozen=True, kw_only=True, tag="ftrl"):
     l2_shrinkage_regularization_strength: float = 0.0
     beta: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_range(self, "learning_rate_power", -16.0, 0.0)
-        for name in (
-            "initial_accumulator_value",
-            "l1_regularization_strength",
-            "l2_regularization_strength",
-            "l2_shrinkage_regularization_strength",
-            "beta",
-        ):
-            _check_range(self, name, 0.0, MAX_CONSTANT)
-
 
 class Lion(Descent, frozen=True, kw_only=True, tag="lion"):
     """See ps.formulas.lion."""
 
     beta_1: float = 0.9
     beta_2: float = 0.99
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_range(self, "beta_1", 0.0, 1.0)
-        _check_range(self, "beta_2", 0.0, 1.0)
 
 
 class Average(msgspec.Struct, frozen=True, tag_field="rule", tag="average"):

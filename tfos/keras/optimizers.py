@@ -8,10 +8,11 @@ Does not: apply anything.      Threads: no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import msgspec
 
 from ps import params
 from tfos.keras.errors import UnsupportedOptimizer
@@ -97,74 +98,35 @@ def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> params.RuleCon
         for name in ("clipvalue", "clipnorm", "global_clipnorm"):
             limit = getattr(inner, name)
             descent[name] = float(limit) if limit else None
-    return _RULES[type(inner)](inner, descent)
+    return _kind(inner)(**_own_settings(inner), **descent)
 
 
-def _sgd(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
-    return params.SGD(momentum=float(inner.momentum), nesterov=bool(inner.nesterov), **descent)
+def _kind(inner: Any) -> type[params.Descent]:
+    return params.AMSGrad if getattr(inner, "amsgrad", False) else _RULES[type(inner)]
 
 
-def _adagrad(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
-    return params.Adagrad(**_floats(inner, "epsilon", "initial_accumulator_value"), **descent)
-
-
-def _adam(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
-    kind = params.AdamW if type(inner) is keras.optimizers.AdamW else params.Adam
-    if inner.amsgrad:
-        kind = params.AMSGrad
-    return kind(**_floats(inner, "beta_1", "beta_2", "epsilon"), **descent)
-
-
-def _rmsprop(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
-    settings = _floats(inner, "rho", "momentum", "epsilon")
-    return params.RMSprop(centered=bool(inner.centered), **settings, **descent)
-
-
-def _ftrl(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
-    settings = _floats(
-        inner,
-        "learning_rate_power",
-        "initial_accumulator_value",
-        "l1_regularization_strength",
-        "l2_regularization_strength",
-        "l2_shrinkage_regularization_strength",
-        "beta",
-    )
-    return params.Ftrl(**settings, **descent)
-
-
-def _adadelta(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
-    return params.Adadelta(**_floats(inner, "rho", "epsilon"), **descent)
-
-
-def _adamax(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
-    return params.Adamax(**_floats(inner, "beta_1", "beta_2", "epsilon"), **descent)
-
-
-def _nadam(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
-    return params.Nadam(**_floats(inner, "beta_1", "beta_2", "epsilon"), **descent)
-
-
-def _lion(inner: Any, descent: dict[str, Any]) -> params.RuleConfig:
-    return params.Lion(**_floats(inner, "beta_1", "beta_2"), **descent)
-
-
-def _floats(inner: Any, *names: str) -> dict[str, float]:
-    return {name: float(getattr(inner, name)) for name in names}
+def _own_settings(inner: Any) -> dict[str, Any]:
+    """Return the settings that the rule has and others do not; Keras calls them the same."""
+    shared = set(params.Descent.__struct_fields__)
+    return {
+        field.name: type(field.default)(getattr(inner, field.name))
+        for field in msgspec.structs.fields(_kind(inner))
+        if field.name not in shared
+    }
 
 
 # By exact class: a subclass may compute something else in update_step.
-_RULES: dict[type, Callable[[Any, dict[str, Any]], params.RuleConfig]] = {
-    keras.optimizers.SGD: _sgd,
-    keras.optimizers.Adagrad: _adagrad,
-    keras.optimizers.RMSprop: _rmsprop,
-    keras.optimizers.Adadelta: _adadelta,
-    keras.optimizers.Adam: _adam,
-    keras.optimizers.AdamW: _adam,
-    keras.optimizers.Adamax: _adamax,
-    keras.optimizers.Nadam: _nadam,
-    keras.optimizers.Ftrl: _ftrl,
-    keras.optimizers.Lion: _lion,
+_RULES: dict[type, type[params.Descent]] = {
+    keras.optimizers.SGD: params.SGD,
+    keras.optimizers.Adagrad: params.Adagrad,
+    keras.optimizers.RMSprop: params.RMSprop,
+    keras.optimizers.Adadelta: params.Adadelta,
+    keras.optimizers.Adam: params.Adam,
+    keras.optimizers.AdamW: params.AdamW,
+    keras.optimizers.Adamax: params.Adamax,
+    keras.optimizers.Nadam: params.Nadam,
+    keras.optimizers.Ftrl: params.Ftrl,
+    keras.optimizers.Lion: params.Lion,
 }
 
 
