@@ -114,17 +114,17 @@ def step_of(name: str) -> int | None:
 
 
 def bucket_nbytes(layout: Layout, manifest: Manifest, bucket_id: int) -> int:
-    """Return the bytes of a bucket in a shard's file: its values and its slots."""
+    """Return the bytes of a bucket in a shard's file: its values and what is kept with them."""
     bucket = layout.buckets[bucket_id]
-    return bucket.nbytes * (1 + len(rule_of(manifest.group(bucket.group).rule).slots))
+    return bucket.nbytes * (1 + len(rule_of(manifest.group(bucket.group).rule).kept))
 
 
 def new_arrays(layout: Layout, manifest: Manifest, bucket_id: int) -> list[Array]:
-    """Return arrays for a bucket's values and each slot."""
+    """Return arrays for a bucket's values and each array kept with them."""
     bucket = layout.buckets[bucket_id]
-    num_slots = len(rule_of(manifest.group(bucket.group).rule).slots)
+    num_kept = len(rule_of(manifest.group(bucket.group).rule).kept)
     dtype = layout.group(bucket.group).numpy_dtype
-    return [np.empty(bucket.num_elements, dtype) for _ in range(1 + num_slots)]
+    return [np.empty(bucket.num_elements, dtype) for _ in range(1 + num_kept)]
 
 
 def encode_manifest(checkpoint: Checkpoint) -> bytes:

@@ -277,7 +277,7 @@ def _description(manifest: Manifest, *, with_rules: bool) -> list[str]:
     for group in manifest.groups:
         rule = rule_of(group.rule)
         if with_rules:
-            lines.append(f"group {group.name} {rule.name}({', '.join(rule.slots)})")
+            lines.append(f"group {group.name} {rule.name}({', '.join(rule.kept)})")
         lines += [f"{group.name}/{p.name} {group.dtype}{list(p.shape)}" for p in group.params]
     for table in manifest.tables:
         if with_rules:

@@ -133,10 +133,10 @@ class PSClient:
             self._adopt(Manifest.decode(reply.payload))
             return self.manifest
 
-    def pull(self, into: Mapping[str, Array]) -> Ack:
-        """Fill the arrays with the newest values."""
+    def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
+        """Fill the arrays with the newest values, or their moving averages where there are any."""
         with self._lock:
-            return self._dense.pull(into)
+            return self._dense.pull(into, averages=averages)
 
     def push(self, grads: Mapping[str, Array], *, hyper: Hyper, rows: int) -> Ack:
         """Bring a gradient of `rows` rows; in sync mode wait until everybody's is applied.

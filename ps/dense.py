@@ -20,6 +20,7 @@ import numpy as np
 
 from ps import kernels
 from ps.errors import ManifestMismatch, NonFiniteGradient, ShapeError
+from ps.moving_average import MovingAverage
 from ps.norms import clip_of
 from ps.optimizers import rule_of, step_scalars
 from ps.params import (
@@ -47,8 +48,9 @@ class _Group:
         self.start = buckets[0].start
         size = buckets[-1].stop - self.start
         self.values: Array = np.zeros(size, self.dtype)
-        self.slots = tuple(self._new_slot(size, start) for start in self.rule.slot_starts)
+        self.slots = tuple(self._new_slot(size, start) for start in self.rule.kept_starts)
         self.update = kernels.dense_for(spec.rule, spec.dtype)
+        self.average = MovingAverage.if_kept(spec.rule, self.dtype)
         self._last: tuple[Hyper, int, Array] | None = None
 
     def _new_slot(self, size: int, start: float) -> Array:
@@ -147,10 +149,20 @@ class DenseShard:
         """Return the live values of a bucket as read-only bytes; no lock is taken."""
         return self.values(bucket_id).data.cast("B")
 
-    def slots(self, bucket_id: int) -> dict[str, Array]:
-        """Return the live optimizer slots of a bucket by name; no lock is taken."""
+    def averages(self, bucket_id: int) -> memoryview:
+        """Return the live moving average of a bucket as read-only bytes; no lock is taken.
+
+        Where none is kept, or there was no update yet, its values.
+        """
         piece = self._slice(bucket_id)
-        return dict(zip(piece.group.rule.slots, piece.slots, strict=True))
+        if piece.group.average is None or not piece.step:
+            return self.value_bytes(bucket_id)
+        return piece.slots[-1].data.toreadonly().cast("B")
+
+    def slots(self, bucket_id: int) -> dict[str, Array]:
+        """Return what a bucket keeps beside its values, by name; no lock is taken."""
+        piece = self._slice(bucket_id)
+        return dict(zip(piece.group.rule.kept, piece.slots, strict=True))
 
     def version(self, bucket_id: int) -> int:
         """Return how often the bucket's values have changed."""
@@ -230,9 +242,12 @@ class DenseShard:
         gradient = self._clipped(group, gradient)
         with piece.lock:
             scalars = group.scalars(hyper, piece.step + 1)
-            group.update(gradient, piece.values, *piece.slots, scalars)
+            slots = piece.slots[: len(group.rule.slots)]
+            group.update(gradient, piece.values, *slots, scalars)
             piece.step += 1
             piece.version += 1
+            if group.average is not None:
+                group.average.follow(piece.values, piece.slots[-1], piece.step)
 
     def _average(self, piece: _Slice, pushed: Array) -> None:
         with piece.lock:

@@ -90,9 +90,9 @@ class DenseClient:
         ]
         self._fleet.answers(calls, Description, timeout_s=self._timeout_s)
 
-    def pull(self, into: Mapping[str, Array]) -> Ack:
-        """Fill the arrays with the newest values."""
-        request = messages.Pull(self.known_hash())
+    def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
+        """Fill the arrays with the newest values, or their moving averages where there are any."""
+        request = messages.Pull(self.known_hash(), averages)
         check_arrays(self.layout, into, "into", writable=True)
         calls = [
             Outgoing(link, lambda _: request, into=views_of(into, self.pieces[link.server]))

@@ -149,7 +149,7 @@ def _groups(checkpoint: Checkpoint) -> Iterator[GroupReport]:
     for group in checkpoint.manifest.groups:
         rule = rule_of(group.rule)
         shapes = {param.name: param.shape for param in group.params}
-        yield GroupReport(group.name, group.dtype, rule.name, tuple(rule.slots), shapes)
+        yield GroupReport(group.name, group.dtype, rule.name, rule.kept, shapes)
 
 
 def _tables(storage: Storage, checkpoint: Checkpoint) -> Iterator[TableReport]:

@@ -69,6 +69,16 @@ def add_scaled(g: Array, out: Array, s: Array) -> None:
 
 
 @kernel
+def blend(v: Array, average: Array, s: Array) -> None:
+    """Write average * s[0] + v * s[1] to average; see ps.moving_average."""
+    kept, taken = s[0], s[1]
+    mode = flush_denormals()
+    for i in range(v.size):
+        average[i] = kept * average[i] + taken * v[i]
+    restore(mode)
+
+
+@kernel
 def count_all_ones(bits: Array, mask: Array) -> int:
     """Count the elements in which all bits of mask[0] are set."""
     ones = mask[0]
@@ -186,6 +196,7 @@ _HELPERS = {
     "clip": clip,
     "scale": scale,
     "add_scaled": add_scaled,
+    "blend": blend,
     "count_all_ones": count_all_ones,
 }
 _LOOPS = {
@@ -248,6 +259,8 @@ def _names_for(manifest: Manifest) -> set[tuple[str, str]]:
             names |= {"scale", "add_scaled"}
         if isinstance(group.rule, Descent) and group.rule.clipvalue:
             names.add("clip")
+        if isinstance(group.rule, Descent) and group.rule.ema_momentum is not None:
+            names.add("blend")
         wanted |= {(name, group.dtype) for name in names}
     return wanted
 

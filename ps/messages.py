@@ -94,6 +94,8 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
     """Ask for the newest values."""
 
     manifest_hash: Digest
+    averages: bool = False
+    """For their moving averages instead, where the group's rule keeps them."""
 
 
 class Push(msgspec.Struct, frozen=True, tag="push"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,10 @@ Number = Any
 """A numpy scalar of a group's dtype."""
 
 
+AVERAGE = "average"
+"""Name of the moving average among what is kept with the values."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A formula and what stands around it."""
@@ -54,11 +58,23 @@ class Rule:
     """The formula's last scalars, in double precision; cast to the dtype on use."""
     step_scalars: tuple[str, ...] = ()
     """Scalars with powers of the step that may come with the push (`Hyper.scalars`)."""
+    is_averaged: bool = False
+    """Whether a moving average of the values is kept; see ps.moving_average."""
 
     @property
     def name(self) -> str:
         """The formula's name."""
         return self.formula.__name__
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Arrays that a server keeps beside the values: the slots, then the average if any."""
+        return (*self.slots, *[AVERAGE] * self.is_averaged)
+
+    @property
+    def kept_starts(self) -> tuple[float, ...]:
+        """What each of them is filled with."""
+        return (*self.slot_starts, *[0.0] * self.is_averaged)
 
     @property
     def scalar_names(self) -> tuple[str, ...]:
@@ -171,7 +187,7 @@ def rule_of(config: RuleConfig) -> Rule:
     """Return the rule that a configuration means."""
     for kind, make in _RULES.items():
         if isinstance(config, kind):
-            return make(config)
+            return replace(make(config), is_averaged=config.ema_momentum is not None)
     return Rule(formulas.average if isinstance(config, Average) else formulas.add)
 
 

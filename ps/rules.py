@@ -22,6 +22,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "clipvalue": (0.0, math.inf),
     "clipnorm": (0.0, math.inf),
     "global_clipnorm": (0.0, math.inf),
+    "ema_momentum": (0.0, 1.0),
+    "ema_overwrite_frequency": (1, 1 << 53),
     "momentum": (0.0, 1.0),
     "rho": (0.0, 1.0),
     "beta_1": (0.0, 1.0),
@@ -48,8 +50,18 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
     """Each parameter's gradient is scaled down to this norm. None or 0: not clipped."""
     global_clipnorm: float | None = None
     """The whole gradient is scaled down to this norm. None or 0: not clipped."""
+    ema_momentum: float | None = None
+    """Keep a moving average of the values, of which so much stays at each update; Keras's use_ema.
+    None: no average. See ps.moving_average."""
+    ema_overwrite_frequency: int | None = None
+    """Replace the values by their average at every so manyth update. None: never."""
 
     def __post_init__(self) -> None:
+        if self.ema_overwrite_frequency is not None and self.ema_momentum is None:
+            raise SettingsError(
+                f"{type(self).__name__}: ema_overwrite_frequency={self.ema_overwrite_frequency} "
+                "needs ema_momentum: without it there is no average"
+            )
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if name not in _RANGES or value is None:
@@ -102,7 +114,9 @@ class Moments(Descent, frozen=True, kw_only=True):
         for name in ("beta_1", "beta_2"):
             value = getattr(self, name)
             if not 0.0 <= value < 1.0:
-                raise SettingsError(f"{type(self).__name__}: {name} must be in [0, 1), got {value!r}")
+                raise SettingsError(
+                    f"{type(self).__name__}: {name} must be in [0, 1), got {value!r}"
+                )
         super().__post_init__()
 
 

@@ -231,7 +231,7 @@ class Service:
     def _pull(self, call: Call, request: messages.Pull) -> None:
         shard = self.life.loaded()
         shard.check_manifest(request.manifest_hash)
-        shard.pull(call)
+        shard.pull(call, averages=request.averages)
 
     def _push(self, call: Call, request: messages.Push) -> None:
         self.life.loaded().push(call, request)

@@ -113,12 +113,13 @@ class ServingShard:
                 "attach() again to get the shard's"
             )
 
-    def pull(self, call: Incoming) -> None:
-        """Answer with the newest values."""
+    def pull(self, call: Incoming, *, averages: bool = False) -> None:
+        """Answer with the newest values, or with their moving averages."""
         clock = self.gate.clock
-        call.reply(messages.encode(Ack(clock)), self._values)
+        told = list(map(self.dense.averages, self.dense.bucket_ids)) if averages else self._values
+        call.reply(messages.encode(Ack(clock)), told)
         self._counters.add(bytes_out=self.dense.value_nbytes)
-        if call.peer.role is Role.WORKER:
+        if call.peer.role is Role.WORKER and not averages:
             self.gate.pulled(WorkerRank(call.peer.rank), clock)
 
     def push(self, call: Incoming, request: messages.Push) -> None:

@@ -47,7 +47,7 @@ def table_arrays(
 
 def array_suffixes(config: RuleConfig, *, slots: bool) -> list[str]:
     """Return what follows a name in an export: nothing for values, `:SLOT` for each slot."""
-    return ["", *(f":{slot}" for slot in rule_of(config).slots)][: None if slots else 1]
+    return ["", *(f":{slot}" for slot in rule_of(config).kept)][: None if slots else 1]
 
 
 def _joined(root: Root, checkpoint: Checkpoint, at: int, spec: TableSpec) -> tuple[Array, Array]:

@@ -319,7 +319,10 @@ class OwnRule(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
         (lambda: keras.optimizers.Lamb(), "Lamb, which scales .* whole parameter.*use AdamW"),
         (lambda: keras.optimizers.Adafactor(), "Adafactor, which keeps sums over.*use Adam"),
         (lambda: OwnRule(0.1), "no update rule for OwnRule; compile .* one of: SGD, Adagrad"),
-        (lambda: keras.optimizers.SGD(use_ema=True), "use_ema=True.*average the weights"),
+        (
+            lambda: keras.optimizers.SGD(use_ema=True, gradient_accumulation_steps=2),
+            "use_ema=True, gradient_accumulation_steps=2.*drop one of the two",
+        ),
     ],
 )
 def test_optimizers_without_a_rule_are_refused(cluster, optimizer, sentence):

@@ -40,6 +40,9 @@ EQUAL = {
     "adamax": make("Adamax", 0.01),
     "ftrl": make("Ftrl", 0.1, l1_regularization_strength=0.001, beta=0.1),
     "lion without decay of biases": without_decay_of_biases,
+    "averages that replace the weights": make(
+        "AdamW", 0.01, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=5
+    ),
     "accumulation over 2 batches with a schedule": warming_up,
     "accumulation over 5 batches, 2 left": make("Adam", 0.01, gradient_accumulation_steps=5),
 }

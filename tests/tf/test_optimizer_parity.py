@@ -146,6 +146,10 @@ EQUAL = {
     "adamw with amsgrad": keras_optimizer("AdamW", 0.003, amsgrad=True),
     "adamax": keras_optimizer("Adamax", 0.01),
     "ftrl": keras_optimizer("Ftrl", 0.05),
+    "sgd with averages": keras_optimizer("SGD", 0.05, use_ema=True, ema_momentum=0.3),
+    "adamw with averages": keras_optimizer(
+        "AdamW", 0.003, use_ema=True, ema_momentum=0.97, ema_overwrite_frequency=7
+    ),
     "ftrl with strengths": keras_optimizer(
         "Ftrl",
         0.05,
@@ -184,7 +188,7 @@ def zero_without_sign(values):
 
 
 ALSO_WILD = ("sgd", "nesterov", "adamw", "adamw with amsgrad", "adamax", "ftrl", "lion")
-ALSO_DOUBLE = ("momentum", "adamw", "ftrl with strengths")
+ALSO_DOUBLE = ("momentum", "adamw", "ftrl with strengths", "adamw with averages")
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,8 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
                 FeedEndedWarning,
                 stacklevel=2,
             )
+            if before.epochs_run:  # what Keras does where it leaves its loop of epochs
+                model.optimizer.finalize_variable_values(model.trainable_weights)
             callbacks.on_train_end(before.last_logs)
             return model.history
 
@@ -264,16 +266,7 @@ def _pushing(original: Callable[..., Any], exchange: Exchange) -> Callable[..., 
 def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:
     @functools.wraps(save)
     def saving(*args: Any, **kwargs: Any) -> Any:
-        give_slots(model)
+        optimizers.give_slots(model)  # so that the file loads without complaint
         return save(*args, **kwargs)
 
     return saving
-
-
-def give_slots(model: Any) -> None:
-    """Let the optimizer have its (fresh) slots, so that a saved file loads without complaint."""
-    inner = optimizers.unwrap(model.optimizer)
-    if len(inner._trainable_variables) == len(model.trainable_variables):
-        return
-    inner.built = False
-    inner.build(model.trainable_variables)

@@ -101,16 +101,20 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         super().__init__()
         self._exchange = exchange
         self._name = name
+        self._has_run = False
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """Step 5 of the module's list."""
         exchange = self._exchange
+        self._has_run = True
         exchange.join()
         self._follow(f"{self._name}/{epoch}/decision")
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
         """End with the same parameters everywhere, restored best weights included."""
         self._exchange.leave()
+        if self._has_run:
+            self._exchange.finalize()
         self._follow(f"{self._name}/end")
         self._exchange.pull()
 

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from ps.params import Hyper, Manifest
-from tfos.keras import batches, frozen, variables
+from tfos.keras import batches, frozen, optimizers, variables
+from tfos.keras.averages import Averages
 from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
 from tfos.keras.in_flight import InFlight
 from tfos.keras.replica import Received, Replica
@@ -82,6 +83,7 @@ class Exchange:
         self._variables: variables.Variables | None = None
         self._step: GradientStep | None = None
         self._replica: Replica | None = None
+        self._averages: Averages | None = None
         self._in_flight: InFlight[Landed] = InFlight(lambda: self._client.timeout_s)
         self._most_in_flight = 0
 
@@ -132,6 +134,8 @@ class Exchange:
         self._variables = found
         self._replica = Replica(found.groups, self.optimizer)
         self._step = GradientStep(self.model, found, clips_here=not self.sync)
+        if optimizers.keeps_averages(self.optimizer):
+            self._averages = Averages(self.model, found.groups)
         self.pull()
 
     def attach_unbuilt(self, data: Any = None) -> None:
@@ -207,13 +211,20 @@ class Exchange:
             self._give_back(self._in_flight.oldest())
 
     def pull(self) -> None:
-        """Take the servers' newest values."""
+        """Take the servers' newest values, and their averages if it keeps any."""
         if self._replica is not None:
             self.drain()
             received = self._replica.take()
             self.clock = self._client.pull(received.arrays).clock
             self._replica.adopt(received, self.clock)
             self._replica.give(received)
+        if self._averages is not None:
+            self._averages.pull(self._client)
+
+    def finalize(self) -> None:
+        """Let the averages, which the model has at the end of `fit`, be the servers' values too."""
+        if self._averages is not None:
+            self.assign()
 
     def assign(self) -> None:
         """Put the model's present values on the servers; only the chief's count."""

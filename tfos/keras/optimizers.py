@@ -19,7 +19,7 @@ from tfos.keras.errors import UnsupportedOptimizer
 
 SUPPORTED = (
     "SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, Adamax, Nadam, Ftrl, Lion, with all their "
-    "settings except use_ema"
+    "settings"
 )
 _WHOLE_TENSORS = {
     "Adafactor": ("keeps sums over the rows and columns of each matrix", "Adam or Adagrad"),
@@ -51,11 +51,11 @@ def check(optimizer: Any) -> None:
             f"the parameter servers have no update rule for {kind}{_reason(kind)}; compile the "
             f"model with one of: {SUPPORTED}"
         )
-    if inner.use_ema:
+    if inner.use_ema and batches_per_update(inner) > 1:
         raise UnsupportedOptimizer(
-            f"{kind}(use_ema=True) is not supported: the averages of the weights would live on the "
-            "parameter servers, which answer with the weights alone; drop use_ema=True and lower "
-            "the learning rate towards the end (a schedule), or average the weights of checkpoints"
+            f"{kind}(use_ema=True, gradient_accumulation_steps={batches_per_update(inner)}): Keras "
+            "moves the averages at every batch, while the servers see one push for all of them; "
+            "drop one of the two"
         )
     if inner.built and int(inner.iterations) > 0:
         raise UnsupportedOptimizer(
@@ -69,6 +69,20 @@ def _reason(kind: str) -> str:
         return ""
     why, instead = _WHOLE_TENSORS[kind]
     return f", which {why}, while a server holds pieces of parameters (use {instead})"
+
+
+def keeps_averages(optimizer: Any) -> bool:
+    """Whether moving averages of the weights are kept."""
+    return bool(unwrap(optimizer).use_ema)
+
+
+def give_slots(model: Any) -> None:
+    """Let a model's optimizer have its (fresh) slots, as Keras does at the first step."""
+    inner = unwrap(model.optimizer)
+    if len(inner._trainable_variables) == len(model.trainable_variables):
+        return
+    inner.built = False
+    inner.build(model.trainable_variables)
 
 
 def batches_per_update(optimizer: Any) -> int:
@@ -91,9 +105,12 @@ def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> params.RuleCon
         decays: whether the optimizer's weight decay acts on these variables.
     """
     inner = unwrap(optimizer)
-    descent: dict[str, float | None] = {"weight_decay": None}
+    descent: dict[str, Any] = {"weight_decay": None}
     if decays and inner.weight_decay is not None:
         descent["weight_decay"] = float(inner.weight_decay)
+    if inner.use_ema:
+        descent["ema_momentum"] = float(inner.ema_momentum)
+        descent["ema_overwrite_frequency"] = inner.ema_overwrite_frequency or None
     if consistency == "sync":
         for name in ("clipvalue", "clipnorm", "global_clipnorm"):
             limit = getattr(inner, name)

@@ -95,6 +95,21 @@ def two_steps(tmp_path, trained):
     return tmp_path
 
 
+def test_averages_are_saved_with_the_slots_and_asked_for_by_name(tmp_path):
+    whole = manifest(Adam(ema_momentum=0.9, ema_overwrite_frequency=2))
+    trained = servers(2, whole)
+    train(trained, 1)
+    save(tmp_path, 5, trained)
+    restored = restore(tmp_path, 5, 3, whole)
+    assert list(restored[0].slots(0)) == ["momentum", "velocity", "average"]
+    for shards in (restored, trained):
+        train(shards, 2)
+        train(shards, 3)
+    assert state(restored) == state(trained)
+    with pytest.raises(CheckpointError, match=r"velocity, average\).*reset_optimizer"):
+        restore(tmp_path, 5, 1, manifest(Adam()))
+
+
 @pytest.mark.fault("F42")
 @pytest.mark.parametrize("num_servers", [1, 2, 3, 20])
 def test_any_number_of_servers_restores_and_goes_on_bit_for_bit(tmp_path, trained, num_servers):

@@ -224,6 +224,47 @@ def test_assigned_values_keep_slots_and_steps():
     assert (shard.step(0), shard.version(0)) == (1, 2)
 
 
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("frequency", [None, 3])
+def test_averages_follow_the_values_and_replace_them_as_often_as_asked(dtype, frequency):
+    """Against SGD with decay in numpy; at the first update the average is the value."""
+    rule = SGD(weight_decay=0.1, ema_momentum=0.9, ema_overwrite_frequency=frequency)
+    number = np.dtype(dtype).type
+    servers = shards(manifest(rule, dtype), 3)
+    expected = numbers(0, dtype)
+    seed(servers, expected)
+    assert averages_of(servers).tobytes() == expected.tobytes(), "no update yet"
+    average = np.zeros_like(expected)
+    for step in range(1, 8):
+        push(servers, numbers(step, dtype), Hyper(0.05))
+        decay, rate = number(np.float32(0.1)) * number(0.05), number(0.05)
+        expected = expected - expected * decay
+        expected = expected - numbers(step, dtype) * rate
+        kept = number(0.9 if step > 1 else 0)
+        average = kept * average + (number(1) - kept) * expected
+        if frequency and step % frequency == 0:
+            expected = average.copy()
+        assert averages_of(servers).tobytes() == average.tobytes(), step
+        assert pull(servers).tobytes() == expected.tobytes(), step
+
+
+def averages_of(servers):
+    parts = [server.averages(i) for server in servers for i in server.bucket_ids]
+    return np.concatenate(
+        [np.frombuffer(p, s) for p, s in zip(parts, dtypes(servers), strict=True)]
+    )
+
+
+def dtypes(servers):
+    return [server.dtype(i) for server in servers for i in server.bucket_ids]
+
+
+def test_groups_without_averages_answer_with_their_values():
+    (shard,) = shards(manifest(SGD()))
+    push([shard], numbers(1), Hyper(0.1))
+    assert averages_of([shard]).tobytes() == pull([shard]).tobytes()
+
+
 def test_a_dumped_bucket_can_be_loaded_elsewhere():
     (one,), (two,) = shards(manifest(Adam())), shards(manifest(Adam()))
     push([one], numbers(1), Hyper(0.1))
