@@ -31,7 +31,7 @@ from ps.errors import ShapeError
 from ps.float_mode import flush_denormals, restore
 from ps.kernel_cache import inlined, kernel, kernel_of_distinct_arrays
 from ps.kernel_source import Loop
-from ps.optimizers import decays, every_rule, rule_of
+from ps.optimizers import decays, every_rule, is_averaged, rule_of
 from ps.params import Manifest
 from ps.rules import Descent, RuleConfig
 
@@ -259,7 +259,7 @@ def _names_for(manifest: Manifest) -> set[tuple[str, str]]:
             names |= {"scale", "add_scaled"}
         if isinstance(group.rule, Descent) and group.rule.clipvalue:
             names.add("clip")
-        if isinstance(group.rule, Descent) and group.rule.ema_momentum is not None:
+        if is_averaged(group.rule):
             names.add("blend")
         wanted |= {(name, group.dtype) for name in names}
     return wanted

@@ -187,7 +187,7 @@ def rule_of(config: RuleConfig) -> Rule:
     """Return the rule that a configuration means."""
     for kind, make in _RULES.items():
         if isinstance(config, kind):
-            return replace(make(config), is_averaged=config.ema_momentum is not None)
+            return replace(make(config), is_averaged=is_averaged(config))
     return Rule(formulas.average if isinstance(config, Average) else formulas.add)
 
 
@@ -219,6 +219,11 @@ def every_rule() -> tuple[Rule, ...]:
 def decays(config: RuleConfig) -> bool:
     """Whether the values shrink before each update."""
     return isinstance(config, Descent) and bool(config.weight_decay)
+
+
+def is_averaged(config: RuleConfig) -> bool:
+    """Whether a moving average of the values is kept; see ps.moving_average."""
+    return isinstance(config, Descent) and config.ema_momentum is not None
 
 
 def adam_alpha(config: Adam, learning_rate: float, step: int, dtype: np.dtype[Any]) -> Number:

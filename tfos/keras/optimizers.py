@@ -118,7 +118,7 @@ def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> params.RuleCon
     return _kind(inner)(**_own_settings(inner), **descent)
 
 
-def _kind(inner: Any) -> type[params.Descent]:
+def _kind(inner: Any) -> type[params.RuleConfig]:
     return params.AMSGrad if getattr(inner, "amsgrad", False) else _RULES[type(inner)]
 
 
@@ -133,7 +133,7 @@ def _own_settings(inner: Any) -> dict[str, Any]:
 
 
 # By exact class: a subclass may compute something else in update_step.
-_RULES: dict[type, type[params.Descent]] = {
+_RULES: dict[type, type[params.RuleConfig]] = {
     keras.optimizers.SGD: params.SGD,
     keras.optimizers.Adagrad: params.Adagrad,
     keras.optimizers.RMSprop: params.RMSprop,
