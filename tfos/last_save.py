@@ -4,12 +4,14 @@ Covers: asking the servers, the bound on time, saying what became of it.
 Does not: carry a tensor through the driver (each server writes its own file), decide when (ending),
 know the files (ps.checkpoint).
 Runs in: the driver, which must see the directory as the servers do.
-Threads: one call, on the thread that ends the cluster.
+Threads: `save` is called on the thread that ends the cluster; `tfos-last-save` does the work, so
+that a file system that hangs cannot hold up the end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 
 from ps.checkpoint_format import step_name
@@ -47,16 +49,28 @@ class LastSave:
 
     def save(self, timeout_s: float) -> None:
         """Save if every server still serves; a failed save is a warning. Raises nothing."""
+        worker = threading.Thread(
+            target=self._run, args=(timeout_s,), name="tfos-last-save", daemon=True
+        )
+        worker.start()
+        worker.join(timeout_s)
+        if worker.is_alive():
+            self._warn(timeout_s, "it is still under way, and goes on while the servers stop")
+
+    def _run(self, timeout_s: float) -> None:
         started_s = time.monotonic()
         try:
             found = self._try(started_s + timeout_s)
         except (PSError, RpcError, OSError) as error:
-            self._console.warn(
-                f"the parameters were not saved to {self._directory} within {timeout_s:.1f} s: "
-                f"{error}. A larger abort_s in ClusterConfig gives the save more time"
-            )
+            self._warn(timeout_s, str(error))
         else:
             self._console.line(f"{found} ({time.monotonic() - started_s:.1f} s)")
+
+    def _warn(self, timeout_s: float, reason: str) -> None:
+        self._console.warn(
+            f"the parameters were not saved to {self._directory} within {timeout_s:.1f} s: "
+            f"{reason}. A larger abort_s in ClusterConfig gives the save more time"
+        )
 
     def _try(self, deadline_s: float) -> str:
         servers = self._coordinator.read(lambda state: list(state.servers))

@@ -123,7 +123,7 @@ def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
         sc=sc,
         config=config,
         console=console,
-        settings=_settings(request, plan, feeds if mode is InputMode.SPARK else (), facts),
+        settings=_settings(request, plan, mode, feeds, facts),
         coordinator=coordinator,
         keys=NodeKeys(cluster_id, authority, credentials.secret),
         credentials=credentials,
@@ -133,14 +133,18 @@ def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
 
 
 def _settings(
-    request: Request, plan: Plan, feeds: tuple[str, ...], facts: spark_facts.SparkFacts
+    request: Request,
+    plan: Plan,
+    mode: InputMode,
+    feeds: tuple[str, ...],
+    facts: spark_facts.SparkFacts,
 ) -> NodeSettings:
     config = request.config
     return NodeSettings(
         num_workers=plan.num_workers,
         num_ps=plan.num_ps,
-        input_mode=preflight.check_mode(request.input_mode).name.lower(),
-        feeds=feeds,
+        input_mode=mode.name.lower(),
+        feeds=feeds if mode is InputMode.SPARK else (),
         loopback=facts.loopback,
         default_fs=facts.default_fs,
         log_dir=request.log_dir or "",

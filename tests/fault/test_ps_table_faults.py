@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,12 @@ import pytest
 
 from ps.client import PSClient
 from ps.params import Adagrad, Hyper, Manifest
-from tests.fault_proxy import Direction, FaultProxy
-from tests.ps_bed import Cluster, cluster, filled, run_all, succeeded
+from tests.fault_proxy import Direction
+from tests.proxied_bed import ProxiedCluster, proxied
+from tests.ps_bed import run_all, succeeded
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 
-__all__ = ["table_kernels_loaded"]
+__all__ = ["proxied", "table_kernels_loaded"]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]
 
 HYPER = Hyper(0.1)
@@ -24,17 +25,12 @@ MANIFEST = with_tables(table("user", segments=3), table("item", dim=2))
 IDS = np.arange(60)
 
 
-class Proxied:
-    """Servers behind cutting proxies, and attached clients that go through them."""
+class Attached:
+    """A cluster behind cutting proxies, and attached clients that go through them."""
 
-    def __init__(self, bed: Cluster, manifest: Manifest) -> None:
-        self.bed = bed
-        self.proxies = [FaultProxy(endpoint) for endpoint in bed.endpoints]
-        bed.client().seed(manifest, filled(manifest))
-        endpoints = [proxy.endpoint for proxy in self.proxies]
-        self.clients = [bed.client(rank, endpoints=endpoints) for rank in range(bed.num_workers)]
-        for client in self.clients:
-            client.attach()
+    def __init__(self, cluster: ProxiedCluster, manifest: Manifest) -> None:
+        self.bed, self.proxies = cluster.bed, cluster.proxies
+        self.clients = cluster.workers(manifest)
 
     def rows(self, name: str) -> np.ndarray[Any, Any]:
         """The table as somebody on a good network sees it."""
@@ -44,21 +40,11 @@ class Proxied:
 
 
 @pytest.fixture
-def proxied() -> Iterator[Callable[..., Proxied]]:
-    made: list[tuple[Any, Proxied]] = []
+def attached(proxied: Callable[..., ProxiedCluster]) -> Callable[..., Attached]:
+    def make(manifest: Manifest = MANIFEST, **settings: Any) -> Attached:
+        return Attached(proxied(**settings), manifest)
 
-    def make(manifest: Manifest = MANIFEST, **settings: Any) -> Proxied:
-        manager = cluster("tcp", **settings)
-        made.append((manager, Proxied(manager.__enter__(), manifest)))
-        return made[-1][1]
-
-    yield make
-    for manager, parts in made:
-        for client in parts.bed.clients:
-            client.close()
-        for proxy in parts.proxies:
-            proxy.close()
-        manager.__exit__(None, None, None)
+    return make
 
 
 def push_both(client: PSClient) -> None:
@@ -67,8 +53,8 @@ def push_both(client: PSClient) -> None:
 
 @pytest.mark.fault("F28")
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_push_cut_at_any_offset_is_applied_once(proxied, direction: Direction):
-    parts = proxied()
+def test_a_push_cut_at_any_offset_is_applied_once(attached, direction: Direction):
+    parts = attached()
     (client,) = parts.clients
     cuts = [0, 1, 47, 48, 49, *range(60, 2500, 61)] if direction == "up" else range(0, 60, 4)
     for number, offset in enumerate(cuts, 1):
@@ -83,8 +69,8 @@ def test_a_push_cut_at_any_offset_is_applied_once(proxied, direction: Direction)
 @pytest.mark.fault("F24")
 @pytest.mark.fault("F27")
 @pytest.mark.parametrize("seed", range(3))
-def test_many_workers_over_a_bad_network_count_exactly(proxied, seed: int):
-    parts = proxied(num_servers=2, num_workers=4)
+def test_many_workers_over_a_bad_network_count_exactly(attached, seed: int):
+    parts = attached(num_servers=2, num_workers=4)
     choose = random.Random(seed)
     armed = []
     for proxy in parts.proxies:
@@ -105,19 +91,19 @@ def test_many_workers_over_a_bad_network_count_exactly(proxied, seed: int):
 
 
 @pytest.mark.fault("F28")
-def test_a_rule_with_slots_over_a_bad_network_ends_in_the_same_bits(proxied):
+def test_a_rule_with_slots_over_a_bad_network_ends_in_the_same_bits(attached):
     manifest = with_tables(table("user", Adagrad(), segments=3))
     random_numbers = np.random.default_rng(0)
     grads = random_numbers.standard_normal((15, IDS.size, 4)).astype(np.float32)
 
-    def train(parts: Proxied, cut: Callable[[int], None]) -> np.ndarray[Any, Any]:
+    def train(parts: Attached, cut: Callable[[int], None]) -> np.ndarray[Any, Any]:
         for step in range(15):
             cut(step)
             parts.clients[0].tables.push({"user": (IDS, grads[step])}, hyper=HYPER)
         return parts.rows("user")
 
-    expected = train(proxied(manifest), lambda _: None)
-    bad = proxied(manifest)
+    expected = train(attached(manifest), lambda _: None)
+    bad = attached(manifest)
     armed = []
     got = train(bad, lambda step: armed.extend(bad.proxies[0].plan(("up", 97 * step))))
     assert all(cut.fired.is_set() for cut in armed)

@@ -2,8 +2,8 @@
 
 Usage: interrupted_driver.py END SAVE_DIR. END is `forget` or `stop-context`, which run one cluster,
 or `rounds`: each line of standard input names a phase (`reserve`, `start`, `idle`, `train`,
-`steps`, `shutdown`) that the program goes to and in which it is interrupted, as the cell of a
-notebook is.
+`steps`, `save`, `shutdown`) that the program goes to and in which it is interrupted, as the cell
+of a notebook is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError
 
 STAY_S = 60
+LARGE = 8_000_000
+"""Elements that take the servers a while to write."""
 
 
 def consume(args, ctx):
@@ -35,10 +37,17 @@ def linger(args, ctx):
 
 
 def step(args, ctx):
-    steps = PlainSteps(ctx, 1000)
+    steps = PlainSteps(ctx, args)
     while True:
         steps.step()
         ctx.report_progress(step=steps.count, rows=steps.count, loss=0.0)
+
+
+MAIN_FUNS = {
+    "shutdown": (linger, None),
+    "steps": (step, 1000),
+    "save": (step, LARGE),
+}
 
 
 def say(text: str) -> None:
@@ -75,12 +84,13 @@ def reach(sc, phase: str, save_dir: str, clusters: list[TFCluster]) -> None:
         max_inflight_bytes=4096,
         slot_settle_s=STAY_S,
         slot_wait_s=STAY_S,
-        save_on_interrupt=save_dir,
+        save_on_interrupt=save_dir if phase != "save" else f"{save_dir}-large",
     )
     with TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
         clusters.append(cluster)
-        cluster.start({"shutdown": linger, "steps": step}.get(phase, consume), 0.2)
-        if phase in ("train", "steps"):
+        main_fun, args = MAIN_FUNS.get(phase, (consume, 0.2))
+        cluster.start(main_fun, args)
+        if phase in ("train", "steps", "save"):
             threading.Thread(target=say_when_busy, args=(cluster,), daemon=True).start()
         if phase == "train":
             cluster.train(sc.parallelize(range(100_000), 4), num_epochs=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import random
 import secrets
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(480, func_only=True)]
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("interrupted_driver.py")
 ABORT_S = 10.0
+IMMEDIATE_S = 2.0
 GONE_S = 5.0
 """A supervisor says goodbye, then removes its files and ends; longer on a loaded machine."""
 LEASE_S = 30.0
@@ -102,9 +105,13 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
 
 
 def _await_gone(pids: list[int], within_s: float) -> None:
+    _await(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), within_s)
+
+
+def _await(condition: Callable[[], bool], within_s: float) -> None:
     deadline = time.monotonic() + within_s
-    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, f"still there: {left}"
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s:.0f} s"
         time.sleep(0.02)
 
 
@@ -117,6 +124,35 @@ def _interrupt_starts(driver: Driver, count: int) -> None:
         driver.enter("start")
         pulse.wait(after_s)
         assert driver.interrupt() in ("NONE", "CLOSED", "FAILED"), f"seed {seed}, {after_s:.3f} s"
+
+
+def _interrupt_a_save(driver: Driver) -> None:
+    """Ctrl-C, then once more while the last save is under way: whole in the end, or not there."""
+    directory = Path(f"{driver.save_dir}-large")
+    driver.enter("save")
+    driver.process.send_signal(signal.SIGINT)
+    with _held_before_commit(directory / "lease.json"):
+        assert not list(directory.glob("step-*")), "the save was too fast to be caught"
+        started = time.monotonic()
+        assert driver.interrupt() in ("RUNNING", "CLOSED", "FAILED")
+        assert time.monotonic() - started < IMMEDIATE_S
+    _await(lambda: bool(list(directory.glob("step-*"))), ABORT_S)
+    assert newest_sound(directory).step > 0
+    assert not list(directory.glob(".tmp-*"))
+
+
+@contextlib.contextmanager
+def _held_before_commit(lease: Path) -> Iterator[None]:
+    """Hold the lock of a lease that was taken, so that its job cannot commit meanwhile."""
+    deadline = time.monotonic() + ABORT_S
+    while True:
+        assert time.monotonic() < deadline, "nobody saves"
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), lease.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if file.read():
+                yield
+                return
+        time.sleep(0.001)
 
 
 @pytest.mark.fault("F15")
@@ -135,6 +171,7 @@ def test_ctrl_c_stops_the_cluster_in_order_and_the_program_goes_on(driver):
     saved = newest_sound(driver.save_dir)
     assert saved.step > 0
     assert f"saved the parameters after {saved.step} updates to" in driver.errors()
+    _interrupt_a_save(driver)
     # SIGTERM kills Python at once, and Spark's JVM ends with it.
     driver.enter("idle")
     driver.process.terminate()

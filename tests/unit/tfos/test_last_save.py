@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from ps.checkpoint_lease import LEASE_NAME
 from ps.checkpoint_reader import latest, steps_on_disk
 from ps.params import Hyper
 from ps.storage import storage_at
-from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest
+from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, wait_until
 from tfos.last_save import LastSave
 
 pytestmark = pytest.mark.fault("F15")
@@ -26,14 +27,13 @@ class Heard:
         self.line = self.warn = self.lines.append
 
 
-def save(bed: Cluster, directory: Path) -> str:
+def save(bed: Cluster, directory: Path, timeout_s: float = 10.0) -> str:
     servers = [SimpleNamespace(endpoint=each, is_live=True, name="ps") for each in bed.endpoints]
     state = SimpleNamespace(servers=servers, workers=[None] * bed.num_workers)
     coordinator: Any = SimpleNamespace(read=lambda look: look(state))
     console: Any = Heard()
-    LastSave(str(directory), coordinator, bed.credentials, console).save(10.0)
-    (line,) = console.lines
-    return line
+    LastSave(str(directory), coordinator, bed.credentials, console).save(timeout_s)
+    return console.lines[0]
 
 
 def test_it_saves_what_the_servers_hold_once(tmp_path: Path):
@@ -59,3 +59,12 @@ def test_another_runs_checkpoint_of_that_step_is_in_the_way(tmp_path: Path):
     assert said[0].startswith("saved the parameters")
     assert said[1].startswith("the parameters were not saved")
     assert f"step 0 exists in {tmp_path}" in said[1]
+
+
+def test_a_file_system_that_hangs_holds_the_end_up_no_longer_than_allowed(tmp_path: Path):
+    with cluster("inproc") as bed:
+        bed.workers(MANIFEST, filled(MANIFEST))
+        with storage_at(tmp_path).locked(LEASE_NAME):
+            said = save(bed, tmp_path, timeout_s=0.2)
+        wait_until(lambda: steps_on_disk(storage_at(tmp_path)) == [0], "the save that went on")
+    assert f"were not saved to {tmp_path} within 0.2 s: it is still under way" in said
