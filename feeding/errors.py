@@ -4,6 +4,7 @@ FeedError
 ├── SettingsError        impossible settings                    → fix the call
 ├── RowError             a row does not fit a chunk             → fix the data
 ├── SchemaError          a chunk does not fit what was asked    → fix the data or ask another dtype
+├── DataError            a file's content is damaged           → repair it, or skip bad records
 ├── ChunkError           a peer sent a malformed chunk          → fix the deployment
 ├── LateChunk            a chunk of an epoch that has ended     → a task outlived its job
 ├── ResultCountError     not one result per row                 → fix main_fun
@@ -44,6 +45,12 @@ class SchemaError(FeedError):
     """A chunk's columns are not what the consumer asked for or what the feed began with."""
 
     code = "feed_schema"
+
+
+class DataError(FeedError):
+    """Stored data is damaged or not what it should be; names file, record and byte."""
+
+    code = "feed_data"
 
 
 class ChunkError(FeedError):

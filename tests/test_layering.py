@@ -15,7 +15,7 @@ ROOMS = ("rpc", "ps", "feeding", "tfos")
 MAY_IMPORT = {
     "rpc": {"rpc", "msgspec", "numpy", "cryptography"},
     "ps": {"ps", "rpc", "msgspec", "numpy", "numba", "llvmlite"},
-    "feeding": {"feeding", "rpc", "msgspec", "numpy", "numba"},
+    "feeding": {"feeding", "rpc", "msgspec", "numpy", "numba", "llvmlite"},
     "tfos": {
         *(
             "tfos",

@@ -1,0 +1,57 @@
+"""What becomes of records that cannot be read: the reader fails, or skips and counts them.
+
+Covers: the policy, its limit, the count.      Does not: find damage (tfrecord, example).
+Threads: one object per reader.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Literal
+
+from feeding.errors import DataError, SettingsError
+
+_logger = logging.getLogger(__name__)
+_TOLD = 10
+"""Skipped records that are logged one by one."""
+
+
+@dataclass(slots=True)
+class BadData:
+    """What to do with damage, and how much of it there was.
+
+    Args:
+        action: "fail": the first damaged record or file raises. "skip": it is logged and counted.
+        max_skipped: with "skip": one more than this raises.
+    """
+
+    action: Literal["fail", "skip"] = "fail"
+    max_skipped: int = 100
+    num_skipped: int = field(default=0, init=False)
+    """Damaged records, and files given up, so far."""
+
+    def __post_init__(self) -> None:
+        if self.action not in ("fail", "skip"):
+            raise SettingsError(f"on_bad_data must be 'fail' or 'skip', got {self.action!r}")
+        if isinstance(self.max_skipped, bool) or not isinstance(self.max_skipped, int):
+            raise SettingsError(f"max_skipped must be an int >= 0, got {self.max_skipped!r}")
+        if self.max_skipped < 0:
+            raise SettingsError(f"max_skipped must be an int >= 0, got {self.max_skipped}")
+
+    def skip(self, error: DataError) -> None:
+        """Count what is wrong, or raise it.
+
+        Raises:
+            DataError: the policy is to fail, or too much was skipped.
+        """
+        if self.action == "fail":
+            raise error
+        self.num_skipped += 1
+        if self.num_skipped > self.max_skipped:
+            raise DataError(
+                f"{error}; {self.num_skipped} damaged records or files, max_skipped is "
+                f"{self.max_skipped}"
+            )
+        if self.num_skipped <= _TOLD:
+            _logger.warning("skipped: %s", error)

@@ -1,0 +1,279 @@
+"""TFRecord files: framed records read in blocks, and written.
+
+Covers: RecordReader (plain and gzip, CRCs checked, limits, what becomes of damage), RecordWriter.
+Does not: open files (filesystem), look into records (example), share them out (splits).
+Threads: a reader or writer belongs to one thread; most of its time is spent without the GIL.
+"""
+
+from __future__ import annotations
+
+import gzip as gzip_format
+import io
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from feeding import frame_kernels
+from feeding.bad_data import BadData
+from feeding.chunk import Array
+from feeding.config import MIB
+from feeding.errors import DataError, SettingsError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_RATIO_FROM_BYTES = 16 * MIB
+"""Below this a high ratio harms nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLimits:
+    """What a file may ask of its reader."""
+
+    max_record_bytes: int = 256 * MIB
+    """Larger records are refused before memory is taken for them."""
+    max_gzip_ratio: int = 250
+    """Bytes that one byte of a gzip file may become, on the whole file; ordinary data stays below
+    20. Deflate itself ends at 1032."""
+    block_bytes: int = MIB
+    """Read and decoded at a time. A block that fits the processor's cache is read fastest."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_record_bytes", "max_gzip_ratio", "block_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBlock:
+    """Consecutive records of one file; the arrays are valid until the next block is asked for."""
+
+    buffer: Array
+    """uint8, holds the records."""
+    starts: Array
+    """int64[n], where each record begins in the buffer."""
+    lengths: Array
+    """int64[n], bytes of each record."""
+    first_record: int
+    """Number of the first one within its file."""
+    first_byte: int
+    """Where the buffer begins within the file (after decompression)."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def records(self) -> Iterator[bytes]:
+        """Yield each record as bytes of its own."""
+        view = self.buffer.data
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            yield view[start : start + length].tobytes()
+
+
+class RecordReader:
+    """The records of one file.
+
+    Args:
+        file: its bytes, from the first record on; closed by the caller.
+        name: for messages.
+        limits: what the file may ask for.
+        bad: what becomes of damaged records.
+        gzip: whether the file is compressed; None: look.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        name: str,
+        *,
+        limits: RecordLimits | None = None,
+        bad: BadData | None = None,
+        gzip: bool | None = None,
+    ) -> None:
+        self._name = name
+        self._limits = limits or RecordLimits()
+        self._bad = bad or BadData()
+        self._file = _Source(file)
+        self._gzip = gzip
+        self._buffer = np.empty(self._limits.block_bytes, np.uint8)
+        self._filled = 0
+        self._file_at = 0
+        """Where the buffer begins in the (decompressed) file."""
+        self._num_records = 0
+        self._is_over = False
+        self._damage = ""
+        """Why no more of the file can be had."""
+
+    def blocks(self) -> Iterator[RecordBlock]:
+        """Yield the records, some at a time.
+
+        Raises:
+            DataError: a record is damaged and the policy is to fail; names file, record and byte.
+            OSError: the file cannot be read.
+        """
+        source = self._open()
+        starts = np.empty(self._limits.block_bytes // 16 + 1, np.int64)
+        lengths = np.empty_like(starts)
+        while not self._is_over:
+            at_end = self._fill(source)
+            count, at, fault, length = frame_kernels.scan(
+                self._buffer, self._filled, self._limits.max_record_bytes, starts, lengths
+            )
+            if count:
+                yield RecordBlock(
+                    self._buffer, starts[:count], lengths[:count], self._num_records, self._file_at
+                )
+                self._num_records += count
+            at = self._after_fault(at, fault, length)
+            self._keep_from(at)
+            if fault == frame_kernels.OK and count < len(starts):
+                self._await_whole(length, at_end)
+
+    def _open(self) -> BinaryIO:
+        head = self._file.peek(frame_kernels.FRAME_HEAD)
+        if self._gzip is None:
+            self._gzip = head.startswith(_GZIP_MAGIC) and not _begins_record(head)
+        if not self._gzip:
+            return self._file  # type: ignore[return-value]  # it reads into buffers
+        return gzip_format.GzipFile(fileobj=self._file)  # type: ignore[return-value]  # so does it
+
+    def _fill(self, source: BinaryIO) -> bool:
+        """Fill the buffer from the file; returns whether the file has ended."""
+        view = self._buffer.data
+        while self._filled < len(view):
+            try:
+                count = source.readinto(view[self._filled :])  # type: ignore[attr-defined]
+            except (zlib.error, EOFError, gzip_format.BadGzipFile) as error:
+                self._damage = f"the compressed data is damaged: {error}"
+                return True
+            if not count:
+                return True
+            self._filled += count
+            if self._gzip and self._is_bomb():
+                return True
+        return False
+
+    def _is_bomb(self) -> bool:
+        made, limit = self._file_at + self._filled, self._limits.max_gzip_ratio
+        if made <= max(_RATIO_FROM_BYTES, limit * self._file.num_read):
+            return False
+        self._damage = (
+            f"{self._file.num_read} compressed bytes became {made}, max_gzip_ratio is {limit}"
+        )
+        return True
+
+    def _after_fault(self, at: int, fault: int, length: int) -> int:
+        """Tell of a damaged record; returns where the next one begins."""
+        if fault == frame_kernels.OK:
+            return at
+        if fault == frame_kernels.BAD_DATA:
+            self._bad.skip(self._error(at, f"its CRC does not match its {length} bytes"))
+            self._num_records += 1
+            return at + frame_kernels.FRAME_HEAD + length + frame_kernels.FRAME_FOOT
+        if fault == frame_kernels.TOO_LONG:
+            self._refuse(
+                at,
+                f"it has {length} bytes, max_record_bytes is {self._limits.max_record_bytes}",
+            )
+        else:
+            self._refuse(at, "the CRC of its length is wrong; is this a TFRecord file?")
+        return at
+
+    def _await_whole(self, length: int, at_end: bool) -> None:
+        """Make room for the record that begins the buffer, or find that the file ends in it."""
+        if at_end:
+            self._is_over = True
+            if self._damage:
+                self._refuse(0, self._damage)
+            if self._damage or not self._filled:
+                return
+            needed = frame_kernels.FRAME_HEAD if length < 0 else _frame_bytes(length)
+            self._refuse(0, f"it is cut short: it needs {needed} bytes, {self._filled} are left")
+        elif length >= 0 and _frame_bytes(length) > len(self._buffer):
+            grown = np.empty(_frame_bytes(length), np.uint8)
+            grown[: self._filled] = self._buffer[: self._filled]
+            self._buffer = grown
+
+    def _keep_from(self, at: int) -> None:
+        left = self._filled - at
+        if at and left:
+            self._buffer[:left] = self._buffer[at : self._filled].copy()
+        self._filled = left
+        self._file_at += at
+
+    def _refuse(self, at: int, reason: str) -> None:
+        """Tell of damage after which no further record of the file can be found."""
+        self._is_over = True
+        self._bad.skip(self._error(at, reason, "; the rest of the file cannot be read"))
+
+    def _error(self, at: int, reason: str, rest: str = "") -> DataError:
+        return DataError(
+            f"{self._name}: record {self._num_records} at byte {self._file_at + at}: {reason}{rest}"
+        )
+
+
+class RecordWriter:
+    """Writes records to a file that the caller opened and closes.
+
+    Args:
+        file: takes the bytes.
+        gzip: whether to compress.
+    """
+
+    def __init__(self, file: BinaryIO, *, gzip: bool = False) -> None:
+        self._zipped = gzip_format.GzipFile(fileobj=file, mode="wb", mtime=0) if gzip else None
+        self._file: BinaryIO = self._zipped or file  # type: ignore[assignment]
+        self.num_records = 0
+        """Written so far."""
+
+    def write(self, record: bytes) -> None:
+        """Append one record."""
+        head = len(record).to_bytes(8, "little")
+        self._file.write(b"".join((head, _crc_of(head), record, _crc_of(record))))
+        self.num_records += 1
+
+    def close(self) -> None:
+        """Write what compression still holds; the file itself stays open."""
+        if self._zipped is not None:
+            self._zipped.close()
+
+
+class _Source(io.RawIOBase):
+    """A file whose beginning can be looked at, and which counts what was read of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._peeked = b""
+        self.num_read = 0
+
+    def peek(self, count: int) -> bytes:
+        while len(self._peeked) < count and (more := self._file.read(count - len(self._peeked))):
+            self._peeked += more
+        return self._peeked
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if self._peeked:
+            count = min(len(buffer), len(self._peeked))
+            buffer[:count] = self._peeked[:count]
+            self._peeked = self._peeked[count:]
+        else:
+            count = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        self.num_read += count
+        return count
+
+
+def _begins_record(head: bytes) -> bool:
+    return len(head) == frame_kernels.FRAME_HEAD and _crc_of(head[:8]) == head[8:]
+
+
+def _crc_of(data: bytes) -> bytes:
+    array = np.frombuffer(data, np.uint8)
+    return int(frame_kernels.masked_crc(array, 0, len(array))).to_bytes(4, "little")
+
+
+def _frame_bytes(length: int) -> int:
+    return frame_kernels.FRAME_HEAD + length + frame_kernels.FRAME_FOOT

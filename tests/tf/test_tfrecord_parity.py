@@ -1,0 +1,112 @@
+"""TFRecord and tf.Example against TensorFlow: its files are read here, ours there, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from feeding.bad_data import BadData
+from feeding.batches import BatchColumn, Ragged
+from feeding.example import ExampleDecoder, Feature
+from feeding.example_writer import encode_example, infer_features
+from feeding.tfrecord import RecordReader, RecordWriter
+
+pytestmark = pytest.mark.tf
+FEATURES = {
+    "floats": Feature("float32", (3, 4)),
+    "ints": Feature("int64", (2,)),
+    "one": Feature("int64"),
+    "text": Feature("bytes"),
+    "any_ints": Feature("int64", None),
+    "any_texts": Feature("bytes", None),
+}
+
+
+def rows() -> list[dict[str, Any]]:
+    dice = np.random.default_rng(3)
+    return [
+        {
+            "floats": dice.normal(size=(3, 4)).astype(np.float32),
+            "ints": dice.integers(-(2**63), 2**63 - 1, 2),
+            "one": np.int64(number),
+            "text": f"row {number} \u20ac".encode(),
+            "any_ints": dice.integers(0, 300, number % 4),
+            "any_texts": [b"ab" * count for count in range(number % 3)],
+        }
+        for number in range(200)
+    ]
+
+
+def by_tensorflow(row: dict[str, Any]) -> bytes:
+    def feature(value: Any) -> tf.train.Feature:
+        array = np.ravel(value)
+        if isinstance(value, np.ndarray | np.generic) and array.dtype.kind == "f":
+            return tf.train.Feature(float_list=tf.train.FloatList(value=array))
+        if isinstance(value, np.ndarray | np.generic):
+            return tf.train.Feature(int64_list=tf.train.Int64List(value=array))
+        texts = [value] if isinstance(value, bytes) else value
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=texts))
+
+    features = {name: feature(value) for name, value in row.items()}
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def read(path: Path) -> tuple[list[bytes], list[dict[str, BatchColumn]]]:
+    decoder = ExampleDecoder(FEATURES)
+    records, columns = [], []
+    with path.open("rb") as file:
+        for block in RecordReader(file, path.name).blocks():
+            records += list(block.records())
+            columns.append(decoder.decode(block, path.name, BadData()))
+    return records, columns
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_what_tensorflow_writes_is_read_and_decoded_as_it_does(tmp_path: Path, compression: str):
+    path = tmp_path / "part-0"
+    records = [by_tensorflow(row) for row in rows()]
+    with tf.io.TFRecordWriter(str(path), tf.io.TFRecordOptions(compression)) as writer:
+        for record in records:
+            writer.write(record)
+    found, (columns,) = read(path)
+    assert found == records
+    spec = {
+        name: tf.io.RaggedFeature(dtype(feature))
+        if feature.shape is None
+        else tf.io.FixedLenFeature(feature.shape, dtype(feature))
+        for name, feature in FEATURES.items()
+    }
+    for name, expected in tf.io.parse_example(records, spec).items():
+        column = columns[name]
+        if isinstance(column, Ragged):
+            np.testing.assert_array_equal(column.values, expected.values)
+            np.testing.assert_array_equal(column.offsets, expected.row_splits)
+        else:
+            np.testing.assert_array_equal(column, expected)
+
+
+def dtype(feature: Feature) -> tf.DType:
+    return tf.string if feature.dtype == "bytes" else tf.as_dtype(feature.dtype)
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_what_is_written_here_is_read_by_tensorflow(tmp_path: Path, compression: str):
+    path = tmp_path / "part-0"
+    records = [encode_example(row) for row in rows()]
+    with path.open("wb") as file:
+        writer = RecordWriter(file, gzip=bool(compression))
+        for record in records:
+            writer.write(record)
+        writer.close()
+    assert [item.numpy() for item in tf.data.TFRecordDataset(str(path), compression)] == records
+    for row, record in zip(rows(), records, strict=True):
+        ours = tf.train.Example.FromString(record)
+        theirs = tf.train.Example.FromString(by_tensorflow(row))
+        for name, value in theirs.features.feature.items():
+            if value.WhichOneof("kind") and ours.features.feature[name] != value:
+                assert not row[name], name  # an empty list has no kind here
+    assert infer_features(records).keys() == FEATURES.keys()
