@@ -1,7 +1,7 @@
-"""The command line for checkpoint directories: `python -m ps inspect DIR`, `python -m ps export`.
+"""The command line `python -m ps`: `inspect DIR` and `export DIR` for checkpoints, and `stats`.
 
-Covers: arguments and what is printed.
-Does not: look into files (ps.inspection).
+Covers: arguments and what is printed of checkpoints.
+Does not: look into files (ps.inspection), ask servers (ps.stats_command).
 Runs in: the main thread of its own process.
 """
 
@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from ps import stats_command
 from ps.checkpoint_reader import read_manifest
 from ps.checkpoint_restore import newest_sound
 from ps.errors import PSError
 from ps.inspection import DirectoryReport, StepReport, export_npz, inspect
+from rpc.errors import RpcError
 
 NOTHING = "no step can be restored"
 
@@ -26,10 +28,12 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit status: 0, 1 for nothing to restore, 2 for an error."""
     options = _parser().parse_args(arguments)
     try:
+        if options.command == "stats":
+            return stats_command.run(options)
         if options.command == "export":
             return _export(options)
         return _inspect(options)
-    except (PSError, OSError) as error:
+    except (PSError, RpcError, OSError) as error:
         sys.stderr.write(f"ps {options.command}: {error}\n")
         return 2
 
@@ -89,7 +93,7 @@ def _step_lines(step: StepReport) -> Iterator[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m ps", description="Look into a checkpoint directory."
+        prog="python -m ps", description="Look into a checkpoint directory or a running server."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     looking = commands.add_parser("inspect", help="print what each step holds and if it is whole")
@@ -100,4 +104,5 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--npz", metavar="OUT", required=True, help="the file to write")
     export.add_argument("--step", type=int, help="default: the newest that is whole")
     export.add_argument("--slots", action="store_true", help="the optimizer's slots as well")
+    stats_command.add_parser(commands)
     return parser

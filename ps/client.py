@@ -201,18 +201,14 @@ class PSClient:
         """Push no more until join(): nobody waits for this worker meanwhile."""
         with self._lock:
             acks = self._fleet.change(
-                lambda number, _: messages.Leave(number),
-                timeout_s=self.timeout_s,
+                lambda number, _: messages.Leave(number), timeout_s=self.timeout_s
             )
             return joined(acks)
 
     def finish(self) -> None:
         """Be done for good: neither barrier nor meeting waits for this worker. Idempotent."""
         with self._lock:
-            self._fleet.change(
-                lambda number, _: messages.Finish(number),
-                timeout_s=self.timeout_s,
-            )
+            self._fleet.change(lambda number, _: messages.Finish(number), timeout_s=self.timeout_s)
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
         """Bring a value and get those of all live workers that have not finished, by rank.
@@ -299,7 +295,8 @@ class PSClient:
 
     def stats(self) -> list[ServerStats]:
         """Every server's counters."""
-        return self._ask(messages.FetchStats(), ServerStats)
+        with self._lock:
+            return self._fleet.stats(timeout_s=self.timeout_s)
 
     def link_stats(self) -> list[LinkStats]:
         """What this client has counted per server: bytes, latencies, cuts, the way that is taken.

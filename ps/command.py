@@ -8,11 +8,11 @@ Runs in: the main thread of its own process.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import signal
-import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -22,14 +22,15 @@ from ps.checkpoint_restore import Restoring
 from ps.epoch import EpochGuard
 from ps.errors import PSError, SettingsError
 from ps.lifecycle import ServerSettings
+from ps.metrics import CONTENT_TYPE, Page, server_metrics
+from ps.secret_file import read_secret
 from ps.server import PSServer
 from ps.storage import storage_at
 from ps.undone import LossReport
 from rpc.errors import RpcError
 from rpc.handshake import Credentials
+from rpc.http_page import HttpPage
 
-MIN_SECRET_BYTES = 16
-MAX_SECRET_BYTES = 4096
 REPLACED_STATUS = 3
 """The exit status of a server that another process has replaced."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -67,9 +68,12 @@ def _serve(options: argparse.Namespace) -> int:
             like = Restoring(strict=options.strict)
             step = server.restore(options.restore, step=options.step, like=like)
             _logger.warning("%s goes on from step %d of %s", server, step, options.restore)
-        server.start()
-        _announce(server)
-        _wait_for_end(server, caught)
+        page = _metrics_page(server, options)
+        with contextlib.closing(page) if page else contextlib.nullcontext():
+            metrics_port = page.start(options.metrics_host, options.metrics_port) if page else 0
+            server.start()
+            _announce(server, metrics_port)
+            _wait_for_end(server, caught)
         replaced = server.look_for_successor()
     if replaced:
         sys.stderr.write(f"ps.server: {replaced}\n")
@@ -77,35 +81,26 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
+def _metrics_page(server: PSServer, options: argparse.Namespace) -> HttpPage | None:
+    """Make the page for Prometheus, if one is wanted; it does not listen yet."""
+    if options.metrics_port is None:
+        return None
+    file = options.metrics_token_file
+    token = read_secret(Path(file)) if file else b""
+    if not token.isascii():
+        raise SettingsError(f"the token in {file} goes into an HTTP header: use ASCII only")
+
+    def render() -> bytes:
+        return Page(tuple(server_metrics([server.stats()]))).text()
+
+    return HttpPage(render, CONTENT_TYPE, token=token.decode("ascii"))
+
+
 def _guard(options: argparse.Namespace) -> EpochGuard | None:
     place = options.save_dir or options.restore
     if not place:
         return None
     return EpochGuard(storage_at(place), options.cluster_id, options.rank)
-
-
-def read_secret(path: Path) -> bytes:
-    """Return the secret in a file that only its owner may read.
-
-    Raises:
-        SettingsError: the file may be read by others, or the secret is too short or too long.
-    """
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        mode = stat.S_IMODE(status.st_mode)
-        if mode & 0o077:
-            raise SettingsError(
-                f"{path} has mode {mode:04o}: others may read the secret; chmod 0600 {path}"
-            )
-        if status.st_uid not in (os.geteuid(), 0):
-            raise SettingsError(f"{path} belongs to user id {status.st_uid}, not to this user")
-        secret = file.read(MAX_SECRET_BYTES + 1).strip()
-    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
-        raise SettingsError(
-            f"the secret in {path} has {len(secret)} bytes, it needs {MIN_SECRET_BYTES}.."
-            f"{MAX_SECRET_BYTES}; make one with: head -c 32 /dev/urandom | base64 > {path}"
-        )
-    return secret
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,11 +139,28 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where this cluster saves: a server that is started there later replaces this one",
     )
+    _add_metrics(parser)
     parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR")
     return parser
 
 
-def _announce(server: PSServer) -> None:
+def _add_metrics(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="N", help="serve Prometheus metrics there; 0: any port"
+    )
+    parser.add_argument(
+        "--metrics-host",
+        default="127.0.0.1",
+        help="address of that page (default: loopback; any other needs a token)",
+    )
+    parser.add_argument(
+        "--metrics-token-file",
+        metavar="FILE",
+        help="file of mode 0600 with the token that readers show as `Authorization: Bearer`",
+    )
+
+
+def _announce(server: PSServer, metrics_port: int) -> None:
     endpoint = server.endpoint
     line = {
         "server": str(server),
@@ -158,6 +170,8 @@ def _announce(server: PSServer) -> None:
         "unix_path": endpoint.unix_path,
         "boot_id": endpoint.boot_id,
     }
+    if metrics_port:
+        line["metrics_port"] = metrics_port
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

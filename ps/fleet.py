@@ -25,6 +25,7 @@ from ps.exchange import exchange
 from ps.links import Link, Outgoing
 from ps.messages import Ack, Description, Number
 from ps.permissions import Phase
+from ps.stats import ServerStats
 from rpc.address import Endpoint
 from rpc.connection import Buffer, Reply
 from rpc.handshake import Credentials, Identity
@@ -73,6 +74,13 @@ class Fleet:
         """Make the same request to every server."""
         calls = [Outgoing(link, lambda _: request) for link in self.links]
         return self.answers(calls, answer, timeout_s=timeout_s)
+
+    def stats(self, *, timeout_s: float) -> list[ServerStats]:
+        """Ask every server for its counters, which come as payload: they may be many."""
+        request = messages.encode(messages.FetchStats())
+        calls = [Outgoing(link, lambda _: request) for link in self.links]
+        replies = self.send(calls, timeout_s=timeout_s)
+        return [messages.decode_reply(reply.payload, ServerStats) for reply in replies]
 
     def answers(
         self, calls: Sequence[Outgoing], answer: type[Answer], *, timeout_s: float

@@ -19,7 +19,7 @@ Pure; no threads.
     Meet           the value                        Met            the values, as in `ranks`
     Save                                            Saved
     Restore        manifest                         Description
-    FetchStats                                      ps.stats.ServerStats
+    FetchStats                                      Description    ps.stats.ServerStats, msgpack
     Fence, Lose, Stop                               Description
 
 "Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding. Where
@@ -333,8 +333,8 @@ def decode_request(meta: bytes) -> Request:
         raise SettingsError(f"not a request that this server knows: {error}") from error
 
 
-def decode_reply(meta: bytes, reply: type[_Reply]) -> _Reply:
-    """Return the reply in a frame's meta.
+def decode_reply(meta: bytes | memoryview, reply: type[_Reply]) -> _Reply:
+    """Return the reply in a frame's meta, or the statistics in its payload.
 
     Raises:
         SettingsError: the server sent something else; client and server differ in version.

@@ -30,12 +30,12 @@ import numpy as np
 from ps import kernels
 from ps.arrival import Contributions
 from ps.clipping import servers_take_norms
+from ps.counters import Counters
 from ps.dense import DenseShard
 from ps.errors import NonFiniteGradient
 from ps.norms import Norms
 from ps.params import Average, Bucket, Hyper
 from ps.staging import StagedGradient, StagingPool
-from ps.stats import Counters
 
 _logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Reduction:
             else:
                 self._apply_each(staged, hyper)
         finally:
-            self._counters.add_time("apply_s", time.perf_counter() - started_s)
+            self._counters.applied(time.perf_counter() - started_s)
 
     def check(self, squares: Array) -> None:
         """Refuse squares that no gradient has; see ps.norms."""
@@ -189,7 +189,7 @@ class Reduction:
             self._on_failed(f"applying a clipped gradient failed: {type(error).__name__}: {error}")
             raise
         finally:
-            self._counters.add_time("apply_s", time.perf_counter() - started_s)
+            self._counters.applied(time.perf_counter() - started_s)
 
     def _parts(
         self, staged: Contributions[StagedGradient], index: int, bucket: Bucket

@@ -21,6 +21,7 @@ from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_reader import read_manifest
 from ps.checkpoint_restore import Restoring
 from ps.consistency import make_policy
+from ps.counters import Counters
 from ps.dense import DenseShard
 from ps.differences import manifest_differences
 from ps.errors import ManifestMismatch, PhaseError, SettingsError, ShapeError
@@ -35,7 +36,7 @@ from ps.rendezvous import MAX_VALUE_BYTES
 from ps.serving import ServingShard
 from ps.shard_saving import SavedVersions, restore_into, save_shard
 from ps.sharding import deal
-from ps.stats import Counters, ServerStats
+from ps.stats import ServerStats
 from ps.table import Table, make_tables
 from ps.table_serving import TableRequest
 from ps.undone import Undone
@@ -97,16 +98,19 @@ class Service:
         Raises:
             PSError: becomes the error frame that the client gets.
         """
-        self._counters.add(calls=1)
+        self._counters.begin_call()
+        started_s = time.perf_counter()
+        name, failed = "", True
         try:
             self._refuse_if_replaced()
             request = messages.decode_request(call.meta)
             check_caller(request, call.peer, self.settings.num_workers)
+            name = name_of(request)
             check_phase(request, self.settings.rank, self.life.phase, self.life.reason)
             self._handlers[type(request)](call, request)
-        except Exception:
-            self._counters.add(errors=1)
-            raise
+            failed = False
+        finally:
+            self._counters.end_call(name, time.perf_counter() - started_s, failed=failed)
 
     def stats(self) -> ServerStats:
         """The counters as they are now."""
@@ -334,7 +338,7 @@ class Service:
         return True
 
     def _fetch_stats(self, call: Call, _request: messages.FetchStats) -> None:
-        call.reply(messages.encode(self.stats()))
+        call.reply(messages.encode(self.life.describe()), [messages.encode(self.stats())])
 
     def _fence(self, call: Call, request: messages.Fence) -> None:
         self.life.fence(WorkerRank(request.worker), request.incarnation)

@@ -33,6 +33,7 @@ from ps import messages
 from ps.applied import AppliedRecord, Column, RequestId, SessionCut, Verdict
 from ps.arrival import Arrival, Contributions
 from ps.consistency import slowed
+from ps.counters import Counters
 from ps.decisions import Admission, Policy
 from ps.dense import DenseShard
 from ps.errors import ManifestMismatch, NonFiniteGradient, PSError, SettingsError, ShapeError
@@ -44,7 +45,6 @@ from ps.optimizers import step_scalars
 from ps.params import Hyper, Manifest, WorkerRank
 from ps.reduction import Reduction
 from ps.staging import StagedGradient, StagingPool
-from ps.stats import Counters
 from ps.table import Table
 from ps.table_serving import Notebook, TableServing
 from rpc.handshake import Role
@@ -285,8 +285,7 @@ class ServingShard:
         except NonFiniteGradient as error:
             self._refuse(call, self._arrival(sender, request), error, deadline_s)
         finally:
-            self._counters.add_time("apply_s", apply_s)
-            self._counters.add(bytes_in=call.payload_bytes)
+            self._counters.applied(apply_s, call.payload_bytes)
         return sent
 
     def _apply_parts(self, parts: Iterator[Part], hyper: Hyper, sender: RequestId) -> None:
@@ -339,11 +338,8 @@ class ServingShard:
     def _wait(self, call: Incoming, arrival: Arrival[StagedGradient], deadline_s: float) -> int:
         if arrival.is_done and arrival.error is None:
             return arrival.clock or 0
-        started_s = time.monotonic()
-        try:
+        with self._counters.waiting(arrival.id.worker):
             return self.gate.wait(arrival, deadline_s, call.peer_gone)
-        finally:
-            self._counters.add_time("barrier_wait_s", time.monotonic() - started_s)
 
     def _arrival(
         self,

@@ -1,20 +1,15 @@
-"""What a server counts: a mutable counter set inside, immutable snapshots outside.
+"""What a server counts, as an immutable snapshot: its fields and how to read them.
 
-Covers: the snapshot's fields and how to read them, the thread-safe counters.
-Does not: decide anything by them.
-Threads: every method of `Counters` may be called from any thread; one lock guards it.
+Covers: the snapshot that travels, and what follows from its fields.
+Does not: count (ps.counters), decide anything, show it (ps.metrics, ps.stats_command).
+Pure; no threads.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from pathlib import Path
-
 import msgspec
 
-from ps.params import WorkerRank
+from rpc.latency import Latency
 
 NUM_STALENESS_BINS = 12
 
@@ -35,6 +30,9 @@ class WorkerStats(msgspec.Struct, frozen=True):
     """Requests that came again after a cut connection; growing steadily: a bad network."""
     refused: int = 0
     """Pushes refused as non-finite, stale or out of sequence."""
+    waited_s: float = 0.0
+    """Sync, ssp: summed waits of its pushes for others; the worker that waits least is the one
+    that the others wait for."""
 
 
 class TableStats(msgspec.Struct, frozen=True):
@@ -59,6 +57,16 @@ class TableStats(msgspec.Struct, frozen=True):
     """Gradients of ids that were not admitted."""
     evicted: int = 0
 
+    @property
+    def miss_ratio(self) -> float:
+        """Of the ids that were looked up, the share without a row; 0 without any."""
+        return self.missed / max(1, self.looked_up)
+
+    @property
+    def unique_id_ratio(self) -> float:
+        """Ids that travelled for each that workers gave; small: batches repeat ids. 1 without."""
+        return (self.looked_up + self.pushed) / self.given if self.given else 1.0
+
 
 class ServerStats(msgspec.Struct, frozen=True):
     """One server's counters since it started."""
@@ -81,8 +89,15 @@ class ServerStats(msgspec.Struct, frozen=True):
     calls: int = 0
     errors: int = 0
     """Calls that were answered with an error."""
-    apply_s: float = 0.0
-    """Thread time in update kernels; near uptime x cores: add servers."""
+    in_service: int = 0
+    """Calls under way now, with the one that asks; always many: the server is behind."""
+    waiting: int = 0
+    """Of those, pushes that wait for other workers (sync, ssp)."""
+    requests: dict[str, Latency] = {}
+    """By request: from its header's arrival to its answer's last byte, so a slow client or network
+    counts too, and in a push the wait for others."""
+    apply: Latency = Latency()
+    """Time in update kernels, of one push (async, ssp, tables) or one barrier (sync)."""
     barrier_wait_s: float = 0.0
     """Sync, ssp: summed waits for other workers; large against apply_s: workers are uneven."""
     lost_requests: int = 0
@@ -97,66 +112,32 @@ class ServerStats(msgspec.Struct, frozen=True):
     rss_bytes: int = 0
     tables: tuple[TableStats, ...] = ()
 
+    @property
+    def apply_s(self) -> float:
+        """Thread time in update kernels; near uptime x cores: add servers."""
+        return self.apply.total_s
 
-class Counters:
-    """The counters behind a server's snapshot."""
+    @property
+    def mean_staleness(self) -> float:
+        """The mean of `staleness`; a bin counts as its middle."""
+        total = sum(self.staleness)
+        middles = (_middle(place) for place in range(len(self.staleness)))
+        return sum(m * n for m, n in zip(middles, self.staleness, strict=True)) / max(1, total)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._started_s = time.monotonic()
-        self._totals = dict.fromkeys(("bytes_in", "bytes_out", "calls", "errors"), 0)
-        self._times_s = dict.fromkeys(("apply_s", "barrier_wait_s"), 0.0)
-        self._workers: dict[WorkerRank, dict[str, int]] = {}
-        self._staleness = [0] * NUM_STALENESS_BINS
+    def staleness_quantile(self, share: float) -> float:
+        """Return the staleness that this share of the pushes did not exceed, as a bin's middle."""
+        below = 0
+        for place, count in enumerate(self.staleness):
+            below += count
+            if count and below >= share * sum(self.staleness):
+                return _middle(place)
+        return 0.0
 
-    def add(self, **amounts: int) -> None:
-        """Add to `bytes_in`, `bytes_out`, `calls` or `errors`."""
-        with self._lock:
-            for name, amount in amounts.items():
-                self._totals[name] += amount
-
-    def add_time(self, name: str, seconds: float) -> None:
-        """Add to `apply_s` or `barrier_wait_s`."""
-        with self._lock:
-            self._times_s[name] += seconds
-
-    def count_push(self, worker: WorkerRank, rows: int, staleness: int) -> None:
-        """A gradient has become part of the parameters."""
-        with self._lock:
-            self._count(worker, pushes=1, rows=rows)
-            self._staleness[min(staleness.bit_length(), NUM_STALENESS_BINS - 1)] += 1
-
-    def count(self, worker: WorkerRank, **amounts: int) -> None:
-        """Add to `null_pushes`, `repeated` or `refused` of a worker."""
-        with self._lock:
-            self._count(worker, **amounts)
-
-    def snapshot(self, base: ServerStats) -> ServerStats:
-        """Return `base` with everything that is counted here."""
-        with self._lock:
-            workers = tuple(
-                WorkerStats(worker, **counts) for worker, counts in sorted(self._workers.items())
-            )
-            return msgspec.structs.replace(
-                base,
-                workers=workers,
-                staleness=tuple(self._staleness),
-                uptime_s=time.monotonic() - self._started_s,
-                rss_bytes=resident_bytes(),
-                **self._totals,
-                **self._times_s,
-            )
-
-    def _count(self, worker: WorkerRank, **amounts: int) -> None:
-        counts = self._workers.setdefault(worker, {})
-        for name, amount in amounts.items():
-            counts[name] = counts.get(name, 0) + amount
+    def latency(self, request: str) -> Latency:
+        """Return the histogram of one request; empty if nobody made it."""
+        return self.requests.get(request, Latency())
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 where /proc is not available."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def _middle(place: int) -> float:
+    """The middle of a bin of `ServerStats.staleness`."""
+    return 1.5 * 2.0 ** (place - 1) - 0.5 if place else 0.0

@@ -23,12 +23,13 @@ import numpy as np
 
 from ps import messages
 from ps.applied import AppliedRecord, Column, RequestId, Verdict
+from ps.counters import Counters
 from ps.errors import ManifestMismatch, PushError, ShapeError
 from ps.gate import Gate
 from ps.incoming import Incoming, request_id
 from ps.messages import Ack
 from ps.params import Hyper
-from ps.stats import Counters, TableStats
+from ps.stats import TableStats
 from ps.table import Table
 from ps.table_ids import MAX_IDS
 
@@ -133,13 +134,14 @@ class TableServing:
             call.discard_rest()
         else:
             self._gate.admit(sender.worker)
+            apply_s = 0.0
             try:
                 for part in parts:
-                    self._apply(call, part, request.hyper, sender)
+                    apply_s += self._apply(call, part, request.hyper, sender)
             except PushError as error:
                 self._refuse(call, sender, error)
             finally:
-                self._counters.add(bytes_in=call.payload_bytes)
+                self._counters.applied(apply_s, call.payload_bytes)
             if self._gate.change(sender, lambda *_: []):
                 self._counters.count(sender.worker, table_pushes=1)
         call.reply(messages.encode(Ack(self._gate.clock, applied=True)))
@@ -160,12 +162,14 @@ class TableServing:
         call.reply(messages.encode(messages.Scanned(batch.ids.size, stop)), payload)
         self._counters.add(bytes_out=sum(array.nbytes for array in payload))
 
-    def _apply(self, call: Incoming, part: Part, hyper: Hyper, sender: RequestId) -> None:
+    def _apply(self, call: Incoming, part: Part, hyper: Hyper, sender: RequestId) -> float:
         """Read the gradients of one table, segment by segment, and apply those that are new.
 
-        Segments without ids count the push too: it is a step of its tables' rule.
+        Segments without ids count the push too: it is a step of its tables' rule. Returns the
+        seconds that the updates took, waits for segments' locks included.
         """
         table = part.table
+        apply_s = 0.0
         for at, own in enumerate(part.slices):
             ids = part.ids[own]
             grads = np.empty((ids.size, table.spec.dim), table.dtype)
@@ -176,7 +180,8 @@ class TableServing:
                 if self._record.needs(sender, unit):
                     table.push(at, ids, grads, hyper)
                     self._record.mark(sender, unit)
-            self._counters.add_time("apply_s", time.perf_counter() - started_s)
+            apply_s += time.perf_counter() - started_s
+        return apply_s
 
     def _refuse(self, call: Incoming, sender: RequestId, error: PushError) -> None:
         """Remember why the push was refused, then say so."""

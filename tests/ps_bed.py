@@ -13,11 +13,11 @@ import numpy as np
 
 from ps import messages
 from ps.client import PSClient
+from ps.counters import resident_bytes
 from ps.decisions import OnLost
 from ps.messages import Ack
 from ps.params import SGD, Add, Average, GroupSpec, Manifest, ParamSpec, RuleConfig
 from ps.server import PSServer, ServerSettings
-from ps.stats import resident_bytes
 from rpc.address import Endpoint
 from rpc.connection import Buffer, connect
 from rpc.handshake import Credentials, Identity, Role

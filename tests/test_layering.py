@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("rpc", "ps", "feeding", "tfos")
 MAY_IMPORT = {
     "rpc": {"rpc", "msgspec", "numpy", "cryptography"},
-    "ps": {"ps", "rpc", "msgspec", "numpy", "numba", "llvmlite"},
+    "ps": {"ps", "rpc", "msgspec", "numpy", "numba", "llvmlite", "prometheus_client"},
     "feeding": {"feeding", "rpc", "msgspec", "numpy", "numba", "llvmlite"},
     "tfos": {
         *(
@@ -28,10 +28,11 @@ MAY_IMPORT = {
             "cryptography",
             "grpc",
         ),
-        *("keras", "psutil", "pyspark", "rich", "tensorboard", "tensorflow", "typer"),
+        *("keras", "prometheus_client", "psutil", "pyspark", "rich", "tensorboard"),
+            *("tensorflow", "typer"),
     },
 }
-IN_FUNCTIONS_ONLY = {"keras", "pyspark", "tensorboard", "tensorflow"}
+IN_FUNCTIONS_ONLY = {"keras", "prometheus_client", "pyspark", "tensorboard", "tensorflow"}
 OWN_PROCESS = {"ps/command.py", "tfos/node/server.py", "tfos/node/worker.py"}  # and its logging
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60

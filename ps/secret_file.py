@@ -1,0 +1,39 @@
+"""Secrets in files that only their owner may read.
+
+Covers: mode, owner and length.      Does not: know what the secret is for.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ps.errors import SettingsError
+
+MIN_SECRET_BYTES = 16
+MAX_SECRET_BYTES = 4096
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the secret in a file that only its owner may read.
+
+    Raises:
+        SettingsError: the file may be read by others, or the secret is too short or too long.
+    """
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & 0o077:
+            raise SettingsError(
+                f"{path} has mode {mode:04o}: others may read the secret; chmod 0600 {path}"
+            )
+        if status.st_uid not in (os.geteuid(), 0):
+            raise SettingsError(f"{path} belongs to user id {status.st_uid}, not to this user")
+        secret = file.read(MAX_SECRET_BYTES + 1).strip()
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+        raise SettingsError(
+            f"the secret in {path} has {len(secret)} bytes, it needs {MIN_SECRET_BYTES}.."
+            f"{MAX_SECRET_BYTES}; make one with: head -c 32 /dev/urandom | base64 > {path}"
+        )
+    return secret

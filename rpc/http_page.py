@@ -1,0 +1,286 @@
+"""One page of text over HTTP, for scrapers: read-only, and safe to leave open for days.
+
+Covers: who may read it, limits on size, time and number of connections, one thread for all.
+Does not: know what stands on the page; TLS, keep-alive, any other method or path.
+Threads: one of its own runs everything, `render` too; `close` from any thread.
+
+Without a token only loopback may be bound, and a request must name a loopback host: a browser that
+a hostile site has rebound to this address sends that site's name. With a token it must come as
+`Authorization: Bearer`, which no browser sends by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from rpc.acceptor import bound_tcp
+from rpc.errors import AuthError
+from rpc.limits import DEFAULT_LIMITS
+
+MAX_HEAD_BYTES = 8192
+MAX_CONNECTIONS = 32
+"""One more closes the oldest."""
+CONNECTION_S = 10.0
+"""For request and answer together."""
+FRESH_S = 1.0
+"""The page is made at most once in this time, whoever asks how often."""
+PATH = "/metrics"
+_END = b"\r\n\r\n"
+_RECEIVE_BYTES = 4096
+_PAUSE_S = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Who may read the page."""
+
+    token: bytes = field(default=b"", repr=False)
+    """Empty: anybody who names a loopback host."""
+
+    def answer(self, head: bytes) -> tuple[HTTPStatus, str]:
+        """Judge a request's head, up to and without the empty line; returns a reason if refused."""
+        try:
+            request, *lines = head.decode("ascii").split("\r\n")
+            method, target, version = request.split(" ")
+            headers = [_header(line) for line in lines]
+        except ValueError:  # no ASCII, or not of that form
+            return HTTPStatus.BAD_REQUEST, "not an HTTP/1 request"
+        hosts = [value for name, value in headers if name == "host"]
+        if not version.startswith("HTTP/1.") or len(hosts) != 1:
+            return HTTPStatus.BAD_REQUEST, "HTTP/1.1 with exactly one Host is needed"
+        if not self.token and not is_loopback(_host_name(hosts[0])):
+            return HTTPStatus.FORBIDDEN, "ask by the name localhost or 127.0.0.1"
+        if self.token and not self._knows_token(headers):
+            return HTTPStatus.UNAUTHORIZED, "Authorization: Bearer with the token is needed"
+        if method not in ("GET", "HEAD"):
+            return HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered"
+        if target.partition("?")[0] != PATH:
+            return HTTPStatus.NOT_FOUND, f"only {PATH} is here"
+        return HTTPStatus.OK, ""
+
+    def _knows_token(self, headers: list[tuple[str, str]]) -> bool:
+        given = [value for name, value in headers if name == "authorization"]
+        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        same = hmac.compare_digest(token.strip().encode("ascii"), self.token)
+        return same and scheme.lower() == "bearer"
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon or not name or name != name.strip():
+        raise ValueError(line)
+    return name.lower(), value.strip()
+
+
+def _host_name(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] or host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this names this host to itself only; a name is not looked up."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(slots=True)
+class _Visitor:
+    sock: socket.socket
+    deadline_s: float
+    head: bytearray = field(default_factory=bytearray)
+    rest: memoryview = field(default_factory=lambda: memoryview(b""))
+    """Of the answer, once there is one."""
+
+
+class HttpPage:
+    """Serves one page until it is closed.
+
+    Args:
+        render: makes the page, UTF-8.
+        content_type: of the page.
+        token: who shows it may read; empty: local readers, without a proof.
+    """
+
+    def __init__(self, render: Callable[[], bytes], content_type: str, *, token: str = "") -> None:
+        self._render = render
+        self._content_type = content_type
+        self._readers = Readers(token.encode("ascii"))
+        self._page = b""
+        self._made_s = float("-inf")
+        self._visitors: dict[int, _Visitor] = {}  # by descriptor, oldest first
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._closing = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="metrics-page", daemon=True)
+        self._close_lock = threading.Lock()
+
+    def start(self, host: str, port: int) -> int:
+        """Listen and serve; returns the port, which the system chose if `port` was 0.
+
+        Raises:
+            AuthError: others than this host could read it, and there is no token.
+            PortInUse: the text names the holder where it can be seen.
+        """
+        if not self._readers.token and not is_loopback(host):
+            raise AuthError(
+                f"metrics on {host} could be read by other hosts; give a token, or listen on "
+                "127.0.0.1"
+            )
+        listener = bound_tcp(host, port, DEFAULT_LIMITS)
+        listener.setblocking(False)
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._thread.start()
+        return int(listener.getsockname()[1])
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Stop listening and cut who is connected. Idempotent."""
+        with self._close_lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            os.eventfd_write(self._wake, 1)
+        if self._listener is None:
+            self._end()
+        else:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._turn()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        for visitor in list(self._visitors.values()):
+            self._forget(visitor)
+        if self._listener is not None:
+            self._listener.close()
+        self._selector.close()
+        with self._close_lock:
+            self._closing.set()
+            os.close(self._wake)
+
+    def _turn(self) -> None:
+        first = next(iter(self._visitors.values()), None)
+        wait_s = None if first is None else max(0.0, first.deadline_s - time.monotonic())
+        for key, _ in self._selector.select(wait_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif isinstance(key.data, _Visitor) and key.fd in self._visitors:
+                self._serve(key.data)
+        now_s = time.monotonic()
+        for visitor in list(self._visitors.values()):
+            if visitor.deadline_s > now_s:
+                break
+            self._forget(visitor)
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # out of descriptors: the queue stays readable
+            _log.warning("the metrics page cannot accept: %s", error)
+            self._evict_oldest()
+            self._closing.wait(_PAUSE_S)
+            return
+        if len(self._visitors) >= MAX_CONNECTIONS:
+            self._evict_oldest()
+        sock.setblocking(False)
+        visitor = _Visitor(sock, time.monotonic() + CONNECTION_S)
+        self._visitors[sock.fileno()] = visitor
+        self._selector.register(sock, selectors.EVENT_READ, visitor)
+
+    def _serve(self, visitor: _Visitor) -> None:
+        try:
+            if not visitor.rest and not self._hear(visitor):
+                return
+            sent = visitor.sock.send(visitor.rest)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._forget(visitor)
+            return
+        visitor.rest = visitor.rest[sent:]
+        if not visitor.rest:
+            self._forget(visitor)
+
+    def _hear(self, visitor: _Visitor) -> bool:
+        """Read on; returns whether there is an answer to send by now."""
+        data = visitor.sock.recv(_RECEIVE_BYTES)
+        if not data:
+            self._forget(visitor)
+            return False
+        visitor.head += data
+        head, end, _ = visitor.head.partition(_END)
+        if len(head) > MAX_HEAD_BYTES:
+            status, reason = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "a shorter request, please"
+        elif not end:
+            return False
+        else:
+            status, reason = self._readers.answer(bytes(head))
+        visitor.rest = memoryview(self._response(status, reason, is_head=head[:5] == b"HEAD "))
+        self._selector.modify(visitor.sock, selectors.EVENT_WRITE, visitor)
+        return True
+
+    def _response(self, status: HTTPStatus, reason: str, *, is_head: bool) -> bytes:
+        content_type, body = "text/plain; charset=utf-8", f"{reason}\n".encode()
+        if status is HTTPStatus.OK:
+            try:
+                content_type, body = self._content_type, self._fresh_page()
+            except Exception:  # noqa: BLE001 - the page must not end the thread that serves it
+                _log.exception("the metrics page cannot be made")
+                status, body = HTTPStatus.INTERNAL_SERVER_ERROR, b"see the server's log\n"
+        lines = [
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            f"Content-Type: {content_type}",
+            f"Content-Length: {len(body)}",
+            "Cache-Control: no-store",
+            "X-Content-Type-Options: nosniff",
+            "Connection: close",
+        ]
+        if status is HTTPStatus.UNAUTHORIZED:
+            lines.append("WWW-Authenticate: Bearer")
+        head = "\r\n".join(lines).encode("ascii") + _END
+        return head if is_head else head + body
+
+    def _fresh_page(self) -> bytes:
+        if time.monotonic() - self._made_s >= FRESH_S:
+            self._page = self._render()
+            self._made_s = time.monotonic()
+        return self._page
+
+    def _evict_oldest(self) -> None:
+        for visitor in self._visitors.values():
+            self._forget(visitor)
+            return
+
+    def _forget(self, visitor: _Visitor) -> None:
+        del self._visitors[visitor.sock.fileno()]
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(visitor.sock)
+        visitor.sock.close()
