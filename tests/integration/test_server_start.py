@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -41,12 +42,12 @@ def scrape(server: ServerProcess, token: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def told_by_command(tmp_path: Path, server: ServerProcess) -> list[dict[str, object]]:
+def told_by_command(tmp_path: Path, server: ServerProcess) -> list[dict[str, Any]]:
     endpoint = server.endpoint
     command = [sys.executable, "-m", "ps", "stats", f"{endpoint.host}:{endpoint.port}", "--json"]
     secret = ("--secret-file", str(tmp_path / "secret"), "--cluster-id", CLUSTER_ID)
     done = subprocess.run([*command, *secret], capture_output=True, timeout=60, check=True)
-    found: list[dict[str, object]] = json.loads(done.stdout)
+    found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
 

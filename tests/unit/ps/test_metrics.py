@@ -1,6 +1,8 @@
 """The Prometheus page of servers' counters, as Prometheus' own parser reads it."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -9,6 +11,8 @@ from ps.metrics import Page, server_metrics
 from ps.params import WorkerRank
 from ps.stats import ServerStats, TableStats, WorkerStats
 from rpc.latency import Latency, LatencyHistogram
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 def histogram(*seconds: float) -> Latency:
@@ -95,6 +99,18 @@ def test_names_with_quotes_and_newlines_stay_one_label():
     )
     assert found["tfos_ps_table_rows", (("server", "0"), ("table", name))] == 3
     assert ("tfos_ps_updates_total", (("server", "9"),)) not in found
+
+
+def test_the_document_names_exactly_the_metrics_that_there_are():
+    stats = ServerStats(0, "EMPTY", clock=0, uptime_s=0.0)
+    made = {
+        f"{metric.name}_total" if metric.type == "counter" else metric.name
+        for metric in server_metrics([stats])
+    }
+    named = set(re.findall(r"tfos_ps_\w+", DOCUMENT.read_text())) - {
+        "tfos_ps_request_seconds_bucket"
+    }
+    assert named == made
 
 
 def test_counters_count():
