@@ -103,24 +103,29 @@ class Counters:
     def snapshot(self, base: ServerStats) -> ServerStats:
         """Return `base` with everything that is counted here."""
         with self._lock:
-            workers = tuple(
-                WorkerStats(worker, **counts) for worker, counts in sorted(self._workers.items())
-            )
-            return msgspec.structs.replace(
+            counted = msgspec.structs.replace(
                 base,
-                workers=workers,
+                workers=tuple(
+                    WorkerStats(worker, **counts)
+                    for worker, counts in sorted(self._workers.items())
+                ),
                 staleness=tuple(self._staleness),
-                uptime_s=time.monotonic() - self._started_s,
-                rss_bytes=resident_bytes(),
                 calls=self._calls,
                 errors=self._errors,
                 in_service=self._in_service,
                 waiting=self._waiting,
                 barrier_wait_s=self._barrier_wait_s,
-                apply=self._apply.snapshot(),
-                requests={name: each.snapshot() for name, each in sorted(self._requests.items())},
                 **self._bytes,
             )
+            requests = sorted(self._requests.items())
+        # Percentiles take a while; a histogram may be read while it is filled.
+        return msgspec.structs.replace(
+            counted,
+            uptime_s=time.monotonic() - self._started_s,
+            rss_bytes=resident_bytes(),
+            apply=self._apply.snapshot(),
+            requests={name: each.snapshot() for name, each in requests},
+        )
 
     def _count(self, worker: WorkerRank, **amounts: float) -> None:
         counts = self._workers.setdefault(worker, {})

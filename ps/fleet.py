@@ -77,8 +77,7 @@ class Fleet:
 
     def stats(self, *, timeout_s: float) -> list[ServerStats]:
         """Ask every server for its counters, which come as payload: they may be many."""
-        request = messages.encode(messages.FetchStats())
-        calls = [Outgoing(link, lambda _: request) for link in self.links]
+        calls = [Outgoing(link, lambda _: messages.FetchStats()) for link in self.links]
         replies = self.send(calls, timeout_s=timeout_s)
         return [messages.decode_reply(reply.payload, ServerStats) for reply in replies]
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ps.stats import ServerStats, TableStats
-from rpc.latency import BOUNDS_S, Latency
+from rpc.latency import Latency
 
 if TYPE_CHECKING:
     from prometheus_client.core import HistogramMetricFamily, Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SHOWN = tuple(place for place in range(len(BOUNDS_S)) if place % 10 in (0, 4, 7))
-"""1, 2.5 and 5 of each decade: what Prometheus users know, at a third of the lines."""
+_FIRST_OCTAVE, _LAST_OCTAVE = 4, 27
+"""Buckets end at 16 us, 32 us, ... 134 s."""
 
 Fields = dict[str, tuple[str, str]]
 
@@ -171,8 +171,11 @@ def _latencies(servers: Sequence[ServerStats]) -> Iterator[Metric]:
 
 
 def _add_latency(family: HistogramMetricFamily, labels: tuple[str, ...], latency: Latency) -> None:
-    sums = list(itertools.accumulate(latency.bins)) or [0]
-    buckets = [(f"{BOUNDS_S[place]:g}", sums[min(place, len(sums) - 1)]) for place in _SHOWN]
+    sums = list(itertools.accumulate(latency.octaves)) or [0]
+    buckets = [
+        (f"{2**octave / 1e6:g}", sums[min(octave, len(sums) - 1)])
+        for octave in range(_FIRST_OCTAVE, _LAST_OCTAVE + 1)
+    ]
     family.add_metric(labels, [*buckets, ("+Inf", sums[-1])], latency.total_s)
 
 

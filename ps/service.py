@@ -105,7 +105,7 @@ class Service:
             self._refuse_if_replaced()
             request = messages.decode_request(call.meta)
             check_caller(request, call.peer, self.settings.num_workers)
-            name = name_of(request)
+            name = str(request.__struct_config__.tag)
             check_phase(request, self.settings.rank, self.life.phase, self.life.reason)
             self._handlers[type(request)](call, request)
             failed = False

@@ -91,7 +91,7 @@ def lines(server: ServerStats) -> Iterator[str]:
 
 def quantiles(latency: Latency) -> str:
     """Return `p50 1.2 ms, p99 4.5 ms`."""
-    return f"p50 {seconds(latency.quantile(0.5))}, p99 {seconds(latency.quantile(0.99))}"
+    return f"p50 {seconds(latency.p50_s)}, p99 {seconds(latency.p99_s)}"
 
 
 def seconds(value_s: float) -> str:

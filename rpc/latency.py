@@ -29,6 +29,9 @@ class Latency(msgspec.Struct, frozen=True):
     p99_s: float = 0.0
     """One of a hundred took longer; far above the median: something makes single calls wait."""
     max_s: float = 0.0
+    octaves: tuple[int, ...] = ()
+    """How many took less than 1 us, 2 us, 4 us, 8 us ... and not less than the bound before; zeros
+    at the end are left out. They add, over processes and over time, where percentiles do not."""
 
 
 class LatencyHistogram:
@@ -73,7 +76,22 @@ class LatencyHistogram:
             p50_s=self.percentile_s(50.0),
             p99_s=self.percentile_s(99.0),
             max_s=self._max_s,
+            octaves=self._octaves(),
         )
+
+    def _octaves(self) -> tuple[int, ...]:
+        octaves = [0] * (_MAX_US.bit_length() + 1)
+        for index, count in enumerate(self._bins):
+            if count:
+                octaves[_octave(index)] += count
+        while octaves and not octaves[-1]:
+            octaves.pop()
+        return tuple(octaves)
+
+
+def _octave(index: int) -> int:
+    """Return the octave of a bin: 0 below 1 us, k below 2**k us."""
+    return index.bit_length() if index < _PER_OCTAVE else (index >> _BITS) + _BITS
 
 
 def _upper_s(index: int) -> float:

@@ -29,7 +29,7 @@ MAY_IMPORT = {
             "grpc",
         ),
         *("keras", "prometheus_client", "psutil", "pyspark", "rich", "tensorboard"),
-            *("tensorflow", "typer"),
+        *("tensorflow", "typer"),
     },
 }
 IN_FUNCTIONS_ONLY = {"keras", "prometheus_client", "pyspark", "tensorboard", "tensorflow"}

@@ -23,10 +23,10 @@ def test_every_request_has_its_latency_and_every_push_its_apply_time():
             assert stats.latency("push").count == stats.apply.count == 5
             assert 0.0 < stats.apply.total_s < stats.latency("push").total_s
             assert stats.latency("pull").count == stats.latency("seed").count == 1
-            assert stats.latency("fetchstats").count == 0  # this one is still under way
+            assert stats.latency("stats").count == 0  # this one is still under way
             assert stats.in_service == 1
             assert stats.calls == 1 + sum(each.count for each in stats.requests.values())
-        assert all(stats.latency("fetchstats").count == 1 for stats in client.stats())
+        assert all(stats.latency("stats").count == 1 for stats in client.stats())
 
 
 def test_a_refused_request_counts_too_and_ends():

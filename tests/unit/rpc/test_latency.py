@@ -42,3 +42,12 @@ def test_a_clock_that_stood_still_and_a_day_have_bins_too():
     histogram = histogram_of([-1e-9, 0.0, 86_400.0])
     assert histogram.snapshot().count == 3
     assert histogram.percentile_s(100.0) > 4000.0
+
+
+@given(st.lists(DURATIONS_S, max_size=300))
+def test_octaves_say_how_many_took_less_than_each_power_of_two(durations_s):
+    octaves = histogram_of(durations_s).snapshot().octaves
+    micros = [int(each * 1e6) for each in durations_s]
+    assert sum(octaves) == len(durations_s)
+    for place in range(len(octaves)):
+        assert sum(octaves[: place + 1]) == sum(each < 2**place for each in micros)
