@@ -98,8 +98,8 @@ def bench(  # noqa: PLR0913  # one parameter per option
 
 
 def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
-    from ps.command import read_secret
     from ps.errors import SettingsError
+    from ps.secret_file import read_secret
     from rpc.address import Endpoint
     from rpc.handshake import Credentials
     from tfos.bench.harness import GivenServers
