@@ -57,6 +57,11 @@ class Sync:
         """The workers that every barrier waits for."""
         return frozenset(self._members)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether a member was lost that may not be: nothing is applied any more."""
+        return self._broken_by is not None
+
     def admit(self, worker: WorkerRank) -> Admission:
         """Stage a member's push."""
         self._refuse_broken()

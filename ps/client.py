@@ -188,7 +188,7 @@ class PSClient:
         epoch in one clock join first and meet (`rendezvous`) before the first push.
         """
         with self._lock:
-            is_sync = self.manifest.consistency == "sync"
+            is_sync = self.manifest.has_barrier
             acks = self._fleet.change(
                 lambda number, _: messages.Join(number),
                 timeout_s=self.timeout_s,

@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 def servers_take_norms(manifest: Manifest, *, num_workers: int) -> bool:
     """Whether the reduced gradient is clipped by norm, which needs the servers."""
-    return manifest.consistency == "sync" and num_workers > 1 and Norms(manifest).size > 0
+    return manifest.has_barrier and num_workers > 1 and Norms(manifest).size > 0
 
 
 class Clipper:
@@ -43,7 +43,7 @@ class Clipper:
         self._limits: dict[str, float] = {}
         for spec in manifest.groups:
             clip = clip_of(spec.rule)
-            if clip is not None and clip[0] == "clipvalue" and manifest.consistency != "sync":
+            if clip is not None and clip[0] == "clipvalue" and not manifest.has_barrier:
                 self._limits[spec.name] = clip[1]
         layout = Layout.of(manifest)
         mine = {*self._limits, *(self._norms.groups if self._takes_norms else ())}

@@ -1,6 +1,7 @@
 """When a pushed gradient is applied and when its sender is answered: the modes and their choice.
 
-Covers: `async`, and the way from a manifest to its mode; `sync` is ps.barrier, `ssp` ps.bounded.
+Covers: `async`, and the way from a manifest to its mode; `sync` is ps.barrier, `ssp` ps.bounded,
+`hybrid` ps.permits.
 Does not: hold gradients, wait, or answer anybody (ps.gate). Pure: no locks, clock or I/O.
 
     mode     a gradient is applied         push() is answered               a lost worker
@@ -9,6 +10,9 @@ Does not: hold gradients, wait, or answer anybody (ps.gate). Pure: no locks, clo
                                            `staleness_bound` clocks ahead
     sync     with everybody's, reduced     when everybody's is applied      ends the barrier, or is
              in rank order, as one                                          waited for no more
+    hybrid   dense: as in sync             as in sync; rows at once         as in sync; its permits
+             rows: as it arrives, with     (their lookup waits instead)     are free
+             a permit from their lookup
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from ps.bounded import StaleSync
 from ps.decisions import Action, Admission, OnLost, Policy, Release, refuse_finished
 from ps.errors import SettingsError
 from ps.params import Hyper, Manifest, WorkerRank
+from ps.permits import Hybrid
 
 
 class Async:
@@ -80,6 +85,8 @@ def make_policy(
         raise SettingsError(f"num_workers must be at least 1, got {num_workers}")
     if manifest.consistency == "sync":
         return Sync(num_workers, on_lost=on_lost, clock=clock)
+    if manifest.consistency == "hybrid":
+        return Hybrid(num_workers, manifest.staleness_bound, on_lost=on_lost, clock=clock)
     if manifest.consistency == "ssp":
         return StaleSync(num_workers, manifest.staleness_bound, clock=clock)
     return Async(clock=clock)

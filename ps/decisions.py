@@ -13,6 +13,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from ps.applied import RequestId
 from ps.errors import PhaseError, WorkerLost
 from ps.params import WorkerRank
 
@@ -71,7 +72,21 @@ class Break:
     lost: WorkerRank
 
 
-Action = Reduce | Release | Drop | Break
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Answer the lookup of this batch: it has a permit."""
+
+    batch: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """End the waits of these lookups: their worker has left, is gone or was replaced."""
+
+    batches: tuple[RequestId, ...]
+
+
+Action = Reduce | Release | Drop | Break | Grant | Recall
 
 
 class Policy(Protocol):

@@ -102,7 +102,7 @@ class DenseShard:
         self.num_servers = num_servers
         self.num_workers = num_workers
         self.layout = Layout.of(manifest)
-        self._num_pushers = 1 if manifest.consistency == "sync" else num_workers
+        self._num_pushers = 1 if manifest.has_barrier else num_workers
         kernels.warm_for(manifest)
         owned = deal(self.layout.bucket_bytes(), num_servers)[rank]
         self.buckets: tuple[Bucket, ...] = self.layout.buckets[owned.start : owned.stop]
@@ -261,7 +261,7 @@ class DenseShard:
 
     def _clipped(self, group: _Group, gradient: Array) -> Array:
         """Clip by value in sync mode, where the gradient is the reduced one."""
-        clip = clip_of(group.spec.rule) if self.manifest.consistency == "sync" else None
+        clip = clip_of(group.spec.rule) if self.manifest.has_barrier else None
         if clip is None or clip[0] != "clipvalue":
             return gradient
         out = np.empty_like(gradient)

@@ -14,9 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ps.dialing import connect_together
-from ps.errors import PeerGone, PSError, RequestTimeout, SettingsError, from_remote
+from ps.errors import ClosedError, PeerGone, PSError, RequestTimeout, SettingsError, from_remote
 from ps.links import Link, Outgoing
 from rpc.connection import PendingCall, Reply, wait_any
+from rpc.errors import (
+    ClosedError as ConnectionClosed,
+)
 from rpc.errors import (
     DeadlineExceeded,
     IntegrityError,
@@ -120,7 +123,11 @@ def _begin(call: Outgoing, deadline_s: float) -> PendingCall | None:
             return None
         meta = call.meta(_server_wait_s(call.left_s))
         return connection.begin(meta, call.payload, into=call.into)
-    except (RpcError, SettingsError) as error:  # too large, closed by another thread, refused
+    except (
+        RpcError,
+        ClosedError,
+        SettingsError,
+    ) as error:  # too large, closed by another thread, refused
         _settle(call, error)
     return None
 
@@ -159,6 +166,8 @@ def _settle(call: Outgoing, outcome: Reply | RpcError | PSError) -> None:
             "or overloaded: look at its log, or raise timeout_s"
         )
         call.fail(RequestTimeout(text, {"server": str(call.link.server)}))
+    elif isinstance(outcome, ConnectionClosed):
+        call.fail(ClosedError("this client is closed; make a new one"))
     elif isinstance(outcome, (TransportError, IntegrityError)):
         call.cut(outcome)
     else:

@@ -62,11 +62,15 @@ class Fleet:
         self.links = tuple(
             Link(rank, endpoint, credentials, identity) for rank, endpoint in enumerate(endpoints)
         )
+        self._credentials = credentials
+        self._identity = identity
         self._num_workers = num_workers
         self._reconnect_s = reconnect_s
-        self._session = secrets.randbits(63)
+        self.session = secrets.randbits(63)
+        """Names this client in the servers' records."""
         self._unknown: PSError | None = None
         self._closed = False
+        self._lane: Fleet | None = None
 
     def ask(
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
@@ -169,17 +173,36 @@ class Fleet:
                     f"this client to {ours[0]} and {ours[1]}; start both with the same numbers"
                 )
 
+    def lane(self) -> Fleet:
+        """Connections of their own to the same servers, closed with this fleet's.
+
+        What waits there holds up nothing here.
+        """
+        if self._closed:
+            raise ClosedError("this client is closed; make a new one")
+        if self._lane is None:
+            self._lane = Fleet(
+                [link.endpoint for link in self.links],
+                self._credentials,
+                self._identity,
+                num_workers=self._num_workers,
+                reconnect_s=self._reconnect_s,
+            )
+        return self._lane
+
     def close(self) -> None:
         """Close the connections. Idempotent."""
         self._closed = True
+        if self._lane is not None:
+            self._lane.close()
         for link in self.links:
-            link.close()
+            link.retire()
 
     def _numbered(
         self, request: ChangingRequest, link: Link
     ) -> Callable[[float], messages.Changing]:
         sequence = link.next_sequence()
-        number = Number(self._session, sequence, link.acknowledged, link.told_clock)
+        number = Number(self.session, sequence, link.acknowledged, link.told_clock)
         return lambda wait_s: request(number, wait_s)
 
 

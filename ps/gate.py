@@ -3,7 +3,7 @@
 Covers: exactly-once verdicts, waiting with deadlines, membership, the order of what happens.
 Does not: say how a push's wait ends (ps.waiting), read sockets or hold parameters; reducing is a
 callable that the shard gives.
-Threads: any. `_changed` guards record, policy and waiting pushes;
+Threads: any. `changed` guards record, policy and waiting pushes;
 a reduction runs under it, so between two clocks nobody sees half of an update.
 """
 
@@ -20,9 +20,17 @@ from typing import Generic
 from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.arrival import Arrival, Contributions, Gradient, still_waits
 from ps.barrier import Sync
-from ps.decisions import Action, Admission, Drop, Policy, Reduce, Release
-from ps.errors import NonFiniteGradient, PeerGone, PSError, RequestTimeout, ServerError
+from ps.decisions import Action, Admission, Drop, Grant, Policy, Recall, Reduce, Release
+from ps.errors import (
+    NonFiniteGradient,
+    PeerGone,
+    PSError,
+    RequestTimeout,
+    ServerError,
+)
+from ps.lookups import WaitingLookups
 from ps.params import WorkerRank
+from ps.row_gate import RowGate
 from ps.staleness import Views
 from ps.waiting import WaitingPushes
 
@@ -53,13 +61,15 @@ class Gate(Generic[Gradient]):
         on_applied: Callable[[Arrival[Gradient]], None],
         on_failed: Callable[[str], None],
     ) -> None:
-        self._changed = threading.Condition(threading.RLock())
+        self.changed = threading.Condition(threading.RLock())
         self._policy = policy
         self._record = record
         self._reduce = reduce
         self._on_failed = on_failed
         self._views = Views(policy.clock)
         self._waiting: WaitingPushes[Gradient] = WaitingPushes(record, self._views, on_applied)
+        self.lookups = WaitingLookups()
+        self.rows = RowGate(self, policy, record)
         self._arriving: set[WorkerRank] = set()
         """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
         self._closed: PSError | None = None
@@ -71,7 +81,7 @@ class Gate(Generic[Gradient]):
 
     def missing(self) -> tuple[WorkerRank, ...]:
         """The workers that others wait for."""
-        with self._changed:
+        with self.changed:
             return self._policy.missing()
 
     def begin(
@@ -88,8 +98,8 @@ class Gate(Generic[Gradient]):
             StaleIncarnation, SequenceGap: see ps.applied.
             PSError: what this very request was refused with before, unless it still waits.
         """
-        with self._changed:
-            self._refuse_closed()
+        with self.changed:
+            self.refuse_closed()
             is_back = self._record.is_back(request, acknowledged)
             verdict = self._record.begin(request, acknowledged)
             self._drop_replaced(request.worker)
@@ -100,7 +110,7 @@ class Gate(Generic[Gradient]):
 
     def admit(self, worker: WorkerRank) -> Admission:
         """Whether to apply a gradient as it arrives or to stage it."""
-        with self._changed:
+        with self.changed:
             admission = self._policy.admit(worker)
             if admission is not Admission.STAGE:
                 self._arriving.add(worker)
@@ -113,13 +123,13 @@ class Gate(Generic[Gradient]):
             worker: its rank.
             lag: see ps.staleness.
         """
-        with self._changed:
+        with self.changed:
             arriving = len(self._arriving - {worker})
             return self._views.staleness(worker, self._policy.clock + arriving, lag)
 
     def pulled(self, worker: WorkerRank, clock: int) -> None:
         """Note which clock's parameters the worker has got."""
-        with self._changed:
+        with self.changed:
             self._views.pulled(worker, clock)
 
     def arrive(self, arrival: Arrival[Gradient]) -> Arrival[Gradient]:
@@ -129,7 +139,7 @@ class Gate(Generic[Gradient]):
             The arrival to wait for; another object if a copy of the same push was faster, and then
             the given one is not kept.
         """
-        with self._changed:
+        with self.changed:
             verdict, earlier = self.begin(arrival.id)
             if earlier is not None:
                 return earlier
@@ -151,7 +161,7 @@ class Gate(Generic[Gradient]):
             StaleIncarnation: the worker was replaced; nothing counts.
             PSError: it was refused before, and that is over; or the gate is closed.
         """
-        with self._changed:
+        with self.changed:
             verdict, earlier = self.begin(arrival.id)
             if earlier is not None or verdict is Verdict.REPEATED:
                 return earlier
@@ -162,7 +172,7 @@ class Gate(Generic[Gradient]):
 
     def refuse_unstaged(self, request: RequestId, error: PSError) -> None:
         """A request that no worker waits for is refused: its number is done, a retry hears why."""
-        with self._changed:
+        with self.changed:
             self._waiting.refuse(request, error)
             self._record.complete(request)
 
@@ -179,16 +189,11 @@ class Gate(Generic[Gradient]):
             PeerGone: the sender is gone; its push stays staged for its retry.
             PSError: why the barrier broke.
         """
-        with self._changed:
+        with self.changed:
             while not arrival.is_done:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
+                if time.monotonic() >= deadline_s:
                     raise still_waits(self._policy.clock, self._policy.missing())
-                if is_gone():
-                    raise PeerGone(
-                        f"worker {arrival.id.worker} closed its connection while waiting"
-                    )
-                self._changed.wait(min(left_s, _CHECK_PEER_S))
+                self.pause(deadline_s, arrival.id.worker, is_gone)
             if arrival.error is not None:
                 raise arrival.error
             return arrival.clock or 0
@@ -206,7 +211,7 @@ class Gate(Generic[Gradient]):
 
         Nobody waits for anybody at a closed gate, so there a worker that `leaves` is just let go.
         """
-        with self._changed:
+        with self.changed:
             if leaves and self._closed is not None:
                 return False
             verdict, _ = self.begin(request, acknowledged, told_clock)
@@ -214,24 +219,25 @@ class Gate(Generic[Gradient]):
                 return False
             if leaves:
                 self._arriving.discard(request.worker)
-            self._execute(event(self._policy, request.worker))
+            self.execute(event(self._policy, request.worker))
             self._record.complete(request)
             return True
 
     def finished_before(self, worker: WorkerRank) -> None:
         """The worker called finish() before there was a shard."""
-        with self._changed:
-            self._execute(self._policy.on_finish(worker))
+        with self.changed:
+            self.execute(self._policy.on_finish(worker))
 
     def fence(self, worker: WorkerRank, least_incarnation: int) -> None:
         """Refuse older incarnations of the worker from now on, also in the middle of a push."""
-        with self._changed:
+        with self.changed:
             self._record.fence(worker, least_incarnation)
             self._drop_replaced(worker)
+            self.changed.notify_all()  # its lookups hear that they are fenced
 
     def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
         """Raise StaleIncarnation unless this incarnation of the worker may still act."""
-        with self._changed:
+        with self.changed:
             self._record.refuse_stale(worker, incarnation)
 
     def lose(self, worker: WorkerRank, incarnation: int | None = None) -> bool:
@@ -245,7 +251,7 @@ class Gate(Generic[Gradient]):
         Returns:
             Whether anything happened.
         """
-        with self._changed:
+        with self.changed:
             known = self._record.incarnation_of(worker)
             lost = known if incarnation is None else incarnation
             if lost < known:
@@ -253,7 +259,7 @@ class Gate(Generic[Gradient]):
             self._record.fence(worker, lost + 1)
             self._arriving.discard(worker)
             if self._closed is None:  # else nobody waits any more
-                self._execute(self._policy.on_lost(worker))
+                self.execute(self._policy.on_lost(worker))
             return True
 
     @contextlib.contextmanager
@@ -265,21 +271,21 @@ class Gate(Generic[Gradient]):
         Raises:
             RequestTimeout: no other such block made `when` true within `timeout_s`.
         """
-        with self._changed:
-            if not self._changed.wait_for(when, timeout_s):
+        with self.changed:
+            if not self.changed.wait_for(when, timeout_s):
                 raise RequestTimeout(
                     f"clock {self._policy.clock} was not settled within {timeout_s:g} s: its "
                     "workers have not sent the norms; are they alive? Try again"
                 )
             yield self._policy.clock
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def close(self, error: PSError) -> None:
         """End all waits, with `error` where nothing was applied; later requests get it too."""
-        with self._changed:
+        with self.changed:
             self._closed = error
             self._waiting.close(error, self._policy.clock)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _is_undone(self, told_clock: int) -> bool:
         """Whether a push that comes back after a restore was meant for a clock that is past.
@@ -290,7 +296,7 @@ class Gate(Generic[Gradient]):
         if not isinstance(self._policy, Sync):
             return False
         before = self._waiting.requests
-        self._execute(self._policy.catch_up(told_clock))
+        self.execute(self._policy.catch_up(told_clock))
         for request in before - self._waiting.requests:
             self._record.give_up(request)
         return 0 < told_clock < self._policy.clock
@@ -302,20 +308,28 @@ class Gate(Generic[Gradient]):
         """
         if self._waiting.has_fenced(worker):
             self._arriving.discard(worker)
-            self._execute(self._policy.on_replaced(worker))
+            self.execute(self._policy.on_replaced(worker))
 
     def _enter(self, arrival: Arrival[Gradient]) -> None:
         self._arriving.discard(arrival.id.worker)
         is_null = arrival.hyper is None
         actions = self._policy.on_push(arrival.id.worker, arrival.rows, null=is_null)
         self._waiting.enter(arrival)
-        self._execute(actions)
+        self.execute(actions)
 
-    def _refuse_closed(self) -> None:
+    def pause(self, deadline_s: float, worker: WorkerRank, is_gone: Callable[[], bool]) -> None:
+        """Wait for a change, but not longer than until the sender is to be looked after."""
+        if is_gone():
+            raise PeerGone(f"worker {worker} closed its connection while waiting")
+        self.changed.wait(max(0.0, min(deadline_s - time.monotonic(), _CHECK_PEER_S)))
+
+    def refuse_closed(self) -> None:
+        """Raise what the gate was closed with."""
         if self._closed is not None:
             raise self._closed
 
-    def _execute(self, actions: Sequence[Action]) -> None:
+    def execute(self, actions: Sequence[Action]) -> None:
+        """Do what the policy has decided; call it while holding `changed`."""
         for action in actions:
             if isinstance(action, Reduce):
                 self._reduce_staged(action)
@@ -323,9 +337,13 @@ class Gate(Generic[Gradient]):
                 self._waiting.release(action)
             elif isinstance(action, Drop):
                 self._waiting.drop(action)
+            elif isinstance(action, Grant):
+                self.lookups.grant(action)
+            elif isinstance(action, Recall):
+                self.lookups.recall(action)
             else:
                 self._waiting.break_up(action)
-        self._changed.notify_all()
+        self.changed.notify_all()
 
     def _reduce_staged(self, action: Reduce) -> None:
         staged = self._waiting.staged(action)

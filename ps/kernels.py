@@ -255,7 +255,7 @@ def _names_for(manifest: Manifest) -> set[tuple[str, str]]:
     for group in manifest.groups:
         loop = Loop(rule_of(group.rule), decays(group.rule), over_rows=False)
         names = {loop.name, "count_all_ones"}
-        if manifest.consistency == "sync":
+        if manifest.has_barrier:
             names |= {"scale", "add_scaled"}
         if isinstance(group.rule, Descent) and group.rule.clipvalue:
             names.add("clip")

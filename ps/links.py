@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ps import messages
-from ps.errors import SettingsError
+from ps.errors import ClosedError, SettingsError
 from ps.link_stats import LinkCounters, LinkStats
 from ps.rendezvous import MAX_OPEN_BYTES
 from rpc.address import Endpoint
@@ -89,6 +89,7 @@ class Link:
         self, server: int, endpoint: Endpoint, credentials: Credentials, identity: Identity
     ) -> None:
         self.server = server
+        self.endpoint = endpoint
         self.name = f"ps:{server} at {endpoint}"
         self.sequence = 0
         """Number of the last changing request sent to this server."""
@@ -96,7 +97,6 @@ class Link:
         """Number of the last one that it has answered with success."""
         self.told_clock = 0
         """The newest clock that it has answered a changing request with."""
-        self._endpoint = endpoint
         self._credentials = credentials
         self._identity = identity
         self.last_failure: RpcError | None = None
@@ -108,6 +108,7 @@ class Link:
         self._next_attempt_s = 0.0
         self._was_connected = False
         self._counters = LinkCounters(server)
+        self._retired = False
         self._incarnation = 0
         """The newest start of this server that has answered; older ones were replaced."""
 
@@ -127,7 +128,10 @@ class Link:
         Raises:
             AuthError: the server has another secret; final.
             SettingsError: another server answers there.
+            ClosedError: after retire().
         """
+        if self._retired:
+            raise ClosedError("this client is closed; make a new one")
         if self.connection is not None and not self.connection.closed:
             return self.connection
         now_s = time.monotonic()
@@ -135,7 +139,7 @@ class Link:
             return None
         try:
             connection = connect(
-                self._endpoint,
+                self.endpoint,
                 self._identity,
                 self._credentials,
                 expect=Role.SERVER,
@@ -203,6 +207,11 @@ class Link:
     def wait_s(self) -> float:
         """How long until the next attempt."""
         return max(0.0, self._next_attempt_s - time.monotonic())
+
+    def retire(self) -> None:
+        """Close the connection and make no other; a call under way on another thread ends."""
+        self._retired = True
+        self.close()
 
     def close(self) -> None:
         """Close the connection, if there is one."""

@@ -13,6 +13,7 @@ Pure; no threads.
     Settle         squares of all servers, or none  Ack            fresh values if `pull`
     Assign         values                           Ack
     Lookup         counts, ids                      Ack            values of the rows
+    LookupBatch    counts, ids                      Ack            values of the rows
     PushRows       counts, ids, gradients           Ack
     Scan                                            Scanned        ids, rows
     Join, Leave, Finish                             Ack
@@ -39,7 +40,7 @@ from ps.applied import MAX_SEQUENCE
 from ps.checkpoint_format import ShardRecord
 from ps.decoding import UNREADABLE
 from ps.errors import SettingsError
-from ps.params import MAX_LAG, Hyper
+from ps.params import MAX_LAG, MAX_PERMITS, Hyper
 from ps.rendezvous import MAX_KEY_LENGTH
 from ps.table_spec import MAX_SEGMENTS, MAX_TABLES
 
@@ -71,6 +72,13 @@ class Number(msgspec.Struct, frozen=True, array_like=True):
     """The last of this session's requests that this server has answered with success."""
     told_clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
     """The newest clock in those answers; a server that was restored learns by it how far it was."""
+
+
+class BatchName(msgspec.Struct, frozen=True, array_like=True):
+    """A batch whose rows were looked up to train on: the number of that lookup."""
+
+    session: Session
+    sequence: Sequence
 
 
 class Describe(msgspec.Struct, frozen=True, tag="describe"):
@@ -123,6 +131,18 @@ class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
     tables: TableNumbers
 
 
+class LookupBatch(msgspec.Struct, frozen=True, tag="lookup_batch"):
+    """As Lookup, for rows whose gradients will be pushed; hybrid answers when there is a permit."""
+
+    manifest_hash: Digest
+    number: Number
+    """Names the batch, by a number that is the same at all servers."""
+    tables: TableNumbers
+    still_open: Annotated[tuple[Sequence, ...], msgspec.Meta(max_length=MAX_PERMITS + 1)] = ()
+    """Numbers of the session's batches that are under way, this one included; see ps.permits."""
+    wait_s: Seconds = 0.0
+
+
 class PushRows(msgspec.Struct, frozen=True, tag="push_rows"):
     """Bring gradients for rows: the payload as in Lookup, then the gradients in the same order."""
 
@@ -130,6 +150,8 @@ class PushRows(msgspec.Struct, frozen=True, tag="push_rows"):
     number: Number
     hyper: Hyper
     tables: TableNumbers
+    batch: BatchName | None = None
+    """What the rows were looked up for; over with this push, also with one of no tables."""
 
 
 class Scan(msgspec.Struct, frozen=True, tag="scan"):
@@ -228,7 +250,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_LENGTH)] = ""
 
 
-Changing = Push | Settle | PushRows | Assign | Join | Leave | Finish
+Changing = Push | Settle | LookupBatch | PushRows | Assign | Join | Leave | Finish
 Request = (
     Describe
     | FetchManifest
@@ -237,6 +259,7 @@ Request = (
     | Push
     | Settle
     | Lookup
+    | LookupBatch
     | PushRows
     | Scan
     | Assign

@@ -31,6 +31,7 @@ SERVER_GAUGES: Fields = {
     "connections": ("connections", "Authenticated connections"),
     "requests_in_service": ("in_service", "Requests that are being answered"),
     "pushes_waiting": ("waiting", "Pushes that wait for other workers"),
+    "lookups_waiting": ("waiting_lookups", "Lookups that wait for older batches of their worker"),
     "parameter_bytes": ("parameter_bytes", "Dense values that this server owns"),
     "resident_memory_bytes": ("rss_bytes", "Resident memory of the process"),
 }

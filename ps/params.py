@@ -84,7 +84,7 @@ BucketId = NewType("BucketId", int)
 ServerRank = NewType("ServerRank", int)
 WorkerRank = NewType("WorkerRank", int)
 
-Consistency = Literal["async", "sync", "ssp"]
+Consistency = Literal["async", "sync", "ssp", "hybrid"]
 
 MAX_PARAMS = 100_000
 MAX_RANK = 32
@@ -93,6 +93,8 @@ MIN_BUCKET_BYTES = 64
 MAX_BUCKET_BYTES = 1 << 26
 MAX_BUCKETS = 1 << 20
 MAX_STALENESS_BOUND = 1 << 32
+MAX_PERMITS = 1024
+"""Most batches of one worker under way in hybrid; each keeps its rows in the worker."""
 MAX_LAG = 64
 """Most pushes of one worker under way at a time; each keeps a gradient and a copy of the values."""
 
@@ -164,7 +166,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     consistency: Consistency = "async"
     reduction: Literal["mean", "sum"] = "mean"
     staleness_bound: int = 0
-    """ssp: how many pushes the fastest worker may be ahead of the slowest."""
+    """ssp: how many pushes the fastest worker may be ahead of the slowest. hybrid: how many batches
+    each worker may have under way, from the lookup of their rows until these are updated."""
     staleness_aware: bool = False
     """async, ssp: divide a push's learning rate by 1 + the updates that its worker had not seen."""
 
@@ -196,16 +199,35 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(
                 f"staleness_bound must be in 0..{MAX_STALENESS_BOUND}, got {self.staleness_bound}"
             )
-        if self.staleness_bound and self.consistency != "ssp":
+        if self.staleness_bound and self.consistency not in ("ssp", "hybrid"):
             raise SettingsError(
-                f"staleness_bound={self.staleness_bound} needs consistency='ssp', got "
+                f"staleness_bound={self.staleness_bound} needs consistency='ssp' or 'hybrid', got "
                 f"{self.consistency!r}: async has no bound, sync has no staleness"
             )
-        if self.staleness_aware and self.consistency == "sync":
+        if self.consistency == "hybrid":
+            self._check_hybrid()
+        if self.staleness_aware and self.has_barrier:
             raise SettingsError(
-                "staleness_aware=True needs consistency='async' or 'ssp': in sync no gradient is "
-                "stale"
+                f"staleness_aware=True needs consistency='async' or 'ssp', got "
+                f"{self.consistency!r}: at a barrier no gradient is stale"
             )
+
+    def _check_hybrid(self) -> None:
+        if not 1 <= self.staleness_bound <= MAX_PERMITS:
+            raise SettingsError(
+                f"consistency='hybrid' needs staleness_bound=1..{MAX_PERMITS}, the batches that "
+                f"each worker may have under way, got {self.staleness_bound}"
+            )
+        if not self.tables:
+            raise SettingsError(
+                "consistency='hybrid' bounds how old rows of tables get, and this manifest has no "
+                "tables; use 'sync'"
+            )
+
+    @property
+    def has_barrier(self) -> bool:
+        """Whether the groups' gradients wait for each other: sync and hybrid."""
+        return self.consistency in ("sync", "hybrid")
 
     def encode(self) -> bytes:
         """Return the canonical msgpack encoding, the one that is hashed."""

@@ -70,6 +70,7 @@ _RULES: dict[type, _Rule] = {
     messages.Push: _Rule(_WORKERS, _SERVING),
     messages.Settle: _Rule(_WORKERS, _SERVING),
     messages.Lookup: _Rule(_WORKERS_AND_DRIVER, _LOADED),
+    messages.LookupBatch: _Rule(_WORKERS, _SERVING),
     messages.PushRows: _Rule(_WORKERS, _SERVING),
     messages.Scan: _Rule(_WORKERS_AND_DRIVER, _LOADED),
     messages.Join: _Rule(_WORKERS, _SERVING),

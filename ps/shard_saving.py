@@ -85,9 +85,7 @@ def save_shard(
         CheckpointError: disk full, no permission, or a value is not finite; nothing is left.
     """
     base = saved.of(request.base)
-    source = (
-        _MemoryCopy(shard, base) if shard.manifest.consistency == "sync" else _LiveCopy(shard, base)
-    )
+    source = _MemoryCopy(shard, base) if shard.manifest.has_barrier else _LiveCopy(shard, base)
     record = write_shard(
         request.directory,
         request.save_id,

@@ -82,6 +82,9 @@ class ServerStats(msgspec.Struct, frozen=True):
     and the push. Mass far above the number of workers: one is much slower than the others."""
     missing: tuple[int, ...] = ()
     """The workers that the open barrier (sync) or a waiting push (ssp) waits for now."""
+    waiting_lookups: int = 0
+    """Hybrid: batches whose lookup waits now for an older batch of its worker; often some, and a
+    long `lookup_batch` in `requests`: raise the bound, or push rows sooner."""
     bytes_in: int = 0
     """Payload bytes received with requests, without frames' headers."""
     bytes_out: int = 0

@@ -1,16 +1,17 @@
-"""What a worker does with sparse tables: `client.tables.lookup`, `.push` and `.scan`.
+"""What a worker does with sparse tables: `client.tables.batch`, `.lookup`, `.push` and `.scan`.
 
 Covers: the public calls, one request per server for any number of tables.
 Does not: deduplicate (ps.table_routing), number or repeat requests (ps.fleet, ps.exchange).
 Runs in: worker processes, and drivers for lookup and scan.      Imports numba only when the
 manifest has tables.
-Threads: any; the client's lock makes one call wait for another.
+Threads: any; the client's lock makes one call wait for another. In hybrid `batch` has connections
+and a lock of its own: it may wait for a permit that a push of another thread gives back.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from ps import messages
 from ps.errors import ManifestMismatch, PhaseError, ShapeError
 from ps.fleet import Fleet, joined
 from ps.links import Link, Outgoing
-from ps.messages import Ack, Scanned
+from ps.messages import Ack, BatchName, Number, Scanned
 from ps.params import Hyper, Manifest
+from ps.table_batches import Batch, OpenBatches
 from ps.table_ids import from_bits
 from ps.table_spec import MAX_INT64, TableSpec
 from rpc.connection import Buffer
@@ -46,12 +48,16 @@ class TableClient:
         self._lock = lock
         self._timeout_s = timeout_s
         self._hash = ""
+        self._has_permits = False
+        self._lane_lock = threading.Lock()
+        self._batches = OpenBatches()
         self._numbers: dict[str, int] = {}
         self._routers: dict[str, Router] = {}
 
     def adopt(self, manifest: Manifest, digest: str) -> None:
         """Use these tables from now on; loads or compiles what they need."""
         self._hash = digest
+        self._has_permits = manifest.consistency == "hybrid"
         self._numbers = {spec.name: at for at, spec in enumerate(manifest.tables)}
         self._routers = {}
         if not manifest.tables:
@@ -90,28 +96,47 @@ class TableClient:
             IdError, ManifestMismatch: as `route`.
         """
         routed = self._routed(ids)
-        found = {
-            name: np.empty((batch.unique.size, self._spec(name).dim), self._spec(name).dtype)
-            for name, batch in routed.items()
-        }
+        request = messages.Lookup(self._known_hash(), self._order(routed))
         with self._lock:
-            request = messages.Lookup(self._known_hash(), self._order(routed))
-            calls = [
-                Outgoing(
-                    link,
-                    lambda _: request,
-                    _ids_of(routed, link),
-                    [
-                        _bytes(found[name][batch.own(link.server)])
-                        for name, batch in routed.items()
-                        if batch.num_own(link.server)
-                    ],
+            return self._rows(self._fleet, routed, lambda _: request, timeout_s=self._timeout_s)
+
+    def batch(
+        self, ids: Mapping[str, ArrayLike | RoutedIds], *, timeout_s: float | None = None
+    ) -> Batch:
+        """Look rows up to train on them: `with tables.batch(ids) as batch: ... batch.push(...)`.
+
+        In hybrid it waits while this worker has `staleness_bound` batches under way; another thread
+        may push theirs meanwhile. In other modes it does not wait.
+
+        Raises:
+            IdError, ManifestMismatch: as `route`.
+            RequestTimeout: hybrid: none of the older batches was over in time.
+            PhaseError, StaleIncarnation, WorkerLost: hybrid: this worker has left, was replaced, or
+                the barrier is broken.
+        """
+        routed = self._routed(ids)
+        if not self._has_permits:
+            return Batch(routed, self.lookup(routed), self._push)
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            lane = self._fleet.lane()
+        with self._lane_lock:
+            number, still_open = self._batches.begin()
+            named, order = Number(lane.session, number), self._order(routed)
+            try:
+                rows = self._rows(
+                    lane,
+                    routed,
+                    lambda wait_s: messages.LookupBatch(
+                        self._hash, named, order, still_open, wait_s
+                    ),
+                    timeout_s=limit_s,
                 )
-                for link in self._fleet.links
-                if any(batch.num_own(link.server) for batch in routed.values())
-            ]
-            self._fleet.answers(calls, Ack, timeout_s=self._timeout_s)
-        return {name: routed[name].expand(values) for name, values in found.items()}
+            except BaseException:
+                self._batches.end(number)
+                raise
+        name = BatchName(lane.session, number)
+        return Batch(routed, rows, self._push, name, lambda: self._batches.end(number))
 
     def push(
         self, grads: Mapping[str, tuple[ArrayLike | RoutedIds, Array]], *, hyper: Hyper
@@ -130,26 +155,11 @@ class TableClient:
             ShapeError: gradients of another shape or dtype; nothing was sent.
             NonFiniteGradient, TableFull: a segment of a server refused; that segment is unchanged,
                 others may have been updated.
+            SettingsError: hybrid, where rows are pushed for the batch that they were looked up for.
             StaleIncarnation: a newer attempt of this worker is at work: end this process.
             RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
         """
-        routed = self._routed({name: ids for name, (ids, _) in grads.items()})
-        for name, (_, given) in grads.items():
-            self._check_gradients(self._spec(name), routed[name], given)
-        summed = {name: routed[name].summed(given) for name, (_, given) in grads.items()}
-
-        def payload(link: Link) -> Sequence[Buffer]:
-            parts = [summed[name][routed[name].own(link.server)] for name in routed]
-            return [*_ids_of(routed, link), *(_bytes(part) for part in parts if part.size)]
-
-        with self._lock:
-            digest, order = self._known_hash(), self._order(routed)
-            acks = self._fleet.change(
-                lambda number, _: messages.PushRows(digest, number, hyper, order),
-                timeout_s=self._timeout_s,
-                payload=payload,
-            )
-            return joined(acks)
+        return self._push(grads, hyper)
 
     def scan(self, name: str, *, with_slots: bool = False) -> Iterator[tuple[Array, Array]]:
         """Give all rows of a table in batches, while training goes on.
@@ -174,6 +184,60 @@ class TableClient:
                     batch, stop = self._scan_some(link, spec, (segment, stop), with_slots)
                     if batch[0].size:
                         yield batch
+
+    def _rows(
+        self,
+        fleet: Fleet,
+        routed: Mapping[str, RoutedIds],
+        request: Callable[[float], messages.Lookup | messages.LookupBatch],
+        *,
+        timeout_s: float,
+    ) -> dict[str, Array]:
+        """Ask the servers that hold the ids."""
+        found = {
+            name: np.empty((batch.unique.size, self._spec(name).dim), self._spec(name).dtype)
+            for name, batch in routed.items()
+        }
+        calls = [
+            Outgoing(
+                link,
+                request,
+                _ids_of(routed, link),
+                [
+                    _bytes(found[name][batch.own(link.server)])
+                    for name, batch in routed.items()
+                    if batch.num_own(link.server)
+                ],
+            )
+            for link in fleet.links
+            if any(batch.num_own(link.server) for batch in routed.values())
+        ]
+        fleet.answers(calls, Ack, timeout_s=timeout_s)
+        return {name: routed[name].expand(values) for name, values in found.items()}
+
+    def _push(
+        self,
+        grads: Mapping[str, tuple[Any, Array]],
+        hyper: Hyper,
+        batch: BatchName | None = None,
+    ) -> Ack:
+        routed = self._routed({name: ids for name, (ids, _) in grads.items()})
+        for name, (_, given) in grads.items():
+            self._check_gradients(self._spec(name), routed[name], given)
+        summed = {name: routed[name].summed(given) for name, (_, given) in grads.items()}
+
+        def payload(link: Link) -> Sequence[Buffer]:
+            parts = [summed[name][routed[name].own(link.server)] for name in routed]
+            return [*_ids_of(routed, link), *(_bytes(part) for part in parts if part.size)]
+
+        with self._lock:
+            digest, order = self._known_hash(), self._order(routed)
+            acks = self._fleet.change(
+                lambda number, _: messages.PushRows(digest, number, hyper, order, batch),
+                timeout_s=self._timeout_s,
+                payload=payload,
+            )
+            return joined(acks)
 
     def _scan_some(
         self, link: Link, spec: TableSpec, place: tuple[int, int], with_slots: bool

@@ -96,18 +96,21 @@ class TableServing:
         Raises:
             PSError: a refused push; its number is done with, and a retry is refused again.
         """
-        if isinstance(request, messages.Lookup):
+        if isinstance(request, messages.Lookup | messages.LookupBatch):
             self._lookup(call, request)
         elif isinstance(request, messages.PushRows):
             self._push(call, request)
         else:
             self._scan(call, request)
 
-    def _lookup(self, call: Incoming, request: messages.Lookup) -> None:
-        """Answer with the values of the rows that are asked for."""
+    def _lookup(self, call: Incoming, request: messages.Lookup | messages.LookupBatch) -> None:
+        """Answer with the values of the rows that are asked for, as they are once it may."""
+        parts = self._read_ids(call, request)
+        if isinstance(request, messages.LookupBatch):
+            self._wait_for_permit(call, request)
         ready: list[Array] = []
         num_ready = num_sent = 0
-        for part in self._read_ids(call, request):
+        for part in parts:
             out = np.empty((part.ids.size, part.table.spec.dim), part.table.dtype)
             for at, own in enumerate(part.slices):
                 if not part.ids[own].size:
@@ -128,21 +131,23 @@ class TableServing:
         parts = self._read_ids(call, request)
         sender = request_id(call.peer, request.number)
         number = request.number
+        batch = _batch_of(sender, request.batch)
         verdict, _ = self._gate.begin(sender, number.acknowledged, number.told_clock)
         if verdict is Verdict.REPEATED:
             self._counters.count(sender.worker, repeated=1)
             call.discard_rest()
         else:
-            self._gate.admit(sender.worker)
+            if request.tables:  # else a batch is given up, which nothing forbids
+                self._gate.rows.admit(sender.worker, batch)
             apply_s = 0.0
             try:
                 for part in parts:
                     apply_s += self._apply(call, part, request.hyper, sender)
             except PushError as error:
-                self._refuse(call, sender, error)
+                self._refuse(call, sender, batch, error)
             finally:
                 self._counters.applied(apply_s, call.payload_bytes)
-            if self._gate.change(sender, lambda *_: []):
+            if self._gate.rows.applied(sender, batch):
                 self._counters.count(sender.worker, table_pushes=1)
         call.reply(messages.encode(Ack(self._gate.clock, applied=True)))
 
@@ -183,18 +188,24 @@ class TableServing:
             apply_s += time.perf_counter() - started_s
         return apply_s
 
-    def _refuse(self, call: Incoming, sender: RequestId, error: PushError) -> None:
+    def _wait_for_permit(self, call: Incoming, request: messages.LookupBatch) -> None:
+        batch, deadline_s = request_id(call.peer, request.number), time.monotonic() + request.wait_s
+        self._gate.rows.look_up(batch, request.still_open, deadline_s, call.peer_gone)
+
+    def _refuse(
+        self, call: Incoming, sender: RequestId, batch: RequestId | None, error: PushError
+    ) -> None:
         """Remember why the push was refused, then say so."""
         refused = type(error)(
             f"{error.message} (worker:{sender.worker}, request {sender.sequence})",
             {**error.details, "worker": str(sender.worker)},
         )
         self._counters.count(sender.worker, refused=1)
-        self._gate.refuse_unstaged(sender, refused)
+        self._gate.rows.refused(sender, batch, refused)
         call.discard_rest()
         raise refused from error
 
-    def _read_ids(self, call: Incoming, request: messages.Lookup | messages.PushRows) -> list[Part]:
+    def _read_ids(self, call: Incoming, request: IdRequest) -> list[Part]:
         """Read counts and ids, and check them against the payload and the tables.
 
         Raises:
@@ -234,7 +245,15 @@ class TableServing:
         return self.tables[number]
 
 
-TableRequest = messages.Lookup | messages.PushRows | messages.Scan
+IdRequest = messages.Lookup | messages.LookupBatch | messages.PushRows
+TableRequest = IdRequest | messages.Scan
+
+
+def _batch_of(sender: RequestId, name: messages.BatchName | None) -> RequestId | None:
+    """Return the name of a push's batch as its lookup bore it."""
+    if name is None:
+        return None
+    return sender._replace(session=name.session, sequence=name.sequence)
 
 
 def _read_array(call: Incoming, array: Array) -> None:
@@ -246,7 +265,7 @@ def _check_counts(
     tables: Sequence[Table],
     counts: Array,
     payload_bytes: int,
-    request: messages.Lookup | messages.PushRows,
+    request: IdRequest,
 ) -> None:
     """Refuse counts that are out of range or do not fit the payload, before memory is taken."""
     sizes: list[int] = counts[:, 0].tolist()

@@ -30,13 +30,11 @@ def table(name: str = "user", rule: RuleConfig | None = None, **settings: Any) -
 
 def with_tables(*tables: TableSpec, size: int = 30, **settings: Any) -> Manifest:
     """A dense group beside the tables."""
+    mode = {
+        name: settings.pop(name) for name in ("consistency", "staleness_bound") if name in settings
+    }
     dense = make_manifest(size, **settings)
-    return Manifest(
-        groups=dense.groups,
-        tables=tables,
-        consistency=dense.consistency,
-        bucket_bytes=dense.bucket_bytes,
-    )
+    return Manifest(groups=dense.groups, tables=tables, bucket_bytes=dense.bucket_bytes, **mode)
 
 
 def ones(ids: Any, dim: int = 4, value: float = 1.0) -> np.ndarray[Any, Any]:

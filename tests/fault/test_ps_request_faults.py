@@ -31,9 +31,11 @@ HYPER = Hyper(0.1)
 IDS = np.arange(60)
 DENSE = make_manifest(30, rule=ADD)
 SPARSE = with_tables(table("user", segments=3), rule=ADD)
+HYBRID = with_tables(table(), rule=ADD, consistency="hybrid", staleness_bound=2)
 CLIPPED = make_manifest(30, rule=SGD(global_clipnorm=1e6), consistency="sync", bucket_bytes=64)
 MANIFESTS: dict[type, Manifest] = {
     **dict.fromkeys((messages.Lookup, messages.PushRows, messages.Scan), SPARSE),
+    messages.LookupBatch: HYBRID,
     messages.Settle: CLIPPED,
 }
 SIZES: dict[type, dict[str, int]] = {messages.Settle: {"num_servers": 2, "num_workers": 2}}
@@ -89,6 +91,19 @@ def push_rows(scene: Scene) -> None:
     scene.client.tables.push({"user": (IDS, ones(IDS))}, hyper=HYPER)
 
 
+def train_rows(scene: Scene) -> list[float]:
+    """Two batches beside one that stays under way: with a second permit lost, none would go on."""
+    tables = scene.client.tables
+    first = tables.batch({"user": IDS})
+    seen: list[float] = []
+    for _ in range(2):
+        with tables.batch({"user": IDS}, timeout_s=5.0) as batch:
+            seen.append(float(batch.rows["user"][0, 0]))
+            batch.push({"user": ones(IDS)}, hyper=HYPER)
+    first.close()
+    return seen
+
+
 def push_clipped(scene: Scene) -> list[Any]:
     """Both workers' push, whose second round is the request."""
     other = scene.parts.bed.client(1)
@@ -130,6 +145,7 @@ CASES: dict[type, list[Case]] = {
     messages.Lookup: [
         Case(lambda s: s.client.tables.lookup({"user": IDS}), lambda s, _: s.row() == 0.0),
     ],
+    messages.LookupBatch: [Case(train_rows, lambda s, r: r == [0.0, 1.0] and s.row() == 2.0)],
     messages.PushRows: [Case(push_rows, lambda s, _: s.row() == 1.0)],
     messages.Scan: [Case(lambda s: list(s.client.tables.scan("user")), lambda s, _: True)],
     messages.Settle: [
