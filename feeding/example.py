@@ -135,6 +135,10 @@ class _Damage(Exception):  # becomes a DataError where file and byte are known
 
 
 def _column(buffer: Array, name: str, feature: Feature, spans: Array) -> BatchColumn:
+    if feature.shape is not None and feature.num_values == 1:
+        single = _single(buffer, feature, spans)
+        if single is not None:
+            return _narrowed(name, feature.dtype, single).reshape((-1, *feature.shape))
     counts = np.empty(spans.shape[1], np.int64)
     record, fault = kernels.count_values(buffer, spans, feature.kind, counts)
     if fault == kernels.MALFORMED:
@@ -159,6 +163,17 @@ def _column(buffer: Array, name: str, feature: Feature, spans: Array) -> BatchCo
     return out
 
 
+def _single(buffer: Array, feature: Feature, spans: Array) -> Array | None:
+    """Return one number of each record, the usual case; None if it is not all like that."""
+    if feature.kind == _KINDS["float"]:
+        floats = np.empty(spans.shape[1], np.float32)
+        return floats if kernels.copy_single_floats(buffer, spans, floats.view(np.uint8)) else None
+    if feature.kind == _KINDS["int64"]:
+        ints = np.empty(spans.shape[1], np.int64)
+        return ints if kernels.copy_single_ints(buffer, spans, ints) else None
+    return None
+
+
 def _check_counts(name: str, feature: Feature, counts: Array, lacking: Array) -> None:
     wrong = counts != feature.num_values
     if feature.default is not None:
@@ -180,7 +195,7 @@ def _values(buffer: Array, name: str, feature: Feature, spans: Array, offsets: A
     if feature.kind == _KINDS["float"]:
         floats = np.empty(total, np.float32)
         kernels.copy_floats(buffer, spans, offsets, floats.view(np.uint8))
-        return floats.astype(feature.dtype, copy=False)
+        return _narrowed(name, feature.dtype, floats)
     if feature.kind == _KINDS["int64"]:
         ints = np.empty(total, np.int64)
         record = kernels.copy_ints(buffer, spans, offsets, ints)
@@ -195,14 +210,17 @@ def _values(buffer: Array, name: str, feature: Feature, spans: Array, offsets: A
     return out
 
 
-def _narrowed(name: str, dtype: str, values: Array, offsets: Array) -> Array:
+def _narrowed(name: str, dtype: str, values: Array, offsets: Array | None = None) -> Array:
+    """Return the values as the dtype asked for; offsets tell which record a value is of."""
+    if values.dtype.kind == "f":
+        return values.astype(dtype, copy=False)
     if dtype == "int64":
         return values
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     outside = (values < low) | (values > high)
     if outside.any():
         at = int(outside.argmax())
-        record = int(np.searchsorted(offsets, at, "right")) - 1
+        record = at if offsets is None else int(np.searchsorted(offsets, at, "right")) - 1
         raise _Damage(
             record, f"its feature {name!r} holds {values[at]}, which {dtype} cannot; ask for int64"
         )

@@ -22,12 +22,15 @@ import numba
 import numpy as np
 
 from feeding.chunk import Array
+from feeding.raw_bytes import copy_bytes, word_at
 
 OK, MALFORMED, WRONG_KIND = range(3)
 """What is wrong with a feature."""
 _VARINT_BYTES = 10
+_AT, _HEAD_BYTES, _ENTRY_BYTES, _FEATURE_BYTES, _COLUMN = range(5)
+"""What is remembered of an entry: where it began, its bytes up to the feature, all of its bytes."""
 
-_inline: Callable[[Any], Any] = numba.njit(nogil=True, inline="never", error_model="numpy")
+_inline: Callable[[Any], Any] = numba.njit(nogil=True, forceinline=True, error_model="numpy")
 _kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 
@@ -72,6 +75,10 @@ def _field(buffer: Array, at: int, stop: int) -> tuple[Any, Any, Any]:
 @_inline
 def _same(buffer: Array, left: int, right: int, length: int) -> bool:
     index = 0
+    while index + 8 <= length:
+        if word_at(buffer, left + index) != word_at(buffer, right + index):
+            return False
+        index += 8
     while index < length and buffer[left + index] == buffer[right + index]:
         index += 1
     return index == length
@@ -81,14 +88,11 @@ def _same(buffer: Array, left: int, right: int, length: int) -> bool:
 def _find(buffer: Array, start: int, length: int, names: Array, bounds: Array) -> int:
     for column in range(bounds.size - 1):
         first = bounds[column]
-        if bounds[column + 1] - first == length:
-            equal = True
-            for index in range(length):
-                if buffer[start + index] != names[first + index]:
-                    equal = False
-                    break
-            if equal:
-                return column
+        index = 0 if bounds[column + 1] - first == length else -1
+        while 0 <= index < length and buffer[start + index] == names[first + index]:
+            index += 1
+        if index == length:
+            return column
     return -1
 
 
@@ -109,17 +113,9 @@ def _entry(buffer: Array, at: int, stop: int) -> tuple[int, int, int, int]:
 
 
 @_inline
-def _column_of(
-    buffer: Array, key: int, length: int, place: int, before: Array, columns: tuple[Array, Array]
-) -> Any:
-    """Return a key's column, -1 for none; mostly it is the key at its place in the last record."""
-    if place >= before.shape[1]:
-        return _find(buffer, key, length, columns[0], columns[1])
-    if before[1, place] != length or not _same(buffer, key, before[0, place], length):
-        before[2, place] = _find(buffer, key, length, columns[0], columns[1])
-    before[0, place] = key
-    before[1, place] = length
-    return before[2, place]
+def _as_before(buffer: Array, at: int, stop: int, known: Array) -> Any:
+    """Whether an entry is laid out and named as that at its place in the last record."""
+    return at + known[_ENTRY_BYTES] <= stop and _same(buffer, at, known[_AT], known[_HEAD_BYTES])
 
 
 @_inline
@@ -129,18 +125,31 @@ def _features(
     """Note where one record's features are; False: malformed."""
     place = 0
     while at < stop:
-        tag, entry, at = _field(buffer, at, stop)
-        if at < 0:
-            return False
-        if tag == 10:
-            key, key_stop, value, value_stop = _entry(buffer, entry, at)
+        known = before[min(place, before.shape[0] - 1)]
+        if known[_ENTRY_BYTES] == 0 or not _as_before(buffer, at, stop, known):
+            tag, entry, end = _field(buffer, at, stop)
+            if end < 0:
+                return False
+            if tag != 10:
+                at = end
+                continue
+            key, key_stop, value, value_stop = _entry(buffer, entry, end)
             if key < 0:
                 return False
-            column = _column_of(buffer, key, key_stop - key, place, before, columns)
-            place += 1
-            if column >= 0:
-                spans[0, column] = value
-                spans[1, column] = value_stop
+            # Offsets within the entry are good for others if the feature ends it.
+            known[_ENTRY_BYTES] = end - at if value_stop == end and key < value else 0
+            known[_HEAD_BYTES] = value - at
+            known[_COLUMN] = _find(buffer, key, key_stop - key, columns[0], columns[1])
+            known[_FEATURE_BYTES] = value_stop - value
+        else:
+            value = at + known[_HEAD_BYTES]
+            end = at + known[_ENTRY_BYTES]
+        known[_AT] = at
+        if known[_COLUMN] >= 0:
+            spans[0, known[_COLUMN]] = value
+            spans[1, known[_COLUMN]] = value + known[_FEATURE_BYTES]
+        place += 1
+        at = end
     return True
 
 
@@ -160,7 +169,7 @@ def locate(
     Returns:
         The number of a record that is no tf.Example, -1 if all are.
     """
-    before = np.full((3, 4 * columns[1].size + 16), -1, np.int64)
+    before = np.zeros((4 * columns[1].size + 16, 5), np.int64)
     spans[0] = -1
     for record in range(starts.size):
         at, stop = starts[record], starts[record] + lengths[record]
@@ -248,7 +257,7 @@ def _copy_floats(buffer: Array, at: int, stop: int, out: Array, place: int, last
         if tag != 10 and tag != 13:
             continue
         width = min(end - begin, 4 * (last - place))
-        out[4 * place : 4 * place + width] = buffer[begin : begin + width]
+        copy_bytes(out, 4 * place, buffer, begin, width)
         place += width // 4
     return place
 
@@ -294,6 +303,42 @@ def copy_floats(buffer: Array, spans: Array, offsets: Array, out: Array) -> None
             at = end
             if tag == 18:
                 place = _copy_floats(buffer, begin, end, out, place, last)
+
+
+@_kernel
+def copy_single_floats(buffer: Array, spans: Array, out: Array) -> bool:
+    """Copy a column that has one float in each record, as bytes; False: it is not all like that."""
+    for record in range(spans.shape[1]):
+        at = spans[0, record]
+        if at < 0 or spans[1, record] - at != 8 or not _opens(buffer, at, 18, 8):
+            return False
+        copy_bytes(out, 4 * record, buffer, at + 4, 4)
+    return True
+
+
+@_kernel
+def copy_single_ints(buffer: Array, spans: Array, out: Array) -> bool:
+    """Copy a column that has one integer in each record; False: it is not all like that."""
+    for record in range(spans.shape[1]):
+        at, stop = spans[0, record], spans[1, record]
+        if at < 0 or not 5 <= stop - at <= 14 or not _opens(buffer, at, 26, stop - at):
+            return False
+        value, end = _varint(buffer, at + 4, stop)
+        if end != stop:
+            return False
+        out[record] = np.int64(value)
+    return True
+
+
+@_inline
+def _opens(buffer: Array, at: int, tag: int, num_bytes: int) -> Any:
+    """Whether a feature of so many bytes is one packed list: tag, length, tag, length, values."""
+    return (
+        buffer[at] == tag
+        and buffer[at + 1] == num_bytes - 2
+        and buffer[at + 2] == 10
+        and buffer[at + 3] == num_bytes - 4
+    )
 
 
 @_kernel

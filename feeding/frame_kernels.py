@@ -23,6 +23,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from feeding.chunk import Array
+from feeding.raw_bytes import word_at
 
 OK, BAD_LENGTH, BAD_DATA, TOO_LONG = range(4)
 """What ended a scan: no whole record is left, or the next record's fault."""
@@ -47,18 +48,6 @@ def _crc_tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 
 _TABLES = _crc_tables()
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _word(_typing: Any, buffer: Any, _index: Any) -> Any:
-    """Load eight little-endian bytes at any index; the caller has checked the bounds."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        place = builder.gep(array.data, [args[1]])
-        return builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
-
-    return types.uint64(buffer, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -111,7 +100,7 @@ def _crc_by_instruction(buffer: Array, start: int, stop: int) -> Any:
     crc = np.uint64(0xFFFFFFFF)
     at = start
     while at + 8 <= stop:
-        crc = _crc_word(crc, _word(buffer, at))
+        crc = _crc_word(crc, word_at(buffer, at))
         at += 8
     rest = np.uint32(crc)
     while at < stop:
@@ -159,7 +148,7 @@ def scan(buffer: Array, stop: int, max_record_bytes: int, starts: Array, lengths
     while at + FRAME_HEAD <= stop and count < starts.size:
         if masked_crc(buffer, at, at + 8) != _stored(buffer, at + 8):
             return count, at, BAD_LENGTH, 0
-        length = _word(buffer, at)
+        length = word_at(buffer, at)
         if length > np.uint64(max_record_bytes):
             return count, at, TOO_LONG, np.int64(min(length, np.uint64(0x7FFFFFFFFFFFFFFF)))
         start = at + FRAME_HEAD
