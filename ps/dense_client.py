@@ -1,7 +1,7 @@
 """A worker's dense parameters: the flat buffers, cut per server, pulled and pushed.
 
-Covers: what follows from a manifest at the client, slicing, clipping before a push, combining the
-servers' answers.
+Covers: what follows from a manifest at the client, slicing, clipping and packing before a push,
+combining the servers' answers.
 Does not: number, repeat or wait for requests (ps.fleet, ps.exchange), tables (ps.table_client).
 Runs in: worker processes.
 Threads: one at a time; ps.client holds its lock around every call.
@@ -9,7 +9,9 @@ Threads: one at a time; ps.client holds its lock around every call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,11 @@ import numpy as np
 from ps import messages
 from ps.clipped_push import ClippedPush
 from ps.clipping import Clipper
-from ps.errors import PhaseError, SettingsError
+from ps.errors import NonFiniteGradient, PhaseError, PSError, SettingsError
 from ps.fleet import Fleet, joined
 from ps.links import Outgoing
 from ps.messages import Ack, Description
+from ps.packed_push import Packer
 from ps.params import Hyper, Layout, Manifest
 from ps.pieces import Piece, check_arrays, cut_pieces, views_of
 
@@ -46,6 +49,7 @@ class DenseClient:
         self._hash = ""
         self._clipper: Clipper | None = None
         self._clipped_push: ClippedPush | None = None
+        self._packer: Packer | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -68,6 +72,7 @@ class DenseClient:
         self._clipped_push = ClippedPush.if_needed(
             self._fleet, manifest, num_workers=self._num_workers
         )
+        self._packer = Packer.if_needed(manifest, len(self._fleet.links))
 
     def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
         """Give the servers their manifest and first values. Raises as PSClient.seed."""
@@ -116,15 +121,20 @@ class DenseClient:
         if into is not None:
             check_arrays(self.layout, into, "into", writable=True)
         ready, target = grads, into
+        packing: AbstractContextManager[None] = contextlib.nullcontext()
+        if self._packer is not None and grads is not None:
+            self._pack(self._packer, grads)
+            packing = self._packer.sending(self._fleet.links)
         change = self._clipped_push.change if self._clipped_push else self._fleet.change
-        acks = change(
-            lambda number, wait_s: messages.Push(
-                digest, number, rows, hyper, into is not None, grads is None, wait_s, lag
-            ),
-            timeout_s=self._timeout_s,
-            payload=lambda link: views_of(ready, self.pieces[link.server]) if ready else (),
-            into=lambda link: views_of(target, self.pieces[link.server]) if target else None,
-        )
+        with packing:
+            acks = change(
+                lambda number, wait_s: messages.Push(
+                    digest, number, rows, hyper, into is not None, grads is None, wait_s, lag
+                ),
+                timeout_s=self._timeout_s,
+                payload=lambda link: self._payload(link.server, ready) if ready else (),
+                into=lambda link: views_of(target, self.pieces[link.server]) if target else None,
+            )
         return joined(acks)
 
     def assign(self, values: Mapping[str, Array]) -> None:
@@ -136,3 +146,17 @@ class DenseClient:
             timeout_s=self._timeout_s,
             payload=lambda link: views_of(values, self.pieces[link.server]),
         )
+
+    def _pack(self, packer: Packer, grads: Mapping[str, Array]) -> None:
+        """Pack; a gradient that cannot be packed counts as a null push, so barriers stay whole."""
+        try:
+            packer.pack(grads)
+        except NonFiniteGradient:
+            with contextlib.suppress(PSError):  # the refusal is the news
+                self.push(None, None, None, rows=0)
+            raise
+
+    def _payload(self, server: int, grads: Mapping[str, Array]) -> Sequence[memoryview]:
+        if self._packer is not None:
+            return self._packer.payload(server, grads)
+        return views_of(grads, self.pieces[server])

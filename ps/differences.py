@@ -45,6 +45,8 @@ def _group_differences(ours: GroupSpec, theirs: GroupSpec) -> Iterator[str]:
         yield f"{where}: expected dtype {ours.dtype}, found {theirs.dtype}"
     if ours.rule != theirs.rule:
         yield f"{where}: expected rule {ours.rule}, found {theirs.rule}"
+    if ours.compression != theirs.compression:
+        yield f"{where}: expected compression {ours.compression}, found {theirs.compression}"
     shapes = {param.name: param.shape for param in ours.params}
     found = {param.name: param.shape for param in theirs.params}
     yield from _names(f"{where}: parameter", shapes.keys(), found.keys())

@@ -8,6 +8,7 @@ PSError
 ├── PushError                the server refused one push         → its state is unchanged
 │   ├── ShapeError           size or dtype of a tensor is wrong
 │   ├── NonFiniteGradient    NaN or infinity in a bucket
+│   ├── PackingError         a packed gradient that no packer makes
 │   ├── IdError              an id that its table does not take
 │   ├── TableFull            a table has no room for new rows
 │   ├── StaleIncarnation     a newer attempt of this worker is registered
@@ -92,6 +93,12 @@ class NonFiniteGradient(PushError):
     """A pushed bucket holds NaN or infinity; that bucket was left as it was."""
 
     code = "non_finite"
+
+
+class PackingError(PushError):
+    """A packed bucket says what no packer makes; that bucket was left as it was."""
+
+    code = "packing"
 
 
 class IdError(PushError):

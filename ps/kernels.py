@@ -296,11 +296,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kernels as module,
     )  # not __main__, whose name would be cached with the kernels
     from ps import (
+        packing_kernels,
         table_kernels,
     )
 
     count = module.warm((name, dtype) for name in module.ALL_NAMES for dtype in _DTYPES)
     count += table_kernels.warm_server(_DTYPES) + table_kernels.warm_client(_DTYPES)
+    kinds = packing_kernels.ALL_KINDS
+    count += packing_kernels.warm_server(kinds) + packing_kernels.warm_client(kinds)
     used = kernel_cache.directory()
     if used.parent != directory:
         parser.error(f"{directory} cannot be used (owner, mode or disk); kernels went to {used}")

@@ -23,7 +23,8 @@ Pure; no threads.
     FetchStats                                      Description    ps.stats.ServerStats, msgpack
     Fence, Lose, Stop                               Description
 
-"Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding. Where
+"Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding; in
+groups with compression a gradient's buckets are packed as ps.packing says. Where
 several servers clip by norm (ps.reduction), a push with `pull` is answered with this server's
 squares instead, float64 little-endian, and Settle brings their sum.
 `number` makes a changing request unique; see ps.applied.

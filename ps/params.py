@@ -22,6 +22,7 @@ from ps import decoding
 from ps.decoding import UNREADABLE
 from ps.elements import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.errors import ManifestMismatch, SettingsError
+from ps.packing import Compression
 from ps.rules import (
     SGD,
     Adadelta,
@@ -121,15 +122,27 @@ class ParamSpec(msgspec.Struct, frozen=True):
         return math.prod(self.shape)
 
 
-class GroupSpec(msgspec.Struct, frozen=True):
+class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Parameters of one dtype that follow one rule and stand in one flat buffer."""
 
     name: str
     dtype: DType
     rule: RuleConfig
     params: tuple[ParamSpec, ...]
+    compression: Compression = "none"
+    """How pushed gradients are packed; see ps.packing. Values always travel as they are."""
 
     def __post_init__(self) -> None:
+        if self.compression != "none" and self.dtype != "float32":
+            raise SettingsError(
+                f"group {self.name!r}: compression={self.compression!r} packs float32, the group "
+                f"is {self.dtype}; use compression='none' there, or float32"
+            )
+        if self.compression != "none" and isinstance(self.rule, Average):
+            raise SettingsError(
+                f"group {self.name!r}: compression={self.compression!r} is for gradients, a "
+                "running average pushes values; use compression='none' there"
+            )
         _check_unique(f"group {self.name!r}", [param.name for param in self.params])
         if self.nbytes > MAX_GROUP_BYTES:
             raise SettingsError(

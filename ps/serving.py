@@ -36,7 +36,14 @@ from ps.consistency import slowed
 from ps.counters import Counters
 from ps.decisions import Admission, Policy
 from ps.dense import DenseShard
-from ps.errors import ManifestMismatch, NonFiniteGradient, PSError, SettingsError, ShapeError
+from ps.errors import (
+    ManifestMismatch,
+    NonFiniteGradient,
+    PackingError,
+    PSError,
+    SettingsError,
+    ShapeError,
+)
 from ps.gate import Gate
 from ps.incoming import Incoming, request_id
 from ps.intake import Intake, Part
@@ -82,7 +89,8 @@ class ServingShard:
         self._indices = {bucket.id: index for index, bucket in enumerate(dense.buckets)}
         self._locks = [threading.Lock() for _ in dense.buckets]
         self._values = [dense.value_bytes(bucket.id) for bucket in dense.buckets]
-        self._intake = Intake(dense)
+        self._values_in = Intake(dense, packed=False)
+        self._gradients_in = Intake(dense, packed=True)
         self._pool = StagingPool(dense.buckets, dense.dtype)
         num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
         self._record = AppliedRecord(num_units)
@@ -178,11 +186,11 @@ class ServingShard:
     def assign(self, call: Incoming, request: messages.Assign) -> None:
         """Replace the values by the chief's; between two clocks in sync mode."""
         self.check_manifest(request.manifest_hash)
-        self.check_size(call.payload_bytes, "assign")
+        self._values_in.check_size(call.payload_bytes, "assign")
         sender = request_id(call.peer, request.number)
         staged = self._pool.take()
         try:
-            self._intake.stage(call, staged)
+            self._values_in.stage(call, staged)
             self._counters.add(bytes_in=call.payload_bytes)
             with self.gate.between_clocks():
                 number = request.number
@@ -197,14 +205,10 @@ class ServingShard:
 
     def fill(self, call: Incoming) -> None:
         """Read the first values from a seed's payload; nobody else sees the shard yet."""
-        for _, parts in self._intake.runs(call):
+        for _, parts in self._values_in.runs(call):
             for part in parts:
                 self.dense.check_finite(part.bucket.id, part.array)
                 self.dense.set_values(part.bucket.id, part.array)
-
-    def check_size(self, got: int, what: str) -> None:
-        """Refuse a payload that is not exactly one value per owned element."""
-        self._intake.check_size(got, what)
 
     def column_at(self, bucket_id: int) -> Column:
         """The record at one bucket; call it while `holding` that bucket."""
@@ -239,7 +243,7 @@ class ServingShard:
             if call.payload_bytes:
                 raise ShapeError(f"a null push takes no payload, got {call.payload_bytes} bytes")
             return
-        self.check_size(call.payload_bytes, "push")
+        self._gradients_in.check_size(call.payload_bytes, "push")
         if request.hyper is None:
             raise SettingsError("a push needs the learning rate: send `hyper`, or push_null()")
         if request.rows < 1:
@@ -274,7 +278,7 @@ class ServingShard:
         hyper = request.hyper or Hyper(0.0)
         sent, unsent_bytes, apply_s = 0, 0, 0.0
         try:
-            for run, parts in self._intake.runs(call):
+            for run, parts in self._gradients_in.runs(call):
                 started_s = time.perf_counter()
                 self._apply_parts(parts, hyper, sender)
                 apply_s += time.perf_counter() - started_s
@@ -282,7 +286,7 @@ class ServingShard:
                 if answers_early and unsent_bytes >= SEND_BYTES:
                     call.send(self._values[sent : run.stop])
                     sent, unsent_bytes = run.stop, 0
-        except NonFiniteGradient as error:
+        except (NonFiniteGradient, PackingError) as error:
             self._refuse(call, self._arrival(sender, request), error, deadline_s)
         finally:
             self._counters.applied(apply_s, call.payload_bytes)
@@ -302,9 +306,9 @@ class ServingShard:
         staged = self._pool.take()
         arrival = self._arrival(sender, request, gradient=staged)
         try:
-            self._intake.stage(call, staged)
+            self._gradients_in.stage(call, staged)
             self._counters.add(bytes_in=call.payload_bytes)
-        except NonFiniteGradient as error:
+        except (NonFiniteGradient, PackingError) as error:
             self._pool.give(staged)
             self._refuse(call, self._arrival(sender, request), error, deadline_s)
         taken = self.gate.arrive(arrival)
@@ -316,7 +320,7 @@ class ServingShard:
         self,
         call: Incoming,
         arrival: Arrival[StagedGradient],
-        error: NonFiniteGradient,
+        error: NonFiniteGradient | PackingError,
         deadline_s: float,
     ) -> None:
         """Drain and refuse: the bucket is unchanged, and a barrier counts the push as null.
@@ -324,7 +328,7 @@ class ServingShard:
         The refusal is told when that barrier is complete, so its worker may push again at once.
         """
         call.discard_rest()
-        refused = NonFiniteGradient(
+        refused = type(error)(
             f"{error.message} (worker:{arrival.id.worker}, request {arrival.id.sequence})",
             {**error.details, "worker": str(arrival.id.worker)},
         )

@@ -198,9 +198,10 @@ def raw_call(
     *,
     rank: int = 0,
     incarnation: int = 0,
+    role: Role = Role.WORKER,
 ) -> Ack:
     """One request to one server without PSClient's care; raises what rpc raises."""
-    identity = Identity(Role.WORKER, rank, incarnation)
+    identity = Identity(role, rank, incarnation)
     with connect(bed.servers[server].endpoint, identity, bed.credentials) as connection:
         reply = connection.call(messages.encode(request), payload, timeout_s=WAIT_S)
         return messages.decode_reply(reply.meta, Ack)

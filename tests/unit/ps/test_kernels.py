@@ -268,7 +268,8 @@ class TestCacheDirectory:
 def test_a_warmed_directory_spares_the_next_process_the_compiler(tmp_path):
     settings = {"TFOS_KERNEL_CACHE": str(tmp_path / "elsewhere")}
     warm_two = (
-        "import runpy, sys, ps.kernels, ps.table_kernels as tables\n"
+        "import runpy, sys, ps.kernels, ps.packing_kernels as packing, ps.table_kernels as tables\n"
+        "packing.ALL_KINDS = ()\n"
         "tables.warm_server = tables.warm_client = lambda dtypes: 0\n"
         "ps.kernels.ALL_NAMES = ('add', 'rows_momentum_decay')\n"  # all would take seconds
         f"sys.argv = ['kernels', '--warm', {str(tmp_path / 'packed')!r}]\n"

@@ -56,6 +56,7 @@ def test_the_hash_is_stable_across_versions():
         manifest(group(rule=Adam(), dtype="float64")),
         manifest(group(rule=Adam()), consistency="sync"),
         manifest(group(rule=Adam()), bucket_bytes=1024),
+        manifest(msgspec.structs.replace(group(rule=Adam()), compression="int8")),
         manifest(group(rule=AdamW(weight_decay=None))),
     ],
 )
@@ -78,6 +79,14 @@ def test_any_difference_changes_the_hash(other):
         (lambda: ParamSpec("", ()), "characters"),
         (lambda: group(shapes=((1 << 30, 1 << 30),)), "above the limit"),
         (lambda: GroupSpec("g", "float32", SGD(), (ParamSpec("w", ()),) * 2), "'w' occurs twice"),
+        (
+            lambda: GroupSpec("g", "float64", SGD(), (), compression="int8"),
+            "group 'g': compression='int8' packs float32, the group is float64",
+        ),
+        (
+            lambda: GroupSpec("g", "float32", Average(), (), compression="bf16"),
+            "compression='bf16' is for gradients, a running average pushes values",
+        ),
         (lambda: manifest(group(), group()), "'trainable' occurs twice"),
         (lambda: manifest(group(), bucket_bytes=100), "bucket_bytes must be a multiple of 8"),
         (
@@ -97,6 +106,13 @@ def test_any_difference_changes_the_hash(other):
 def test_impossible_settings_are_refused_with_both_values(make, message):
     with pytest.raises(SettingsError, match=message):
         make()
+
+
+def test_an_unknown_compression_from_the_wire_names_those_there_are():
+    data = msgspec.msgpack.decode(manifest(group()).encode())
+    data["groups"][0]["compression"] = "zip"
+    with pytest.raises(ManifestMismatch, match=r"'zip'.*\$\.groups\[0\]\.compression"):
+        Manifest.decode(msgspec.msgpack.encode(data))
 
 
 def test_bad_settings_from_the_wire_name_the_field():
