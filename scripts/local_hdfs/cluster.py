@@ -1,0 +1,305 @@
+"""A NameNode and DataNodes on loopback in one private directory, to be started, broken and ended.
+
+Covers: the life of the processes, and a file that says which they are, so that another program
+can end them.
+Does not: fetch Hadoop (artifacts), decide its settings (sites).
+Threads: one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import time
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.local_hdfs.artifacts import class_path, java
+from scripts.local_hdfs.daemon import Daemon, reap, spawn
+from scripts.local_hdfs.errors import LocalHdfsError, last_lines
+from scripts.local_hdfs.sites import (
+    HOST,
+    LOG4J,
+    Ports,
+    core_site,
+    datanode_options,
+    hdfs_site,
+    site_xml,
+)
+
+START_TIMEOUT_S = 120.0
+POLL_S = 0.05
+STATE = "state.json"
+NAMENODE = "namenode"
+_MAIN = "org.apache.hadoop.hdfs.server"
+# Short lives: quick to start beats quick to run.
+_JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+_FIRST_PORT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What another program needs to know of a running HDFS."""
+
+    ports: Ports
+    daemons: tuple[Daemon, ...]
+
+    def to_json(self) -> str:
+        """Return the text of the state file."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> State:
+        """Read the text of a state file."""
+        values = json.loads(text)
+        ports = values["ports"]
+        triples = tuple((data, web, ipc) for data, web, ipc in ports["datanodes"])
+        return cls(
+            Ports(ports["namenode"], ports["namenode_web"], triples),
+            tuple(Daemon(**daemon) for daemon in values["daemons"]),
+        )
+
+
+class LocalHdfs:
+    """`with LocalHdfs.started(directory) as hdfs: …  hdfs.url …  hdfs.kill_datanode(0)`."""
+
+    def __init__(self, directory: Path, state: State, *, with_parent: bool = False) -> None:
+        self.directory = directory
+        self._ports = state.ports
+        self._daemons = {daemon.name: daemon for daemon in state.daemons}
+        self._with_parent = with_parent
+
+    @classmethod
+    def started(
+        cls, directory: Path, *, num_datanodes: int = 2, with_parent: bool = False
+    ) -> LocalHdfs:
+        """Start a new, empty HDFS in `directory` and return when files can be written.
+
+        Args:
+            directory: made if absent, for this user alone; must hold no HDFS yet.
+            num_datanodes: at least 1; files have 2 replicas, or 1 with one DataNode.
+            with_parent: end the processes also when the calling thread dies without `stop`.
+
+        Raises:
+            MissingTool: Java or Maven is absent.
+            LocalHdfsError: something did not come up; holds the end of its log.
+        """
+        if num_datanodes < 1:
+            raise LocalHdfsError(f"an HDFS needs at least 1 DataNode, got {num_datanodes}")
+        class_path()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (directory / STATE).exists():
+            raise LocalHdfsError(f"{directory} holds an HDFS already")
+        ports = Ports.of(_free_ports(2 + 3 * num_datanodes))
+        hdfs = cls(directory, State(ports, ()), with_parent=with_parent)
+        hdfs._configure()
+        try:
+            hdfs._format()
+            hdfs.start_namenode(wait=False)
+            for index in range(num_datanodes):
+                hdfs.start_datanode(index, wait=False)
+            hdfs.await_datanodes(num_datanodes)
+        except BaseException:
+            hdfs.stop()
+            raise
+        return hdfs
+
+    @classmethod
+    def found(cls, directory: Path) -> LocalHdfs | None:
+        """Return the HDFS that was started in `directory`, or None; it may have ended since."""
+        try:
+            text = (directory / STATE).read_text()
+        except FileNotFoundError:
+            return None
+        return cls(directory, State.from_json(text))
+
+    def __enter__(self) -> LocalHdfs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """`hdfs://host:port` of the NameNode."""
+        return f"hdfs://{HOST}:{self._ports.namenode}"
+
+    @property
+    def conf_dir(self) -> Path:
+        """What HADOOP_CONF_DIR should be."""
+        return self.directory / "conf"
+
+    @property
+    def num_datanodes(self) -> int:
+        """How many DataNodes belong to it, running or not."""
+        return len(self._ports.datanodes)
+
+    @property
+    def daemons(self) -> list[Daemon]:
+        """Its processes, as last started."""
+        return list(self._daemons.values())
+
+    def start_namenode(self, *, wait: bool = True) -> None:
+        """Start the NameNode (again), and wait until it serves all live DataNodes' files."""
+        options = [f"-Ddfs.namenode.http-address={HOST}:{self._ports.namenode_web}"]
+        self._start(NAMENODE, f"{_MAIN}.namenode.NameNode", options)
+        if wait:
+            self.await_datanodes(sum(daemon.is_alive() for daemon in self.daemons) - 1)
+
+    def start_datanode(self, index: int, *, wait: bool = True) -> None:
+        """Start a DataNode (again) on what is on its disk, and wait until the NameNode has it."""
+        options = datanode_options(self._ports, self.directory, index)
+        self._start(f"datanode-{index}", f"{_MAIN}.datanode.DataNode", options)
+        if wait:
+            self._await_registered(index)
+
+    def kill_namenode(self) -> None:
+        """End the NameNode without warning; its ports refuse from now on."""
+        self._daemons[NAMENODE].kill()
+
+    def kill_datanode(self, index: int) -> None:
+        """End a DataNode without warning."""
+        self._daemons[f"datanode-{index}"].kill()
+
+    def freeze_namenode(self) -> None:
+        """Stop the NameNode in its tracks: connections are accepted and nothing is answered."""
+        self._daemons[NAMENODE].signal(signal.SIGSTOP)
+
+    def thaw_namenode(self) -> None:
+        """Let a frozen NameNode go on."""
+        self._daemons[NAMENODE].signal(signal.SIGCONT)
+
+    def num_live_datanodes(self) -> int:
+        """How many DataNodes the NameNode counts as live; -1 while it cannot be written to."""
+        state = self._namesystem()
+        return state["NumLiveDataNodes"] if state.get("FSState") == "Operational" else -1
+
+    def await_datanodes(self, count: int) -> None:
+        """Wait until the NameNode writes and has exactly `count` live DataNodes."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while (live := self.num_live_datanodes()) != count:
+            self._check_alive()
+            if time.monotonic() > deadline_s:
+                raise LocalHdfsError(
+                    f"{live} of {count} DataNodes after {START_TIMEOUT_S:.0f} s:{self._log_ends()}"
+                )
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """End its processes and forget its files."""
+        for daemon in self.daemons:
+            daemon.signal(signal.SIGCONT)
+            daemon.signal(signal.SIGTERM)
+        for daemon in self.daemons:
+            daemon.end()
+        reap()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _configure(self) -> None:
+        self.conf_dir.mkdir()
+        (self.directory / "logs").mkdir()
+        (self.conf_dir / "log4j.properties").write_text(LOG4J)
+        core = site_xml(core_site(self._ports, self.directory))
+        (self.conf_dir / "core-site.xml").write_text(core)
+        hdfs = site_xml(hdfs_site(self._ports, self.directory))
+        (self.conf_dir / "hdfs-site.xml").write_text(hdfs)
+
+    def _format(self) -> None:
+        main = f"{_MAIN}.namenode.NameNode"
+        formatting = self._spawn("format", main, ["-format", "-nonInteractive"])
+        done = formatting.wait(START_TIMEOUT_S)
+        formatting.kill()
+        if not done or not (self.directory / "name" / "current" / "VERSION").exists():
+            raise LocalHdfsError(f"the NameNode was not formatted:{self._log_end('format')}")
+
+    def _start(self, name: str, main: str, options: list[str]) -> None:
+        running = self._daemons.get(name)
+        if running is not None and running.is_alive():
+            raise LocalHdfsError(f"{name} runs already, as process {running.pid}")
+        reap()
+        self._daemons[name] = self._spawn(name, main, options)
+        self._save()
+
+    def _spawn(self, name: str, main: str, options: list[str]) -> Daemon:
+        path = f"{self.conf_dir}:{class_path()}"
+        places = {"hadoop.log.dir": self.directory / "logs", "java.io.tmpdir": self.directory}
+        values = [f"-D{key}={place}" for key, place in places.items()]
+        values.append("-Djava.net.preferIPv4Stack=true")
+        command = [java(), *_JVM, *values, "-cp", path, main, *options]
+        if self._with_parent and (setpriv := shutil.which("setpriv")):
+            command = [setpriv, "--pdeathsig", "KILL", *command]
+        env = {name: value for name, value in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
+        env["HADOOP_CONF_DIR"] = str(self.conf_dir)
+        return spawn(name, command, log=self._log(name), env=env)
+
+    def _save(self) -> None:
+        staging = self.directory / f".{STATE}"
+        staging.write_text(State(self._ports, tuple(self.daemons)).to_json())
+        staging.rename(self.directory / STATE)
+
+    def _log(self, name: str) -> Path:
+        return self.directory / "logs" / f"{name}.log"
+
+    def _log_end(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            return last_lines(self._log(name).read_text(errors="replace"))
+        return ""
+
+    def _log_ends(self) -> str:
+        return "".join(f"\n  {name}:{self._log_end(name)}" for name in self._daemons)
+
+    def _check_alive(self) -> None:
+        if not self._daemons[NAMENODE].is_alive():
+            raise LocalHdfsError(f"the NameNode ended:{self._log_end(NAMENODE)}")
+
+    def _namesystem(self) -> dict[str, Any]:
+        query = "jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
+        address = f"http://{HOST}:{self._ports.namenode_web}/{query}"
+        try:
+            with urllib.request.urlopen(address, timeout=5) as answer:
+                beans = json.load(answer)["beans"]
+        except (OSError, ValueError):
+            return {}
+        return dict(beans[0]) if beans else {}
+
+    def _await_registered(self, index: int) -> None:
+        """Wait until the DataNode listens and the NameNode counts everybody who runs."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not _listens(self._ports.datanodes[index][0]):
+            if time.monotonic() > deadline_s or not self._daemons[f"datanode-{index}"].is_alive():
+                end = self._log_end(f"datanode-{index}")
+                raise LocalHdfsError(f"datanode-{index} did not come up:{end}")
+            time.sleep(POLL_S)
+        self.await_datanodes(sum(daemon.is_alive() for daemon in self.daemons) - 1)
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection((HOST, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on, below those that the kernel deals out by itself.
+
+    Java's daemons want numbers, so their ports have to be free a second later.
+    """
+    text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    last = max(_FIRST_PORT + 10 * count, int(text.split()[0]) - 1)
+    free: list[int] = []
+    for port in random.sample(range(_FIRST_PORT, last), k=min(1000, last - _FIRST_PORT)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            free.append(port)
+        if len(free) == count:
+            return free
+    raise LocalHdfsError(f"only {len(free)} of {count} ports are free on {HOST}")
