@@ -11,6 +11,10 @@ FeedError
 ├── FeedTimeout          nobody consumed anything for too long  → slow step or stuck trainer
 ├── NoWorkerLeft         every worker is gone                   → the workers' own failure says why
 ├── TrainerFailed        main_fun raised; carries its error     → fix main_fun
+├── PathError            a path or name that is refused         → fix the path
+├── MissingPackage       what a file system needs is absent     → install it
+├── StorageUnavailable   a file system did not answer in time   → its servers; then run again
+├── FileChanged          a file was replaced while it was read  → write files under new names
 └── FeedClosed           the cluster is stopping
 
 A refusal travels as its class's `code` and comes back as that class (`from_remote`).
@@ -95,6 +99,30 @@ class TrainerFailed(FeedError):
 
     def __reduce__(self) -> tuple[type[TrainerFailed], tuple[str, str, str]]:
         return type(self), (str(self), self.error_type, self.remote_traceback)
+
+
+class PathError(FeedError, ValueError):
+    """A path or name is refused; the message shows it escaped."""
+
+    code = "feed_path"
+
+
+class MissingPackage(FeedError, ImportError):
+    """A path needs a package that is not installed; the message says which."""
+
+    code = "feed_package"
+
+
+class StorageUnavailable(FeedError, OSError):
+    """The servers of a file system did not answer in time; names the path and the last reason."""
+
+    code = "feed_storage"
+
+
+class FileChanged(FeedError, OSError):
+    """A file that is open is not the one any more that was opened."""
+
+    code = "feed_file_changed"
 
 
 class FeedClosed(FeedError):

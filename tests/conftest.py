@@ -18,12 +18,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scripts.local_hdfs.cluster import LocalHdfs
+from scripts.local_hdfs.errors import MissingTool
+
 LIBRARY_THREADS = (
     "Thread-serve_forever",  # py4j's callback server and pyspark's accumulator server
     "asyncio_",  # executors of event loops, joined at interpreter exit
     "grpc",
     "ThreadPoolExecutor",  # keras and gRPC keep their pools
     "pymp-",
+    "file-call",  # given up with its server; ends when that answers
 )
 SPARK_COMMANDS = ("java", "pyspark.daemon")  # end with the SparkContext, which outlives a test
 SETTLE_S = 5.0
@@ -104,6 +108,18 @@ def quick_jvms(request: pytest.FixtureRequest) -> None:
     if any(item.get_closest_marker("spark") for item in request.session.items):
         given = os.environ.get("JAVA_TOOL_OPTIONS", "")
         os.environ["JAVA_TOOL_OPTIONS"] = f"{QUICK_JVM} {given}".strip()
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHdfs]:
+    """A real HDFS with two DataNodes, one for all tests; who breaks it mends it."""
+    directory = tmp_path_factory.mktemp("hdfs") / "run"
+    try:
+        running = LocalHdfs.started(directory, with_parent=True)
+    except MissingTool as missing:
+        pytest.skip(str(missing))
+    with running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,10 @@ ROOMS = ("rpc", "ps", "feeding", "tfos")
 MAY_IMPORT = {
     "rpc": {"rpc", "msgspec", "numpy", "cryptography"},
     "ps": {"ps", "rpc", "msgspec", "numpy", "numba", "llvmlite", "prometheus_client"},
-    "feeding": {"feeding", "rpc", "msgspec", "numpy", "numba", "llvmlite"},
+    "feeding": {
+        *("feeding", "rpc", "msgspec", "numpy", "numba", "llvmlite"),
+        *("fsspec", "hdfs_native"),
+    },
     "tfos": {
         *(
             "tfos",
@@ -32,7 +35,10 @@ MAY_IMPORT = {
         *("tensorflow", "typer"),
     },
 }
-IN_FUNCTIONS_ONLY = {"keras", "prometheus_client", "pyspark", "tensorboard", "tensorflow"}
+IN_FUNCTIONS_ONLY = {
+    *("fsspec", "hdfs_native", "keras", "prometheus_client"),
+    *("pyspark", "tensorboard", "tensorflow"),
+}
 OWN_PROCESS = {"ps/command.py", "tfos/node/server.py", "tfos/node/worker.py"}  # and its logging
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -1,0 +1,45 @@
+"""Settings of file access.
+
+Pure data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from feeding.errors import SettingsError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSystemConfig:
+    """How long a file system may take, and how far reading runs ahead."""
+
+    call_timeout_s: float = 30.0
+    """One request, or one range of a file. A request that takes longer is given up and asked again
+    on a fresh connection. Smaller: a frozen server is noticed sooner; below the longest pause of a
+    busy NameNode it gives up what would have been answered."""
+
+    patience_s: float = 150.0
+    """How long a call is repeated while servers are away, before it fails. Covers the restart of a
+    NameNode and the 10 to 20 s in which a NameNode still offers a DataNode that is dead."""
+
+    range_bytes: int = 4 * MIB
+    """Bytes of one read ahead. From scripts/benchmarks/hdfs.py: below 2 MiB requests dominate,
+    above 8 MiB the bytes have left the processor's cache before they are used."""
+
+    ranges_in_flight: int = 3
+    """Ranges asked for ahead of the consumer, each of which is held in memory."""
+
+    def __post_init__(self) -> None:
+        for name in ("call_timeout_s", "patience_s"):
+            seconds: object = getattr(self, name)
+            is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            if not is_number or not 0 < getattr(self, name) < math.inf:
+                raise SettingsError(f"{name} must be > 0 seconds and finite, got {seconds!r}")
+        for name in ("range_bytes", "ranges_in_flight"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")

@@ -1,0 +1,266 @@
+"""Every other scheme, through fsspec: object stores, SFTP, what users have registered.
+
+Covers: FileSystem on top of fsspec's own, with a deadline around each call; fsspec's packages
+repeat requests by themselves, so a call is made once.
+Does not: make a rename atomic where the store has none; most object stores copy and delete.
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from feeding.errors import MissingPackage, PathError, StorageUnavailable
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.deadline import BoundedCalls, CallTimeout
+from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
+from feeding.filesystem.location import Location, parse
+from feeding.filesystem.patterns import expand
+from feeding.filesystem.staging import collected, pieces_of, staging_name
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+T = TypeVar("T")
+
+
+class FsspecFileSystem:
+    """See FileSystem."""
+
+    def __init__(self, somewhere: Location, config: FileSystemConfig) -> None:
+        """Make fsspec's file system for the scheme of any path on it.
+
+        Raises:
+            MissingPackage: fsspec, or its package for the scheme, is not installed.
+        """
+        self._root = somewhere.root
+        self._config = config
+        self._calls = BoundedCalls()
+        self._inner = _inner(somewhere)
+
+    def status(self, path: Path) -> FileStatus:
+        """See FileSystem."""
+        location = self._own(path)
+        return self._status(location, self._run("look at", location, self._inner.info))
+
+    def exists(self, path: Path) -> bool:
+        """See FileSystem."""
+        return self._finding(self._own(path)) is not None
+
+    def entries(self, directory: Path) -> list[FileStatus]:
+        """See FileSystem."""
+        location = self._own(directory)
+        if not self.status(directory).is_directory:
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
+        found = self._run("list", location, partial(self._inner.ls, detail=True))
+        statuses = (self._status(location, info) for info in found)
+        return sorted(
+            (status for status in statuses if status.path != str(location)),
+            key=lambda status: status.path,
+        )
+
+    def glob(self, pattern: Path) -> list[FileStatus]:
+        """See FileSystem."""
+        return expand(self._own(pattern), self._listing, self._finding)
+
+    def open(self, path: Path) -> FsspecReader:
+        """See FileSystem."""
+        location = self._own(path)
+        status = self.status(path)
+        if status.is_directory:
+            raise IsADirectoryError(errno.EISDIR, "not a regular file", str(location))
+
+        def read(offset: int, length: int) -> Callable[[], bytes]:
+            return self._start_range(location, offset, length)
+
+        return FsspecReader(str(location), status.size_bytes, read)
+
+    def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
+        """See FileSystem."""
+        target = self._own(path)
+        if not overwrite and self.exists(path):
+            raise FileExistsError(errno.EEXIST, "it exists", str(target))
+        staged = target.sibling(staging_name(target.name))
+        try:
+            self._run("write", staged, partial(self._put, pieces_of(content)))
+            self.rename(str(staged), str(target), overwrite=overwrite)
+        except BaseException:
+            with suppress(OSError):
+                self.delete(str(staged))
+            raise
+
+    def create(self, path: Path, *, overwrite: bool = True) -> AbstractContextManager[BinaryIO]:
+        """See FileSystem."""
+        return collected(lambda pieces: self.write(path, pieces, overwrite=overwrite))
+
+    def rename(self, source: Path, target: Path, *, overwrite: bool = False) -> None:
+        """See FileSystem. Two clients that do this at once may both succeed."""
+        new, old = self._own(target), self._own(source)
+        status = self.status(source)
+        there = self._finding(new)
+        if there is not None:
+            if not overwrite:
+                raise FileExistsError(errno.EEXIST, "it exists", str(new))
+            if there.is_directory:
+                raise IsADirectoryError(errno.EISDIR, "it is a directory", str(new))
+        move = partial(self._inner.mv, path2=self._path(new), recursive=status.is_directory)
+        self._run("rename", old, move)
+
+    def mkdirs(self, path: Path) -> None:
+        """See FileSystem."""
+        location = self._own(path)
+        there = self._finding(location)
+        if there is not None and not there.is_directory:
+            raise FileExistsError(errno.EEXIST, "it is a file", str(location))
+        make = partial(self._inner.makedirs, exist_ok=True)
+        self._run("make the directory", location, make)
+
+    def delete(self, path: Path, *, recursive: bool = False) -> bool:
+        """See FileSystem."""
+        location = self._own(path)
+        there = self._finding(location)
+        if there is None:
+            return False
+        if there.is_directory and not recursive and self.entries(path):
+            raise OSError(errno.ENOTEMPTY, "the directory is not empty", str(location))
+        self._run("delete", location, partial(self._inner.rm, recursive=there.is_directory))
+        return True
+
+    def _run(self, action: str, location: Location, call: Callable[[str], T]) -> T:
+        """Make one call of fsspec about a path, with a deadline and the path in every error."""
+        try:
+            return self._calls.run(partial(call, self._path(location)), self._config.patience_s)
+        except CallTimeout as error:
+            raise StorageUnavailable(f"cannot {action} {location}: {error}") from None
+        except OSError as error:
+            raise _with_path(error, action, location) from error
+
+    def _start_range(self, location: Location, offset: int, length: int) -> Callable[[], bytes]:
+        path = self._path(location)
+        try:
+            pending = self._calls.start(
+                lambda: bytes(self._inner.cat_file(path, offset, offset + length)),
+                self._config.call_timeout_s,
+            )
+        except CallTimeout as error:
+            raise StorageUnavailable(f"cannot read {location}: {error}") from None
+
+        def take() -> bytes:
+            try:
+                return pending.result(self._config.patience_s)
+            except CallTimeout as error:
+                raise StorageUnavailable(f"cannot read {location}: {error}") from None
+            except OSError as error:
+                raise _with_path(error, "read", location) from error
+
+        return take
+
+    def _put(self, pieces: Pieces, path: str) -> None:
+        head = path.rpartition("/")[0]
+        if head:
+            self._inner.makedirs(head, exist_ok=True)
+        with self._inner.open(path, "wb") as file:
+            for piece in pieces():
+                file.write(piece)
+
+    def _own(self, path: Path) -> Location:
+        location = parse(path)
+        if location.root != self._root:
+            raise PathError(f"{location} is not on {self._root}")
+        return location
+
+    def _path(self, location: Location) -> str:
+        return str(self._inner._strip_protocol(str(location)))
+
+    def _status(self, asked: Location, info: dict[str, Any]) -> FileStatus:
+        inner = str(self._inner.unstrip_protocol(info["name"]))
+        scheme, _, rest = inner.partition("://")
+        del scheme  # s3a comes back as s3
+        path = str(parse(f"{asked.scheme}://{rest.lstrip('/') if asked.authority else rest}"))
+        is_directory = info.get("type") == "directory"
+        size = 0 if is_directory else int(info.get("size") or 0)
+        keys = ("LastModified", "modified", "mtime", "created")
+        modified: Any = next((info[key] for key in keys if info.get(key)), None)
+        stamp = modified.timestamp() if hasattr(modified, "timestamp") else modified
+        millis = int(stamp * 1000) if isinstance(stamp, int | float) else 0
+        return FileStatus(path, size, is_directory, millis)
+
+    def _listing(self, location: Location) -> list[FileStatus]:
+        try:
+            return self.entries(str(location))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _finding(self, location: Location) -> FileStatus | None:
+        try:
+            return self.status(str(location))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+class FsspecReader:
+    """See RangeReader."""
+
+    def __init__(
+        self, path: str, size_bytes: int, read: Callable[[int, int], Callable[[], bytes]]
+    ) -> None:
+        self.path = path
+        self.size_bytes = size_bytes
+        self._read = read
+
+    def __enter__(self) -> FsspecReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read_range(self, offset: int, length: int) -> bytes:
+        """See RangeReader."""
+        return self.start_range(offset, length)()
+
+    def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
+        """See RangeReader."""
+        if offset < 0 or length < 0:
+            raise ValueError(f"a range of {self.path} at {offset} with {length} bytes")
+        length = max(0, min(length, self.size_bytes - offset))
+        return self._read(offset, length) if length else bytes
+
+    def close(self) -> None:
+        """See RangeReader. Nothing is kept open."""
+
+
+def _inner(somewhere: Location) -> AbstractFileSystem:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise MissingPackage(
+            f"{somewhere.scheme}:// needs fsspec ({error}); run: pip install fsspec"
+        ) from error
+    try:
+        return fsspec.core.url_to_fs(str(somewhere))[0]
+    except ImportError as error:
+        raise MissingPackage(f"{somewhere.scheme}:// needs another package: {error}") from error
+    except ValueError as error:
+        raise PathError(f"no file system is known for {somewhere}: {error}") from error
+
+
+def _with_path(error: OSError, action: str, location: Location) -> OSError:
+    """Return an error of fsspec's, which often names its path only, in Python's own words."""
+    number = error.errno
+    for kind, meaning in _NUMBERS.items():
+        if isinstance(error, kind):
+            number = meaning
+    return OSError(number or errno.EIO, f"cannot {action}: {error}", str(location))
+
+
+_NUMBERS: dict[type[OSError], int] = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    PermissionError: errno.EACCES,
+    IsADirectoryError: errno.EISDIR,
+    NotADirectoryError: errno.ENOTDIR,
+}

@@ -1,0 +1,101 @@
+"""Hadoop's client configuration, as far as it decides which NameNode a path means and who asks.
+
+hdfs-native reads the same files by itself for everything else.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from feeding.errors import PathError
+from feeding.filesystem.location import Location
+
+DEFAULT_PORT = 8020
+_FILES = ("core-site.xml", "hdfs-site.xml")
+
+
+@dataclass(frozen=True, slots=True)
+class NameNode:
+    """Which NameNode, or name service, or mount table a path is on, and who says so."""
+
+    url: str
+    """`hdfs://host:port`, `hdfs://service` or `viewfs://table`."""
+    origin: str
+    """Half a sentence, for messages: "from the path"."""
+
+
+def configuration_directory(environ: Mapping[str, str]) -> Path | None:
+    """Return where Hadoop's site files are, by the rule of Hadoop's own programs."""
+    if environ.get("HADOOP_CONF_DIR"):
+        return Path(environ["HADOOP_CONF_DIR"])
+    if environ.get("HADOOP_HOME"):
+        return Path(environ["HADOOP_HOME"]) / "etc" / "hadoop"
+    return None
+
+
+def read_configuration(directory: Path | None) -> dict[str, str]:
+    """Return the settings in a directory's site files; files that are absent hold none.
+
+    Raises:
+        PathError: a file is no XML.
+    """
+    values: dict[str, str] = {}
+    for name in _FILES if directory is not None else ():
+        path = Path(directory or "", name)
+        try:
+            root = ET.parse(path).getroot()
+        except FileNotFoundError:
+            continue
+        except ET.ParseError as error:
+            raise PathError(f"{path} is no XML: {error}") from error
+        for item in root.iter("property"):
+            key, value = item.findtext("name"), item.findtext("value")
+            if key and value is not None:
+                values[key.strip()] = value.strip()
+    return values
+
+
+def namenode_of(location: Location, environ: Mapping[str, str]) -> NameNode:
+    """Return the NameNode that a path means.
+
+    Without a host in the path it is that of `fs.defaultFS`. A host without a port is a name service
+    if the configuration knows it as one, else a NameNode at its default port.
+
+    Raises:
+        PathError: nothing names one.
+    """
+    directory = configuration_directory(environ)
+    values = read_configuration(directory)
+    authority, origin = location.authority, "from the path"
+    if not authority:
+        default = values.get("fs.defaultFS", "")
+        scheme, separator, authority = default.partition("://")
+        authority = authority.partition("/")[0]
+        if not separator or scheme != location.scheme or not authority:
+            where = f"fs.defaultFS is {default!r} in {directory}" if directory else _UNSET
+            raise PathError(
+                f"{location} names no NameNode, and {where}; write {location.scheme}://host:port/…"
+            )
+        origin = f"from fs.defaultFS in {directory}"
+    is_service = location.scheme == "viewfs" or f"dfs.ha.namenodes.{authority}" in values
+    if not is_service and ":" not in authority.rpartition("]")[2]:
+        authority, origin = f"{authority}:{DEFAULT_PORT}", f"{origin}, with the default port"
+    return NameNode(f"{location.scheme}://{authority}", origin)
+
+
+def user_name(environ: Mapping[str, str]) -> str:
+    """Return as whom requests are made, without Kerberos."""
+    if environ.get("HADOOP_USER_NAME"):
+        return environ["HADOOP_USER_NAME"]
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user that has no name
+        return str(os.getuid())
+
+
+_UNSET = "neither HADOOP_CONF_DIR nor HADOOP_HOME is set"

@@ -1,0 +1,148 @@
+"""What an error of hdfs-native means: its Java class or its words, as one of a few kinds.
+
+hdfs-native raises OSError and RuntimeError with a text; for what a NameNode refuses, the text holds
+the Java class, and often a stack trace of the NameNode, which helps nobody who uses a path.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import re
+
+from feeding.errors import PathError
+
+
+class Kind(enum.Enum):
+    """What can be done about it."""
+
+    MISSING = "missing"
+    EXISTS = "exists"
+    DENIED = "denied"
+    NOT_EMPTY = "not empty"
+    IS_DIRECTORY = "is a directory"
+    NOT_DIRECTORY = "not a directory"
+    NO_SPACE = "no space"
+    BAD_PATH = "bad path"
+    AWAY = "away"
+    """A server is not there, not ready, or broke off: the same may work later."""
+    UNKNOWN_HOST = "unknown host"
+    REFUSED = "refused"
+    """The NameNode said no for another reason."""
+
+
+_BY_CLASS = {
+    "AccessControlException": Kind.DENIED,
+    "AuthorizationException": Kind.DENIED,
+    "InvalidToken": Kind.DENIED,
+    "FileNotFoundException": Kind.MISSING,
+    "FileAlreadyExistsException": Kind.EXISTS,
+    "AlreadyBeingCreatedException": Kind.AWAY,
+    "PathIsNotEmptyDirectoryException": Kind.NOT_EMPTY,
+    "ParentNotDirectoryException": Kind.NOT_DIRECTORY,
+    "PathIsNotDirectoryException": Kind.NOT_DIRECTORY,
+    "NSQuotaExceededException": Kind.NO_SPACE,
+    "DSQuotaExceededException": Kind.NO_SPACE,
+    "QuotaByStorageTypeExceededException": Kind.NO_SPACE,
+    "InvalidPathException": Kind.BAD_PATH,
+    "PathComponentTooLongException": Kind.BAD_PATH,
+    "MaxDirectoryItemsExceededException": Kind.NO_SPACE,
+    "SafeModeException": Kind.AWAY,
+    "StandbyException": Kind.AWAY,
+    "RetriableException": Kind.AWAY,
+    "NotReplicatedYetException": Kind.AWAY,
+    "LeaseExpiredException": Kind.AWAY,
+    "RecoveryInProgressException": Kind.AWAY,
+    "ObserverRetryOnActiveException": Kind.AWAY,
+}
+_BY_TYPE: tuple[tuple[type[BaseException], Kind], ...] = (
+    (FileNotFoundError, Kind.MISSING),
+    (FileExistsError, Kind.EXISTS),
+    (IsADirectoryError, Kind.IS_DIRECTORY),
+    (NotADirectoryError, Kind.NOT_DIRECTORY),
+    (PermissionError, Kind.DENIED),
+)
+_BY_WORDS = (
+    ("Path is not a file", Kind.IS_DIRECTORY),
+    ("already exists as a directory", Kind.IS_DIRECTORY),
+    ("must both be directories", Kind.IS_DIRECTORY),
+    ("Name or service not known", Kind.UNKNOWN_HOST),
+    ("could only be written to", Kind.AWAY),
+    ("could only be replicated to", Kind.AWAY),
+    ("InvalidArgument(", Kind.BAD_PATH),
+    ("InvalidPath(", Kind.BAD_PATH),
+    ("UrlParseError(", Kind.BAD_PATH),
+    ("UnsupportedFeature(", Kind.REFUSED),
+    ("SASLError(", Kind.DENIED),
+    ("GSSAPIError(", Kind.DENIED),
+    ("NoSASLMechanism", Kind.DENIED),
+)
+"""Where hdfs-native's type says less, or something else."""
+_JAVA_CLASS = re.compile(r"\b(?:org|java|javax|com)(?:\.[a-z0-9_]+)+\.([A-Z]\w*(?:\$\w+)?)")
+_CALL = re.compile(r'^\w+\("([\w.$]+)", "(.*)"\)$', re.DOTALL)
+_USER = re.compile(r"\buser=([^,\s]+)")
+_ERRNO = {
+    Kind.MISSING: errno.ENOENT,
+    Kind.EXISTS: errno.EEXIST,
+    Kind.DENIED: errno.EACCES,
+    Kind.NOT_EMPTY: errno.ENOTEMPTY,
+    Kind.IS_DIRECTORY: errno.EISDIR,
+    Kind.NOT_DIRECTORY: errno.ENOTDIR,
+    Kind.NO_SPACE: errno.EDQUOT,
+    Kind.REFUSED: errno.EREMOTEIO,
+}
+
+
+def kind_of(error: BaseException) -> Kind:
+    """Say what an error means: by telling words, else its type, else the Java class in its text."""
+    text = str(error)
+    for words, meaning in _BY_WORDS:
+        if words in text:
+            return meaning
+    for kind, meaning in _BY_TYPE:
+        if isinstance(error, kind):
+            return meaning
+    named = _JAVA_CLASS.search(text)
+    if named is not None:
+        return _BY_CLASS.get(named[1].rpartition("$")[2], Kind.REFUSED)
+    return Kind.AWAY
+
+
+def user_in(error: BaseException) -> str:
+    """Return the user that the NameNode named in its refusal, or an empty string."""
+    found = _USER.search(str(error))
+    return found[1] if found else ""
+
+
+def sentence(error: BaseException) -> str:
+    """Return an error's own words in one line, without Java's class path and stack."""
+    text = str(error).strip()
+    call = _CALL.match(text)
+    if call is not None:
+        name, words = call[1].rpartition(".")[2], call[2]
+        text = f"{name}: {words}" if name not in words else words
+    text = re.split(r"\n\s*at |\\n\\tat |\n|\\n", text, maxsplit=1)[0]
+    text = re.sub(r"\b(?:org|java|javax)(?:\.[a-z0-9_]+)+\.", "", text)
+    return text[:500].strip() or type(error).__name__
+
+
+def translate(error: BaseException, *, action: str, path: str, who: str) -> Exception:
+    """Return what a caller should see.
+
+    Args:
+        error: as hdfs-native raised it; not of kind AWAY.
+        action: a verb, for the sentence: "read", "list".
+        path: whole, with scheme and authority.
+        who: the user and where the NameNode's address came from, for the sentence.
+    """
+    kind = kind_of(error)
+    if kind is Kind.BAD_PATH:
+        return PathError(f"cannot {action} {path}: {sentence(error)}")
+    number = _ERRNO[kind]
+    words = {
+        Kind.MISSING: f"cannot {action}: no such file or directory ({who})",
+        Kind.EXISTS: f"cannot {action}: it exists ({who})",
+    }.get(kind, f"cannot {action}: {sentence(error)} ({who})")
+    return OSError(number, words, path)  # which picks its subclass by the number

@@ -1,0 +1,195 @@
+"""Files of this host, or of a network file system that is mounted here.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path as LocalPath
+from typing import BinaryIO, cast
+
+from feeding.errors import PathError
+from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
+from feeding.filesystem.location import LOCAL, Location, parse
+from feeding.filesystem.patterns import expand
+from feeding.filesystem.staging import pieces_of, staging_name
+
+
+class LocalFileSystem:
+    """See FileSystem."""
+
+    def status(self, path: Path) -> FileStatus:
+        """See FileSystem."""
+        local = _own(path)
+        return _status(str(local), local.stat())
+
+    def exists(self, path: Path) -> bool:
+        """See FileSystem."""
+        return self._finding(parse(path)) is not None
+
+    def entries(self, directory: Path) -> list[FileStatus]:
+        """See FileSystem. What vanishes meanwhile, and links that lead nowhere, are left out."""
+        found = []
+        for local in _own(directory).iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append(_status(str(local), local.stat()))
+        return sorted(found, key=lambda status: status.path)
+
+    def glob(self, pattern: Path) -> list[FileStatus]:
+        """See FileSystem."""
+        return expand(parse(str(_own(pattern))), self._listing, self._finding)
+
+    def open(self, path: Path) -> LocalReader:
+        """See FileSystem."""
+        return LocalReader(_own(path))
+
+    def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
+        """See FileSystem."""
+        with self.create(path, overwrite=overwrite) as file:
+            for piece in pieces_of(content)():
+                file.write(piece)
+
+    def create(self, path: Path, *, overwrite: bool = True) -> AbstractContextManager[BinaryIO]:
+        """See FileSystem."""
+        return _beside(_own(path), overwrite)
+
+    def rename(self, source: Path, target: Path, *, overwrite: bool = False) -> None:
+        """See FileSystem."""
+        _rename(_own(source), _own(target), overwrite)
+
+    def mkdirs(self, path: Path) -> None:
+        """See FileSystem."""
+        _own(path).mkdir(parents=True, exist_ok=True)
+
+    def delete(self, path: Path, *, recursive: bool = False) -> bool:
+        """See FileSystem. A link is removed, not what it leads to."""
+        local = _own(path)
+        try:
+            if not stat.S_ISDIR(local.lstat().st_mode):
+                local.unlink()
+            elif recursive:
+                shutil.rmtree(local)
+            else:
+                local.rmdir()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _listing(self, location: Location) -> list[FileStatus]:
+        try:
+            return self.entries(location.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _finding(self, location: Location) -> FileStatus | None:
+        try:
+            return self.status(location.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+class LocalReader:
+    """See RangeReader."""
+
+    def __init__(self, path: LocalPath) -> None:
+        self.path = str(path)
+        # Without O_NONBLOCK a pipe would be waited for.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+            raise OSError(number, "not a regular file", self.path)
+        self.size_bytes = status.st_size
+
+    def __enter__(self) -> LocalReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def read_range(self, offset: int, length: int) -> bytes:
+        """See RangeReader."""
+        if offset < 0 or length < 0:
+            raise ValueError(f"a range of {self.path} at {offset} with {length} bytes")
+        parts = []
+        while length and (part := os.pread(self._descriptor, length, offset)):
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
+        """See RangeReader. Reading ahead is the kernel's work here."""
+        return partial(self.read_range, offset, length)
+
+    def close(self) -> None:
+        """See RangeReader."""
+        descriptor, self._descriptor = getattr(self, "_descriptor", -1), -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _own(path: Path) -> LocalPath:
+    location = parse(path)
+    if location.scheme != LOCAL:
+        raise PathError(f"{location} is not on this host")
+    return LocalPath(location.path)
+
+
+def _status(path: str, found: os.stat_result) -> FileStatus:
+    is_directory = stat.S_ISDIR(found.st_mode)
+    size = 0 if is_directory else found.st_size
+    return FileStatus(path, size, is_directory, found.st_mtime_ns // 1_000_000)
+
+
+@contextmanager
+def _beside(target: LocalPath, overwrite: bool) -> Iterator[BinaryIO]:
+    """Collect a file beside its final place, so that the rename stays on one disk."""
+    if not overwrite and target.exists():
+        raise FileExistsError(errno.EEXIST, "it exists", str(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = target.with_name(staging_name(target.name))
+    try:
+        with staged.open("xb") as file:
+            yield cast(BinaryIO, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _rename(staged, target, overwrite)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+
+
+def _rename(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
+    if overwrite:
+        source.replace(target)
+        return
+    if source.is_dir() and not source.is_symlink():
+        if target.exists():  # a rename would replace an empty directory without a word
+            raise FileExistsError(errno.EEXIST, "it exists", str(target))
+        source.rename(target)
+        return
+    try:
+        os.link(source, target, follow_symlinks=False)  # which fails if the target exists
+    except OSError as error:
+        if error.errno not in _NO_LINKS or target.exists():
+            raise
+        source.rename(target)
+    else:
+        source.unlink()
+
+
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+"""Disks without hard links."""

@@ -1,0 +1,246 @@
+"""What every file system does alike: this host, a real HDFS, and one of fsspec's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from feeding.errors import PathError
+from feeding.filesystem.choose import filesystem_for
+from feeding.filesystem.interface import FileSystem
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@dataclass
+class Place:
+    """A file system and a new directory on it."""
+
+    fs: FileSystem
+    root: str
+
+    def __call__(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def read(self, name: str) -> bytes:
+        with self.fs.open(self(name)) as reader:
+            return reader.read_range(0, reader.size_bytes)
+
+    def names(self, directory: str = "") -> list[str]:
+        below = f"{self.root}/{directory}".rstrip("/")
+        return [status.path.removeprefix(f"{below}/") for status in self.fs.entries(below)]
+
+
+@pytest.fixture(params=["local", "hdfs", "memory"])
+def place(request, tmp_path) -> Place:
+    name = secrets.token_hex(4)
+    if request.param == "local":
+        root = str(tmp_path / name)
+    elif request.param == "hdfs":
+        root = f"{request.getfixturevalue('hdfs').url}/{name}"
+    else:
+        root = f"memory://{name}/files"
+    fs = filesystem_for(root)
+    fs.mkdirs(root)
+    return Place(fs, root)
+
+
+def test_what_is_written_is_read_back(place):
+    data = os.urandom(100_000)
+    place.fs.write(place("a/b/file"), data)
+    status = place.fs.status(place("a/b/file"))
+    assert (status.path, status.size_bytes) == (place("a/b/file"), len(data))
+    assert (status.name, status.is_directory) == ("file", False)
+    assert status.modified_ms > 0
+    assert place.read("a/b/file") == data
+    assert place.names("a/b") == ["file"]  # nothing else is left there
+
+
+def test_ranges_stop_at_the_end_of_the_file(place):
+    data = bytes(range(256)) * 40
+    place.fs.write(place("file"), data)
+    with place.fs.open(place("file")) as reader:
+        assert reader.size_bytes == len(data)
+        for offset, length in [(0, 10), (10_000, 1000), (10_239, 1), (10_240, 5), (99_999, 5)]:
+            assert reader.read_range(offset, length) == data[offset : offset + length]
+        begun = [reader.start_range(offset, 1000) for offset in range(0, 12_000, 1000)]
+        assert b"".join(take() for take in begun) == data
+        for offset, length in [(-1, 5), (0, -1)]:
+            with pytest.raises(ValueError, match="a range of"):
+                reader.read_range(offset, length)
+
+
+def test_a_reader_serves_several_threads(place):
+    data = os.urandom(200_000)
+    place.fs.write(place("file"), data)
+    with place.fs.open(place("file")) as reader, ThreadPoolExecutor(4) as pool:
+        parts = pool.map(lambda offset: reader.read_range(offset, 5000), range(0, 200_000, 5000))
+        assert b"".join(parts) == data
+
+
+def test_an_empty_file_is_a_file(place):
+    place.fs.write(place("empty"), b"")
+    assert place.fs.status(place("empty")).size_bytes == 0
+    assert place.read("empty") == b""
+
+
+def test_content_may_be_made_in_pieces(place):
+    place.fs.write(place("file"), lambda: (bytes([i]) * i for i in range(5)))
+    assert place.read("file") == b"\1\2\2\3\3\3\4\4\4\4"
+
+
+def test_content_that_cannot_be_made_leaves_the_old_file(place):
+    place.fs.write(place("file"), b"old")
+
+    def pieces():
+        yield b"new"
+        raise ZeroDivisionError("while making it")
+
+    with pytest.raises(ZeroDivisionError, match="while making it"):
+        place.fs.write(place("file"), pieces)
+    assert place.read("file") == b"old"
+    assert place.names() == ["file"]
+
+
+def test_a_file_is_collected_and_appears_at_the_end(place):
+    with place.fs.create(place("file")) as file:
+        file.write(b"one ")
+        file.write(b"two")
+        assert not place.fs.exists(place("file"))
+    assert place.read("file") == b"one two"
+    with pytest.raises(ZeroDivisionError), place.fs.create(place("file")) as file:
+        file.write(b"never" * (1 // 0))
+    assert place.read("file") == b"one two"
+    assert place.names() == ["file"]
+
+
+def test_overwriting_is_a_choice(place):
+    place.fs.write(place("file"), b"old")
+    with pytest.raises(FileExistsError) as refused:
+        place.fs.write(place("file"), b"new", overwrite=False)
+    assert refused.value.filename == place("file")
+    assert place.read("file") == b"old"
+    place.fs.write(place("file"), b"new")
+    assert place.read("file") == b"new"
+
+
+def test_a_directory_is_listed_in_order_with_sizes(place):
+    for name, size in [("c", 3), ("a", 1), ("b/inner", 5)]:
+        place.fs.write(place(name), b"x" * size)
+    found = place.fs.entries(place.root)
+    assert [(s.path, s.size_bytes, s.is_directory) for s in found] == [
+        (place("a"), 1, False),
+        (place("b"), 0, True),
+        (place("c"), 3, False),
+    ]
+    place.fs.mkdirs(place("none"))
+    assert place.fs.entries(place("none")) == []
+
+
+def test_patterns(place):
+    for name in ["day=1/a.rec", "day=1/b.rec", "day=2/a.rec", "day=2/deep/c.rec", "x", ".hidden"]:
+        place.fs.write(place(name), b"x")
+
+    def matches(pattern: str) -> list[str]:
+        return [s.path.removeprefix(f"{place.root}/") for s in place.fs.glob(place(pattern))]
+
+    assert matches("*") == ["day=1", "day=2", "x"]
+    assert matches("day=*/*.rec") == ["day=1/a.rec", "day=1/b.rec", "day=2/a.rec"]
+    assert matches("day=[2-9]/?.rec") == ["day=2/a.rec"]
+    assert matches("day={1,3}/[!a].rec") == ["day=1/b.rec"]
+    assert matches("**/*.rec") == [*matches("day=*/*.rec"), "day=2/deep/c.rec"]
+    assert matches("x") == ["x"]
+    assert matches(".h*") == [".hidden"]
+    assert matches("none/*") == matches("x/*") == matches("none") == []
+
+
+def test_renaming(place):
+    place.fs.write(place("a"), b"a")
+    place.fs.write(place("b"), b"b")
+    with pytest.raises(FileExistsError):
+        place.fs.rename(place("a"), place("b"))
+    assert place.read("b") == b"b"
+    place.fs.rename(place("a"), place("b"), overwrite=True)
+    assert place.read("b") == b"a"
+    assert place.names() == ["b"]
+    place.fs.write(place("from/inner"), b"i")
+    place.fs.rename(place("from"), place("to"))
+    assert place.names() == ["b", "to"]
+    assert place.read("to/inner") == b"i"
+    with pytest.raises(FileNotFoundError):
+        place.fs.rename(place("from"), place("other"))
+
+
+def test_a_directory_is_not_replaced(place):
+    place.fs.write(place("file"), b"x")
+    for name in ["empty", "full"]:
+        place.fs.mkdirs(place(name))
+    place.fs.write(place("full/inner"), b"x")
+    for name in ["empty", "full"]:
+        with pytest.raises((IsADirectoryError, FileExistsError)):
+            place.fs.rename(place("file"), place(name))
+        with pytest.raises(IsADirectoryError):
+            place.fs.write(place(name), b"new")
+    assert place.names() == ["empty", "file", "full"]
+
+
+def test_deleting(place):
+    place.fs.write(place("d/inner"), b"x")
+    assert place.fs.delete(place("none")) is False
+    with pytest.raises(OSError, match="not empty") as refused:
+        place.fs.delete(place("d"))
+    assert (refused.value.errno, refused.value.filename) == (errno.ENOTEMPTY, place("d"))
+    assert place.fs.delete(place("d"), recursive=True) is True
+    assert not place.fs.exists(place("d"))
+    assert not place.fs.exists(place("d/inner"))
+
+
+def test_directories_are_made_once_or_again(place):
+    place.fs.mkdirs(place("a/b/c"))
+    place.fs.mkdirs(place("a/b/c"))
+    assert place.fs.status(place("a/b/c")).is_directory
+    place.fs.write(place("file"), b"x")
+    with pytest.raises(FileExistsError):
+        place.fs.mkdirs(place("file"))
+
+
+def test_what_is_missing_is_named(place):
+    for call in (place.fs.status, place.fs.open, place.fs.entries):
+        with pytest.raises(FileNotFoundError) as refused:
+            call(place("none"))
+        assert refused.value.filename == place("none")
+    assert not place.fs.exists(place("none"))
+
+
+def test_files_are_not_directories(place):
+    place.fs.write(place("file"), b"x")
+    with pytest.raises(NotADirectoryError) as refused:
+        place.fs.entries(place("file"))
+    assert refused.value.filename == place("file")
+    with pytest.raises(IsADirectoryError) as opened:
+        place.fs.open(place.root)
+    assert opened.value.filename == place.root
+    assert not place.fs.exists(place("file/inner"))
+
+
+def test_another_file_system_s_paths_are_refused(place):
+    for path in ["hdfs://elsewhere:1/x", "memory://elsewhere/x", "ftp://elsewhere/x"]:
+        with pytest.raises(PathError, match="is not on"):
+            place.fs.status(path)
+
+
+@pytest.mark.attack("A18")
+def test_a_path_that_leads_astray_is_refused(place):
+    for name in ["", "a\0b"]:
+        with pytest.raises(PathError):
+            place.fs.write(name and place(name), b"x")
+    if "://" in place.root:
+        for name in ["../x", "a/../../x", "./x", "a\u202eb", "a\nb"]:
+            with pytest.raises(PathError, match="is refused"):
+                place.fs.write(place(name), b"x")
+    assert place.names() == []

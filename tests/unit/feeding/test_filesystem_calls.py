@@ -1,0 +1,142 @@
+"""Calls with a deadline, and content that can be written twice."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from feeding.errors import MissingPackage, PathError, SettingsError
+from feeding.filesystem.choose import filesystem_for
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.deadline import BoundedCalls, CallTimeout
+from feeding.filesystem.staging import PIECE_BYTES, collected, pieces_of, staging_name
+
+
+def test_a_call_returns_or_raises_what_it_does():
+    calls = BoundedCalls()
+    assert calls.run(lambda: 3, 10) == 3
+    with pytest.raises(ZeroDivisionError):
+        calls.run(lambda: 1 // 0, 10)
+
+
+def test_a_call_that_blocks_is_given_up_and_its_thread_is_not_in_the_way():
+    calls, gate = BoundedCalls(2), threading.Event()
+    with pytest.raises(CallTimeout, match="no answer within"):
+        calls.run(lambda: gate.wait(30), 0.01)
+    assert calls.run(lambda: "still works", 10) == "still works"
+    with pytest.raises(CallTimeout, match="no answer within"):
+        calls.run(lambda: gate.wait(30), 0.01)
+    with pytest.raises(CallTimeout, match="2 earlier calls are still not answered"):
+        calls.run(lambda: 3, 0.01)
+    gate.set()
+    assert calls.run(lambda: 3, 10) == 3
+
+
+def test_a_call_may_be_waited_for_again():
+    gate = threading.Event()
+    pending = BoundedCalls().start(lambda: gate.wait(30), 10)
+    with pytest.raises(CallTimeout):
+        pending.result(0.01)
+    gate.set()
+    assert pending.result(10) is True
+
+
+def test_what_a_failed_call_worked_with_is_dropped_by_its_own_thread():
+    class Native:
+        """Stands for a writer whose destructor blocks."""
+
+    dropped_by: list[int] = []
+
+    def work() -> None:
+        native = Native()
+        weakref.finalize(native, lambda: dropped_by.append(threading.get_ident()))
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise OSError("broken pipeline")  # noqa: B904 - the context is what may hold it too
+
+    pending = BoundedCalls().start(work, 10)
+    with pytest.raises(OSError, match="broken pipeline") as failed:
+        pending.result(10)
+    assert failed.value.__context__ is None
+    gc.collect()
+    assert dropped_by
+    assert threading.get_ident() not in dropped_by
+
+
+def test_a_panic_of_native_code_is_an_exception():
+    class PanicException(BaseException):
+        """As pyo3 calls it."""
+
+    def work() -> None:
+        raise PanicException("past the end")
+
+    with pytest.raises(RuntimeError, match="PanicException: past the end"):
+        BoundedCalls().run(work, 10)
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", bytearray(b"abc"), memoryview(b"abc")])
+def test_pieces_of_bytes(content):
+    pieces = pieces_of(content)
+    assert b"".join(pieces()) == b"".join(pieces()) == bytes(content)
+
+
+def test_large_content_is_cut():
+    data = np.zeros(PIECE_BYTES // 8 + 1, np.float64)
+    assert [len(piece) for piece in pieces_of(data.data)()] == [PIECE_BYTES, 8]
+
+
+def test_a_write_that_was_given_up_may_read_on_but_not_begin_after_the_file_is_closed():
+    kept = []
+
+    def publish(pieces):
+        first, second, third = pieces(), pieces(), pieces()
+        kept.extend([first, b"".join(second), third, next(first)])
+
+    with collected(publish) as file:
+        file.write(b"a" * (PIECE_BYTES + 1))
+    begun, whole, late, piece = kept
+    assert whole == piece + b"".join(begun) == b"a" * (PIECE_BYTES + 1)
+    with pytest.raises(ValueError, match="closed file"):
+        next(late)
+
+
+def test_hidden_names_fit_into_a_directory():
+    for name in ["x", "x" * 255, "\u00e9" * 127, os.fsdecode(b"\xff" * 200)]:
+        staged = staging_name(name)
+        assert staged.startswith(".")
+        assert len(os.fsencode(staged)) <= 255
+        assert staged != staging_name(name)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"call_timeout_s": 0},
+        {"patience_s": float("inf")},
+        {"range_bytes": 0},
+        {"ranges_in_flight": True},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong):
+    with pytest.raises(SettingsError, match=next(iter(wrong))):
+        FileSystemConfig(**wrong)
+
+
+def test_an_unknown_scheme_is_named():
+    with pytest.raises(PathError, match="no file system is known for nosuch://x/y"):
+        filesystem_for("nosuch://x/y")
+
+
+@pytest.mark.parametrize(("path", "package"), [("hdfs://nn:1/x", "hdfs-native"), ("s3://b/x", "s")])
+def test_a_missing_package_is_named(monkeypatch, path, package):
+    for module in ("hdfs_native", "s3fs"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingPackage, match=package):
+        filesystem_for(path).status(path)

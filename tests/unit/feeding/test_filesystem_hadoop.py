@@ -1,0 +1,132 @@
+"""What Hadoop's configuration and hdfs-native's errors mean."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from feeding.errors import PathError
+from feeding.filesystem.hadoop_conf import namenode_of, read_configuration, user_name
+from feeding.filesystem.hdfs_errors import Kind, kind_of, sentence, translate, user_in
+from feeding.filesystem.location import parse
+
+STACK = r"\n\tat org.apache.hadoop.hdfs.server.namenode.FSDirectory.check(FSDirectory.java:1974)"
+DENIED = RuntimeError(
+    'RPCError("org.apache.hadoop.security.AccessControlException", "Permission denied: user=alice, '
+    rf'access=WRITE, inode=\"/t\":root:supergroup:drwxr-xr-x{STACK}")'
+)
+
+
+def rpc(java_class: str, words: str = "words") -> RuntimeError:
+    return RuntimeError(f'RPCError("org.apache.hadoop.{java_class}", "{words}{STACK}")')
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FileNotFoundError("/t/none"), Kind.MISSING),
+        (FileNotFoundError("File does not exist: /x\n\tat org.apache.hadoop.X.y"), Kind.MISSING),
+        (FileNotFoundError("Path is not a file: /t\n\tat org.apache"), Kind.IS_DIRECTORY),
+        (FileExistsError("/t already exists as a directory\n\tat"), Kind.IS_DIRECTORY),
+        (FileExistsError("/t/f for client 127.0.0.1 already exists"), Kind.EXISTS),
+        (DENIED, Kind.DENIED),
+        (rpc("security.token.SecretManager$InvalidToken"), Kind.DENIED),
+        (rpc("fs.ParentNotDirectoryException"), Kind.NOT_DIRECTORY),
+        (rpc("fs.PathIsNotEmptyDirectoryException"), Kind.NOT_EMPTY),
+        (rpc("hdfs.protocol.DSQuotaExceededException"), Kind.NO_SPACE),
+        (
+            rpc("hdfs.protocol.FSLimitException$PathComponentTooLongException"),
+            Kind.BAD_PATH,
+        ),
+        (rpc("fs.InvalidPathException"), Kind.BAD_PATH),
+        (RuntimeError('InvalidArgument("No NameNode hosts found")'), Kind.BAD_PATH),
+        (rpc("hdfs.server.namenode.SafeModeException"), Kind.AWAY),
+        (rpc("ipc.StandbyException"), Kind.AWAY),
+        (rpc("something.NewException"), Kind.REFUSED),
+        (
+            RuntimeError(
+                'RPCError("java.io.IOException", "File /x could only be written to 0 of the 1 '
+                'minReplication nodes.")'
+            ),
+            Kind.AWAY,
+        ),
+        (OSError("Connection refused (os error 111)"), Kind.AWAY),
+        (RuntimeError("Failed to complete file in time"), Kind.AWAY),
+        (OSError("failed to lookup address: Name or service not known"), Kind.UNKNOWN_HOST),
+    ],
+    ids=lambda value: value.name if isinstance(value, Kind) else "",
+)
+def test_kinds_of_errors(error, kind):
+    assert kind_of(error) is kind
+
+
+@pytest.mark.fault("F40")
+def test_a_refusal_names_user_and_whole_path_and_holds_no_java():
+    who = "user 'alice', NameNode hdfs://nn:8020 from the path"
+    seen = translate(DENIED, action="write", path="hdfs://nn:8020/t/x", who=who)
+    assert isinstance(seen, PermissionError)
+    assert (seen.errno, seen.filename) == (errno.EACCES, "hdfs://nn:8020/t/x")
+    assert "user 'alice'" in str(seen)
+    assert "user=alice, access=WRITE" in str(seen)
+    assert "FSDirectory" not in str(seen)
+    assert "org.apache" not in str(seen)
+    assert user_in(DENIED) == "alice"
+
+
+def test_an_error_without_words_is_called_by_its_name():
+    assert sentence(OSError()) == "OSError"
+
+
+def test_other_refusals_keep_the_name_of_their_java_class():
+    seen = translate(rpc("a.NewException"), action="look at", path="hdfs://n/x", who="user 'a'")
+    assert "NewException: words" in str(seen)
+
+
+@pytest.fixture
+def conf_dir(tmp_path):
+    (tmp_path / "core-site.xml").write_text(
+        "<configuration><property><name>fs.defaultFS</name><value>hdfs://ns1/</value></property>"
+        "</configuration>"
+    )
+    (tmp_path / "hdfs-site.xml").write_text(
+        "<configuration><property><name>dfs.ha.namenodes.ns1</name><value>a,b</value></property>"
+        "</configuration>"
+    )
+    return tmp_path
+
+
+def test_the_path_says_which_namenode_or_the_configuration_does(conf_dir):
+    environ = {"HADOOP_CONF_DIR": str(conf_dir)}
+    assert namenode_of(parse("hdfs://nn:9000/x"), environ).url == "hdfs://nn:9000"
+    assert namenode_of(parse("hdfs://nn/x"), environ).url == "hdfs://nn:8020"
+    assert namenode_of(parse("hdfs://ns1/x"), environ).url == "hdfs://ns1"
+    assert namenode_of(parse("viewfs://table/x"), environ).url == "viewfs://table"
+    default = namenode_of(parse("hdfs:///x"), environ)
+    assert default.url == "hdfs://ns1"
+    assert default.origin == f"from fs.defaultFS in {conf_dir}"
+    assert namenode_of(parse("hdfs://[::1]/x"), {}).url == "hdfs://[::1]:8020"
+
+
+@pytest.mark.parametrize("environ", [{}, {"HADOOP_CONF_DIR": "/nowhere"}])
+def test_a_path_without_a_namenode_says_what_to_write(environ):
+    with pytest.raises(PathError, match=r"hdfs:///x names no NameNode.*write hdfs://host:port/"):
+        namenode_of(parse("hdfs:///x"), environ)
+
+
+def test_hadoop_home_is_the_second_choice(conf_dir, tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    (home / "etc").mkdir()
+    (home / "etc" / "hadoop").symlink_to(conf_dir)
+    assert namenode_of(parse("hdfs:///x"), {"HADOOP_HOME": str(home)}).url == "hdfs://ns1"
+
+
+def test_a_broken_site_file_is_named(conf_dir):
+    (conf_dir / "core-site.xml").write_text("<configuration>")
+    with pytest.raises(PathError, match=r"core-site\.xml is no XML"):
+        read_configuration(conf_dir)
+
+
+def test_the_user_is_hadoops_or_the_systems():
+    assert user_name({"HADOOP_USER_NAME": "alice"}) == "alice"
+    assert user_name({})
