@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -51,11 +50,16 @@ def test_what_a_failed_call_worked_with_is_dropped_by_its_own_thread():
     class Native:
         """Stands for a writer whose destructor blocks."""
 
+    dropped = threading.Event()
     dropped_by: list[int] = []
+
+    def drop() -> None:
+        dropped_by.append(threading.get_ident())
+        dropped.set()
 
     def work() -> None:
         native = Native()
-        weakref.finalize(native, lambda: dropped_by.append(threading.get_ident()))
+        weakref.finalize(native, drop)
         try:
             raise KeyError("first")
         except KeyError:
@@ -65,8 +69,7 @@ def test_what_a_failed_call_worked_with_is_dropped_by_its_own_thread():
     with pytest.raises(OSError, match="broken pipeline") as failed:
         pending.result(10)
     assert failed.value.__context__ is None
-    gc.collect()
-    assert dropped_by
+    assert dropped.wait(10)
     assert threading.get_ident() not in dropped_by
 
 
