@@ -20,7 +20,6 @@ from ps.secret_file import read_secret
 from ps.stats import ServerStats
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity, Role
-from rpc.latency import Latency
 
 TIMEOUT_S = 10.0
 _MIB = 1 << 20
@@ -75,7 +74,7 @@ def lines(server: ServerStats) -> Iterator[str]:
     )
     for name, latency in (*server.requests.items(), ("(update kernels)", server.apply)):
         if latency.count:
-            yield f"  {name:<16} {latency.count:>10} times, {quantiles(latency)}"
+            yield f"  {name:<16} {latency.count:>10} times, {latency}"
     for worker in server.workers:
         yield (
             f"  worker {worker.worker}: {worker.pushes} pushes, {worker.rows} rows, "
@@ -87,20 +86,6 @@ def lines(server: ServerStats) -> Iterator[str]:
             f"  table {table.name}: {table.rows} rows, {table.memory_bytes / _MIB:.1f} MiB, "
             f"{table.miss_ratio:.1%} missed, {table.unique_id_ratio:.1%} of ids unique"
         )
-
-
-def quantiles(latency: Latency) -> str:
-    """Return `p50 1.2 ms, p99 4.5 ms`."""
-    return f"p50 {seconds(latency.p50_s)}, p99 {seconds(latency.p99_s)}"
-
-
-def seconds(value_s: float) -> str:
-    """Return a duration in the unit that people would use."""
-    if value_s >= 1.0:
-        return f"{value_s:.2f} s"
-    if value_s >= 1e-3:
-        return f"{value_s * 1e3:.1f} ms"
-    return f"{value_s * 1e6:.0f} µs"
 
 
 def _endpoint(address: str) -> Endpoint:

@@ -33,6 +33,9 @@ class Latency(msgspec.Struct, frozen=True):
     """How many took less than 1 us, 2 us, 4 us, 8 us ... and not less than the bound before; zeros
     at the end are left out. They add, over processes and over time, where percentiles do not."""
 
+    def __str__(self) -> str:
+        return f"p50 {duration_text(self.p50_s)}, p99 {duration_text(self.p99_s)}"
+
 
 class LatencyHistogram:
     """Durations counted in bins."""
@@ -87,6 +90,15 @@ class LatencyHistogram:
         while octaves and not octaves[-1]:
             octaves.pop()
         return tuple(octaves)
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in the unit that people would use."""
+    if seconds >= 1.0:
+        return f"{seconds:.2f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e6:.0f} us"
 
 
 def _octave(index: int) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ps.stats import ServerStats
+from rpc.latency import duration_text
 from tfos.control.messages import NodeFailure
 
 
@@ -66,6 +69,39 @@ class TrainReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where a worker's time went lately, in seconds over `steps` steps."""
+
+    steps: float
+    compute_s: float
+    """Forward, backward and taking over the servers' values."""
+    feed_s: float
+    """Waiting for the next batch."""
+    pull_s: float
+    push_s: float
+    """Pushing and getting fresh values back, without the waits for other workers."""
+    wait_s: float
+    """Sync, ssp: waiting for other workers."""
+
+    @property
+    def own_s(self) -> float:
+        """What the worker itself needs for a step, waits for others left out."""
+        spent_s = self.compute_s + self.feed_s + self.pull_s + self.push_s
+        return spent_s / self.steps if self.steps else 0.0
+
+    def __str__(self) -> str:
+        parts = {
+            "compute": self.compute_s,
+            "feed": self.feed_s,
+            "pull": self.pull_s,
+            "push": self.push_s,
+            "waits for others": self.wait_s,
+        }
+        total_s = sum(parts.values()) or 1.0
+        return ", ".join(f"{name} {part / total_s:.0%}" for name, part in parts.items())
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReport:
     """One line of status()."""
 
@@ -82,6 +118,10 @@ class NodeReport:
     steps: float
     rows: int
     loss: float | None
+    times: StepTimes | None = None
+    """Of a worker that trains a distributed model."""
+    server: ServerStats | None = None
+    """Of a parameter server: its counters since it started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +133,8 @@ class ClusterReport:
     nodes: tuple[NodeReport, ...]
     tensorboard_url: str | None
     failures: tuple[NodeFailure, ...]
+    notes: tuple[str, ...] = ()
+    """Who holds the others up: a straggler, a hot shard."""
 
     def __str__(self) -> str:
         head = (
@@ -107,7 +149,28 @@ class ClusterReport:
         ]
         board = self.tensorboard_url or "none"
         title = f"cluster {self.cluster_id}: {self.phase}, TensorBoard: {board}"
-        return "\n".join([title, *lines])
+        return "\n".join([title, *lines, *self._details(), *self.notes])
+
+    def _details(self) -> Iterator[str]:
+        for node in self.nodes:
+            if node.server is not None:
+                yield f"{node.name}: {_server_text(node.server)}"
+            if node.times is not None:
+                own = duration_text(node.times.own_s)
+                yield f"{node.name}: {own} of its own per step lately; {node.times}"
+
+
+def _server_text(stats: ServerStats) -> str:
+    latencies = [
+        f"{name} {stats.latency(name)}"
+        for name in ("push", "pull", "push_rows", "lookup")
+        if stats.latency(name).count
+    ]
+    queue = f"{stats.in_service} requests in service, {stats.waiting} pushes waiting"
+    staleness = (
+        f"staleness mean {stats.mean_staleness:.1f}, p99 {stats.staleness_quantile(0.99):.1f}"
+    )
+    return "; ".join([*latencies, queue, staleness])
 
 
 def _cells(node: NodeReport) -> tuple[str, ...]:

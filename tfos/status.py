@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfos import reports
+from tfos import balance, reports
 from tfos.control.members import Member
 from tfos.control.state import ClusterState
 
@@ -12,16 +12,28 @@ _MIB = 1 << 20
 def cluster_report(cluster_id: str, state: ClusterState, now_s: float) -> reports.ClusterReport:
     """Return what status() shows at this moment."""
     board = state.tensorboard
+    waits = balance.waits_of(state.servers)
+    times = {each.name: balance.step_times(each, waits) for each in state.workers}
+    loads = {each.name: balance.server_load(each) for each in state.servers if each.is_live}
+    notes = (
+        balance.straggler({name: each for name, each in times.items() if each is not None}),
+        balance.hot_shard({name: load for name, load in loads.items() if load is not None}),
+    )
     return reports.ClusterReport(
         cluster_id=cluster_id,
         phase=state.phase.name,
-        nodes=tuple(_node_report(member, now_s) for member in state.members.values()),
+        nodes=tuple(
+            _node_report(member, now_s, times.get(member.name)) for member in state.members.values()
+        ),
         tensorboard_url=board.url or None if board is not None else None,
         failures=tuple(state.failures),
+        notes=tuple(note for note in notes if note),
     )
 
 
-def _node_report(member: Member, now_s: float) -> reports.NodeReport:
+def _node_report(
+    member: Member, now_s: float, times: reports.StepTimes | None
+) -> reports.NodeReport:
     beat = member.heartbeat
     progress = beat.progress if beat is not None else {}
     return reports.NodeReport(
@@ -37,4 +49,6 @@ def _node_report(member: Member, now_s: float) -> reports.NodeReport:
         steps=progress.get("steps", 0.0),
         rows=sum(feed.taken_rows for feed in beat.feeds) if beat is not None else 0,
         loss=progress.get("loss"),
+        times=times,
+        server=balance.told(beat),
     )

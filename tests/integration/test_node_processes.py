@@ -10,6 +10,7 @@ import pytest
 
 from feeding.config import FeedConfig
 from feeding.feed_task import FeedTarget, FeedTask
+from tfos.balance import told
 from tfos.control import messages
 
 pytestmark = pytest.mark.slow
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.slow
 def test_a_ps_node_serves_and_stops_in_order(bed):
     run = bed.start(bed.bundle("ps:0"))
     bed.release("ps:0")
-    beat = bed.heartbeat("ps:0", lambda beat: "connections" in beat.progress)
+    beat = bed.heartbeat("ps:0", lambda beat: told(beat) is not None)
     assert beat.phase == "serving"
     assert beat.rss_bytes > 10_000_000
     assert run.is_running
@@ -154,8 +155,10 @@ def test_a_worker_trains_against_the_parameter_server_of_another_node(bed):
     bed.release("ps:0", "worker:0")
     assert bed.log_line("values") == "values [-2.5, -2.5, -2.5, -2.5]"
     bed.event("worker:0", messages.Done)
-    beat = bed.heartbeat("ps:0", lambda beat: beat.progress.get("clock") == 5.0)
-    assert beat.progress["pushes"] == 5.0
+    beat = bed.heartbeat("ps:0", lambda beat: getattr(told(beat), "clock", 0) == 5)
+    stats = told(beat)
+    assert stats is not None
+    assert stats.latency("push").count == stats.workers[0].pushes == 5
     for name in ("worker:0", "ps:0"):
         bed.order(name, messages.Stop("over"))
     assert {servers.wait().outcome, workers.wait().outcome} == {"ended"}

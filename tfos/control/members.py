@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
 from dataclasses import dataclass, field
 
 from rpc.address import Endpoint
@@ -30,6 +31,8 @@ class NodeStatus(enum.Enum):
     ENDED = "ended"
 
 
+WINDOW_BEATS = 16
+"""Half a minute: what `status` calls lately."""
 LIVE = frozenset({NodeStatus.REGISTERED, NodeStatus.READY, NodeStatus.RUNNING, NodeStatus.DONE})
 """Its supervisor is there and takes orders."""
 
@@ -50,7 +53,8 @@ class Member:
     heard_s: float = 0.0
     stream_lost_s: float | None = None
     stop_ordered: bool = False
-    heartbeat: Heartbeat | None = None
+    beats: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
+    """The last heartbeats, the newest last."""
     flushes: dict[str, FlushReached] = field(default_factory=dict)
 
     @property
@@ -68,6 +72,17 @@ class Member:
         """Whether orders reach it."""
         return self.status in LIVE
 
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        """The newest heartbeat of the newest attempt."""
+        return self.beats[-1] if self.beats else None
+
+    def hear(self, heartbeat: Heartbeat) -> None:
+        """Keep a heartbeat unless a newer one is here."""
+        if not self.beats or heartbeat.seq > self.beats[-1].seq:
+            self.beats.append(heartbeat)
+            self.phase = heartbeat.phase or self.phase
+
     def take(self, register: Register, now_s: float) -> None:
         """Become the attempt that registers."""
         self.status = NodeStatus.REGISTERED
@@ -80,7 +95,7 @@ class Member:
         self.registered_s = self.heard_s = now_s
         self.stream_lost_s = None
         self.stop_ordered = False
-        self.heartbeat = None
+        self.beats.clear()
         self.flushes = {}
 
     def feed(self, feed: str) -> FeedSnapshot:

@@ -80,6 +80,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     progress: dict[str, float] = {}
     """steps, rows, loss and whatever the training loop reported last."""
     feeds: tuple[FeedSnapshot, ...] = ()
+    stats: bytes = b""
+    """Of a parameter server: its `ps.stats.ServerStats`, which only the driver decodes."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):

@@ -204,9 +204,7 @@ class ClusterState:
         if member is None:
             return messages.HeartbeatReply(fenced=True), []
         member.heard_s = now_s
-        if member.heartbeat is None or heartbeat.seq > member.heartbeat.seq:
-            member.heartbeat = heartbeat
-            member.phase = heartbeat.phase or member.phase
+        member.hear(heartbeat)
         return messages.HeartbeatReply(), []
 
     def on_event(self, node: messages.NodeId, event: messages.Event, now_s: float) -> list[Action]:

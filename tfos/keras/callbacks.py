@@ -98,8 +98,9 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
     def _report(self, logs: Logs) -> None:
         exchange = self.model.__dict__.get("_tfos_exchange")
         steps, rows = (exchange.steps, exchange.rows) if exchange else (self._steps, 0)
+        times = exchange.times.spent() if exchange else {}
         loss = (logs or {}).get("loss")
-        self._ctx.report_progress(steps, rows, None if loss is None else float(loss))
+        self._ctx.report_progress(steps, rows, None if loss is None else float(loss), **times)
 
 
 class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

@@ -159,7 +159,8 @@ def _train(model: Any, exchange: Exchange, iterator: Iterator[Any]) -> Any:
     logs, trained = None, 0
     while trained < model.steps_per_execution:
         try:
-            data = next(iterator)
+            with exchange.times.on("feed"):
+                data = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             break
         logs = exchange.train(data)

@@ -17,6 +17,7 @@ Only after 5 does the next epoch begin anywhere, so nobody steps without the oth
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,7 +26,7 @@ import msgspec
 
 from tfos.keras import optimizers
 from tfos.keras.dataset import FeedDataset
-from tfos.keras.exchange import Exchange, weighted_mean
+from tfos.keras.exchange import Exchange
 
 Logs = dict[str, Any] | None
 
@@ -147,6 +148,12 @@ def combine(reports: Iterable[Report]) -> dict[str, float]:
             if weight:
                 weighted.setdefault(name, []).append((value, weight))
     return {name: weighted_mean(values) for name, values in weighted.items()}
+
+
+def weighted_mean(values: list[tuple[float, int]]) -> float:
+    """Return the mean of (value, weight) pairs; NaN without weight."""
+    total = sum(weight for _, weight in values)
+    return sum(value * weight for value, weight in values) / total if total else math.nan
 
 
 def learning_rate(optimizer: Any) -> float | None:

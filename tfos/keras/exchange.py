@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +29,7 @@ from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
 from tfos.keras.in_flight import InFlight
 from tfos.keras.replica import Received, Replica
 from tfos.keras.settings import Settings
+from tfos.keras.step_clock import StepClock
 from tfos.keras.train_step import GradientStep, StepOutput
 from tfos.keras.worker import WorkerContext
 
@@ -63,6 +63,7 @@ class Exchange:
         rows: rows in those, and in batches that are only accumulated so far.
         skipped_steps: steps whose gradient was not finite and was not sent.
         clock: updates of the servers that the local variables contain.
+        times: where this worker's time goes.
     """
 
     def __init__(self, model: Any, ctx: WorkerContext, settings: Settings) -> None:
@@ -74,6 +75,7 @@ class Exchange:
         self.rows = 0
         self.skipped_steps = 0
         self.clock = 0
+        self.times = StepClock()
         self._rows_waiting = 0
         self.assigned = False
         self._client = ctx.ps_client()
@@ -179,12 +181,15 @@ class Exchange:
             raise RuntimeError("attach() left the model without a step")
         self.join()
         self._in_flight.raise_failed()
-        output = self._step(data)
+        with self.times.on("compute"):
+            output = self._step(data)
+            is_finite, is_complete = bool(output.finite), bool(output.complete)
         rows = batches.num_rows(data)
-        if not bool(output.finite):
+        if not is_finite:
             self._refuse(output, rows)
-        elif bool(output.complete):
-            self._push(output, rows)
+        elif is_complete:
+            with self.times.on("push"):
+                self._push(output, rows)
         else:
             self._rows_waiting += rows
             self.rows += rows
@@ -215,7 +220,8 @@ class Exchange:
         if self._replica is not None:
             self.drain()
             received = self._replica.take()
-            self.clock = self._client.pull(received.arrays).clock
+            with self.times.on("pull"):
+                self.clock = self._client.pull(received.arrays).clock
             self._replica.adopt(received, self.clock)
             self._replica.give(received)
         if self._averages is not None:
@@ -387,9 +393,3 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
 
 def _summary(group: Any) -> tuple[Any, ...]:
     return group.name, group.dtype, group.rule, [param.shape for param in group.params]
-
-
-def weighted_mean(values: list[tuple[float, int]]) -> float:
-    """Return the mean of (value, weight) pairs; NaN without weight."""
-    total = sum(weight for _, weight in values)
-    return sum(value * weight for value, weight in values) / total if total else math.nan

@@ -34,5 +34,7 @@ class WorkerContext(Protocol):
     def ps_client(self) -> Any:
         """The process's `ps.client.PSClient`, the same object on every call."""
 
-    def report_progress(self, step: int, rows: int, loss: float | None) -> None:
+    def report_progress(
+        self, step: int, rows: int, loss: float | None = None, **metrics: float
+    ) -> None:
         """Tell the driver how far the training is; cheap, never raises."""

@@ -34,6 +34,8 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
     values: dict[str, float]
     feeds: tuple[messages.FeedSnapshot, ...] = ()
+    stats: bytes = b""
+    """See messages.Heartbeat."""
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):

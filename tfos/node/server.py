@@ -17,7 +17,7 @@ import msgspec
 
 from ps.checkpoint_restore import Restoring
 from ps.params import WorkerRank
-from ps.server import PSServer, ServerSettings, ServerStats
+from ps.server import PSServer, ServerSettings
 from ps.undone import LossReport
 from rpc.handshake import Credentials
 from tfos.control import messages
@@ -81,7 +81,7 @@ class ServerProcess:
 
     def _send_progress(self) -> None:
         stats = self._server.stats()
-        self._link.send(Progress(progress_values(stats)))
+        self._link.send(Progress({}, stats=msgspec.msgpack.encode(stats)))
         lost = self._losses.poll(stats, time.monotonic())
         if lost:
             self._link.send(messages.UpdatesLost(lost))
@@ -96,20 +96,6 @@ class ServerProcess:
                 self._server.close(CLOSE_TIMEOUT_S)
             case _:
                 pass  # the roster and the feeds are the workers'
-
-
-def progress_values(stats: ServerStats) -> dict[str, float]:
-    """Return a server's counters as numbers for the driver."""
-    return {
-        "clock": float(stats.clock),
-        "pushes": float(sum(worker.pushes for worker in stats.workers)),
-        "connections": float(stats.connections),
-        "bytes_in": float(stats.bytes_in),
-        "bytes_out": float(stats.bytes_out),
-        "apply_s": stats.apply_s,
-        "barrier_wait_s": stats.barrier_wait_s,
-        "parameter_bytes": float(stats.parameter_bytes),
-    }
 
 
 def main(body: bytes) -> None:

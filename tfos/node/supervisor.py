@@ -255,8 +255,8 @@ class Supervisor:
 
     def _on_child_message(self, message: FromChild) -> None:
         match message:
-            case Progress(values=values, feeds=feeds):
-                self._note_vitals(progress=tuple(values.items()), feeds=feeds)
+            case Progress(values=values, feeds=feeds, stats=stats):
+                self._note_vitals(progress=tuple(values.items()), feeds=feeds, stats=stats)
             case Raised():
                 self._raised = message
                 self._loop.set_timer("exit", RAISED_EXIT_S, self._kill_child)

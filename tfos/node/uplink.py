@@ -53,6 +53,7 @@ class Vitals:
     child_pid: int = 0
     progress: tuple[tuple[str, float], ...] = ()
     feeds: tuple[messages.FeedSnapshot, ...] = ()
+    stats: bytes = b""
 
 
 class Uplink:
@@ -198,6 +199,7 @@ class Uplink:
                 rss_bytes=_rss_bytes(vitals.child_pid),
                 progress=dict(vitals.progress),
                 feeds=vitals.feeds,
+                stats=vitals.stats,
             )
         )
         self._last_contact_s = time.monotonic()

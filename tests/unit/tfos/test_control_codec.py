@@ -30,8 +30,9 @@ ORDERS: list[messages.Order] = [
 def test_a_heartbeat_has_these_bytes():
     beat = messages.Heartbeat(NODE, 7, "main_fun")
     assert codec.encode(beat) == (
-        b"\x87\xa4node\x83\xa4role\xa6worker\xa5index\x01\xa7attempt\x01\xa3seq\x07"
+        b"\x88\xa4node\x83\xa4role\xa6worker\xa5index\x01\xa7attempt\x01\xa3seq\x07"
         b"\xa5phase\xa8main_fun\xa9child_pid\x00\xa9rss_bytes\x00\xa8progress\x80\xa5feeds\x90"
+        b"\xa5stats\xc4\x00"
     )
 
 

@@ -1,0 +1,82 @@
+"""Slow workers and servers, made so, and what their own counters tell of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import pytest
+
+from ps.client import PSClient
+from ps.params import Hyper
+from tests.fault_proxy import Fault
+from tests.proxied_bed import ProxiedCluster
+from tests.proxied_bed import proxied as proxied
+from tests.ps_bed import ADD, cluster, filled, make_manifest, run_all, succeeded
+from tfos import balance
+from tfos.control.members import Member
+from tfos.control.messages import Heartbeat
+from tfos.keras.step_clock import StepClock
+from tfos.topology import plan
+
+HYPER = Hyper(0.5)
+STEPS = 6
+
+
+def member(name: str, progress: dict[str, float] | None = None, stats: bytes = b"") -> Member:
+    """A node as the driver knows it, with a first and a last heartbeat."""
+    planned = next(node for node in plan(4, 2).nodes if node.name == name)
+    found = Member(planned)
+    for seq, values, told in ((1, {}, b""), (2, progress or {}, stats)):
+        found.hear(Heartbeat(found.node, seq, "", progress=values, stats=told))
+    return found
+
+
+def server_members(client: PSClient) -> list[Member]:
+    return [
+        member(f"ps:{stats.server}", stats=msgspec.msgpack.encode(stats))
+        for stats in client.stats()
+    ]
+
+
+@pytest.mark.fault("F32")
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_the_slow_worker_is_named(consistency: str):
+    manifest = make_manifest(1000, rule=ADD, consistency=consistency)
+    with cluster("tcp", num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+
+        def train(rank: int, compute_s: float) -> Member:
+            clock, values = StepClock(), filled(manifest, 1.0)
+            for _ in range(STEPS):
+                with clock.on("compute"):
+                    threading.Event().wait(compute_s)
+                with clock.on("push"):
+                    clients[rank].push(values, hyper=HYPER, rows=1)
+            return member(f"worker:{rank}", {"steps": STEPS, **clock.spent()})
+
+        workers = succeeded(run_all(partial(train, 0, 0.002), partial(train, 1, 0.06)))
+        waits = balance.waits_of(server_members(clients[0]))
+        times = {each.name: balance.step_times(each, waits) for each in workers}
+        found = {name: each for name, each in times.items() if each is not None}
+        assert balance.straggler(found).startswith("straggler: worker:1 takes")
+        assert found["worker:1"].compute_s > 0.8 * STEPS * found["worker:1"].own_s
+        if consistency == "sync":
+            assert found["worker:0"].wait_s > found["worker:0"].push_s
+
+
+@pytest.mark.fault("F33")
+def test_the_server_behind_a_slow_link_is_named(proxied: Callable[..., ProxiedCluster]):
+    parts = proxied(num_servers=2)
+    manifest = make_manifest(100_000, rule=ADD, bucket_bytes=4096)
+    (client,) = parts.workers(manifest)
+    (slow,) = parts.proxies[1].arm(Fault("up", 2000, "drip", num_bytes=300))
+    for _ in range(3):
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+    assert slow.fired.is_set()
+    loads = {each.name: balance.server_load(each) for each in server_members(client)}
+    note = balance.hot_shard({name: load for name, load in loads.items() if load is not None})
+    assert note.startswith("hot shard: ps:1 takes")
+    assert "receiving and sending" in note

@@ -1,0 +1,180 @@
+"""Who holds the others up, from heartbeats: the worker or server that is named, and the reason."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ps.stats import ServerStats, TableStats, WorkerStats
+from rpc.address import Endpoint
+from rpc.latency import Latency
+from tfos.balance import told
+from tfos.config import ClusterConfig
+from tfos.control import messages
+from tfos.control.members import WINDOW_BEATS
+from tfos.control.state import ClusterState
+from tfos.phases import ClusterPhase
+from tfos.reports import ClusterReport
+from tfos.status import cluster_report
+from tfos.topology import plan
+
+NOW = 100.0
+
+
+class Cluster:
+    """A running cluster's state, and heartbeats for it."""
+
+    def __init__(self, num_workers: int, num_ps: int) -> None:
+        self.state = ClusterState(plan(num_workers + num_ps, num_ps), ClusterConfig())
+        self.state.move(ClusterPhase.RESERVED)
+        self._seq = 0
+        for name in self.state.members:
+            node = self.node(name)
+            self.state.on_register(messages.Register(node, "1", "h", 7), NOW)
+            self.state.on_event(node, messages.Listening(Endpoint("h", 1)), NOW)
+
+    def node(self, name: str) -> messages.NodeId:
+        role, _, index = name.partition(":")
+        return messages.NodeId(role, int(index))
+
+    def beat(self, name: str, progress: dict[str, float] | None = None, stats: bytes = b"") -> None:
+        self._seq += 1
+        beat = messages.Heartbeat(
+            self.node(name), self._seq, "serving", progress=progress or {}, stats=stats
+        )
+        self.state.on_heartbeat(beat, NOW)
+
+    def steps(self, name: str, steps: float, **seconds: float) -> None:
+        names = ("compute", "feed", "pull", "push")
+        times = {f"{part}_s": seconds.get(part, 0.0) for part in names}
+        self.beat(name, {"steps": steps, **times})
+
+    def served(self, name: str, **fields: object) -> None:
+        given = {"server": self.node(name).index, "phase": "SERVING", "clock": 1, "uptime_s": 1.0}
+        self.beat(name, stats=msgspec.msgpack.encode(ServerStats(**{**given, **fields})))  # type: ignore[arg-type]
+
+    def report(self) -> ClusterReport:
+        return cluster_report("c", self.state, NOW)
+
+
+def pushes(count: int, total_s: float) -> dict[str, Latency]:
+    return {"push": Latency(count, total_s, p50_s=total_s / count, p99_s=total_s / count)}
+
+
+@pytest.mark.fault("F32")
+def test_a_slow_worker_is_named_with_its_shares():
+    cluster = Cluster(3, 1)
+    for rank in range(3):
+        cluster.steps(f"worker:{rank}", 0)
+    cluster.steps("worker:0", 100, compute=10.0, push=5.0)
+    cluster.steps("worker:1", 100, compute=10.0, push=5.0)
+    cluster.steps("worker:2", 10, compute=12.0, feed=2.0, push=1.0)
+    report = cluster.report()
+    (note,) = report.notes
+    assert note.startswith(
+        "straggler: worker:2 takes 1.50 s of its own per step, the others 150.0 ms"
+    )
+    assert "compute 80%, feed 13%, pull 0%, push 7%, waits for others 0%" in note
+    assert note in str(report)
+
+
+@pytest.mark.fault("F32")
+def test_at_a_barrier_all_are_equally_fast_and_who_waits_least_is_the_slow_one():
+    """All make 10 steps in 20 s; the servers know who waited for whom."""
+    cluster = Cluster(3, 1)
+    for rank in range(3):
+        cluster.steps(f"worker:{rank}", 0)
+    cluster.steps("worker:0", 10, compute=1.0, push=19.0)
+    cluster.steps("worker:1", 10, compute=1.0, push=19.0)
+    cluster.steps("worker:2", 10, compute=1.0, feed=18.0, push=1.0)
+    cluster.served("ps:0")
+    waits = (WorkerStats(0, waited_s=18.5), WorkerStats(1, waited_s=18.5), WorkerStats(2))
+    cluster.served("ps:0", workers=waits, barrier_wait_s=37.0)
+    report = cluster.report()
+    (note,) = report.notes
+    assert note.startswith("straggler: worker:2 takes 2.00 s")
+    assert "feed 90%" in note
+    times = {node.name: node.times for node in report.nodes}
+    assert times["worker:0"] is not None
+    assert times["worker:0"].wait_s == 18.5
+    assert times["worker:0"].push_s == 0.5
+
+
+def test_even_workers_and_servers_are_no_news():
+    cluster = Cluster(3, 2)
+    for rank in range(3):
+        cluster.steps(f"worker:{rank}", 100, compute=10.0 + rank, push=5.0)
+    for rank in range(2):
+        cluster.served(f"ps:{rank}", requests=pushes(100, 1.0 + rank / 2), bytes_in=10**9)
+    report = cluster.report()
+    assert report.notes == ()
+    assert "ps:1: push p50 15.0 ms, p99 15.0 ms; 0 requests in service, 0 pushes" in str(report)
+
+
+def test_only_what_is_lately_counts():
+    """Worker 1 was slow long ago, then as fast as the others."""
+    cluster = Cluster(2, 1)
+    cluster.steps("worker:0", 100, compute=10.0)
+    cluster.steps("worker:1", 100, compute=900.0)
+    assert cluster.report().notes
+    for beat in range(1, WINDOW_BEATS + 1):
+        cluster.steps("worker:0", 100 + beat, compute=10.0 + beat / 10)
+        cluster.steps("worker:1", 100 + beat, compute=900.0 + beat / 10)
+    assert cluster.report().notes == ()
+
+
+def test_steps_longer_than_the_window_count_since_the_start():
+    cluster = Cluster(2, 1)
+    for beat in range(3):
+        cluster.steps("worker:0", 5 + beat, compute=10.0 * (5 + beat))
+        cluster.steps("worker:1", 4, compute=400.0)
+    (note,) = cluster.report().notes
+    assert note.startswith("straggler: worker:1 takes 100.00 s")
+
+
+@pytest.mark.fault("F33")
+def test_a_slow_server_is_named_with_its_table():
+    cluster = Cluster(1, 3)
+    for rank in range(3):
+        cluster.served(f"ps:{rank}")
+    for rank, seconds in enumerate((1.0, 9.0, 1.0)):
+        cluster.served(
+            f"ps:{rank}",
+            uptime_s=2.0,
+            requests=pushes(100, seconds),
+            apply=Latency(100, 0.9),
+            tables=(TableStats("user", looked_up=10, pushed=10), TableStats("item", pushed=60)),
+        )
+    (note,) = cluster.report().notes
+    assert note == (
+        "hot shard: ps:1 takes 90.0 ms for a request, the others 10.0 ms: update kernels 10%, "
+        "receiving and sending 90%; table 'item' has 75% of its ids"
+    )
+
+
+@pytest.mark.fault("F33")
+def test_a_server_that_moves_more_than_the_others_is_named():
+    cluster = Cluster(1, 2)
+    for rank, nbytes in enumerate((4 * 10**9, 10**9)):
+        cluster.served(f"ps:{rank}", requests=pushes(100, 1.0), bytes_in=nbytes)
+    (note,) = cluster.report().notes
+    assert note == "hot shard: ps:0 moved 4000.0 MB, the others 1000.0 MB"
+
+
+def test_a_restarted_server_counts_from_its_start():
+    cluster = Cluster(1, 2)
+    for rank in range(2):
+        cluster.served(f"ps:{rank}", uptime_s=500.0, requests=pushes(1000, 900.0))
+    cluster.served("ps:0", uptime_s=502.0, requests=pushes(1100, 901.0))
+    cluster.served("ps:1", uptime_s=1.0, requests=pushes(50, 0.5))
+    assert cluster.report().notes == ()
+
+
+@pytest.mark.parametrize("stats", [b"\xc1", b"\x90", b"\x80", b"\xff" * 40])
+def test_counters_that_cannot_be_read_are_left_out(stats: bytes):
+    cluster = Cluster(1, 1)
+    cluster.beat("ps:0", stats=stats)
+    report = cluster.report()
+    assert report.notes == ()
+    assert all(node.server is None for node in report.nodes)
+    assert told(None) is None
