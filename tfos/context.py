@@ -129,7 +129,7 @@ class NodeContext:
             )
         with self._client_lock:
             if self._client is None:
-                self._client = self._new_client()
+                self._client = self.new_ps_client()
             return self._client
 
     def saver(self) -> ChiefSaver | None:
@@ -138,9 +138,10 @@ class NodeContext:
 
         if self._checkpoints is None or not self.is_chief or not self._servers:
             return None
-        return ChiefSaver(self._checkpoints, self._new_client)
+        return ChiefSaver(self._checkpoints, self.new_ps_client)
 
-    def _new_client(self) -> PSClient:
+    def new_ps_client(self) -> PSClient:
+        """Return another connection to the servers, which its caller closes."""
         from ps.client import DEFAULT_RECONNECT_S, PSClient
         from rpc.handshake import Identity, Role
 

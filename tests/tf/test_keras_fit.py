@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import keras
@@ -12,7 +13,7 @@ import pytest
 
 from tests.tf.training import Context, blobs, serving, together
 from tfos.errors import SettingsError, UnsupportedError
-from tfos.keras.callbacks import callbacks, mean_staleness
+from tfos.keras.callbacks import callbacks
 from tfos.keras.distribute import distribute
 from tfos.keras.epochs import Report, combine
 from tfos.keras.export import export
@@ -223,13 +224,26 @@ def test_callbacks_report_and_write_scalars(tmp_path):
         model.fit(X, Y, batch_size=32, epochs=2, verbose=0, callbacks=callbacks(ctx))
         assert ctx.progress[-1][:2] == (20, 640)
         assert (ctx.progress[-1][2] or 0) > 0
-    tags: set[str] = set()
-    for file in tmp_path.rglob("events.*"):
-        for event in tf.compat.v1.train.summary_iterator(str(file)):
-            tags.update(value.tag for value in event.summary.value)
-    assert {"ps/0/clock", "ps/0/worker-0/pushes", "ps/0/mean_staleness", "epoch_loss"} <= tags
+        assert not any(thread.name == "tfos-scalars" for thread in threading.enumerate())
+    written = {run: scalars_in(tmp_path / run) for run in ("ps-0", "cluster", "worker-0/train")}
+    assert "epoch_loss" in written["worker-0/train"]
+    assert written["ps-0"]["workers/pushes_of_0"] == 20.0
+    assert written["ps-0"]["updates/clock"] == 20.0
+    assert {"push/p99_ms_since_start", "apply/mean_ms", "staleness/mean"} <= set(written["ps-0"])
+    shares = [value for name, value in written["cluster"].items() if "share_of" in name]
+    assert sum(shares) == pytest.approx(1.0)
     assert [type(each).__name__ for each in callbacks(Context(ctx.client))] == ["Progress"]
-    assert mean_staleness((2, 0, 2)) == 1.25
+
+
+def scalars_in(directory: Path) -> dict[str, float]:
+    """The last value of every scalar in a run's event files."""
+    return {
+        value.tag: float(tf.make_ndarray(value.tensor))
+        for file in sorted(directory.glob("events.*"))
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+        if value.tensor.dtype == tf.float32.as_datatype_enum
+    }
 
 
 @pytest.mark.fault("F39")
@@ -247,6 +261,7 @@ def test_a_log_dir_that_cannot_be_written_does_not_stop_training(tmp_path, remot
         assert cluster.pushes == 20
     lines = [record.getMessage() for record in caplog.records]
     assert sum(line.startswith(f"no event files in {log_dir}/worker-0") for line in lines) == 1
+    assert sum(line.startswith("no cluster scalars for TensorBoard") for line in lines) == 1
 
 
 LOAD = """

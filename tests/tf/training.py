@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class Context:
     worker_rank: int = 0
     log_dir: str | None = None
     feed_channel: FeedChannel = field(default_factory=FeedChannel)
+    make_client: Callable[[], PSClient] = field(repr=False, kw_only=True, default=lambda: None)  # type: ignore[assignment]
     progress: list[tuple[int, int, float | None]] = field(default_factory=list)
 
     @property
@@ -43,6 +45,9 @@ class Context:
 
     def ps_client(self) -> PSClient:
         return self.client
+
+    def new_ps_client(self) -> PSClient:
+        return self.make_client()
 
     def report_progress(
         self, step: int, rows: int, loss: float | None = None, **metrics: float
@@ -106,18 +111,20 @@ def serving(
         server.start()
         servers.append(server)
     endpoints = [server.endpoint for server in servers]
+
+    def new_client(rank: int) -> PSClient:
+        worker = Identity(Role.WORKER, rank, 0)
+        return PSClient(
+            endpoints, credentials, worker, num_workers=num_workers, timeout_s=DEADLINE_S
+        )
+
     contexts = [
         Context(
-            PSClient(
-                endpoints,
-                credentials,
-                Identity(Role.WORKER, rank, 0),
-                num_workers=num_workers,
-                timeout_s=DEADLINE_S,
-            ),
+            new_client(rank),
             num_workers,
             rank,
             log_dir,
+            make_client=partial(new_client, rank),
         )
         for rank in range(num_workers)
     ]

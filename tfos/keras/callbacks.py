@@ -1,8 +1,7 @@
 """`ctx.callbacks()`: what a worker's `fit` shows to TensorBoard and to the driver.
 
-Covers: Keras' TensorBoard callback in a directory per worker, the servers' and the feed's counters
-as scalars beside it (chief), progress for the driver.
-Does not: make workers agree (epochs does, without being asked).
+Covers: Keras' TensorBoard callback in a directory per worker, progress for the driver.
+Does not: write the servers' numbers (scalars) or make workers agree (epochs does, unasked).
 Threads: the thread that runs `fit`. A failing callback here never stops the training.
 """
 
@@ -13,24 +12,23 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from tfos.keras.worker import WorkerContext
+from tfos.keras.scalars import ClusterScalars
+from tfos.keras.worker import ShownContext, WorkerContext
 
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.5
 """Between two reports of progress; the supervisor sends them on with its heartbeat (2 s)."""
-SCALARS_INTERVAL_S = 5.0
-"""Between two requests for the servers' counters."""
 
 Logs = dict[str, Any] | None
 
 
-def callbacks(ctx: WorkerContext) -> list[Any]:
+def callbacks(ctx: ShownContext) -> list[Any]:
     """Return the callbacks for this worker's `fit`, in a list to which the user's own are added.
 
     Args:
@@ -41,7 +39,7 @@ def callbacks(ctx: WorkerContext) -> list[Any]:
         directory = os.path.join(ctx.log_dir, f"worker-{ctx.worker_rank}")
         found.append(EventFiles(log_dir=directory))
         if ctx.is_chief:
-            found.append(ClusterScalars(ctx, os.path.join(ctx.log_dir, "cluster")))
+            found.append(ClusterScalars(ctx))
     return found
 
 
@@ -101,81 +99,3 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         times = exchange.times.spent() if exchange else {}
         loss = (logs or {}).get("loss")
         self._ctx.report_progress(steps, rows, None if loss is None else float(loss), **times)
-
-
-class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Writes the servers' and the feed's counters as scalars, by update of the servers."""
-
-    def __init__(self, ctx: WorkerContext, directory: str) -> None:
-        super().__init__()
-        self._ctx = ctx
-        self._directory = directory
-        self._writer: Any = None
-        self._written_s = -math.inf
-
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002 - Keras'
-        """Write every few seconds."""
-        if time.monotonic() - self._written_s >= SCALARS_INTERVAL_S:
-            self._write()
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Write, so that short trainings show something too."""
-        self._write()
-
-    def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
-        """Close the event file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def _write(self) -> None:
-        import tensorflow as tf
-
-        self._written_s = time.monotonic()
-        exchange = self.model.__dict__.get("_tfos_exchange")
-        if exchange is None or not exchange.attached:
-            return
-        try:
-            if self._writer is None:
-                self._writer = tf.summary.create_file_writer(self._directory)
-            with self._writer.as_default():
-                for name, value in self._scalars(exchange):
-                    tf.summary.scalar(name, value, step=exchange.clock)
-            self._writer.flush()
-        except Exception:  # training never fails because of its display
-            logger.warning("no cluster scalars this time", exc_info=True)
-
-    def _scalars(self, exchange: Any) -> Iterator[tuple[str, float]]:
-        for stats in exchange.client.stats():
-            yield from server_scalars(stats)
-        if self._ctx.feed_channel is not None:
-            for feed in self._ctx.feed_channel.feeds():
-                for field in (
-                    "fed_rows",
-                    "taken_rows",
-                    "dropped_rows",
-                    "unread_bytes",
-                    "starved_s",
-                ):
-                    yield f"feed/{feed.feed}/{field}", float(getattr(feed, field))
-        yield "worker/skipped_steps", float(exchange.skipped_steps)
-
-
-def server_scalars(stats: Any) -> Iterator[tuple[str, float]]:
-    """Yield (name, value) of one server's `ps.stats.ServerStats`."""
-    prefix = f"ps/{stats.server}"
-    for field in ("clock", "bytes_in", "bytes_out", "apply_s", "barrier_wait_s", "rss_bytes"):
-        yield f"{prefix}/{field}", float(getattr(stats, field))
-    yield f"{prefix}/mean_staleness", mean_staleness(stats.staleness)
-    for worker in stats.workers:
-        yield f"{prefix}/worker-{worker.worker}/pushes", float(worker.pushes)
-        yield f"{prefix}/worker-{worker.worker}/rows", float(worker.rows)
-
-
-def mean_staleness(histogram: tuple[int, ...]) -> float:
-    """Return the mean of a histogram with bins 0, 1, 2-3, 4-7, ...; a bin counts as its middle."""
-    total = sum(histogram)
-    if not total:
-        return 0.0
-    middles = (0.0, *(1.5 * 2.0 ** (place - 1) - 0.5 for place in range(1, len(histogram))))
-    return sum(m * n for m, n in zip(middles, histogram, strict=True)) / total

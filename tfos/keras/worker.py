@@ -38,3 +38,10 @@ class WorkerContext(Protocol):
         self, step: int, rows: int, loss: float | None = None, **metrics: float
     ) -> None:
         """Tell the driver how far the training is; cheap, never raises."""
+
+
+class ShownContext(WorkerContext, Protocol):
+    """What `callbacks` uses besides."""
+
+    def new_ps_client(self) -> Any:
+        """Another `PSClient`, which its caller closes: to ask while a step waits for an answer."""
