@@ -35,6 +35,7 @@ from ps.checkpoint_values import digest, refuse_nonfinite
 from ps.errors import CheckpointError
 from ps.optimizers import rule_of
 from ps.params import Layout, Manifest
+from ps.row_rules import rule_of_rows
 from ps.storage import Storage, storage_at, typed_errors
 
 if TYPE_CHECKING:
@@ -281,8 +282,9 @@ def _description(manifest: Manifest, *, with_rules: bool) -> list[str]:
         lines += [f"{group.name}/{p.name} {group.dtype}{list(p.shape)}" for p in group.params]
     for table in manifest.tables:
         if with_rules:
-            rule = rule_of(table.rule)
-            lines.append(f"rule of table {table.name} {rule.name}({', '.join(rule.slots)})")
+            rule = rule_of_rows(table)
+            kept = ", ".join((*rule.slots, *rule.row_slots))
+            lines.append(f"rule of table {table.name} {rule.name}({kept})")
         lines.append(
             f"table {table.name} {table.dtype}[{table.dim}] of {table.id_kind} ids, "
             f"{table.initializer}, seed {table.seed}"

@@ -22,8 +22,8 @@ import numpy as np
 
 from ps.checkpoint_values import Count, Digest, digest, refuse_nonfinite
 from ps.errors import CheckpointError
-from ps.optimizers import rule_of
 from ps.params import Manifest
+from ps.row_rules import row_width
 from ps.table_batch import ROWS_AT_ONCE, Batch, Dropped
 from ps.table_spec import TableSpec
 
@@ -70,11 +70,6 @@ class SegmentSource(Protocol):
 
     def batches(self) -> Iterator[Batch | Dropped]:
         """Give the pieces; only then the other fields are right."""
-
-
-def row_width(spec: TableSpec) -> int:
-    """Return the numbers of a row: its values and slots."""
-    return spec.dim * (1 + len(rule_of(spec.rule).slots))
 
 
 def piece_nbytes(spec: TableSpec, piece: PieceRecord) -> int:

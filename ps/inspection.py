@@ -26,8 +26,9 @@ from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError
 from ps.optimizers import rule_of
 from ps.params import GroupLayout, Layout
+from ps.row_rules import rule_of_rows
 from ps.storage import Storage, storage_at
-from ps.table_export import array_suffixes, table_arrays
+from ps.table_export import table_arrays
 
 Array = np.ndarray[Any, Any]
 
@@ -157,13 +158,13 @@ def _tables(storage: Storage, checkpoint: Checkpoint) -> Iterator[TableReport]:
     for at, spec in enumerate(checkpoint.manifest.tables):
         records = [record for index in indexes for record in index.tables if record.table == at]
         pieces = [piece for record in records for piece in record.pieces if not piece.is_dropped]
-        rule = rule_of(spec.rule)
+        rule = rule_of_rows(spec)
         yield TableReport(
             spec.name,
             spec.dim,
             spec.dtype,
             rule.name,
-            tuple(rule.slots),
+            (*rule.slots, *rule.row_slots),
             rows=sum(piece.num_rows for piece in pieces),
             nbytes=sum(segment_nbytes(spec, record) for record in records),
         )
@@ -229,7 +230,7 @@ def _arrays(
 ) -> Iterator[tuple[str, Array]]:
     """Yield a group's parameters by name; one group is in memory at a time."""
     spec = checkpoint.manifest.group(group.name)
-    suffixes = array_suffixes(spec.rule, slots=slots)
+    suffixes = ["", *(f":{slot}" for slot in rule_of(spec.rule).kept)][: None if slots else 1]
     flats = [np.empty(group.num_elements, group.numpy_dtype) for _ in suffixes]
     wanted = set(range(group.first_bucket, group.first_bucket + group.num_buckets))
     for piece in read_values(storage, checkpoint, wanted):

@@ -32,7 +32,14 @@ logger = logging.getLogger(__name__)
 CACHE_VARIABLE = "TFOS_KERNEL_CACHE"
 _PACKAGE = Path(__file__).resolve().parent
 _SOURCES = (
-    *("formulas.py", "kernel_source.py", "kernels.py", "float_mode.py", "kernel_cache.py"),
+    *(
+        "formulas.py",
+        "row_formulas.py",
+        "kernel_source.py",
+        "kernels.py",
+        "float_mode.py",
+        "kernel_cache.py",
+    ),
     *("hash_index.py", "prefetching.py", "table_init.py", "table_kernels.py"),
     *("float_bits.py", "packing.py", "packing_kernels.py"),
 )

@@ -30,11 +30,13 @@ def {name}(slab, rows, grads, s):
             return k
     {scalars}
     dim = grads.shape[1]
+    c = np.empty({num_computed}, slab.dtype)
     mode = flush_denormals()
     for k in range(rows.size):
         row = slab[rows[k]]
         g = grads[k]
         {views}
+        {once}
         for i in range(dim):
             {updated} = formula(g[i], {value}, {operands})
     restore(mode)
@@ -49,9 +51,10 @@ class Loop:
     Over buckets it is `name(g, v, *slots, s)`. g, v and the slots are 1-d of one size and dtype and
     do not overlap; v and the slots change. s is `ps.optimizers.scalars`.
 
-    Over rows it is `name(slab, rows, grads, s)`. slab: [capacity, dim * (1 + slots)], each row its
-    value, then each slot; rows int64[n]: distinct row numbers; grads [n, dim]. It returns -1, or
-    the place of the first row number that is not in the slab: then nothing has changed.
+    Over rows it is `name(slab, rows, grads, s)`. slab: [capacity, width], each row its value, then
+    each slot, then the numbers that a row has once; rows int64[n]: distinct row numbers; grads
+    [n, dim]. It returns -1, or the place of the first row number that is not in the slab: then
+    nothing has changed.
     """
 
     rule: Rule
@@ -64,15 +67,20 @@ class Loop:
         return "rows_" * self.over_rows + self.rule.name + "_decay" * self.decays
 
     @property
+    def num_row_slots(self) -> int:
+        """Numbers that a row has once."""
+        return len(self.rule.row_slots)
+
+    @property
     def num_slots(self) -> int:
         """Slots of the rule."""
         return len(self.rule.slots)
 
     def source(self) -> str:
-        """Return the function's text; it needs formula, decay, flush_denormals and restore."""
+        """Return the function's text; it needs its formulas, np, flush_denormals and restore."""
         values = ["v", *(f"slot_{k}" for k in range(self.num_slots))]
         names = list(self.rule.scalar_names)
-        operands = [f"{slot}[i]" for slot in values[1:]] + names
+        operands = [f"{slot}[i]" for slot in values[1:]] + list(self.rule.element_scalars)
         value = "v[i]"
         if self.decays:
             names += ["weight_decay", "decay_rate"]
@@ -82,8 +90,21 @@ class Loop:
             name=self.name,
             values=", ".join(values),
             views="; ".join(views),
+            once=self._once(len(values)) or "pass",
+            num_computed=len(self.rule.row.computed) if self.rule.row is not None else 0,
             scalars="; ".join(f"{name} = s[{k}]" for k, name in enumerate(names)) or "pass",
             updated=", ".join(f"{array}[i]" for array in values),
             value=value,
             operands=", ".join(operands),
         )
+
+    def _once(self, num_arrays: int) -> str:
+        """Return what a row does before its elements: into its own numbers, and some scalars."""
+        row = self.rule.row
+        if row is None:
+            return ""
+        own = [f"row[{num_arrays} * dim + {k}]" for k in range(len(row.slots))]
+        computed = [f"c[{k}]" for k in range(len(row.computed))]  # an array, for its dtype
+        operands = ["g"] * row.takes_gradient + own + list(row.scalar_names)
+        call = f"{', '.join(own + computed)} = row_formula({', '.join(operands)})"
+        return "; ".join([call, *map(" = ".join, zip(row.computed, computed, strict=True))])

@@ -31,8 +31,9 @@ from ps.errors import ShapeError
 from ps.float_mode import flush_denormals, restore
 from ps.kernel_cache import inlined, kernel, kernel_of_distinct_arrays
 from ps.kernel_source import Loop
-from ps.optimizers import decays, every_rule, is_averaged, rule_of
+from ps.optimizers import Rule, decays, every_rule, is_averaged, rule_of
 from ps.params import Manifest
+from ps.row_rules import counting
 from ps.rules import Descent, RuleConfig
 
 Array = np.ndarray[Any, Any]
@@ -137,18 +138,19 @@ class RowUpdate:
 
     Args:
         kernel: compiled from a `ps.kernel_source.Loop` over rows.
-        num_slots: of the rule.
+        rule: whose it is.
     """
 
-    def __init__(self, kernel: Any, num_slots: int) -> None:
+    def __init__(self, kernel: Any, rule: Rule) -> None:
         self._kernel = kernel
-        self._num_arrays = 1 + num_slots
+        self._num_arrays = 1 + len(rule.slots)
+        self._num_own = len(rule.row_slots)
 
     def __call__(self, slab: Array, rows: Array, grads: Array, scalars: Array) -> None:
         """Apply one gradient to each of the rows; all or nothing.
 
         Args:
-            slab: [capacity, dim * (1 + slots)], contiguous; a row is its value, then each slot.
+            slab: [capacity, width], contiguous; see ps.row_rules.
             rows: int64[n], distinct row numbers.
             grads: [n, dim], contiguous, of the slab's dtype.
             scalars: `ps.optimizers.scalars` in the slab's dtype.
@@ -156,10 +158,12 @@ class RowUpdate:
         Raises:
             ShapeError: the arrays do not fit each other, or a row is not in the slab.
         """
-        if len(rows) != len(grads) or slab.shape[1] != self._num_arrays * grads.shape[1]:
+        width = self._num_arrays * grads.shape[1] + self._num_own
+        if len(rows) != len(grads) or slab.shape[1] != width:
             raise ShapeError(
                 f"{len(rows)} rows of a slab {list(slab.shape)} do not fit gradients "
-                f"{list(grads.shape)}; a row is {self._num_arrays} times as wide as its gradient"
+                f"{list(grads.shape)}; a row is {self._num_arrays} times as wide as its gradient, "
+                f"and {self._num_own} more"
             )
         bad = self._kernel(slab, rows, grads, scalars)
         if bad >= 0:
@@ -178,18 +182,16 @@ def dense_for(config: RuleConfig, dtype: str) -> Any:
     return _loaded(Loop(rule_of(config), decays(config), over_rows=False).name, dtype)
 
 
-def sparse_for(config: RuleConfig, dtype: str) -> RowUpdate:
-    """Return a rule's compiled kernel for rows of a table.
+def sparse_for(config: RuleConfig, dtype: str, *, row_steps: bool = False) -> RowUpdate:
+    """Return a rule's compiled kernel for rows of a table; `row_steps`: each counts its updates.
 
     Only the given rows are decayed and updated, while Keras's dense update moves every row at every
     step. The two agree, for rows and rules that a gradient of zero does not move: SGD and Adagrad
     always, Ftrl after a row's first update; with momentum, moving averages or weight decay this is
     the lazy variant of the rule.
     """
-    rule = rule_of(config)
-    return RowUpdate(
-        _loaded(Loop(rule, decays(config), over_rows=True).name, dtype), len(rule.slots)
-    )
+    rule = counting(rule_of(config)) if row_steps else rule_of(config)
+    return RowUpdate(_loaded(Loop(rule, decays(config), over_rows=True).name, dtype), rule)
 
 
 _HELPERS = {
@@ -199,11 +201,11 @@ _HELPERS = {
     "blend": blend,
     "count_all_ones": count_all_ones,
 }
+_RULES = (*every_rule(), *(counting(rule) for rule in every_rule() if rule.step_scalars))
 _LOOPS = {
     loop.name: loop
-    for loop in itertools.starmap(
-        Loop, itertools.product(every_rule(), (False, True), (False, True))
-    )
+    for loop in itertools.starmap(Loop, itertools.product(_RULES, (False, True), (False, True)))
+    if loop.over_rows or loop.rule.row is None
 }
 ALL_NAMES = (*_LOOPS, *_HELPERS)
 _DTYPES = ("float32", "float64")
@@ -219,7 +221,9 @@ def _dispatcher(name: str) -> Any:
     loop = _LOOPS[name]
     namespace: dict[str, Any] = {
         "__name__": __name__,  # numba imports the module by this name when it loads from its cache
+        "np": np,
         "formula": _inlined(loop.rule.formula),
+        "row_formula": _inlined(loop.rule.row.formula) if loop.rule.row is not None else None,
         "decay": _inlined(formulas.decay),
         "flush_denormals": flush_denormals,
         "restore": restore,

@@ -129,7 +129,7 @@ class Norms:
             _scale_to_global_norm(part, out, self._global_squares(squares), clipped.limit)
             return
         for place, piece in clipped.segments(start, start + part.size):
-            _scale_to_norm(part[piece], out[piece], float(squares[place]), clipped.limit)
+            scale_to_norm(part[piece], out[piece], float(squares[place]), clipped.limit)
 
     def _global_squares(self, squares: Array) -> float:
         """All groups that are clipped by the global norm have one norm."""
@@ -140,7 +140,7 @@ class Norms:
         )
 
 
-def _scale_to_norm(gradient: Array, out: Array, squares: float, limit: float) -> None:
+def scale_to_norm(gradient: Array, out: Array, squares: float, limit: float) -> None:
     """`g * limit / max(|g|, limit)`, in the order of tf.clip_by_norm."""
     number = gradient.dtype.type
     norm = number(np.sqrt(squares))

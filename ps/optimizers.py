@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ps import formulas
+from ps import formulas, row_formulas
 from ps.errors import SettingsError
 from ps.params import Hyper
 from ps.rules import (
@@ -32,6 +32,7 @@ from ps.rules import (
     Lion,
     Nadam,
     RMSprop,
+    RowWiseAdagrad,
     RuleConfig,
 )
 
@@ -42,6 +43,31 @@ Number = Any
 
 AVERAGE = "average"
 """Name of the moving average among what is kept with the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """What a table's rule does once per row, before the formula of its elements."""
+
+    formula: Callable[..., Any]
+    """A function of ps.row_formulas: ([g,] *slots, *scalars) -> (*slots, *computed)."""
+    slots: tuple[str, ...]
+    """Numbers that a row has once."""
+    slot_starts: tuple[float, ...]
+    computed: tuple[str, ...]
+    """Scalars of the elements' formula that are this row's."""
+    suffix: str = ""
+    """What the rule's name then ends in."""
+
+    @property
+    def takes_gradient(self) -> bool:
+        """Whether the formula looks at the row's gradient."""
+        return next(iter(inspect.signature(self.formula).parameters)) == "g"
+
+    @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """Names of the formula's scalars, in order."""
+        return _parameters(self.formula)[self.takes_gradient + len(self.slots) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +86,23 @@ class Rule:
     """Scalars with powers of the step that may come with the push (`Hyper.scalars`)."""
     is_averaged: bool = False
     """Whether a moving average of the values is kept; see ps.moving_average."""
+    row: RowPart | None = None
+    """Only in tables: what each row does once; see ps.row_rules."""
 
     @property
     def name(self) -> str:
-        """The formula's name."""
-        return self.formula.__name__
+        """The formula's name, and how its rows differ from it."""
+        return self.formula.__name__ + (self.row.suffix if self.row is not None else "")
+
+    @property
+    def row_slots(self) -> tuple[str, ...]:
+        """Numbers that a row of a table has once."""
+        return self.row.slots if self.row is not None else ()
+
+    @property
+    def row_starts(self) -> tuple[float, ...]:
+        """What each of them starts with."""
+        return self.row.slot_starts if self.row is not None else ()
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -77,13 +115,24 @@ class Rule:
         return (*self.slot_starts, *[0.0] * self.is_averaged)
 
     @property
-    def scalar_names(self) -> tuple[str, ...]:
+    def element_scalars(self) -> tuple[str, ...]:
         """Names of the formula's scalars, in order: those of the step first, then constants."""
-        parameters = inspect.signature(self.formula).parameters
-        return tuple(parameters)[2 + len(self.slots) :]
+        return _parameters(self.formula)[2 + len(self.slots) :]
+
+    @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """Names of the scalars that a kernel is given: those of the row's part come first."""
+        if self.row is None:
+            return self.element_scalars
+        given = (name for name in self.element_scalars if name not in self.row.computed)
+        return (*self.row.scalar_names, *given)
 
 
-def _single(setting: float) -> float:
+def _parameters(formula: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(formula).parameters)
+
+
+def single(setting: float) -> float:
     """Round a setting as Keras does where it casts it: through float32, for float64 too."""
     return float(np.float32(setting))
 
@@ -96,12 +145,18 @@ def _sgd(config: SGD) -> Rule:
     if config.momentum == 0:
         return Rule(formulas.sgd)
     formula = formulas.nesterov if config.nesterov else formulas.momentum
-    return _zeros(formula, "momentum", constants=(_single(config.momentum),))
+    return _zeros(formula, "momentum", constants=(single(config.momentum),))
 
 
 def _adagrad(config: Adagrad) -> Rule:
-    start = _single(config.initial_accumulator_value)
+    start = single(config.initial_accumulator_value)
     return Rule(formulas.adagrad, ("accumulator",), (start,), (config.epsilon,))
+
+
+def _rowwise_adagrad(config: RowWiseAdagrad) -> Rule:
+    start = single(config.initial_accumulator_value)
+    row = RowPart(row_formulas.mean_square_root, ("accumulator",), (start,), ("root",))
+    return Rule(row_formulas.rowwise_adagrad, row=row)
 
 
 def _rmsprop(config: RMSprop) -> Rule:
@@ -147,14 +202,14 @@ def _adamax(config: Adamax) -> Rule:
 
 
 def _nadam(config: Nadam) -> Rule:
-    rates = (1 - _single(config.beta_1), 1 - _single(config.beta_2))
+    rates = (1 - single(config.beta_1), 1 - single(config.beta_2))
     constants = (*rates, config.epsilon)
     return _zeros(formulas.nadam, "momentum", "velocity", constants=constants)
 
 
 def _ftrl(config: Ftrl) -> Rule:
     slots = ("accumulator", "linear")
-    starts = (_single(config.initial_accumulator_value), 0.0)
+    starts = (single(config.initial_accumulator_value), 0.0)
     constants = (
         config.l1_regularization_strength,
         2 * config.l2_shrinkage_regularization_strength,
@@ -165,13 +220,14 @@ def _ftrl(config: Ftrl) -> Rule:
 
 
 def _lion(config: Lion) -> Rule:
-    beta_1, beta_2 = _single(config.beta_1), _single(config.beta_2)
+    beta_1, beta_2 = single(config.beta_1), single(config.beta_2)
     constants = (beta_1, 1 - beta_1, beta_2, 1 - beta_2)
     return _zeros(formulas.lion, "momentum", constants=constants)
 
 
 _RULES: dict[type, Callable[[Any], Rule]] = {
     SGD: _sgd,
+    RowWiseAdagrad: _rowwise_adagrad,  # before the Adagrad that it is
     Adagrad: _adagrad,
     RMSprop: _rmsprop,
     Adadelta: _adadelta,
@@ -198,6 +254,7 @@ def every_rule() -> tuple[Rule, ...]:
         SGD(momentum=0.9),
         SGD(momentum=0.9, nesterov=True),
         Adagrad(),
+        RowWiseAdagrad(),
         RMSprop(),
         RMSprop(momentum=0.9),
         RMSprop(centered=True),
@@ -240,12 +297,12 @@ def adam_alpha(config: Adam, learning_rate: float, step: int, dtype: np.dtype[An
 def _rest(beta: float, step: int, dtype: np.dtype[Any]) -> Number:
     """Return 1 - beta^step."""
     number = dtype.type
-    return number(1) - number(math.pow(_single(beta), step))
+    return number(1) - number(math.pow(single(beta), step))
 
 
 def _nadam_scalars(config: Nadam, step: int, dtype: np.dtype[Any]) -> tuple[Number, ...]:
     number = dtype.type
-    beta, base = _single(config.beta_1), _single(0.96)
+    beta, base = single(config.beta_1), single(0.96)
     factors = 1 - 0.5 * np.power(base, np.arange(1, min(step, 1000) + 1))  # the rest are 1
     now, ahead = (number(beta * (1 - 0.5 * math.pow(base, t))) for t in (step, step + 1))
     product = number(math.pow(beta, step) * float(np.prod(factors)))
@@ -309,8 +366,14 @@ def scalars(
         lead.insert(0, learning_rate)
     if isinstance(config, Ftrl):
         lead.append(_ftrl_l2(config, learning_rate, dtype))
-    tail = (_single(config.weight_decay), learning_rate) if config.weight_decay else ()
-    return np.array((*lead, *rule.constants, *tail), dtype)
+    return np.array((*lead, *rule.constants, *decay_scalars(config, learning_rate)), dtype)
+
+
+def decay_scalars(config: RuleConfig, learning_rate: float) -> tuple[float, ...]:
+    """Return the last scalars of a rule that decays; none of others."""
+    if not isinstance(config, Descent) or not config.weight_decay:
+        return ()
+    return single(config.weight_decay), learning_rate
 
 
 def step_scalars(

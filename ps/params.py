@@ -38,6 +38,7 @@ from ps.rules import (
     Lion,
     Nadam,
     RMSprop,
+    RowWiseAdagrad,
     RuleConfig,
 )
 from ps.table_spec import MAX_TABLES, TableSpec
@@ -75,6 +76,7 @@ __all__ = [  # with the rules, so that a manifest needs one import
     "Nadam",
     "ParamSpec",
     "RMSprop",
+    "RowWiseAdagrad",
     "RuleConfig",
     "ServerRank",
     "TableSpec",
@@ -147,6 +149,11 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.nbytes > MAX_GROUP_BYTES:
             raise SettingsError(
                 f"group {self.name!r}: {self.nbytes} bytes are above the limit {MAX_GROUP_BYTES}"
+            )
+        if isinstance(self.rule, RowWiseAdagrad):
+            raise SettingsError(
+                f"group {self.name!r}: RowWiseAdagrad keeps one number per row, and only tables "
+                "have rows; use Adagrad, or a table"
             )
 
     @property

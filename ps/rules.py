@@ -87,6 +87,10 @@ class Adagrad(Descent, frozen=True, kw_only=True, tag="adagrad"):
     initial_accumulator_value: float = 0.1
 
 
+class RowWiseAdagrad(Adagrad, frozen=True, kw_only=True, tag="rowwise_adagrad"):
+    """Adagrad with one accumulator per row, for tables; see ps.row_formulas.rowwise_adagrad."""
+
+
 class RMSprop(Descent, frozen=True, kw_only=True, tag="rmsprop"):
     """See ps.formulas.rmsprop and its three variants."""
 
@@ -171,6 +175,7 @@ class Add(msgspec.Struct, frozen=True, tag_field="rule", tag="add"):
 RuleConfig = (
     SGD
     | Adagrad
+    | RowWiseAdagrad
     | RMSprop
     | Adadelta
     | Adam

@@ -17,8 +17,9 @@ import numpy as np
 
 from ps import kernels, table_kernels
 from ps.errors import IdError, NonFiniteGradient
-from ps.optimizers import rule_of, step_scalars
 from ps.params import Hyper, Manifest, TableSpec
+from ps.row_rules import row_scalars, row_starts, row_width
+from ps.rules import Moments
 from ps.stats import TableStats
 from ps.table_batch import Batch
 from ps.table_ids import shown
@@ -54,16 +55,15 @@ class Table:
         self.dtype: np.dtype[Any] = np.dtype(spec.dtype)
         table_kernels.warm_server([spec.dtype])
         kernels.warm([("count_all_ones", spec.dtype)])
-        self._rule = rule_of(spec.rule)
-        self._update = kernels.sparse_for(spec.rule, spec.dtype)
+        self._update = kernels.sparse_for(spec.rule, spec.dtype, row_steps=spec.row_steps)
         self._parts = parts_of_buckets(num_servers, spec.segments)
         self._first_part = rank * spec.segments
         owned = np.count_nonzero(self._parts // spec.segments == rank)
-        row_nbytes = spec.value_nbytes * (1 + len(self._rule.slots))
+        row_nbytes = row_width(spec) * spec.itemsize
         self._server = f"ps:{rank}"
         self._quota = Quota(spec, row_nbytes, owned / NUM_BUCKETS, self._server)
         self.segments = tuple(
-            Segment(spec, self._rule.slot_starts, self._quota, clock) for _ in range(spec.segments)
+            Segment(spec, row_starts(spec), self._quota, clock) for _ in range(spec.segments)
         )
         self._count_lock = threading.Lock()
         self._counts: dict[str, int] = {}
@@ -119,7 +119,7 @@ class Table:
 
     def check_hyper(self, hyper: Hyper) -> None:
         """Refuse scalars that do not fit the rule, before anything is applied."""
-        step_scalars(self.spec.rule, self.spec.name, hyper, 1, self.dtype)
+        row_scalars(self.spec, hyper, 1)
 
     def dump_some(self, at: int, stop: int, max_nbytes: int) -> tuple[Batch, int]:
         """Copy rows of segment number `at` below `stop`, and say where to go on; 0 at the end."""
@@ -187,10 +187,10 @@ class Table:
     def _scalars(self, hyper: Hyper, step: int) -> Array:
         """Return the scalars of a push; the last ones again where only the rate decides."""
         last = self._last_scalars  # one read: other threads may replace it
-        is_plain = not self._rule.step_scalars
+        is_plain = self.spec.row_steps or not isinstance(self.spec.rule, Moments)
         if is_plain and last is not None and last[0] == hyper.learning_rate:
             return last[1]
-        scalars = step_scalars(self.spec.rule, self.spec.name, hyper, step, self.dtype)
+        scalars = row_scalars(self.spec, hyper, step)
         if is_plain:
             self._last_scalars = (hyper.learning_rate, scalars)
         return scalars

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     ids: Array
     """int64[n]; for a table of uint64 ids their bits."""
     rows: Array
-    """[n, dim * (1 + slots)]: each row its value, then each slot."""
+    """[n, width]: each row its value, then its slots; see ps.row_rules."""
     versions: Array
     """int64[n]: the push that changed the row last."""
 

@@ -24,6 +24,7 @@ from ps.links import Link, Outgoing
 from ps.messages import Ack, BatchName, Number, Scanned
 from ps.params import Hyper, Manifest
 from ps.table_batches import Batch, OpenBatches
+from ps.table_clipping import clipped
 from ps.table_ids import from_bits
 from ps.table_spec import MAX_INT64, TableSpec
 from rpc.connection import Buffer
@@ -143,7 +144,8 @@ class TableClient:
     ) -> Ack:
         """Bring gradients of rows; each is applied exactly once, on arrival, in every mode.
 
-        Gradients of equal ids are summed first, so a row is updated once per push.
+        Gradients of equal ids are summed first, so a row is updated once per push; then they are
+        clipped, where the table's rule says so.
 
         Args:
             grads: by name of the table (ids, gradients): gradients are [*shape of the ids, dim] of
@@ -170,7 +172,7 @@ class TableClient:
 
         Yields:
             (ids, rows): int64[n] (uint64 for a table of those) and [n, dim], or
-            [n, dim * (1 + slots)]; at most 8 MiB of rows. Where rows are evicted meanwhile, an id
+            [n, width], as ps.row_rules; at most 8 MiB of rows. Where rows are evicted meanwhile, an id
             may come twice; the later one is newer.
 
         Raises:
@@ -224,7 +226,10 @@ class TableClient:
         routed = self._routed({name: ids for name, (ids, _) in grads.items()})
         for name, (_, given) in grads.items():
             self._check_gradients(self._spec(name), routed[name], given)
-        summed = {name: routed[name].summed(given) for name, (_, given) in grads.items()}
+        summed = {
+            name: clipped(self._spec(name).rule, routed[name].summed(given))
+            for name, (_, given) in grads.items()
+        }
 
         def payload(link: Link) -> Sequence[Buffer]:
             parts = [summed[name][routed[name].own(link.server)] for name in routed]

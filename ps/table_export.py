@@ -15,9 +15,7 @@ import numpy as np
 from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_reader import Root
 from ps.checkpoint_rows import read_rows
-from ps.checkpoint_tables import row_width
-from ps.optimizers import rule_of
-from ps.params import RuleConfig
+from ps.row_rules import row_parts, row_width
 from ps.table_batch import Batch, Dropped
 from ps.table_spec import TableSpec
 
@@ -32,7 +30,8 @@ def table_arrays(
     Args:
         root: the checkpoint directory.
         checkpoint: one that `read_manifest` returned.
-        slots: also `tables/NAME/values:SLOT` of each slot of the rule.
+        slots: also `tables/NAME/values:SLOT` of each slot of the rule, [rows, 1] for what a row
+            has once.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -40,14 +39,9 @@ def table_arrays(
     for at, spec in enumerate(checkpoint.manifest.tables):
         ids, rows = _joined(root, checkpoint, at, spec)
         yield f"tables/{spec.name}/ids", ids
-        for place, name in enumerate(array_suffixes(spec.rule, slots=slots)):
-            part = rows[:, place * spec.dim : (place + 1) * spec.dim]
-            yield f"tables/{spec.name}/values{name}", np.ascontiguousarray(part)
-
-
-def array_suffixes(config: RuleConfig, *, slots: bool) -> list[str]:
-    """Return what follows a name in an export: nothing for values, `:SLOT` for each slot."""
-    return ["", *(f":{slot}" for slot in rule_of(config).kept)][: None if slots else 1]
+        for name, place in row_parts(spec).items() if slots else [("", slice(spec.dim))]:
+            suffix = name and f":{name}"
+            yield f"tables/{spec.name}/values{suffix}", np.ascontiguousarray(rows[:, place])
 
 
 def _joined(root: Root, checkpoint: Checkpoint, at: int, spec: TableSpec) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ Threads: any; the caller of every method holds `lock`, which guards everything.
 Compiled loops run without the GIL, so segments work in parallel.
 
 Rows are numbered 0, 1, 2, … without holes: an evicted row's place is taken by the last one. A row
-is `[value | slot | slot …]` in one piece of memory; id and version stand beside it.
+is `[value | slot | slot …]` (ps.row_rules) in one piece of memory; id and version stand beside it.
 
 Every push gets the next `version`, and its rows remember it. So a row's version says what has
 changed since a checkpoint, which rows were pushed least recently, and (ps.table_ages) for how long.
@@ -17,7 +17,7 @@ changed since a checkpoint, which rows were pushed least recently, and (ps.table
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +57,7 @@ class Segment:
 
     Args:
         spec: the table.
-        slot_starts: what each optimizer slot of a new row is filled with.
+        slots: what stands behind the values of a new row; see ps.row_rules.row_starts.
         quota: rows that the segments of one server may have together.
         clock: seconds that only grow; for the time to live.
     """
@@ -65,7 +65,7 @@ class Segment:
     def __init__(
         self,
         spec: TableSpec,
-        slot_starts: Sequence[float],
+        slots: Array,
         quota: Quota,
         clock: Callable[[], float],
     ) -> None:
@@ -75,14 +75,14 @@ class Segment:
         """Pushes so far; also the step of the rule."""
         self.drops = DropLog()
         self._spec = spec
-        self._slot_starts = np.repeat(np.array(slot_starts, spec.dtype), spec.dim)
+        self._slot_starts = slots
         self._quota = quota
         self._doorman = Doorman(spec)
         self._ages = Ages(spec.ttl_s, clock)
         self._recipe = recipe_of(spec.initializer, spec.dim)
         self._key = key_of(spec.seed)
         self._reads_zeros = spec.admission.is_selective and spec.admission.unknown == "zeros"
-        self._slab = GrowingArray(np.dtype(spec.dtype), spec.dim * (1 + len(slot_starts)))
+        self._slab = GrowingArray(np.dtype(spec.dtype), spec.dim + slots.size)
         self._ids = GrowingArray(np.dtype(np.int64))
         self._versions = GrowingArray(np.dtype(np.int64))
         self._index = HashIndex()

@@ -14,7 +14,7 @@ import msgspec
 
 from ps.elements import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.errors import SettingsError
-from ps.rules import Average, Descent, RuleConfig
+from ps.rules import Adam, Adamax, Average, Descent, RuleConfig
 
 MAX_TABLES = 1024
 MAX_DIM = 65_536
@@ -152,7 +152,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     dim: int
     """Numbers of a row."""
     rule: RuleConfig
-    """How a pushed gradient changes its rows. Clipping and weight decay are not for tables."""
+    """How a pushed gradient changes its rows; weight decay acts on rows that a push brings."""
+    row_steps: bool = False
+    """Adam, AdamW, AMSGrad, Adamax: the t of a row's formula counts the pushes that brought this
+    row, not those to the table; one number more per row. See ps.row_rules.counting."""
     dtype: DType = "float32"
     initializer: Initializer = RandomUniform()
     """A row's first values; they depend on `seed` and the id alone."""
@@ -223,10 +226,21 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         name = type(rule).__name__
         if isinstance(rule, Average):
             raise SettingsError(f"table {self.name!r}: {name} is for statistics, not for rows")
-        for field in ("clipvalue", "clipnorm", "global_clipnorm", "weight_decay"):
-            if isinstance(rule, Descent) and getattr(rule, field):
-                raise SettingsError(
-                    f"table {self.name!r}: {name}({field}={getattr(rule, field)}) is not offered "
-                    "for tables: rows that no push brings would have to change, or be looked at, "
-                    f"too; set {field}=None"
-                )
+        if isinstance(rule, Descent) and rule.ema_momentum is not None:
+            raise SettingsError(
+                f"table {self.name!r}: {name}(ema_momentum={rule.ema_momentum}) is not offered for "
+                "tables: the averages of rows that no push brings would move, too; set "
+                "ema_momentum=None"
+            )
+        if isinstance(rule, Descent) and rule.global_clipnorm:
+            raise SettingsError(
+                f"table {self.name!r}: {name}(global_clipnorm={rule.global_clipnorm}) is not "
+                "offered for tables: a push to tables does not know the gradients of the dense "
+                "groups; set clipnorm, which is the norm of this table's gradient, or clip before "
+                "the push"
+            )
+        if self.row_steps and not isinstance(rule, Adam | Adamax):
+            raise SettingsError(
+                f"table {self.name!r}: row_steps=True is for Adam, AdamW, AMSGrad and Adamax, "
+                f"whose powers follow from a row's number of updates alone; got {name}"
+            )

@@ -17,7 +17,7 @@ from ps.checkpoint_values import digest
 from ps.client import PSClient
 from ps.errors import CheckpointError
 from ps.inspection import export_npz, inspect
-from ps.params import SGD, Adagrad, Adam, Hyper, Manifest
+from ps.params import SGD, Adagrad, Adam, Hyper, Manifest, RowWiseAdagrad
 from ps.saver import SaveOptions
 from ps.server import PSServer, ServerSettings
 from ps.table_spec import Admission, RandomNormal
@@ -92,6 +92,43 @@ def test_any_number_of_servers_restores_tables_and_trains_on_in_the_same_bits(
         assert rows(client, TWO) == before
         push(client, TWO, 9)
         assert rows(client, TWO) == after
+
+
+def test_numbers_of_a_row_are_saved_restored_and_exported(tmp_path: Path):
+    manifest = with_tables(
+        table("user", RowWiseAdagrad(), initializer=RandomNormal()),
+        table("item", Adam(), row_steps=True, segments=3),
+    )
+    before = trained(tmp_path, manifest)
+    with cluster("inproc", num_servers=3) as bed:
+        client = bed.client()
+        client.restore(tmp_path)
+        client.seed(manifest, filled(manifest))
+        assert rows(client, manifest) == before
+    assert [report.slots for report in inspect(tmp_path).steps[0].tables] == [
+        ("accumulator",),
+        ("momentum", "velocity", "steps"),
+    ]
+    export_npz(tmp_path, read_manifest(tmp_path, 3), tmp_path / "out.npz", slots=True)
+    with np.load(tmp_path / "out.npz") as arrays:
+        parts = {
+            "user": [arrays[f"tables/user/values{name}"] for name in ("", ":accumulator")],
+            "item": [
+                arrays[f"tables/item/values{name}"]
+                for name in ("", ":momentum", ":velocity", ":steps")
+            ],
+        }
+        assert [part.shape[1] for part in parts["item"]] == [4, 4, 4, 1]
+        for name, found in parts.items():
+            exported = np.hstack(found)
+            ids = arrays[f"tables/{name}/ids"].tolist()
+            assert dict(zip(ids, map(np.ndarray.tobytes, exported), strict=True)) == before[name]
+    other = with_tables(table("user", Adagrad(), initializer=RandomNormal()), manifest.tables[1])
+    with (
+        cluster("inproc", num_servers=1) as bed,
+        pytest.raises(CheckpointError, match="rowwise_ad"),
+    ):
+        bed.client().restore(tmp_path, like=Restoring(manifest=other))
 
 
 def test_a_delta_holds_the_rows_that_were_pushed_since(tmp_path: Path):

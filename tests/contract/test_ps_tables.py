@@ -21,7 +21,7 @@ from ps.errors import (
     StaleIncarnation,
     TableFull,
 )
-from ps.params import Adagrad, Adam, Hyper, Manifest, TableSpec
+from ps.params import SGD, Adagrad, Adam, Hyper, Manifest, Nadam, TableSpec
 from ps.table_ids import as_bits, from_bits
 from ps.table_spec import Admission, RandomNormal
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, run_all, succeeded
@@ -84,6 +84,43 @@ def test_a_push_is_the_rule_on_the_sum_of_equal_ids(transport: str):
     for place, total in (((0, 0), 1.0), ((0, 1), 3.0), ((1, 1), 3.0)):
         expected = 0.1 * total / np.sqrt(0.1 + total**2 + 1e-7)
         assert step[place] == pytest.approx(np.full(4, expected), rel=1e-5)
+
+
+def test_a_push_is_clipped_after_equal_ids_are_summed():
+    """By value, or to the norm of the table's whole gradient in this push."""
+    random = np.random.default_rng(4)
+    ids = random.integers(0, 3000, 9000)
+    grads = random.standard_normal((ids.size, 4)).astype(np.float32)
+    summed = np.zeros((3000, 4), np.float32)
+    np.add.at(summed, ids, grads)
+    norm = np.float32(np.sqrt((summed.astype(np.float64) ** 2).sum()))
+    for rule, expected in (
+        (SGD(clipvalue=0.5), np.clip(summed, -0.5, 0.5)),
+        (SGD(clipnorm=2.0), summed * np.float32(2) / norm),
+        (SGD(clipnorm=1e6), summed),
+    ):
+        found = []
+        for num_servers in (1, 3):
+            manifest = with_tables(table(rule=rule), table("other", rule))
+            with cluster("inproc", num_servers=num_servers) as bed:
+                (client,) = started(bed, manifest)
+                client.tables.push(
+                    {"user": (ids, grads), "other": (ids, 100 * grads)}, hyper=Hyper(1.0)
+                )
+                found.append(-client.tables.lookup({"user": range(3000)})["user"])
+        assert found[0].tobytes() == found[1].tobytes()
+        np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+
+
+@pytest.mark.fault("F48")
+def test_a_norm_that_is_not_finite_hides_no_bad_id():
+    manifest = with_tables(table(rule=SGD(clipnorm=1.0)))
+    with cluster("inproc") as bed:
+        (client,) = started(bed, manifest)
+        bad = ones([3, 9])
+        bad[1, 0] = np.inf
+        with pytest.raises(NonFiniteGradient, match="for id 9"):
+            client.tables.push({"user": ([3, 9], bad)}, hyper=HYPER)
 
 
 def test_routed_ids_serve_the_lookup_and_the_push(transport: str):
@@ -325,7 +362,12 @@ def test_a_manifest_may_have_tables_alone(transport: str):
     ("changes", "sentence"),
     [
         ({"dim": 0}, r"dim must be in 1\.\."),
-        ({"rule": Adam(weight_decay=0.1)}, r"weight_decay=0.1\) is not offered"),
+        (
+            {"rule": Adam(global_clipnorm=0.1)},
+            r"global_clipnorm=0.1\) is not offered .*set clipnorm",
+        ),
+        ({"rule": Adam(ema_momentum=0.9)}, r"averages of rows that no push brings"),
+        ({"rule": Nadam(), "row_steps": True}, r"row_steps=True is for Adam, .* got Nadam"),
         ({"when_full": "lru"}, "needs a limit"),
         ({"max_id": 2**63}, "max_id must be in"),
         ({"ttl_s": 0.0}, "ttl_s must be above 0"),

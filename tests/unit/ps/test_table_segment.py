@@ -45,7 +45,7 @@ def segment(clock: Callable[[], float] = time.monotonic, share: float = 1.0, **s
     initializer = settings.pop("initializer", Constant(0.0))
     spec = TableSpec(name="user", dim=DIM, rule=SGD(), initializer=initializer, **settings)
     quota = Quota(spec, 8 * DIM, share, "ps:0")
-    return Segment(spec, (10.0,), quota, clock)
+    return Segment(spec, np.full(DIM, 10, np.float32), quota, clock)
 
 
 def push(made: Segment, ids, value: float = 1.0):
@@ -241,7 +241,7 @@ def test_it_behaves_as_a_dictionary_of_rows_with_ages(steps):
 def test_a_row_takes_little_more_than_its_numbers():
     num_rows, dim = 500_000, 16
     spec = TableSpec(name="user", dim=dim, rule=SGD())
-    made = Segment(spec, (0.1,), Quota(spec, 8 * dim, 1.0, "ps:0"), Clock())
+    made = Segment(spec, np.full(dim, 0.1, np.float32), Quota(spec, 8 * dim, 1.0, "ps:0"), Clock())
     grads = np.zeros((20_000, dim), np.float32)
     payload_of_row = dim * 2 * 4
     ratios: list[float] = []
