@@ -172,8 +172,8 @@ class TableClient:
 
         Yields:
             (ids, rows): int64[n] (uint64 for a table of those) and [n, dim], or
-            [n, width], as ps.row_rules; at most 8 MiB of rows. Where rows are evicted meanwhile, an id
-            may come twice; the later one is newer.
+            [n, width], as ps.row_rules; at most 8 MiB of rows. Where rows are evicted meanwhile,
+            an id may come twice; the later one is newer.
 
         Raises:
             ManifestMismatch: there is no such table.

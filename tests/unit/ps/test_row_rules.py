@@ -22,6 +22,7 @@ from ps.params import (
     Nadam,
     ParamSpec,
     RowWiseAdagrad,
+    RuleConfig,
 )
 from ps.row_rules import row_parts, row_scalars, row_width, rule_of_rows
 from ps.table import Table
@@ -98,7 +99,7 @@ def push(tables, ids, grads, rate):
 
 
 def rows_of(tables):
-    found = {}
+    found: dict[int, np.ndarray] = {}
     for share in tables:
         for at in range(len(share.segments)):
             batch, _ = share.dump_some(at, 1 << 40, 1 << 30)
@@ -123,7 +124,7 @@ def train(spec, num_servers, steps=8):
     return tables, model
 
 
-COUNTED = {
+COUNTED: dict[str, RuleConfig] = {
     "adam": Adam(),
     "adamw": AdamW(weight_decay=0.1),
     "amsgrad": AMSGrad(beta_1=0.8),
