@@ -47,6 +47,7 @@ BENCHMARKS = {
     "apply": ["APPLY"] * 4,
     "checkpoint": ["P19"],
     "dense": ["P01", "P01", "P01g", "P01g", "P02", "P02", "P03"],
+    "driver": ["driver"] * 4,
     "feed_rdd": ["P08"],
     "keras_step": ["P13"],
     "learning": ["LRN-async-2"],
@@ -61,7 +62,7 @@ BENCHMARKS = {
 
 @pytest.mark.tf
 @pytest.mark.spark
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_every_benchmark_works():
     with ThreadPoolExecutor(AT_ONCE) as pool:
         running = {name: pool.submit(figures, name) for name in BENCHMARKS}

@@ -70,7 +70,7 @@ class ControlServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", codec.MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", codec.MAX_MESSAGE_BYTES),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5000),
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )

@@ -117,3 +117,17 @@ def test_a_node_may_not_speak_for_another(control):
     with pytest.raises(ControlRefused, match="worker:0"):
         client.report(forged)
     assert control.handler.notes == []
+
+
+@pytest.mark.long
+def test_a_node_that_says_nothing_for_a_while_keeps_its_stream(control, monkeypatch):
+    """Its keep-alive pings are no misuse: the third one used to cut the connection."""
+    monkeypatch.setattr("tfos.control.client._KEEPALIVE_MS", 5500)
+    client = control.client()
+    client.orders(lambda order: None, lambda reason: None)
+    control.handler.wait_for("opened")
+    with control.handler.changed:
+        cut = control.handler.changed.wait_for(
+            lambda: "closed" in dict(control.handler.notes), 5 * 5.5
+        )
+    assert not cut, control.handler.notes
