@@ -27,6 +27,7 @@ from ps.secret_file import read_secret
 from ps.server import PSServer
 from ps.storage import storage_at
 from ps.undone import LossReport
+from rpc.certificates import TlsCredentials
 from rpc.errors import RpcError
 from rpc.handshake import Credentials
 from rpc.http_page import HttpPage
@@ -51,8 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    secret = read_secret(Path(options.secret_file))
-    credentials = Credentials(options.cluster_id, secret, options.integrity)
+    credentials = _credentials(options)
     settings = ServerSettings(
         rank=options.rank,
         num_servers=options.num_servers,
@@ -96,6 +96,18 @@ def _metrics_page(server: PSServer, options: argparse.Namespace) -> HttpPage | N
     return HttpPage(render, CONTENT_TYPE, token=token.decode("ascii"))
 
 
+def _credentials(options: argparse.Namespace) -> Credentials:
+    files = (options.tls_cert, options.tls_key, options.tls_ca)
+    if any(files) and not all(files):
+        raise SettingsError("give all three of --tls-cert, --tls-key and --tls-ca, or none")
+    secret = read_secret(Path(options.secret_file))
+    tls = TlsCredentials.from_files(*files) if all(files) else None
+    try:
+        return Credentials(options.cluster_id, secret, options.integrity, tls)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
 def _guard(options: argparse.Namespace) -> EpochGuard | None:
     place = options.save_dir or options.restore
     if not place:
@@ -123,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
         default="header",
         help="what is authenticated on TCP; clients' Credentials must say the same",
     )
+    parser.add_argument("--tls-cert", metavar="FILE", help="TLS on TCP: this server's certificate")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key, in a file of mode 0600")
+    parser.add_argument("--tls-ca", metavar="FILE", help="the authority that signed all of them")
     parser.add_argument(
         "--on-lost",
         choices=("fail", "continue"),

@@ -1,7 +1,7 @@
-"""Getting to a peer: the way that works, then the client's side of the handshake.
+"""Getting to a peer: the way that works, then the client's side of the handshakes.
 
-Covers: in-process name, shared memory or the Unix socket on the same host, TCP; the deadline over
-all of it.
+Covers: in-process name, shared memory or the Unix socket on the same host, TCP, TLS over it; the
+deadline over all of it.
 Does not: calls (connection).
 """
 
@@ -11,11 +11,13 @@ import logging
 import time
 
 from rpc.address import Endpoint, boot_id
+from rpc.certificates import TlsCredentials
 from rpc.errors import AuthError, DeadlineExceeded, PeerGone
 from rpc.handshake import ClientHandshake, Credentials, Identity, Session, mismatch_text
 from rpc.inproc import dial_inproc
 from rpc.limits import Limits
 from rpc.segment import cannot_share
+from rpc.tls_stream import TlsStream
 from rpc.transport import Stream, dial_tcp, dial_unix
 from rpc.upgrade import options_for, upgraded
 
@@ -40,7 +42,7 @@ def dial(
     # A server that dies just after the proof looks like one that refuses it. So ask a second time:
     # a dead one does not listen any more, and the caller can tell a restart from a wrong token.
     for _ in range(2):
-        stream = _reach(endpoint, deadline, limits)
+        stream = _reach(endpoint, credentials, deadline, limits)
         try:
             options = options_for(stream.transport, limits)
             handshake = ClientHandshake(identity, credentials, options=options)
@@ -57,7 +59,7 @@ def dial(
     raise AuthError(f"{endpoint}: {mismatch_text(credentials)}")
 
 
-def _reach(endpoint: Endpoint, deadline: float, limits: Limits) -> Stream:
+def _reach(endpoint: Endpoint, credentials: Credentials, deadline: float, limits: Limits) -> Stream:
     if endpoint.inproc:
         return dial_inproc(endpoint.inproc)
     if endpoint.unix_path and endpoint.boot_id == boot_id():
@@ -67,7 +69,25 @@ def _reach(endpoint: Endpoint, deadline: float, limits: Limits) -> Stream:
             # The same kernel, but another mount namespace, or the socket's directory is gone.
             if not endpoint.port:
                 raise
-    return dial_tcp(endpoint.host, endpoint.port, deadline=deadline, limits=limits)
+    stream = dial_tcp(endpoint.host, endpoint.port, deadline=deadline, limits=limits)
+    if credentials.tls is None:
+        return stream
+    return _secured(stream, credentials.tls, credentials.cluster_id, deadline)
+
+
+def _secured(stream: Stream, keys: TlsCredentials, cluster_id: str, deadline: float) -> TlsStream:
+    """Put TLS on a stream that nobody has spoken on."""
+    try:
+        tls = TlsStream(stream, keys, cluster_id, server_side=False)
+        while not tls.shake_hands():
+            _wait(tls, deadline, read=True)
+    except AuthError as error:
+        stream.close()
+        raise AuthError(f"{stream.peer_address}: {error}") from error
+    except BaseException:
+        stream.close()
+        raise
+    return tls
 
 
 def _way(stream: Stream, endpoint: Endpoint) -> str:
@@ -76,11 +96,12 @@ def _way(stream: Stream, endpoint: Endpoint) -> str:
         return f"by its Unix socket: {cannot_share() or 'one of both shares no memory'}"
     if not stream.transport.startswith("tcp"):
         return "through shared memory" if stream.transport == "shm" else "in this process"
+    way = "by TLS" if stream.transport == "tcp+tls" else "by TCP"
     if not endpoint.unix_path:
-        return "by TCP: it has no Unix socket"
+        return f"{way}: it has no Unix socket"
     if endpoint.boot_id != boot_id():
-        return "by TCP: it is on another host"
-    return f"by TCP: its Unix socket {endpoint.unix_path} cannot be reached from here"
+        return f"{way}: it is on another host"
+    return f"{way}: its Unix socket {endpoint.unix_path} cannot be reached from here"
 
 
 def _authenticate(stream: Stream, handshake: ClientHandshake, deadline: float) -> Session | None:
@@ -92,6 +113,12 @@ def _authenticate(stream: Stream, handshake: ClientHandshake, deadline: float) -
             if handshake.proof_sent:
                 return None
             raise
+        except DeadlineExceeded as error:
+            if handshake.proof_sent:
+                raise
+            raise DeadlineExceeded(
+                f"{error}; it said nothing: it is frozen, or waits for TLS (security='tls')"
+            ) from error
         if answer:
             _send_all(stream, answer, deadline)
     return handshake.session

@@ -1,6 +1,6 @@
 """The door: one thread that accepts connections and lets nobody in without a proof.
 
-Covers: accepting, the server's side of the handshake, caps and deadlines for strangers, saying who
+Covers: accepting, the server's side of the handshakes, caps and deadlines for strangers, saying who
 was refused.
 Does not: serve (listener, serving).
 Threads: one of its own, which runs everything here but `close` and the counters' readers.
@@ -22,6 +22,7 @@ from rpc.acceptor import Acceptor
 from rpc.errors import RpcError
 from rpc.handshake import ServerHandshake, Session
 from rpc.limits import Limits
+from rpc.tls_stream import TlsStream
 from rpc.transport import Stream
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class _Stranger:
     peer: str
     descriptor: int
     received: bytearray = field(default_factory=bytearray)
+    is_greeted: bool = False
 
 
 class Doorkeeper:
@@ -166,14 +168,17 @@ class Doorkeeper:
         self._strangers[descriptor] = stranger
         self._per_peer[peer] += 1
         self._selector.register(descriptor, selectors.EVENT_READ, stranger)
-        try:
-            self._send(stream, handshake.greeting)
-        except RpcError as error:
-            self._refuse(stranger, str(error))
+        if not isinstance(stream, TlsStream):  # there the client speaks first
+            self._hear(stranger)
 
     def _hear(self, stranger: _Stranger) -> None:
-        handshake = stranger.handshake
+        handshake, stream = stranger.handshake, stranger.stream
         try:
+            if not stranger.is_greeted:
+                if isinstance(stream, TlsStream) and not stream.shake_hands():
+                    return
+                self._send(stream, handshake.greeting)
+                stranger.is_greeted = True
             while handshake.session is None and handshake.refusal is None:
                 chunk = bytearray(handshake.wanted - len(stranger.received))
                 count = stranger.stream.recv_into(memoryview(chunk))

@@ -7,6 +7,7 @@
     options    = 1 SHARE: this side can use shared memory (shared_stream). The client says what it
                  wants, the server what of that it does too.
                  2 PAYLOAD: this side wants integrity="payload" (sealed_stream); both must
+                 4 TLS: this side wants security="tls" (tls_stream); both must
     body       = msgpack array [cluster_id, role, rank, incarnation, nonce (32 bytes)], <= 512 bytes
     client tag = HMAC-SHA256(secret, "tfrp/client" || server nonce || client head and body)
     server tag = HMAC-SHA256(secret, "tfrp/server" || server nonce || client message
@@ -35,6 +36,7 @@ from typing import Literal
 
 import msgspec
 
+from rpc.certificates import TlsCredentials, data_name
 from rpc.errors import AuthError, ProtocolError, RpcError, VersionMismatch
 
 VERSION = 1
@@ -56,6 +58,11 @@ class Options(enum.IntFlag):
     NONE = 0
     SHARE = 1
     PAYLOAD = 2
+    TLS = 4
+
+
+_AGREED = Options.PAYLOAD | Options.TLS
+"""What both sides must want alike: a side that wants less would weaken the other one."""
 
 
 class Role(enum.StrEnum):
@@ -98,8 +105,18 @@ class Credentials:
     integrity: Literal["header", "payload"] = "header"
     """What is authenticated on TCP after the handshake: frames' headers and metas, or all bytes.
     All processes of a cluster must agree; `payload` needs the package cryptography."""
+    tls: TlsCredentials | None = None
+    """With these TCP goes through TLS 1.3, handshake included: encrypted, and both sides show a
+    certificate of the cluster. All processes of a cluster must have some."""
 
     def __post_init__(self) -> None:
+        if self.tls is not None:
+            data_name(self.cluster_id)
+            if self.integrity == "payload":
+                raise ValueError(
+                    "integrity='payload' and TLS authenticate every byte twice; leave integrity "
+                    "at 'header' with TLS"
+                )
         if self.integrity not in ("header", "payload"):
             raise ValueError(f"integrity must be 'header' or 'payload', got {self.integrity!r}")
         if self.integrity == "payload" and find_spec("cryptography") is None:
@@ -119,7 +136,8 @@ class Credentials:
     @property
     def options(self) -> Options:
         """What every handshake with these has to agree on."""
-        return Options.PAYLOAD if self.integrity == "payload" else Options.NONE
+        sealed = Options.PAYLOAD if self.integrity == "payload" else Options.NONE
+        return sealed | (Options.NONE if self.tls is None else Options.TLS)
 
     @property
     def short_id(self) -> str:
@@ -194,8 +212,8 @@ class ServerHandshake:
         if peer_version != VERSION:
             self.refusal = VersionMismatch(_version_text("client", peer_version))
             return answer
-        if message[_OPTIONS_AT] & Options.PAYLOAD != required:
-            self.refusal = AuthError(_integrity_text("client", self._credentials))
+        if message[_OPTIONS_AT] & _AGREED != required:
+            self.refusal = AuthError(_settings_text("client", message, self._credentials))
             return answer
         peer = _peer(self._credentials, message)
         client_key, server_key = _keys(self._credentials, self.greeting + message + answer)
@@ -254,8 +272,8 @@ class ClientHandshake:
         peer_version = answer[_VERSION_AT]
         if peer_version != VERSION:
             raise VersionMismatch(_version_text("server", peer_version))
-        if answer[_OPTIONS_AT] & Options.PAYLOAD != self._credentials.options:
-            raise AuthError(_integrity_text("server", self._credentials))
+        if answer[_OPTIONS_AT] & _AGREED != self._credentials.options:
+            raise AuthError(_settings_text("server", answer, self._credentials))
         if answer[_OPTIONS_AT] & ~self._options:
             raise ProtocolError(f"the server chose options {answer[_OPTIONS_AT]:#x} by itself")
         peer = _peer(self._credentials, answer)
@@ -318,12 +336,16 @@ def _keys(credentials: Credentials, transcript: bytes) -> tuple[bytes, bytes]:
     )
 
 
-def _integrity_text(peer: str, ours: Credentials) -> str:
-    theirs = "header" if ours.integrity == "payload" else "payload"
+def _settings_text(peer: str, message: bytes, ours: Credentials) -> str:
     return (
-        f"{peer} was started with integrity={theirs!r}, this side with {ours.integrity!r}; "
-        "give all processes of the cluster the same"
+        f"{peer} was started with {_settings(Options(message[_OPTIONS_AT]))}, this side with "
+        f"{_settings(ours.options)}; give all processes of the cluster the same"
     )
+
+
+def _settings(options: Options) -> str:
+    integrity = "payload" if options & Options.PAYLOAD else "header"
+    return f"integrity={integrity!r}, security={'tls' if options & Options.TLS else 'hmac'!r}"
 
 
 def _version_text(peer: str, peer_version: int) -> str:

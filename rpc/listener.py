@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from rpc.acceptor import Acceptor, SocketAcceptor, TcpAcceptor, UnixAcceptor
 from rpc.address import Endpoint, advertised_host, boot_id
 from rpc.call import Call
+from rpc.certificates import tls_context
 from rpc.doorkeeper import Doorkeeper
 from rpc.errors import ClosedError
 from rpc.handshake import Credentials, Identity, ServerHandshake, Session
@@ -25,6 +26,7 @@ from rpc.inproc import InprocAcceptor
 from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.segment import SharedRoom
 from rpc.serving import Handler, ServedConnection
+from rpc.tls_stream import TlsAcceptor
 from rpc.transport import Stream
 from rpc.upgrade import options_for
 
@@ -68,6 +70,13 @@ class Listener:
         limits: Limits = DEFAULT_LIMITS,
         on_disconnect: Callable[[Identity], None] | None = None,
     ) -> None:
+        """Check the credentials.
+
+        Raises:
+            AuthError: its TLS files cannot be used.
+        """
+        if credentials.tls is not None:
+            tls_context(credentials.tls, server_side=True)
         self._handler = handler
         self._credentials = credentials
         self._identity = identity
@@ -96,7 +105,7 @@ class Listener:
         """
         self._check_can_bind()
         acceptor = TcpAcceptor(host, port, self._limits)
-        self._acceptors.append(acceptor)
+        self._acceptors.append(self._guarded(acceptor))
         self._host = advertised_host() if host in ("", "0.0.0.0", "::") else host
         self._port = acceptor.port
 
@@ -115,7 +124,8 @@ class Listener:
             unix: listening on a path that whoever bound it removes.
         """
         self._check_can_bind()
-        self._acceptors += [SocketAcceptor(each, self._limits) for each in (tcp, unix)]
+        over_tcp, local = (SocketAcceptor(each, self._limits) for each in (tcp, unix))
+        self._acceptors += [self._guarded(over_tcp), local]
         self._host, self._port = tcp.getsockname()[:2]
         self._unix_path = unix.getsockname()
 
@@ -188,6 +198,13 @@ class Listener:
                 _log.warning(
                     "handler for %s still runs %.1f s after close", connection.peer, timeout_s
                 )
+
+    def _guarded(self, acceptor: Acceptor) -> Acceptor:
+        """Let what comes over the network in through TLS if that is wanted."""
+        credentials = self._credentials
+        if credentials.tls is None:
+            return acceptor
+        return TlsAcceptor(acceptor, credentials.tls, credentials.cluster_id)
 
     def _new_handshake(self, stream: Stream) -> ServerHandshake:
         options = options_for(stream.transport, self._limits)

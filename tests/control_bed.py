@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
+from rpc.certificates import TlsCredentials
 from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
-from tfos.control.identity import TlsCredentials
 from tfos.control.server import ControlServer
 
 WAIT_S = 10.0

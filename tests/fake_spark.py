@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rpc.address import Endpoint
+from rpc.certificates import TlsCredentials
 from tfos.control import messages
 from tfos.control.client import ControlClient
-from tfos.control.identity import TlsCredentials
 from tfos.errors import ControlError
 from tfos.node.bundle import NodeBundle
 from tfos.node.task import NodeResult, NodeTask

@@ -21,6 +21,7 @@ from ps.server import PSServer, ServerSettings
 from rpc.address import Endpoint
 from rpc.connection import Buffer, connect
 from rpc.handshake import Credentials, Identity, Role
+from tests.rpc_bed import over_tls
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -86,6 +87,8 @@ class Cluster:
         integrity: Literal["header", "payload"] = "header",
     ) -> None:
         self.credentials = Credentials(f"test-{next(_names)}", b"s" * 32, integrity)
+        if transport == "tls":
+            self.credentials = over_tls(self.credentials)
         self.num_workers = num_workers
         self.servers: list[PSServer] = []
         self.clients: list[PSClient] = []
@@ -94,7 +97,7 @@ class Cluster:
                 rank=rank, num_servers=num_servers, num_workers=num_workers, on_lost=on_lost
             )
             server = PSServer(settings, self.credentials)
-            if transport == "tcp":
+            if transport in ("tcp", "tls"):
                 server.bind_tcp("127.0.0.1")
             elif transport == "shm":
                 server.bind_unix()

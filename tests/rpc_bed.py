@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
+import secrets
 import socket
 import threading
 import time
@@ -16,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from rpc.address import Endpoint
+from rpc.certificates import TlsCredentials
 from rpc.connection import Buffer, Connection, PendingCall, Reply, connect, wait_any
 from rpc.errors import RpcError
 from rpc.frame import Kind, Opener, Sealer
@@ -24,10 +27,12 @@ from rpc.limits import Limits
 from rpc.listener import Call, Listener
 from rpc.sealed_stream import SealedStream
 from rpc.shared_stream import SharedStream, share
+from rpc.tls_stream import TlsStream
 from rpc.transport import SocketStream, Stream
+from tfos.control.authority import ClusterAuthority
 
 WAIT_S = 20.0
-TRANSPORTS = ("tcp", "tcp+payload", "unix", "shm", "inproc")
+TRANSPORTS = ("tcp", "tcp+payload", "tcp+tls", "unix", "shm", "inproc")
 WORKER = Identity(Role.WORKER, 3, 1)
 SERVER = Identity(Role.SERVER, 0)
 PART_BYTES = 64 * 1024
@@ -118,6 +123,8 @@ class Bed:
         self.credentials = Credentials.generate()
         if transport == "tcp+payload":
             self.credentials = dataclasses.replace(self.credentials, integrity="payload")
+        if transport == "tcp+tls":
+            self.credentials = over_tls(self.credentials)
         self.gate = threading.Event()
         self.waiting = threading.Semaphore(0)
         self.handled: list[bytes] = []
@@ -258,6 +265,29 @@ def sealed_pair(left: Stream, right: Stream) -> tuple[SealedStream, SealedStream
         SealedStream(left, Session(SERVER, one, other)),
         SealedStream(right, Session(WORKER, other, one)),
     )
+
+
+@functools.cache
+def _tls_keys() -> tuple[TlsCredentials, str]:
+    cluster_id = secrets.token_hex(8)
+    return ClusterAuthority(cluster_id).data_node("worker:0"), cluster_id
+
+
+def over_tls(credentials: Credentials) -> Credentials:
+    """The same cluster secret with a key for both sides; the cluster has a name of its own."""
+    keys, cluster_id = _tls_keys()
+    return dataclasses.replace(credentials, cluster_id=cluster_id, tls=keys)
+
+
+def tls_pair(left: Stream, right: Stream) -> tuple[TlsStream, TlsStream]:
+    """Both ends of a pair after they have shown their certificates."""
+    keys, cluster_id = _tls_keys()
+    server = TlsStream(left, keys, cluster_id, server_side=True)
+    client = TlsStream(right, keys, cluster_id, server_side=False)
+    are_done = [False, False]
+    while not all(are_done):
+        are_done = [one.shake_hands() for one in (client, server)]
+    return server, client
 
 
 class RawClient:

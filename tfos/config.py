@@ -66,6 +66,11 @@ class ClusterConfig:
     integrity: Literal["header", "payload"] = "header"
     """What is authenticated on TCP between workers, servers and feed tasks: frames' headers and
     metas, or every byte. `payload` finds changed tensors too, and costs speed."""
+    security: Literal["hmac", "tls"] = "hmac"
+    """How the same processes speak over TCP. `hmac`: they prove by the cluster's secret who they
+    are, and rows and tensors can be read on the way. `tls`: all of that inside TLS 1.3 with a
+    certificate on both sides, so every byte is encrypted and authenticated; costs more speed.
+    Processes of one host keep to shared memory or the Unix socket, which no network sees."""
     verbose: bool = True
     """Show progress and the nodes' output on the driver's standard error."""
 
@@ -83,8 +88,7 @@ class ClusterConfig:
                     f"{self.heartbeat_s} s: one lost message would end a node. "
                     f"Use {name} >= {3 * self.heartbeat_s}."
                 )
-        if self.integrity not in ("header", "payload"):
-            raise SettingsError(f"integrity must be 'header' or 'payload', got {self.integrity!r}.")
+        self._check_data_plane()
         for name, at_least in (("max_inflight_bytes", 1), ("threads_per_node", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
@@ -93,6 +97,17 @@ class ClusterConfig:
             raise SettingsError(
                 f"save_on_interrupt must be an absolute path, got {self.save_on_interrupt!r}: the "
                 "servers run in other directories than the driver."
+            )
+
+    def _check_data_plane(self) -> None:
+        if self.integrity not in ("header", "payload"):
+            raise SettingsError(f"integrity must be 'header' or 'payload', got {self.integrity!r}.")
+        if self.security not in ("hmac", "tls"):
+            raise SettingsError(f"security must be 'hmac' or 'tls', got {self.security!r}.")
+        if self.security == "tls" and self.integrity == "payload":
+            raise SettingsError(
+                "integrity='payload' and security='tls' authenticate every byte twice; "
+                "leave integrity at 'header' with security='tls'."
             )
 
 

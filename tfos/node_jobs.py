@@ -45,6 +45,7 @@ class NodeKeys:
     def bundle(self, node: PlannedNode, settings: NodeSettings, main_fun: bytes) -> NodeBundle:
         """Return what the task of one node receives."""
         tls = self.authority.node(node.name)
+        over_tls = settings.security == "tls"
         return NodeBundle(
             role=node.role,
             index=node.index,
@@ -54,6 +55,7 @@ class NodeKeys:
             key_pem=tls.key_pem,
             ca_pem=tls.ca_pem,
             rpc_secret=self.rpc_secret,
+            data_tls=self.authority.data_node(node.name) if over_tls else None,
             main_fun=b"" if node.is_ps else main_fun,
             settings=settings,
         )

@@ -62,7 +62,7 @@ class Reservation:
     coordinator: Coordinator
     keys: NodeKeys
     credentials: Credentials
-    """Of the data plane."""
+    """Of the data plane, for the driver and for feed tasks."""
     driver_address: str
     workers_hold_slots: bool
 
@@ -111,9 +111,11 @@ def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
     wait = SlotWait(plan, config, time.monotonic())
     offer = _await_slots(sc, facts, coordinator, wait, console, is_left)
     cluster_id = secrets.token_hex(8)
-    credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity)
     try:
         authority = ClusterAuthority(cluster_id)
+        tls = authority.data_client() if config.security == "tls" else None
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        credentials = Credentials(cluster_id, secret, config.integrity, tls)
         port = coordinator.start(facts.bind_host, authority.driver())
     except BaseException:
         coordinator.close()  # and give its slots back
@@ -153,6 +155,7 @@ def _settings(
         driver_boot_id=address.boot_id(),
         max_inflight_bytes=config.max_inflight_bytes,
         integrity=config.integrity,
+        security=config.security,
         threads=config.threads_per_node,
         abort_s=config.abort_s,
         reservation_timeout_s=config.reservation_timeout_s,

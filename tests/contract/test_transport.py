@@ -1,7 +1,8 @@
-"""What every transport and the calls over it promise: TCP, Unix socket, in-process twin."""
+"""What every transport and the calls over it promise: TCP, TLS, Unix socket, in-process twin."""
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ from rpc.errors import (
     ProtocolError,
     RemoteError,
 )
-from rpc.handshake import Credentials, Role
+from rpc.handshake import Role
 from rpc.inproc import stream_pair
 from rpc.limits import Limits
 from rpc.transport import SocketStream, Stream, wait_streams
@@ -37,6 +38,7 @@ from tests.rpc_bed import (
     num_descriptors,
     sealed_pair,
     shared_pair,
+    tls_pair,
     wait_until,
 )
 
@@ -78,6 +80,8 @@ def pair(transport: str) -> Iterator[tuple[Stream, Stream]]:
             streams = shared_pair(*streams, SMALL_BUFFERS)
         if transport == "tcp+payload":
             streams = sealed_pair(*streams)
+        if transport == "tcp+tls":
+            streams = tls_pair(*streams)
     before = num_descriptors()
     yield streams
     for stream in streams:
@@ -406,7 +410,7 @@ class TestCalls:
         assert served.disconnected == [WORKER]
 
     def test_wrong_token_is_refused_with_a_hint(self, served):
-        strangers = Credentials(served.credentials.cluster_id, b"x" * 32)
+        strangers = dataclasses.replace(served.credentials, secret=b"x" * 32)
         served.credentials, ours = strangers, served.credentials
         with pytest.raises(AuthError, match=f"does not match cluster {ours.cluster_id[:4]}…"):
             served.connect()

@@ -12,10 +12,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from rpc.certificates import TlsCredentials
 from tests.control_bed import ControlBed
 from tfos.control import codec, messages
 from tfos.control.authority import ClusterAuthority
-from tfos.control.identity import TlsCredentials
 from tfos.errors import ControlRefused, ControlUnavailable
 
 WAIT_S = 10.0

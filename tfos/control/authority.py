@@ -1,6 +1,6 @@
 """A certificate authority for one cluster, in the driver's memory only.
 
-Covers: EC P-256 keys and certificates for the driver and for each role and index.
+Covers: EC P-256 keys and certificates for the driver and for each role and index, of both planes.
 Does not: revoke; an old attempt of a node is fenced by control.state, since it holds the same key.
 """
 
@@ -13,8 +13,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tfos.control.identity import DRIVER_NAME, TlsCredentials, tls_name
+from rpc.certificates import TlsCredentials, data_name
+from tfos.control.identity import DRIVER_NAME, tls_name
 
+_SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 _CLOCK_SKEW = datetime.timedelta(days=1)
 """Certificates start a day ago: executors' clocks may be behind the driver's."""
 _LIFETIME = datetime.timedelta(days=365)
@@ -41,20 +43,33 @@ class ClusterAuthority:
 
     def driver(self) -> TlsCredentials:
         """Return the control server's credentials."""
-        return self._issue(DRIVER_NAME, ExtendedKeyUsageOID.SERVER_AUTH)
+        return self._issue(DRIVER_NAME, tls_name(self._cluster_id), _SERVER)
 
     def node(self, name: str) -> TlsCredentials:
         """Return the credentials of one node, e.g. `worker:1`; all its attempts share them."""
-        return self._issue(name, ExtendedKeyUsageOID.CLIENT_AUTH)
+        return self._issue(name, tls_name(self._cluster_id), _CLIENT)
 
-    def _issue(self, common_name: str, usage: x509.ObjectIdentifier) -> TlsCredentials:
+    def data_node(self, name: str) -> TlsCredentials:
+        """Return one node's credentials for the data plane, where it may listen and connect.
+
+        They are of no use on the control plane: the names in them are others.
+        """
+        return self._issue(f"data {name}", data_name(self._cluster_id), _SERVER, _CLIENT)
+
+    def data_client(self) -> TlsCredentials:
+        """Return credentials of the data plane for who only connects: driver and feed tasks."""
+        return self._issue("data client", data_name(self._cluster_id), _CLIENT)
+
+    def _issue(
+        self, common_name: str, dns_name: str, *usages: x509.ObjectIdentifier
+    ) -> TlsCredentials:
         key = ec.generate_private_key(ec.SECP256R1())
-        names: list[x509.GeneralName] = [x509.DNSName(tls_name(self._cluster_id))]
+        names: list[x509.GeneralName] = [x509.DNSName(dns_name)]
         cert = (
             self._builder(_name(common_name), key.public_key())
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(sign=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(self._key, hashes.SHA256())
         )

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from rpc.certificates import TlsCredentials
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control import messages
-from tfos.control.identity import TlsCredentials
 from tfos.control.server import ControlServer
 from tfos.control.state import Action, ClusterState, Send, Warn
 from tfos.errors import NodeFailedError

@@ -19,8 +19,8 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
+from rpc.certificates import TlsCredentials
 from tfos.control import codec, messages
-from tfos.control.identity import TlsCredentials
 from tfos.control.outbox import Outbox
 from tfos.errors import ControlError
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rpc.certificates import TlsCredentials
+from rpc.handshake import Credentials
 from tfos.checkpoints import Checkpoints
 
 
@@ -38,6 +40,8 @@ class NodeSettings:
     """Back-pressure bound of a worker's feed; see feeding.config."""
     integrity: Literal["header", "payload"] = "header"
     """What the data plane authenticates on TCP; see rpc.handshake.Credentials."""
+    security: Literal["hmac", "tls"] = "hmac"
+    """Whether the data plane goes through TLS on TCP; the keys are each node's own."""
     threads: int = 0
     """Compute threads per node (OMP, TensorFlow, numba); 0: the task's cores."""
     abort_s: float = 10.0
@@ -63,9 +67,15 @@ class NodeBundle:
     ca_pem: bytes = field(repr=False)
     rpc_secret: bytes = field(repr=False)
     """Shared by the nodes of this cluster: the data plane's key (rpc.handshake.Credentials)."""
+    data_tls: TlsCredentials | None = None
+    """This node's own for the data plane; None: that goes without TLS."""
     main_fun: bytes = field(default=b"", repr=False)
     """cloudpickle of `(main_fun, args)`; empty for a PS."""
     settings: NodeSettings
+
+    def data_credentials(self, cluster_id: str) -> Credentials:
+        """Return what this node proves itself with on the data plane."""
+        return Credentials(cluster_id, self.rpc_secret, self.settings.integrity, self.data_tls)
 
     @property
     def name(self) -> str:

@@ -19,7 +19,6 @@ from ps.checkpoint_restore import Restoring
 from ps.params import WorkerRank
 from ps.server import PSServer, ServerSettings
 from ps.undone import LossReport
-from rpc.handshake import Credentials
 from tfos.control import messages
 from tfos.node import failure
 from tfos.node.link import Link, Progress, Raised
@@ -44,7 +43,7 @@ class ServerProcess:
             num_servers=bundle.settings.num_ps,
             num_workers=bundle.settings.num_workers,
         )
-        credentials = Credentials(spec.cluster_id, bundle.rpc_secret, bundle.settings.integrity)
+        credentials = bundle.data_credentials(spec.cluster_id)
         incarnation = (spec.attempt << 16) + spec.restart
         self._server = PSServer(settings, credentials, incarnation=incarnation)
         self._losses = LossReport()

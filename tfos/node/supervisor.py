@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from rpc import address
+from rpc.certificates import TlsCredentials
 from tfos.control import messages
 from tfos.control.client import ControlClient
-from tfos.control.identity import TlsCredentials
 from tfos.node import children, failure, procs, tensorboard
 from tfos.node.errors import LinkError
 from tfos.node.link import FromChild, Progress, Raised

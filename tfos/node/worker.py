@@ -27,7 +27,7 @@ from feeding.channel import FeedChannel
 from feeding.config import FeedConfig
 from feeding.errors import FeedClosed, FeedError
 from feeding.feed_queue import FeedStats
-from rpc.handshake import Credentials, Identity, Role
+from rpc.handshake import Identity, Role
 from rpc.listener import Listener
 from tfos.context import NodeContext
 from tfos.control import messages
@@ -51,9 +51,7 @@ class WorkerProcess:
         self._spec = spec
         self._link = link
         bundle = spec.bundle
-        self._credentials = Credentials(
-            spec.cluster_id, bundle.rpc_secret, bundle.settings.integrity
-        )
+        self._credentials = bundle.data_credentials(spec.cluster_id)
         self._channel = FeedChannel(
             FeedConfig(max_inflight_bytes=bundle.settings.max_inflight_bytes), worker=bundle.name
         )

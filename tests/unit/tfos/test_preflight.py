@@ -182,3 +182,12 @@ def test_an_unknown_integrity_is_refused():
     assert ClusterConfig().integrity == "header"
     with pytest.raises(SettingsError, match="'header' or 'payload', got 'none'"):
         ClusterConfig(integrity="none")  # type: ignore[arg-type]
+
+
+@pytest.mark.attack("A06")
+def test_security_is_one_of_two_and_not_doubled():
+    assert ClusterConfig().security == "hmac"
+    with pytest.raises(SettingsError, match="'hmac' or 'tls', got 'ssl'"):
+        ClusterConfig(security="ssl")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="authenticate every byte twice; leave integrity"):
+        ClusterConfig(security="tls", integrity="payload")

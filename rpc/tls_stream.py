@@ -1,0 +1,243 @@
+"""A stream inside TLS 1.3: what `security="tls"` puts on TCP.
+
+Covers: the TLS handshake without blocking, why a peer was refused, records over another stream.
+Does not: say which certificates count (certificates), the cluster's own proof, which follows inside
+TLS as it would without (handshake).
+Threads: as every Stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Sequence
+
+from rpc.acceptor import Acceptor
+from rpc.certificates import TlsCredentials, check_cluster, data_name, tls_context
+from rpc.errors import AuthError, IntegrityError, PeerGone, RpcError, TransportError
+from rpc.transport import Stream
+
+MAX_HANDSHAKE_BYTES = 32 * 1024
+"""What a peer may send before it has proved itself: a chain of some certificates."""
+MAX_RECORDS = 2**24
+"""Of one connection and direction; RFC 8446 5.5 gives AES-GCM's keys 2^24.5 full ones."""
+_CHUNK_BYTES = 64 * 1024
+_RECORD_BYTES = 16 * 1024
+_NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "BAD_RECORD_TYPE"}
+
+
+class TlsStream:
+    """One end over another stream; after `shake_hands` has returned True."""
+
+    transport = "tcp+tls"
+
+    def __init__(
+        self, inner: Stream, credentials: TlsCredentials, cluster_id: str, *, server_side: bool
+    ) -> None:
+        self.peer_address = inner.peer_address
+        self._inner = inner
+        self._cluster_id = cluster_id
+        self._server_side = server_side
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = tls_context(credentials, server_side=server_side).wrap_bio(
+            self._incoming,
+            self._outgoing,
+            server_side=server_side,
+            server_hostname=None if server_side else data_name(cluster_id),
+        )
+        self._arriving = memoryview(bytearray(2048))  # a stranger gets no more
+        self._handshake_bytes = 0
+        self._may_have = False
+        """Whether bytes have come since TLS last asked for more."""
+        self._has_heard = False
+        """Whether the peer has sent anything inside TLS."""
+        self._sealed = memoryview(b"")
+        self._sealed_bytes = 0
+        self._records_left = MAX_RECORDS
+
+    def shake_hands(self) -> bool:
+        """Go on with the TLS handshake; False while the peer has to say more.
+
+        Raises:
+            AuthError: the peer has no certificate of this cluster, refuses ours, or speaks no
+                TLS 1.3; the text has the reason.
+            TransportError: it is gone.
+        """
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._flush()
+            except ssl.SSLError as error:
+                self._flush_alert()
+                raise AuthError(_reason(error)) from error
+            else:
+                self._flush()
+                break
+            count = self._inner.recv_into(self._arriving)
+            if count is None:
+                return False
+            self._handshake_bytes += count
+            if self._handshake_bytes > MAX_HANDSHAKE_BYTES:
+                raise AuthError(f"its TLS handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
+            self._incoming.write(self._arriving[:count])
+        if self._server_side:
+            check_cluster(self._tls.getpeercert() or {}, self._cluster_id)
+        self._arriving = memoryview(bytearray(_CHUNK_BYTES))
+        self._may_have = self._incoming.pending > 0
+        return True
+
+    def sendmsg(self, views: Sequence[memoryview]) -> int | None:
+        """See Stream; what was sealed counts as taken when all of it has left.
+
+        Until then the next call has to begin with the same views, which it does when the first
+        ones were not taken.
+
+        Raises:
+            TransportError: also when this connection has used up its keys.
+        """
+        if not self._sealed:
+            self._seal(views)
+        while self._sealed:
+            sent = self._inner.sendmsg((self._sealed,))
+            if sent is None:
+                return None
+            self._sealed = self._sealed[sent:]
+        return self._sealed_bytes
+
+    def recv_into(self, view: memoryview) -> int | None:
+        """See Stream.
+
+        Raises:
+            IntegrityError: a record was changed, dropped, repeated or inserted on the way.
+            AuthError: the peer's first word is that it refuses our certificate.
+        """
+        while True:
+            count = self._open(view) if self._may_have else 0
+            if count:
+                return count
+            arrived = self._inner.recv_into(self._arriving)
+            if arrived is None:
+                return None
+            self._incoming.write(self._arriving[:arrived])
+            self._may_have = True
+
+    def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
+        """See Stream."""
+        if read and self._may_have:
+            return [(-1, 0)]
+        return self._inner.interest(read=read, write=write)
+
+    def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
+        """See Stream."""
+        if read and self._may_have:
+            return True
+        return self._inner.wait(read=read, write=write, timeout_s=timeout_s)
+
+    def peer_closed(self) -> bool:
+        """See Stream."""
+        return self._inner.peer_closed()
+
+    def shutdown(self) -> None:
+        """See Stream."""
+        self._inner.shutdown()
+
+    def close(self) -> None:
+        """See Stream. Without TLS's farewell: frames say where they end, and a cut is a cut."""
+        self._inner.close()
+
+    def _seal(self, views: Sequence[memoryview]) -> None:
+        """Make records of the first bytes of the views; TLS copies them first."""
+        if self._records_left <= 0:
+            raise TransportError(
+                f"this connection to {self.peer_address} has sent {MAX_RECORDS} TLS records, as "
+                "many as its keys are good for; connect again"
+            )
+        at = 0
+        for view in views:
+            part = view[: _CHUNK_BYTES - at]
+            self._tls.write(part)
+            at += len(part)
+            self._records_left -= -(-len(part) // _RECORD_BYTES)
+            if at == _CHUNK_BYTES:
+                break
+        self._sealed = memoryview(self._outgoing.read())
+        self._sealed_bytes = at
+
+    def _open(self, view: memoryview) -> int:
+        """Read what has arrived and is verified; 0 when TLS needs more bytes."""
+        at = 0
+        try:
+            while at < len(view):
+                # With a buffer it returns the number of bytes.
+                at += int(self._tls.read(len(view) - at, view[at:]))
+                self._has_heard = True
+        except ssl.SSLWantReadError:
+            self._may_have = False
+        except ssl.SSLZeroReturnError as error:
+            if not at:
+                raise PeerGone(f"{self.peer_address} closed the connection") from error
+        except ssl.SSLError as error:
+            raise self._broken(error) from error
+        return at
+
+    def _broken(self, error: ssl.SSLError) -> RpcError:
+        if not self._has_heard and "ALERT" in (error.reason or ""):
+            return AuthError(f"{self.peer_address}: {_reason(error)}")
+        return IntegrityError(
+            f"bytes from {self.peer_address} were changed, dropped, repeated or inserted on the "
+            f"way ({_plain(error)})"
+        )
+
+    def _flush(self) -> None:
+        data = self._outgoing.read()
+        if data and self._inner.sendmsg((memoryview(data),)) != len(data):
+            raise TransportError(f"{self.peer_address} takes not even a handshake")
+
+    def _flush_alert(self) -> None:
+        with contextlib.suppress(TransportError):  # it is refused anyway
+            self._flush()
+
+
+class TlsAcceptor:
+    """An acceptor whose streams begin with a TLS handshake."""
+
+    def __init__(self, inner: Acceptor, credentials: TlsCredentials, cluster_id: str) -> None:
+        self._inner = inner
+        self._credentials = credentials
+        self._cluster_id = cluster_id
+
+    def fileno(self) -> int:
+        """See Acceptor."""
+        return self._inner.fileno()
+
+    def accept(self) -> Stream | None:
+        """See Acceptor."""
+        stream = self._inner.accept()
+        if stream is None:
+            return None
+        return TlsStream(stream, self._credentials, self._cluster_id, server_side=True)
+
+    def close(self) -> None:
+        """See Acceptor."""
+        self._inner.close()
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """Say why a handshake failed, and what to look at."""
+    reason = error.reason or ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the peer's certificate is refused: {error.verify_message}"
+    if "ALERT" in reason:
+        return f"the peer refuses this side's TLS: {_plain(error)}"
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "the peer shows no certificate"
+    if reason in ("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE"):
+        return "the peer speaks no TLS 1.3"
+    if reason in _NO_TLS:
+        return "the peer does not speak TLS; give all processes of the cluster the same security"
+    return f"TLS handshake failed: {_plain(error)}"
+
+
+def _plain(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).lower().replace("_", " ")
