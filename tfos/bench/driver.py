@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from rpc.certificates import TlsCredentials
 from tfos.bench.harness import Bench, Figure
 from tfos.config import ClusterConfig
 from tfos.console import Console
@@ -29,7 +30,6 @@ from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.coordinator import Coordinator
-from tfos.control.identity import TlsCredentials
 from tfos.topology import plan
 
 HOST = "127.0.0.1"
