@@ -20,16 +20,13 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Annotated, NamedTuple
-
-import msgspec
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from ps.errors import PhaseError, SequenceGap, StaleIncarnation
 from ps.params import WorkerRank
+from ps.record_cut import LiveSession, RecordCut, SessionCut
 
-MAX_SEQUENCE = 2**63 - 1
-Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 MAX_SESSIONS = 16
 """Clients per worker that are remembered; the one that was silent longest makes room."""
 
@@ -55,20 +52,6 @@ class Verdict(enum.Enum):
     """It came before and was not completed: apply what is missing."""
     REPEATED = "repeated"
     """It was completed, or given up for a later one: answer it, change nothing."""
-
-
-class SessionCut(msgspec.Struct, frozen=True):
-    """One session's record as a checkpoint keeps it, cut bucket by bucket with the values."""
-
-    worker: Count
-    incarnation: Count
-    session: Count
-    applied: tuple[Count, ...]
-    """Per bucket the sequence last applied there."""
-
-
-Column = dict[tuple[WorkerRank, int, int], int]
-"""At one bucket: the sequence last applied there, by (worker, incarnation, session)."""
 
 
 class _Record:
@@ -202,25 +185,14 @@ class AppliedRecord:
         """The oldest incarnation that is not refused: the newest one seen, unless fenced beyond."""
         return self._least.get(worker, 0)
 
-    def applied_at(self, bucket: int) -> Column:
-        """What each session has applied to the bucket; call it under the bucket's lock.
-
-        A checkpoint calls it while it copies that bucket, so values and record are one cut.
-        """
-        return {
-            (worker, record.incarnation, session): max(record.applied[bucket], record.completed)
-            for worker, sessions in tuple(self._sessions.items())
-            for session, record in tuple(sessions.items())
-        }
-
-    @staticmethod
-    def cut(columns: Sequence[Column]) -> tuple[SessionCut, ...]:
-        """Join the answers of `applied_at`, one per bucket in order, to one entry per session."""
-        keys = sorted({key for column in columns for key in column})
-        return tuple(
-            SessionCut(*key, applied=tuple(column.get(key, 0) for column in columns))
-            for key in keys
-        )
+    def cut(self) -> RecordCut:
+        """Return the record as it is now, to be read bucket by bucket; call it as `complete`."""
+        live = [
+            LiveSession(worker, record.incarnation, session, record.applied, record.completed)
+            for worker, sessions in self._sessions.items()
+            for session, record in sessions.items()
+        ]
+        return RecordCut(live, self._num_buckets)
 
     def restore(self, cuts: Iterable[SessionCut]) -> None:
         """Take over the sessions of a checkpoint.

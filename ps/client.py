@@ -233,12 +233,14 @@ class PSClient:
     def save(
         self,
         directory: str | Path,
-        step: int,
+        step: int | None,
         *,
         timeout_s: float = DEFAULT_SAVE_TIMEOUT_S,
         options: SaveOptions = DEFAULT_OPTIONS,
     ) -> Path:
         """Save all servers' shards as the checkpoint of `step`; training goes on meanwhile.
+
+        Each shard is saved as at one moment, in sync mode all at one clock; `step` None takes that.
 
         The servers and this process must see the same directory, and the job holds it until this
         client is closed. Chief or driver only.
@@ -255,7 +257,8 @@ class PSClient:
                 directory,
                 step,
                 manifest=self.manifest,
-                ask=lambda save: self._fleet.ask(save, messages.Saved, timeout_s=timeout_s),
+                servers=self._fleet,
+                timeout_s=timeout_s,
                 options=options,
             )
 

@@ -21,13 +21,7 @@ from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.arrival import Arrival, Contributions, Gradient, still_waits
 from ps.barrier import Sync
 from ps.decisions import Action, Admission, Drop, Grant, Policy, Recall, Reduce, Release
-from ps.errors import (
-    NonFiniteGradient,
-    PeerGone,
-    PSError,
-    RequestTimeout,
-    ServerError,
-)
+from ps.errors import NonFiniteGradient, PeerGone, PSError, ServerError
 from ps.lookups import WaitingLookups
 from ps.params import WorkerRank
 from ps.row_gate import RowGate
@@ -73,6 +67,8 @@ class Gate(Generic[Gradient]):
         self._arriving: set[WorkerRank] = set()
         """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
         self._closed: PSError | None = None
+        self.on_moved: Callable[[], None] = lambda: None
+        """Called under the lock when clock or parameters may have changed."""
 
     @property
     def clock(self) -> int:
@@ -263,21 +259,11 @@ class Gate(Generic[Gradient]):
             return True
 
     @contextlib.contextmanager
-    def between_clocks(
-        self, when: Callable[[], bool] = lambda: True, *, timeout_s: float = 0.0
-    ) -> Iterator[int]:
-        """Hold all barriers open, once `when` holds: no reduction runs meanwhile. Yields the clock.
-
-        Raises:
-            RequestTimeout: no other such block made `when` true within `timeout_s`.
-        """
+    def between_clocks(self) -> Iterator[int]:
+        """Hold all barriers open: no reduction runs meanwhile. Yields the clock."""
         with self.changed:
-            if not self.changed.wait_for(when, timeout_s):
-                raise RequestTimeout(
-                    f"clock {self._policy.clock} was not settled within {timeout_s:g} s: its "
-                    "workers have not sent the norms; are they alive? Try again"
-                )
             yield self._policy.clock
+            self.on_moved()
             self.changed.notify_all()
 
     def close(self, error: PSError) -> None:
@@ -343,6 +329,7 @@ class Gate(Generic[Gradient]):
                 self.lookups.recall(action)
             else:
                 self._waiting.break_up(action)
+        self.on_moved()
         self.changed.notify_all()
 
     def _reduce_staged(self, action: Reduce) -> None:

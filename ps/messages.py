@@ -18,6 +18,7 @@ Pure; no threads.
     Scan                                            Scanned        ids, rows
     Join, Leave, Finish                             Ack
     Meet           the value                        Met            the values, as in `ranks`
+    Cut                                             CutMade
     Save                                            Saved
     Restore        manifest                         Description
     FetchStats                                      Description    ps.stats.ServerStats, msgpack
@@ -37,11 +38,11 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from ps import decoding
-from ps.applied import MAX_SEQUENCE
 from ps.checkpoint_format import ShardRecord
 from ps.decoding import UNREADABLE
 from ps.errors import SettingsError
 from ps.params import MAX_LAG, MAX_PERMITS, Hyper
+from ps.record_cut import MAX_SEQUENCE
 from ps.rendezvous import MAX_KEY_LENGTH
 from ps.table_spec import MAX_SEGMENTS, MAX_TABLES
 
@@ -207,13 +208,23 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
     wait_s: Seconds
 
 
-class Save(msgspec.Struct, frozen=True, tag="save"):
-    """Write the shard as a part of this save; the client commits when all servers have."""
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """Keep the shard for this save as it is now, or will be at `clock`; training goes on."""
 
-    directory: DirectoryName
     save_id: SaveId
     base: Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{0,64}$")] = ""
     """The save that this one adds to: buckets that it holds unchanged are left out."""
+    clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] | None = None
+    """None: now."""
+    wait_s: Seconds = 0.0
+    """For that clock, or for a clipped push that is between its two rounds."""
+
+
+class Save(msgspec.Struct, frozen=True, tag="save"):
+    """Write the cut as a part of its save; the client commits when all servers have."""
+
+    directory: DirectoryName
+    save_id: SaveId
 
 
 class Restore(msgspec.Struct, frozen=True, tag="restore"):
@@ -268,6 +279,7 @@ Request = (
     | Leave
     | Finish
     | Meet
+    | Cut
     | Save
     | Restore
     | FetchStats
@@ -326,6 +338,15 @@ class Met(msgspec.Struct, frozen=True):
             found[rank] = bytes(payload[start : start + size])
             start += size
         return found
+
+
+class CutMade(msgspec.Struct, frozen=True):
+    """What came of a cut."""
+
+    clock: int
+    """Of the cut; of the shard if it was not made."""
+    is_made: bool
+    """False: that clock is past, or it did not come in time."""
 
 
 class Saved(msgspec.Struct, frozen=True):

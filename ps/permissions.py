@@ -79,6 +79,7 @@ _RULES: dict[type, _Rule] = {
     messages.Meet: _Rule(_WORKERS, _FILLING),
     messages.Seed: _Rule(_WORKERS, _FILLING, chief_only=True),
     messages.Assign: _Rule(_WORKERS, _SERVING, chief_only=True),
+    messages.Cut: _Rule(_WORKERS_AND_DRIVER, _SERVING, chief_only=True),
     messages.Save: _Rule(_WORKERS_AND_DRIVER, _SERVING, chief_only=True),
     messages.Restore: _Rule(_WORKERS_AND_DRIVER, _FILLING, chief_only=True),
     messages.Fence: _Rule(_MANAGERS, _ANY_PHASE),

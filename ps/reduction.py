@@ -19,9 +19,8 @@ one of its pushers lives. If none does, nobody was told that the push was applie
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +34,7 @@ from ps.dense import DenseShard
 from ps.errors import NonFiniteGradient
 from ps.norms import Norms
 from ps.params import Average, Bucket, Hyper
+from ps.shard_cut import CopyOnWrite
 from ps.staging import StagedGradient, StagingPool
 
 _logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Reduction:
 
     Args:
         dense: values and slots.
-        locks: one per bucket, in the shard's order; see ps.serving.
+        guard: asked before a bucket changes.
         pool: gives the memory for a reduced gradient.
         counters: where to count.
         on_failed: told why the shard cannot go on.
@@ -67,13 +67,13 @@ class Reduction:
     def __init__(
         self,
         dense: DenseShard,
-        locks: Sequence[threading.Lock],
+        guard: CopyOnWrite,
         pool: StagingPool,
         counters: Counters,
         on_failed: Callable[[str], None],
     ) -> None:
         self._dense = dense
-        self._locks = locks
+        self._guard = guard
         self._pool = pool
         self._counters = counters
         self._on_failed = on_failed
@@ -147,8 +147,7 @@ class Reduction:
                 # In place: the first gradient's buffer is not read again.
                 kernels.reduce_weighted(parts[0], parts, weights)
             try:
-                with self._locks[index]:
-                    self._dense.apply(bucket.id, parts[0], hyper)
+                self._apply(index, parts[0], hyper)
             except NonFiniteGradient as error:
                 overflow = overflow or error
         if overflow is not None:
@@ -183,13 +182,17 @@ class Reduction:
             for index, bucket in enumerate(self._dense.buckets):
                 part = gradient.arrays[index]
                 self._norms.scale(squares, bucket.group, bucket.start, part, part)
-                with self._locks[index]:
-                    self._dense.apply(bucket.id, part, hyper)
+                self._apply(index, part, hyper)
         except Exception as error:  # some buckets are updated, some are not
             self._on_failed(f"applying a clipped gradient failed: {type(error).__name__}: {error}")
             raise
         finally:
             self._counters.applied(time.perf_counter() - started_s)
+
+    def _apply(self, index: int, gradient: Array, hyper: Hyper) -> None:
+        with self._guard.locks[index]:
+            self._guard.before(index)
+            self._dense.apply(self._dense.buckets[index].id, gradient, hyper)
 
     def _parts(
         self, staged: Contributions[StagedGradient], index: int, bucket: Bucket

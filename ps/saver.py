@@ -1,6 +1,6 @@
 """A client's saves: the lease, full or delta, every server's part, the commit, retention.
 
-Covers: one save from its beginning to what is removed after it.
+Covers: one save from its beginning to what is removed after it; the clock that all servers cut at.
 Does not: copy parameters (ps.shard_saving), decide when (ps.periodic, or the user).
 Runs in: workers (the chief) and drivers.      Threads: one at a time; ps.client holds its lock.
 """
@@ -8,23 +8,39 @@ Runs in: workers (the chief) and drivers.      Threads: one at a time; ps.client
 from __future__ import annotations
 
 import logging
+import time
 import uuid
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from ps import messages
 from ps.checkpoint import Base, Origin, abort, commit, keep_newest
 from ps.checkpoint_format import STAGING_PREFIX
 from ps.checkpoint_lease import Lease
-from ps.errors import CheckpointError, SettingsError
+from ps.errors import CheckpointError, RequestTimeout, SettingsError
 from ps.params import Manifest
 from ps.storage import Storage, storage_at, typed_errors
 
 _logger = logging.getLogger(__name__)
 
-Ask = Callable[[messages.Save], Sequence[messages.Saved]]
-"""Makes a request to every server and returns their answers."""
+Answer = TypeVar("Answer")
+
+SETTLE_WAIT_S = 10.0
+"""For workers between the two rounds of a clipped push: one round trip."""
+CLOCK_WAIT_S = 2.0
+"""For a clock that some server has not reached: workers have sent its pushes, or soon will."""
+
+
+class Servers(Protocol):
+    """Makes a request to every server and returns their answers; ps.fleet.Fleet is one."""
+
+    def ask(
+        self, request: messages.Request, answer: type[Answer], *, timeout_s: float
+    ) -> list[Answer]:
+        """Raise PSError if one of them refuses, or does not answer within `timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +94,31 @@ class Saver:
     def save(
         self,
         directory: str | Path,
-        step: int,
+        step: int | None,
         *,
         manifest: Manifest,
-        ask: Ask,
+        servers: Servers,
+        timeout_s: float,
         options: SaveOptions = DEFAULT_OPTIONS,
     ) -> Path:
         """Make a checkpoint; returns its directory. Raises as PSClient.save."""
-        if step < 0:
+        if step is not None and step < 0:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
         storage = storage_at(directory)
         place = self._place(directory)
         with typed_errors(storage, "", "save into"):
             self._clean(storage, place)
+            deadline_s = time.monotonic() + timeout_s  # of the servers
             base = self._base_for(place, step, options)
             save_id = uuid.uuid4().hex
-            request = messages.Save(str(directory), save_id, base.save_id if base else "")
+            order = messages.Cut(save_id, base.save_id if base else "")
+            is_agreed = manifest.has_barrier
             try:
-                shards = [answer.shard for answer in ask(request)]
+                clock = _cut(servers, order, deadline_s, is_agreed=is_agreed)
+                step = clock if step is None else step
+                request = messages.Save(str(directory), save_id)
+                answers = servers.ask(request, messages.Saved, timeout_s=_left_s(deadline_s))
+                shards = [answer.shard for answer in answers]
                 with place.lease.held():
                     origin = Origin(self._owner, base)
                     path = commit(
@@ -135,11 +158,40 @@ class Saver:
             self._places[name] = _Place(Lease(storage_at(directory), self._owner))
         return self._places[name]
 
-    def _base_for(self, place: _Place, step: int, options: SaveOptions) -> Base | None:
+    def _base_for(self, place: _Place, step: int | None, options: SaveOptions) -> Base | None:
         base = place.base
-        if base is None or place.num_deltas + 1 >= options.full_every or step <= base.step:
+        if base is None or place.num_deltas + 1 >= options.full_every:
             return None
-        return base
+        return base if step is None or step > base.step else None
+
+
+def _cut(servers: Servers, order: messages.Cut, deadline_s: float, *, is_agreed: bool) -> int:
+    """Let every server cut its shard, in sync mode all at one clock; returns the newest clock.
+
+    Servers' clocks are one apart while a barrier completes. Those behind are asked for the newest
+    clock; when one has passed it meanwhile, all are asked for a clock that is still to come.
+    """
+    margin = 0
+    wait_s = SETTLE_WAIT_S
+    while True:
+        left_s = _left_s(deadline_s)
+        order = msgspec.structs.replace(order, wait_s=min(wait_s, left_s))
+        made = servers.ask(order, messages.CutMade, timeout_s=left_s)
+        newest = max(answer.clock for answer in made)
+        is_one = all(answer.is_made and answer.clock == newest for answer in made)
+        if is_one or not is_agreed:
+            return newest
+        is_missed = order.clock is not None and newest > order.clock
+        margin = 2 * margin + 1 if is_missed else 0
+        order = msgspec.structs.replace(order, clock=newest + margin)
+        wait_s = CLOCK_WAIT_S
+
+
+def _left_s(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise RequestTimeout("the servers did not agree on a clock in time; raise timeout_s")
+    return left_s
 
 
 def _forget_older(storage: Storage, options: SaveOptions) -> None:

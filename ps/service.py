@@ -8,7 +8,6 @@ Threads: `handle` is called by one thread per connection; what it shares guards 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import msgspec
 
 from ps import messages
-from ps.applied import SessionCut
 from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_reader import read_manifest
 from ps.checkpoint_restore import Restoring
@@ -32,9 +30,10 @@ from ps.meetings import Meetings
 from ps.messages import Ack, Met
 from ps.params import Layout, Manifest, WorkerRank
 from ps.permissions import check_caller, check_phase, name_of
+from ps.record_cut import SessionCut
 from ps.rendezvous import MAX_VALUE_BYTES
 from ps.serving import ServingShard
-from ps.shard_saving import SavedVersions, restore_into, save_shard
+from ps.shard_saving import ShardSaving, restore_into
 from ps.sharding import deal
 from ps.stats import ServerStats
 from ps.table import Table, make_tables
@@ -65,8 +64,7 @@ class Service:
         self._open_connections = open_connections
         self._counters = Counters()
         self._meetings = Meetings(settings.num_workers)
-        self._saving = threading.Lock()
-        self._saved = SavedVersions()
+        self._saving = ShardSaving(settings.rank)
         self._restored: messages.Restore | None = None
         self._undone = Undone()
         self._handlers: dict[type, Callable[[Call, Any], None]] = {
@@ -85,6 +83,7 @@ class Service:
             messages.Leave: self._change_membership,
             messages.Finish: self._change_membership,
             messages.Meet: self._meet,
+            messages.Cut: self._cut,
             messages.Save: self._save,
             messages.Restore: self._restore,
             messages.FetchStats: self._fetch_stats,
@@ -292,13 +291,13 @@ class Service:
             messages.encode(Met(tuple(values), sizes)), [item for item in values.values() if item]
         )
 
+    def _cut(self, call: Call, request: messages.Cut) -> None:
+        made = self._saving.cut(self.life.loaded(), request, call.peer_gone)
+        call.reply(messages.encode(made))
+
     def _save(self, call: Call, request: messages.Save) -> None:
-        shard = self.life.loaded()
-        with self._saving:  # a retry writes the same file again, not at the same time
-            if call.peer_gone():
-                raise PhaseError("the client of this save is gone: it may have been committed")
-            record, clock = save_shard(shard, request, self._saved, rank=self.settings.rank)
-        call.reply(messages.encode(messages.Saved(record, clock)))
+        saved = self._saving.save(self.life.loaded(), request, call.peer_gone)
+        call.reply(messages.encode(saved))
 
     def _restore(self, call: Call, request: messages.Restore) -> None:
         if self.life.shard is not None:

@@ -21,7 +21,6 @@ is released. In sync mode the whole gradient goes to a staging buffer.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,10 +29,11 @@ import msgspec
 import numpy as np
 
 from ps import messages
-from ps.applied import AppliedRecord, Column, RequestId, SessionCut, Verdict
+from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.arrival import Arrival, Contributions
 from ps.consistency import slowed
 from ps.counters import Counters
+from ps.cutting import Cutting
 from ps.decisions import Admission, Policy
 from ps.dense import DenseShard
 from ps.errors import (
@@ -50,7 +50,9 @@ from ps.intake import Intake, Part
 from ps.messages import Ack
 from ps.optimizers import step_scalars
 from ps.params import Hyper, Manifest, WorkerRank
+from ps.record_cut import SessionCut
 from ps.reduction import Reduction
+from ps.shard_cut import CopyOnWrite
 from ps.staging import StagedGradient, StagingPool
 from ps.table import Table
 from ps.table_serving import Notebook, TableServing
@@ -86,8 +88,6 @@ class ServingShard:
         self.dense = dense
         self.manifest_hash = dense.manifest.hash()
         self._counters = counters
-        self._indices = {bucket.id: index for index, bucket in enumerate(dense.buckets)}
-        self._locks = [threading.Lock() for _ in dense.buckets]
         self._values = [dense.value_bytes(bucket.id) for bucket in dense.buckets]
         self._values_in = Intake(dense, packed=False)
         self._gradients_in = Intake(dense, packed=True)
@@ -99,9 +99,11 @@ class ServingShard:
         self.gate: Gate[StagedGradient] = Gate(
             policy, self._record, self._reduce, self._count, on_failed
         )
-        notebook = Notebook(self._record, self.gate, first_unit=len(dense.buckets))
+        self._guard = CopyOnWrite(dense, tables, self._record)
+        notebook = Notebook(self._record, self.gate, self._guard, first_unit=len(dense.buckets))
         self.tables = TableServing(tables, notebook, counters)
-        self.reduction = Reduction(dense, self._locks, self._pool, counters, on_failed)
+        self.reduction = Reduction(dense, self._guard, self._pool, counters, on_failed)
+        self.cutting = Cutting(self._guard, self.gate, lambda: self.reduction.is_settled)
 
     @property
     def manifest(self) -> Manifest:
@@ -196,8 +198,10 @@ class ServingShard:
                 number = request.number
                 verdict, _ = self.gate.begin(sender, number.acknowledged, number.told_clock)
                 if verdict is not Verdict.REPEATED:
-                    for bucket, array in zip(self.dense.buckets, staged.arrays, strict=True):
-                        self.dense.set_values(bucket.id, array)
+                    for index, array in enumerate(staged.arrays):
+                        with self._guard.locks[index]:
+                            self._guard.before(index)
+                            self.dense.set_values(self.dense.buckets[index].id, array)
                     self._record.complete(sender)
         finally:
             self._pool.give(staged)
@@ -209,14 +213,6 @@ class ServingShard:
             for part in parts:
                 self.dense.check_finite(part.bucket.id, part.array)
                 self.dense.set_values(part.bucket.id, part.array)
-
-    def column_at(self, bucket_id: int) -> Column:
-        """The record at one bucket; call it while `holding` that bucket."""
-        return self._record.applied_at(self._indices[bucket_id])
-
-    def holding(self, bucket_id: int) -> threading.Lock:
-        """The lock under which a bucket's values and its record change together."""
-        return self._locks[self._indices[bucket_id]]
 
     def _reply_squares(self, call: Incoming, request: messages.Push, ack: Ack) -> None:
         squares = self.reduction.squares(ack.clock)
@@ -294,8 +290,9 @@ class ServingShard:
 
     def _apply_parts(self, parts: Iterator[Part], hyper: Hyper, sender: RequestId) -> None:
         for part in parts:
-            with self._locks[part.index]:
+            with self._guard.locks[part.index]:
                 if self._record.needs(sender, part.index):
+                    self._guard.before(part.index)
                     self.dense.apply(part.bucket.id, part.array, hyper)
                     self._record.mark(sender, part.index)
 

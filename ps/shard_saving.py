@@ -1,46 +1,40 @@
 """One server's part of a save and of a restore: values, slots, clock and the exactly-once record.
 
-Covers: a cut in which values, rows and record agree, in both modes.
-Does not: write files (ps.checkpoint), commit (ps.client), start serving (ps.service).
+Covers: one save at a time, what a delta adds to, filling a shard.
+Does not: cut (ps.cutting), write files (ps.checkpoint), commit (ps.saver), start serving.
 Runs in: PS processes.
-Threads: any; saves of one server come one after the other (`ps.service` holds a lock).
+Threads: any; `_writing` lets one save at a time cut or write.
 
-async: each bucket is copied together with its column of the record, while pushes go on in the other
-buckets. Per bucket the cut is exact; the push that was in flight is found half applied after a
-restore and resumed, if its sender still lives.
-sync: all buckets are copied in memory between two clocks, then written while training goes on.
-tables: in both modes segment by segment after the buckets, each with its column (ps.table_copy).
+A save has two requests: the cut, which all servers make before any of them writes, and the writing,
+while pushes go on (ps.shard_cut). In async the push that was in flight at the cut is found half
+applied after a restore and resumed, if its sender still lives; in sync there is none.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 
 from ps import decoding, messages
-from ps.applied import AppliedRecord, Column, SessionCut
 from ps.checkpoint import Portion, write_shard
-from ps.checkpoint_format import Checkpoint, ShardRecord, new_arrays
+from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_restore import read_extra, restore_shard
+from ps.cutting import CutOrder
 from ps.decoding import UNREADABLE
 from ps.dense import DenseShard
-from ps.errors import CheckpointError
+from ps.errors import CheckpointError, PhaseError
 from ps.lifecycle import ServerSettings
+from ps.record_cut import SessionCut
 from ps.serving import ServingShard
+from ps.shard_cut import Place
 from ps.table import Table
-from ps.table_copy import SegmentCopy
 from ps.table_restore import is_same_cut, restore_tables
 
-Array = np.ndarray[Any, Any]
-
-SETTLE_TIMEOUT_S = 10.0
-"""For workers between the two rounds of a clipped push: one round trip."""
 _MAX_REMEMBERED = 4
 """Saves that a delta may add to: the last one, or one before it if that failed."""
 
@@ -53,10 +47,6 @@ class ShardExtra(msgspec.Struct, frozen=True):
     """None: after a restore into another number of servers; their numbers mean nothing here."""
     saved_at_s: float = 0.0
     """When the cut was made, in seconds since 1970: only to tell users how much was lost."""
-
-
-Place = int | tuple[int, int]
-"""A bucket's id, or a table's number and a segment's."""
 
 
 class SavedVersions:
@@ -76,28 +66,75 @@ class SavedVersions:
             self._by_save.popitem(last=False)
 
 
-def save_shard(
-    shard: ServingShard, request: messages.Save, saved: SavedVersions, *, rank: int
-) -> tuple[ShardRecord, int]:
-    """Write this server's file; returns its manifest record and its clock.
+class ShardSaving:
+    """One server's part of saves, one after the other.
 
-    Raises:
-        CheckpointError: disk full, no permission, or a value is not finite; nothing is left.
+    Args:
+        rank: of the server.
     """
-    base = saved.of(request.base)
-    source = _MemoryCopy(shard, base) if shard.manifest.has_barrier else _LiveCopy(shard, base)
-    record = write_shard(
-        request.directory,
-        request.save_id,
-        rank=rank,
-        shard=source,
-        extra=source.extra,
-        portion=Portion(source.is_unchanged, source.segments),
-    )
-    versions = dict(source.versions)
-    versions.update((segment.place, segment.version) for segment in source.segments)
-    saved.note(request.save_id, versions)
-    return record, source.clock
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._writing = threading.Lock()
+        self._known = SavedVersions()
+        self._last: tuple[messages.Save, messages.Saved] | None = None
+
+    def cut(
+        self, shard: ServingShard, request: messages.Cut, is_gone: Callable[[], bool]
+    ) -> messages.CutMade:
+        """Keep the shard as it is at one moment, until `save` has written it; repeating is safe.
+
+        Raises:
+            CheckpointError: an earlier save is still being written.
+            RequestTimeout: see ps.cutting.
+        """
+        if not self._writing.acquire(timeout=request.wait_s):
+            raise CheckpointError(
+                f"ps:{self._rank} was still writing an earlier save after {request.wait_s:g} s; "
+                "save less often, or to a faster disk"
+            )
+        try:
+            order = CutOrder(request.save_id, self._known.of(request.base), request.clock)
+            made = shard.cutting.make(order, request.wait_s, is_gone)
+        finally:
+            self._writing.release()
+        return messages.CutMade(made.clock, made.is_made)
+
+    def save(
+        self, shard: ServingShard, request: messages.Save, is_gone: Callable[[], bool]
+    ) -> messages.Saved:
+        """Write what was cut for this save; a repeated request gets the answer of the first.
+
+        Raises:
+            CheckpointError: disk full, no permission, or a value is not finite; nothing is left.
+                Or there is no such cut.
+            PhaseError: nobody waits for the answer.
+        """
+        with self._writing:
+            if is_gone():
+                raise PhaseError("the client of this save is gone: it may have been committed")
+            if self._last is None or self._last[0] != request:
+                self._last = None
+                self._last = request, self._write(shard, request)
+            return self._last[1]
+
+    def _write(self, shard: ServingShard, request: messages.Save) -> messages.Saved:
+        saved_at_s = time.time()
+        with shard.cutting.written(request.save_id) as cut:
+
+            def extra() -> bytes:
+                return msgspec.msgpack.encode(ShardExtra(cut.clock, cut.sessions(), saved_at_s))
+
+            record = write_shard(
+                request.directory,
+                request.save_id,
+                rank=self._rank,
+                shard=cut,
+                extra=extra,
+                portion=Portion(cut.is_unchanged, cut.segments),
+            )
+            self._known.note(request.save_id, cut.versions())
+            return messages.Saved(record, cut.clock)
 
 
 def restore_into(
@@ -129,95 +166,6 @@ def restore_into(
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
     is_known = units <= {num_units} and is_same_cut(checkpoint, tables, place)
     return ShardExtra(clock, own.sessions if is_known else None, saved_at_s)
-
-
-class _Source:
-    """What ps.checkpoint.write_shard copies from."""
-
-    def __init__(self, shard: ServingShard, base: Mapping[Place, int]) -> None:
-        self._shard = shard
-        self.manifest = shard.manifest
-        self.layout = shard.dense.layout
-        self.buckets = shard.dense.buckets
-        self.clock = 0
-        self.versions: dict[Place, int] = {}
-        """Of each bucket as it is in this save or in its base."""
-        self._base = base
-        self._columns: list[Column] = []
-        self._saved_at_s = time.time()
-        self.segments = [
-            SegmentCopy(table, (at, number), base.get((at, number)), self._noting(at, number))
-            for at, table in enumerate(shard.tables.tables)
-            for number in range(len(table.segments))
-        ]
-        """Of all tables, in the record's order; copied after the buckets."""
-
-    @property
-    def bucket_ids(self) -> tuple[int, ...]:
-        """As ps.dense.DenseShard."""
-        return self._shard.dense.bucket_ids
-
-    def is_unchanged(self, bucket_id: int) -> bool:
-        """Whether the base has the bucket as it is now; if so, note what was applied to it."""
-        with self._shard.holding(bucket_id):
-            if self._base.get(bucket_id) != self._shard.dense.version(bucket_id):
-                return False
-            self._note(bucket_id)
-            return True
-
-    def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
-        """Copy a bucket and note what was applied to it."""
-        with self._shard.holding(bucket_id):
-            self._note(bucket_id)
-            return self._shard.dense.dump(bucket_id, out)
-
-    def extra(self) -> bytes:
-        """The clock and the record, once all buckets and rows are copied."""
-        sessions = AppliedRecord.cut(self._columns)
-        return msgspec.msgpack.encode(ShardExtra(self.clock, sessions, self._saved_at_s))
-
-    def _note(self, bucket_id: int) -> None:
-        self.versions[bucket_id] = self._shard.dense.version(bucket_id)
-        self._columns.append(self._shard.column_at(bucket_id))
-
-    def _noting(self, table: int, segment: int) -> Callable[[], None]:
-        return lambda: self._columns.append(self._shard.tables.column_at(table, segment))
-
-
-class _LiveCopy(_Source):
-    """Buckets as they are at the moment each is copied."""
-
-    def extra(self) -> bytes:
-        self.clock = self._shard.gate.clock
-        return super().extra()
-
-
-class _MemoryCopy(_Source):
-    """All buckets as they were between two clocks."""
-
-    def __init__(self, shard: ServingShard, base: Mapping[Place, int]) -> None:
-        super().__init__(shard, base)
-        self._copies: dict[int, tuple[int, list[Array]]] = {}
-        # Memory first: its pages are touched before the barrier is held.
-        fresh = {
-            bucket.id: new_arrays(self.layout, self.manifest, bucket.id) for bucket in self.buckets
-        }
-        with shard.gate.between_clocks(
-            lambda: shard.reduction.is_settled, timeout_s=SETTLE_TIMEOUT_S
-        ) as clock:
-            self.clock = clock
-            for bucket_id, arrays in fresh.items():
-                if not super().is_unchanged(bucket_id):
-                    self._copies[bucket_id] = (super().dump(bucket_id, arrays), arrays)
-
-    def is_unchanged(self, bucket_id: int) -> bool:
-        return bucket_id not in self._copies
-
-    def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
-        step, arrays = self._copies.pop(bucket_id)
-        for target, source in zip(out, arrays, strict=True):
-            np.copyto(target, source)
-        return step
 
 
 def _decode(data: bytes, server: int) -> ShardExtra:

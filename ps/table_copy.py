@@ -1,12 +1,12 @@
 """A segment's rows as they are at one moment, copied while pushes go on.
 
-Covers: rounds of batches, the last of which is a cut.
-Does not: write (ps.checkpoint), hold more rows in memory than one round's pushes have changed.
+Covers: the moment, the rows that nobody changes after it, and those that were kept (ps.table_cut).
+Does not: write (ps.checkpoint), decide when (ps.shard_cut).
 Runs in: PS processes.      Threads: one a copy; the segment's lock is held for a batch at a time.
 
-First all rows are copied, in batches between which pushes go on; then those that were changed
-meanwhile, and so on until few are left. These are copied under one hold of the lock, together with
-the record: from then on rows and record are one cut. An id may come several times; the last counts.
+From the cut on a push first copies the rows that it changes and that are not written yet, so it is
+held up by no more than its own rows. Copies are written with the next batch, which frees them. An
+id may come several times, always with the same row.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ import numpy as np
 
 from ps.table import Table
 from ps.table_batch import ROWS_AT_ONCE, Batch, Dropped
+from ps.table_cut import RowCut
 
 Array = np.ndarray[Any, Any]
-
-MAX_ROUNDS = 8
-"""Where pushes change rows faster than they are written, the ninth round holds them up."""
 
 
 class SegmentCopy:
@@ -43,48 +41,46 @@ class SegmentCopy:
         self.is_whole = True
         """Whether the batches are all rows, not only what has changed since the base."""
         self.version = 0
-        """Of the segment at the cut; known after the last batch, as `counts`."""
+        """Of the segment at the cut."""
         self.counts: Array = np.empty(0, np.uint16)
         """How often ids came that have no row yet; empty where the table does not count."""
         self._segment = table.segments[place[1]]
         self._base = base
         self._at_cut = at_cut
+        self._gone: Array = np.empty(0, np.int64)
+        self._rows: RowCut | None = None
+
+    def begin(self) -> RowCut:
+        """Make the cut if that was not done; the caller holds the segment's lock."""
+        if self._rows is None:
+            segment = self._segment
+            gone = segment.drops.cut(self._base, segment.version)
+            self.is_whole = gone is None
+            since = -1 if gone is None or self._base is None else self._base
+            self._gone = self._gone if gone is None else gone
+            self.version, self.counts = segment.version, segment.counts.copy()
+            self._rows = segment.cut = RowCut(since, segment.version, segment.num_rows)
+            self._at_cut()
+        return self._rows
 
     def batches(self) -> Iterator[Batch | Dropped]:
-        """Give rows, and ids whose rows are gone, in the order in which they are to be applied."""
-        segment = self._segment
-        try:
-            with segment.lock:
-                self.is_whole = not segment.drops.begin(self._base)
-            since = -1 if self.is_whole or self._base is None else self._base
-            for _ in range(MAX_ROUNDS):
-                with segment.lock:
-                    if segment.num_changed(since) <= ROWS_AT_ONCE:
-                        break
-                    start, stop, gone = segment.version, segment.num_rows, segment.drops.take()
-                yield from _pieces(Dropped(gone))
-                while stop:
-                    with segment.lock:
-                        batch, stop = segment.dump(stop, ROWS_AT_ONCE, since)
-                    yield from _pieces(batch)
-                since = start
-            gone, batch = self._cut(since)
-        except BaseException:
-            with segment.lock:
-                segment.drops.forget()
-            raise
-        yield from _pieces(Dropped(gone))
-        yield from _pieces(batch)
-
-    def _cut(self, since: int) -> tuple[Array, Batch]:
+        """Give ids whose rows are gone, then rows: the order in which they are to be applied."""
         segment = self._segment
         with segment.lock:
-            batch, _ = segment.dump(segment.num_rows, segment.num_rows, since)
-            gone = segment.drops.take()
-            self.version, self.counts = segment.version, segment.counts.copy()
-            self._at_cut()
-            segment.drops.end(segment.version)
-        return gone, batch
+            cut = self.begin()
+        yield from _pieces(Dropped(self._gone))
+        while cut.stop:
+            with segment.lock:
+                batch, cut.stop = segment.dump(cut.stop, ROWS_AT_ONCE, cut.since, cut.version)
+                kept = cut.take()
+            yield from _pieces(batch)
+            if kept is not None:
+                yield from _pieces(kept)
+
+    def release(self) -> None:
+        """Keep nothing any more: the save is over, or given up."""
+        if self._rows is not None:
+            self._rows.release()
 
 
 def _pieces(batch: Batch | Dropped) -> Iterator[Batch | Dropped]:

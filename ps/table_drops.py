@@ -24,7 +24,6 @@ class DropLog:
         self._ids: list[Array] | None = None
         self._num_ids = 0
         self._since = 0
-        self._is_saving = False
 
     def add(self, ids: Array) -> None:
         """Note dropped ids, an array of its own."""
@@ -32,28 +31,19 @@ class DropLog:
             return
         self._ids.append(ids)
         self._num_ids += ids.size
-        if self._num_ids > MAX_KEPT and not self._is_saving:
-            self.forget()
+        if self._num_ids > MAX_KEPT:
+            self._ids, self._num_ids = None, 0
 
-    def begin(self, base: int | None) -> bool:
-        """Begin a save; returns whether the log reaches back to the save that ended at `base`."""
-        reaches = self._ids is not None and base == self._since
-        if not reaches:
-            self._ids, self._num_ids = [], 0
-        self._is_saving = True
-        return reaches
+    def cut(self, base: int | None, version: int) -> Array | None:
+        """Return what was dropped since the save that ended at `base`, and begin anew.
 
-    def take(self) -> Array:
-        """Return and remove what is in the log."""
-        ids = self._ids or []
-        self._ids, self._num_ids = [], 0
-        return np.concatenate([np.empty(0, np.int64), *ids])
+        None: the log does not reach back so far, so the segment has to be saved whole.
 
-    def end(self, version: int) -> None:
-        """Note that a save holds everything up to this version."""
-        self._since = version
-        self._is_saving = False
-
-    def forget(self) -> None:
-        """Drop the log: the next save is whole."""
-        self._ids, self._num_ids, self._is_saving = None, 0, False
+        Args:
+            base: a version; None: of no save.
+            version: where this save ends.
+        """
+        ids = self._ids
+        reaches = ids is not None and base == self._since
+        self._ids, self._num_ids, self._since = [], 0, version
+        return np.concatenate([np.empty(0, np.int64), *(ids or [])]) if reaches else None

@@ -29,6 +29,7 @@ from ps.hash_index import HashIndex
 from ps.table_admission import Doorman
 from ps.table_ages import Ages
 from ps.table_batch import Batch
+from ps.table_cut import RowCut
 from ps.table_drops import DropLog
 from ps.table_ids import shown
 from ps.table_init import initialize, key_of, recipe_of
@@ -74,6 +75,8 @@ class Segment:
         self.version = 0
         """Pushes so far; also the step of the rule."""
         self.drops = DropLog()
+        self.cut: RowCut | None = None
+        """What a save that is under way still needs of the rows."""
         self._spec = spec
         self._slot_starts = slots
         self._quota = quota
@@ -102,10 +105,6 @@ class Segment:
     def counts(self) -> Array:
         """How often ids without a row came, by hash; empty where the table admits all."""
         return self._doorman.counts
-
-    def num_changed(self, since_version: int) -> int:
-        """Return how many rows were changed after this version."""
-        return int(np.count_nonzero(self._versions.rows[: self.num_rows] > since_version))
 
     def lookup(self, ids: Array, out: Array) -> int:
         """Write the values of these ids to `out`; returns how many have no row.
@@ -142,6 +141,7 @@ class Segment:
             return Pushed(evicted=evicted)
         rows = np.empty(ids.size, np.int64)
         missing = self._index.find(self._ids.rows, ids, rows)
+        self._keep(rows)
         self._refuse_repeated(ids, table_kernels.mark(self._versions.rows, rows, self.version))
         added = 0
         if missing:
@@ -155,8 +155,10 @@ class Segment:
         update(self._slab.rows, rows, grads)
         return Pushed(added, missing - added, evicted)
 
-    def dump(self, stop: int, max_rows: int, since_version: int = -1) -> tuple[Batch, int]:
-        """Copy the rows below `stop` that were changed after `since_version`, from the last on.
+    def dump(
+        self, stop: int, max_rows: int, since: int = -1, until: int | None = None
+    ) -> tuple[Batch, int]:
+        """Copy the rows below `stop` of versions above `since`, up to `until`, from the last on.
 
         Backwards, because eviction moves rows to lower numbers only: a row that is moved between
         two batches may come twice, the newer copy later, but is never left out.
@@ -167,7 +169,10 @@ class Segment:
         stop = min(stop, self.num_rows)
         start = max(0, stop - max_rows)
         versions = self._versions.rows[start:stop]
-        chosen = np.nonzero(versions > since_version)[0] + start
+        is_chosen = versions > since
+        if until is not None:
+            is_chosen &= versions <= until
+        chosen = np.nonzero(is_chosen)[0] + start
         columns = (self._ids, self._slab, self._versions)
         return Batch(*(column.rows[chosen] for column in columns)), start
 
@@ -264,6 +269,7 @@ class Segment:
     def _evict(self, victims: Array) -> int:
         if not victims.size:
             return 0
+        self._keep(victims)
         slots = self._index.settled(self._ids.rows)
         stop = self.num_rows
         ids, versions = self._ids.rows[:stop], self._versions.rows[:stop]
@@ -273,6 +279,11 @@ class Segment:
         self._quota.give(stop - left)
         self.num_rows = left
         return stop - left
+
+    def _keep(self, rows: Array) -> None:
+        """Copy what a save needs of rows that are about to change."""
+        if self.cut is not None:
+            self.cut.keep(rows, (self._ids.rows, self._slab.rows, self._versions.rows))
 
     def _refuse_repeated_missing(self, missing: Array) -> None:
         ordered, counts = np.unique(missing, return_counts=True)

@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ps import messages
-from ps.applied import AppliedRecord, Column, RequestId, Verdict
+from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.counters import Counters
 from ps.errors import ManifestMismatch, PushError, ShapeError
 from ps.gate import Gate
 from ps.incoming import Incoming, request_id
 from ps.messages import Ack
 from ps.params import Hyper
+from ps.shard_cut import CopyOnWrite
 from ps.stats import TableStats
 from ps.table import Table
 from ps.table_ids import MAX_IDS
@@ -47,6 +48,7 @@ class Notebook:
 
     record: AppliedRecord
     gate: Gate[Any]
+    guard: CopyOnWrite
     first_unit: int
     """Number of the first table segment among the record's units; the dense buckets come first."""
 
@@ -75,6 +77,7 @@ class TableServing:
         self.tables = tuple(tables)
         self._record = notebook.record
         self._gate = notebook.gate
+        self._guard = notebook.guard
         self._counters = counters
         self._first_units: list[int] = []
         unit = notebook.first_unit
@@ -85,10 +88,6 @@ class TableServing:
     def stats(self) -> tuple[TableStats, ...]:
         """Every table's counters."""
         return tuple(table.stats() for table in self.tables)
-
-    def column_at(self, table: int, segment: int) -> Column:
-        """The record at one segment of a table; call it under the segment's lock."""
-        return self._record.applied_at(self._first_units[table] + segment)
 
     def answer(self, call: Incoming, request: TableRequest) -> None:
         """Answer one request.
@@ -183,6 +182,7 @@ class TableServing:
             started_s = time.perf_counter()
             with table.segments[at].lock:
                 if self._record.needs(sender, unit):
+                    self._guard.before(unit)
                     table.push(at, ids, grads, hyper)
                     self._record.mark(sender, unit)
             apply_s += time.perf_counter() - started_s

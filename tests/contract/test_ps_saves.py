@@ -112,10 +112,10 @@ def test_a_save_whose_client_is_gone_writes_nothing(tmp_path: Path):
     """It waits for another one; by now its client may have repeated it, and committed that."""
     with seeded(make_manifest(), num_servers=1) as (bed, client):
         client.save(tmp_path, 1)
-        late = messages.Save(str(tmp_path), "late", "")
+        late = messages.Save(str(tmp_path), "late")
         chief = Identity(Role.WORKER, 0, 0)
         connection = connect(bed.endpoints[0], chief, bed.credentials)
-        with bed.servers[0]._service._saving, connection, pytest.raises(DeadlineExceeded):
+        with bed.servers[0]._service._saving._writing, connection, pytest.raises(DeadlineExceeded):
             connection.call(messages.encode(late), [], timeout_s=0.3)
         client.save(tmp_path, 2)
         bed.close()  # waits for the handlers
@@ -273,7 +273,7 @@ def test_a_server_that_was_replaced_saves_everything_again(tmp_path: Path):
     manifest = two_groups()
     with seeded(manifest, num_servers=1) as (bed, client):
         client.save(tmp_path, 1, options=SaveOptions(full_every=9))
-        bed.servers[0]._service._saved.__init__()  # type: ignore[misc]
+        bed.servers[0]._service._saving._known.__init__()  # type: ignore[misc]
         client.save(tmp_path, 2, options=SaveOptions(full_every=9))
         saved = bed.pulled(client)
     assert bytes_of(tmp_path, 2) >= 0.9 * bytes_of(tmp_path, 1)

@@ -30,10 +30,11 @@ import os, pathlib, signal, sys
 import numpy as np
 from ps import checkpoint as saving
 from ps import storage
+from ps.applied import AppliedRecord
 from ps.dense import DenseShard
 from ps.params import Hyper, Manifest
+from ps.shard_cut import CopyOnWrite, ShardCut
 from ps.table import make_tables
-from ps.table_copy import SegmentCopy
 
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -42,13 +43,16 @@ def save(root, point):
     if point == "opened":
         saving._write = die
     elif point == "middle":
-        dump, shard.dump = shard.dump, lambda i, out: die() if i == 2 else dump(i, out)
+        dump, cut.dump = cut.dump, lambda i, out: die() if i == 2 else dump(i, out)
+    elif point == "while a push copies aside":
+        shard.dump = lambda i, out: die() if i == 3 else dump_live(i, out)
     elif point == "between segments":
-        segments[1].batches = die
+        cut.segments[1].batches = die
     elif point == "unsynced":
         os.fsync = die
-    portion = saving.Portion(segments=segments)
-    record = saving.write_shard(root, "ab", rank=0, shard=shard, portion=portion)
+    push()
+    portion = saving.Portion(segments=cut.segments)
+    record = saving.write_shard(root, "ab", rank=0, shard=cut, portion=portion)
     if point == "before manifest":
         storage.LocalStorage.create = die
     elif point == "half a manifest":
@@ -66,14 +70,24 @@ def save(root, point):
 
 manifest = Manifest.decode(sys.stdin.buffer.read())
 shard = DenseShard(manifest, rank=0, num_servers=1, num_workers=1)
-for bucket in shard.buckets:
-    shard.apply(bucket.id, np.ones(bucket.num_elements, np.float32), Hyper(0.1))
+dump_live = shard.dump
 (table,) = make_tables(manifest, rank=0, num_servers=1)
+units = len(shard.buckets)
+guard = CopyOnWrite(shard, [table], AppliedRecord(units + 2))
 ids = np.arange(100)
-for at in (0, 1):
-    own = ids[table.parts_of(ids) == at]
-    table.push(at, own, np.ones((own.size, 4), np.float32), Hyper(0.1))
-segments = [SegmentCopy(table, (0, at), None, lambda: None) for at in (0, 1)]
+
+def push():
+    for bucket in shard.buckets:
+        guard.before(bucket.id)
+        shard.apply(bucket.id, np.ones(bucket.num_elements, np.float32), Hyper(0.1))
+    for at in (0, 1):
+        guard.before(units + at)
+        own = ids[table.parts_of(ids) == at]
+        table.push(at, own, np.ones((own.size, 4), np.float32), Hyper(0.1))
+
+push()
+guard.open(ShardCut(guard, 900, "ab"))
+cut = guard.cut
 for point in sys.argv[2:]:
     child = os.fork()  # importing everything takes longer than all of these saves
     if not child:
@@ -87,6 +101,7 @@ for point in sys.argv[2:]:
 POINTS = (
     "opened",
     "middle",
+    "while a push copies aside",
     "between segments",
     "unsynced",
     "before manifest",
@@ -134,6 +149,7 @@ def test_a_kill_while_saving_leaves_one_whole_newest_checkpoint(roots: Path, poi
     assert (np.concatenate([shard.values(i) for i in shard.bucket_ids]) != 0).all() == (
         newest.step == 900
     )
+    assert {shard.step(i) for i in shard.bucket_ids} == {1 if newest.step == 900 else 0}
     (table,) = make_tables(MANIFEST, rank=0, num_servers=1)
     place = ServerSettings(rank=0, num_servers=1, num_workers=1)
     restore_tables(root, newest, [table], place)

@@ -163,8 +163,15 @@ CASES: dict[type, list[Case]] = {
     messages.Meet: [
         Case(lambda s: s.client.rendezvous("k", b"v", timeout_s=10), lambda s, r: r == {0: b"v"}),
     ],
-    messages.Save: [
+    messages.Cut: [
         Case(lambda s: s.client.save(s.directory, 5), lambda s, r: r.name == "step-5"),
+    ],
+    messages.Save: [
+        Case(
+            lambda s: s.client.save(s.directory, None),
+            lambda s, r: r.name == "step-0",
+            is_later=True,
+        ),
     ],
     messages.Restore: [
         Case(

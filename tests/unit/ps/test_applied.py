@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.applied import MAX_SEQUENCE, MAX_SESSIONS, AppliedRecord, RequestId, Verdict
+from ps.applied import MAX_SESSIONS, AppliedRecord, RequestId, Verdict
 from ps.errors import PhaseError, SequenceGap, StaleIncarnation
 from ps.params import WorkerRank
+from ps.record_cut import MAX_SEQUENCE, RecordCut, SessionCut
 
 W0, W1 = WorkerRank(0), WorkerRank(1)
 NUM_BUCKETS = 3
@@ -31,9 +34,15 @@ def needed(record: AppliedRecord, name: RequestId) -> list[bool]:
     return [record.needs(name, bucket) for bucket in range(NUM_BUCKETS)]
 
 
+def sessions_of(cut: RecordCut, buckets: Sequence[int] = range(NUM_BUCKETS)):
+    for bucket in buckets:
+        cut.note(bucket)
+    return cut.sessions()
+
+
 def saved_and_restored(record: AppliedRecord) -> AppliedRecord:
     restored = AppliedRecord(NUM_BUCKETS)
-    restored.restore(record.cut([record.applied_at(bucket) for bucket in range(NUM_BUCKETS)]))
+    restored.restore(sessions_of(record.cut()))
     return restored
 
 
@@ -81,7 +90,7 @@ def test_the_session_that_was_silent_longest_makes_room(record: AppliedRecord):
     apply_whole(record, request(1, session=1000))
     assert record.begin(request(1, session=0)) is Verdict.REPEATED
     assert record.begin(request(1, session=1)) is Verdict.NEW
-    assert len(record.applied_at(0)) == MAX_SESSIONS
+    assert len(sessions_of(record.cut())) == MAX_SESSIONS
 
 
 def test_numbers_of_requests_that_were_refused_before_may_be_left_out(record: AppliedRecord):
@@ -108,7 +117,7 @@ def test_a_newer_incarnation_replaces_the_older(record: AppliedRecord):
     assert record.begin(request(1, incarnation=1, session=2)) is Verdict.NEW
     with pytest.raises(StaleIncarnation, match="incarnation 0 was replaced"):
         record.begin(request(2))
-    assert [key[1] for key in record.applied_at(0)] == [1]
+    assert [each.incarnation for each in sessions_of(record.cut())] == [1]
 
 
 @pytest.mark.fault("F06")
@@ -138,7 +147,7 @@ def test_a_fence_never_goes_back(record: AppliedRecord):
 @pytest.mark.parametrize("last", [2**31 - 1, 2**32 - 1, 2**53, MAX_SEQUENCE - 1])
 def test_sequence_numbers_do_not_wrap(record: AppliedRecord, last: int):
     old = request(last, incarnation=2**62)
-    record.restore(record.cut([{(W0, 2**62, 77): last}] * NUM_BUCKETS))
+    record.restore([SessionCut(W0, 2**62, 77, (last,) * NUM_BUCKETS)])
     assert record.begin(old) is Verdict.REPEATED
     new = old._replace(sequence=last + 1)
     assert record.begin(new) is Verdict.NEW
@@ -150,14 +159,17 @@ def test_a_checkpoint_in_the_middle_of_a_push_resumes_bucket_by_bucket(record: A
     apply_whole(record, request(1))
     record.begin(request(2))
     record.mark(request(2), 0)
-    columns = [record.applied_at(0), record.applied_at(1)]
-    record.mark(request(2), 1)  # after bucket 1 was copied
-    record.mark(request(2), 2)
-    columns.append(record.applied_at(2))
+    cut = record.cut()
+    for bucket in (1, 2):
+        cut.note(bucket)  # as whoever changes it after the cut lets be done
+        record.mark(request(2), bucket)
+    record.complete(request(2))
+    apply_whole(record, request(1, session=7))  # begun after the cut
+    record.fence(request(2).worker, 1)
     restored = AppliedRecord(NUM_BUCKETS)
-    restored.restore(record.cut(columns))
+    restored.restore(sessions_of(cut, [0]))
     assert restored.begin(request(2)) is Verdict.RESUMED
-    assert needed(restored, request(2)) == [False, True, False]
+    assert needed(restored, request(2)) == [False, True, True]
 
 
 @pytest.mark.fault("F08")
@@ -179,7 +191,7 @@ def test_another_run_is_not_taken_for_the_one_that_was_saved(record: AppliedReco
 
 def test_a_record_of_another_cut_is_refused(record: AppliedRecord):
     with pytest.raises(PhaseError, match="2 buckets"):
-        record.restore(record.cut([{(W0, 0, 1): 1}] * 2))
+        record.restore([SessionCut(W0, 0, 1, (1, 1))])
 
 
 @pytest.mark.fault("F27")

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from ps.applied import AppliedRecord, RequestId, SessionCut, Verdict
+from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.arrival import Arrival
 from ps.barrier import Sync
 from ps.consistency import Async
@@ -23,6 +23,7 @@ from ps.errors import (
 )
 from ps.gate import Event, Gate
 from ps.params import Hyper, WorkerRank
+from ps.record_cut import SessionCut
 
 HYPER = Hyper(0.1)
 NEVER_GONE = bool

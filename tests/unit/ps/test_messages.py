@@ -32,6 +32,7 @@ SAMPLES: dict[type, Request] = {
     messages.Leave: messages.Leave(NUMBER),
     messages.Finish: messages.Finish(NUMBER),
     messages.Meet: messages.Meet("k", 1.0),
+    messages.Cut: messages.Cut("id", "base", 9, 1.5),
     messages.Save: messages.Save("/tmp/x", "id"),
     messages.Restore: messages.Restore("/tmp/x", 1, "ab", 10),
     messages.FetchStats: messages.FetchStats(),
@@ -161,7 +162,7 @@ MAY_CALL: dict[str, set[type]] = {
     "worker:0": set(SAMPLES) - {messages.Fence, messages.Lose, messages.Stop},
     "driver:0": {
         messages.Describe, messages.FetchManifest, messages.FetchStats, messages.Pull,
-        messages.Lookup, messages.Scan, messages.Save, messages.Restore,
+        messages.Lookup, messages.Scan, messages.Cut, messages.Save, messages.Restore,
         messages.Fence, messages.Lose, messages.Stop,
     },
     "supervisor:0": {
@@ -171,7 +172,7 @@ MAY_CALL: dict[str, set[type]] = {
     "feeder:0": set(),
     "server:0": set(),
 }  # fmt: skip
-CHIEF_ONLY = {messages.Seed, messages.Assign, messages.Save, messages.Restore}
+CHIEF_ONLY = {messages.Seed, messages.Assign, messages.Cut, messages.Save, messages.Restore}
 MAY_CALL["worker:1"] = MAY_CALL["worker:0"] - CHIEF_ONLY
 
 

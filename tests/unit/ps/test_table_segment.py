@@ -198,7 +198,7 @@ def test_dump_and_load_carry_rows_over_and_deltas_hold_what_changed():
         other.load(batch)
     assert np.array_equal(lookup(other, range(120))[0], lookup(made, range(120))[0])
     assert other.version == made.version
-    delta, _ = made.dump(made.num_rows, 1000, since_version=cut)
+    delta, _ = made.dump(made.num_rows, 1000, since=cut)
     assert sorted(delta.ids.tolist()) == list(range(50, 120))
 
 

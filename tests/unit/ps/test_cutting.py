@@ -1,0 +1,167 @@
+"""When a shard is cut: at once, or at a clock still to come; and how servers agree on it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ps import messages
+from ps.applied import AppliedRecord, RequestId
+from ps.arrival import Arrival
+from ps.barrier import Sync
+from ps.cutting import Cut, CutOrder, Cutting
+from ps.dense import DenseShard
+from ps.errors import CheckpointError, RequestTimeout
+from ps.gate import Gate
+from ps.params import Hyper, WorkerRank
+from ps.saver import _cut
+from ps.shard_cut import CopyOnWrite
+from tests.ps_bed import ADD, make_manifest, wait_until
+
+MANIFEST = make_manifest(100, rule=ADD)
+NOW = messages.Cut("save")
+
+
+class Bench:
+    """One worker's barrier: each `step` completes a clock, which adds 1 everywhere."""
+
+    def __init__(self) -> None:
+        self.dense = DenseShard(MANIFEST, rank=0, num_servers=1, num_workers=1)
+        self.record = AppliedRecord(len(self.dense.buckets))
+        self.guard = CopyOnWrite(self.dense, (), self.record)
+        self.gate: Gate[Any] = Gate(
+            Sync(1), self.record, self._reduce, lambda _: None, lambda _: None
+        )
+        self.is_settled = True
+        self.cutting = Cutting(self.guard, self.gate, lambda: self.is_settled)
+        self.sequence = 0
+
+    def step(self) -> None:
+        self.sequence += 1
+        request = RequestId(WorkerRank(0), 0, 1, self.sequence)
+        self.gate.begin(request, self.sequence - 1)
+        self.gate.arrive(Arrival(request, 1, Hyper(0.1), object()))
+
+    def _reduce(self, _: object) -> None:
+        for unit, bucket in enumerate(self.dense.buckets):
+            with self.guard.locks[unit]:
+                self.guard.before(unit)
+                ones = np.ones(bucket.num_elements, np.float32)
+                self.dense.apply(bucket.id, ones, Hyper(0.1))
+
+    def make(self, order: CutOrder, wait_s: float = 0.0) -> Cut:
+        return self.cutting.make(order, wait_s, lambda: False)
+
+    def saved(self, save_id: str) -> set[float]:
+        """The different values in a cut."""
+        found: set[float] = set()
+        with self.cutting.written(save_id) as cut:
+            for bucket in cut.buckets:
+                out = [np.empty(bucket.num_elements, np.float32)]
+                cut.dump(bucket.id, out)
+                found.update(out[0].tolist())
+        return found
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_now_is_at_once_and_asking_again_finds_the_same_cut(bench: Bench):
+    bench.step()
+    assert bench.make(CutOrder("save", {})) == (1, True)
+    bench.step()
+    assert bench.make(CutOrder("save", {})) == (1, True)
+    assert bench.make(CutOrder("save", {}, 1)) == (1, True)
+    assert bench.saved("save") == {1.0}
+
+
+def test_a_clock_to_come_is_cut_by_the_push_that_completes_it(bench: Bench):
+    made: list[Cut] = []
+    order = CutOrder("save", {}, 3)
+    waiter = threading.Thread(target=lambda: made.append(bench.make(order, 10.0)))
+    waiter.start()
+    wait_until(lambda: bench.cutting._wanted is not None, "the order")
+    for _ in range(6):
+        bench.step()
+    waiter.join(10)
+    assert made == [(3, True)]
+    assert bench.saved("save") == {3.0}
+
+
+def test_a_clock_that_is_past_or_does_not_come_is_said(bench: Bench):
+    bench.step()
+    bench.step()
+    assert bench.make(CutOrder("save", {}, 1)) == (2, False)
+    assert bench.make(CutOrder("save", {}, 3)) == (2, False)
+    bench.step()
+    assert bench.guard.cut is None, "nobody waits for it any more"
+    with pytest.raises(CheckpointError, match="save save has no cut here"):
+        bench.saved("save")
+
+
+def test_a_cut_waits_for_the_second_round_of_a_clipped_push(bench: Bench):
+    bench.is_settled = False
+    with pytest.raises(RequestTimeout, match=r"clock 0 was not settled within 0 s"):
+        bench.make(CutOrder("save", {}))
+    bench.is_settled = True
+    assert bench.make(CutOrder("save", {})) == (0, True)
+
+
+def test_a_later_save_takes_the_cut_of_an_earlier_one_away(bench: Bench):
+    bench.make(CutOrder("first", {}))
+    bench.step()
+    bench.make(CutOrder("second", {}))
+    with pytest.raises(CheckpointError, match="another save"):
+        bench.saved("first")
+    assert bench.saved("second") == {1.0}
+
+
+# ---- how servers agree ----
+
+
+class Scripted:
+    """Two servers whose answers are given."""
+
+    def __init__(self, *answers: Sequence[tuple[int, bool]]) -> None:
+        self.answers = list(answers)
+        self.asked: list[int | None] = []
+
+    def ask(self, request: Any, answer: Any, *, timeout_s: float) -> list[Any]:
+        self.asked.append(request.clock)
+        return [answer(*each) for each in self.answers.pop(0)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ([[(4, True), (4, True)]], [None]),
+        ([[(4, True), (5, True)], [(5, True), (5, True)]], [None, 5]),
+        ([[(4, True), (5, True)], [(6, False), (6, False)], [(7, True), (7, True)]], [None, 5, 7]),
+        (
+            [
+                *([(4, True), (5, True)], [(9, False), (5, True)], [(13, False), (14, False)]),
+                *([(14, False), (14, False)], [(14, True), (14, True)]),
+            ],
+            [None, 5, 10, 17, 14],
+        ),
+    ],
+    ids=["at once", "one is behind", "missed", "missed twice, then it stands still"],
+)
+def test_servers_cut_at_one_clock_whatever_they_do_meanwhile(answers, asked):
+    servers = Scripted(*answers)
+    newest = answers[-1][0][0]
+    assert _cut(servers, NOW, float("inf"), is_agreed=True) == newest
+    assert servers.asked == asked
+
+
+def test_without_barriers_each_server_has_a_moment_of_its_own():
+    servers = Scripted([(4, True), (9, True)])
+    assert _cut(servers, NOW, float("inf"), is_agreed=False) == 9
+    with pytest.raises(RequestTimeout, match="did not agree on a clock in time"):
+        _cut(servers, NOW, 0.0, is_agreed=True)
