@@ -10,22 +10,18 @@ thread of its own (errands), so that Ctrl-C finds the user's thread waiting.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from tfos import pickling, preflight, reports, reservation
 from tfos.config import ClusterConfig, InputMode
 from tfos.control.state import ClusterState
 from tfos.ending import Ending
 from tfos.errands import Errand
-from tfos.errors import SettingsError
+from tfos.feed_door import FeedDoor, as_rdd
 from tfos.node_jobs import NodeJobs
 from tfos.phases import ClusterPhase, require
 from tfos.status import cluster_report
-
-if TYPE_CHECKING:
-    from tfos.feed_jobs import FeedJobs
 
 _TENSORBOARD_S = 15.0
 """TensorBoard answers within this time after the start, or its reason is known."""
@@ -54,8 +50,7 @@ class TFCluster:
         self._ending = Ending(
             reserved.coordinator, reserved.config, reserved.console, reserved.credentials
         )
-        self._feed_jobs: FeedJobs | None = None
-        self._making_feed_jobs = threading.Lock()
+        self._feed_door = FeedDoor(reserved, self._ending.raise_failure)
         self._ending.watch(self)
 
     @classmethod
@@ -213,13 +208,13 @@ class TFCluster:
         times = num_epochs or 1
 
         def train() -> reports.TrainReport | None:
-            feeding, timeout_s = self._feeding("train()", feed_timeout, qname)
+            feeding, timeout_s = self._feed_door.open("train()", feed_timeout, qname)
             if hasattr(dataRDD, "foreachRDD"):
                 dataRDD.foreachRDD(
                     lambda rdd: feeding.feed_batch(rdd, times, qname, feed_timeout_s=timeout_s)
                 )
                 return None
-            rdd = self._as_rdd(dataRDD)
+            rdd = as_rdd(dataRDD)
             return feeding.train(
                 rdd, epochs, qname, feed_timeout_s=timeout_s, is_left=lambda: errand.is_left
             )
@@ -235,8 +230,8 @@ class TFCluster:
         """
 
         def inference() -> Any:
-            feeding, timeout_s = self._feeding("inference()", feed_timeout, qname)
-            return feeding.inference(self._as_rdd(dataRDD), qname, feed_timeout_s=timeout_s)
+            feeding, timeout_s = self._feed_door.open("inference()", feed_timeout, qname)
+            return feeding.inference(as_rdd(dataRDD), qname, feed_timeout_s=timeout_s)
 
         return self._beside("inference()", inference, spark=self._reserved.sc)
 
@@ -355,37 +350,3 @@ class TFCluster:
         except BaseException:
             self._ending.abort("the start failed")
             raise
-
-    def _feeding(self, call: str, feed_timeout: float, feed: str) -> tuple[FeedJobs, float]:
-        timeout_s = preflight.check_timeout("feed_timeout", feed_timeout)
-        if not self._settings.feeds:
-            raise SettingsError(
-                f"{call} needs input_mode=InputMode.SPARK; this cluster was made with "
-                "InputMode.TENSORFLOW, where main_fun reads its own data."
-            )
-        if feed not in self._settings.feeds:
-            raise SettingsError(
-                f"qname={feed!r} is no feed of this cluster: {list(self._settings.feeds)}. Name "
-                "it in queues= of reserve() or run()."
-            )
-        self._ending.raise_failure()
-        require(call, self.phase, ClusterPhase.RUNNING)
-        with self._making_feed_jobs:
-            if self._feed_jobs is None:
-                from tfos.feed_jobs import FeedJobs  # numpy: only where rows are fed
-
-                reserved = self._reserved
-                self._feed_jobs = FeedJobs(
-                    reserved.sc,
-                    self._coordinator,
-                    reserved.credentials,
-                    reserved.config,
-                    reserved.console,
-                )
-        return self._feed_jobs, timeout_s
-
-    @staticmethod
-    def _as_rdd(data: Any) -> Any:
-        from tfos.feed_jobs import as_rdd
-
-        return as_rdd(data)
