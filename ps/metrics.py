@@ -88,8 +88,8 @@ class Page:
 def server_metrics(servers: Sequence[ServerStats]) -> Iterator[Metric]:
     """Give every metric of these servers."""
     numbered = [((str(each.server),), each) for each in servers]
-    yield from families(SERVER_GAUGES, ("server",), numbered, is_counter=False)
-    yield from families(SERVER_COUNTERS, ("server",), numbered, is_counter=True)
+    yield from families(SERVER_GAUGES, ("server",), numbered)
+    yield from families(SERVER_COUNTERS, ("server",), numbered, grows=True)
     yield _phases(servers)
     yield from _latencies(servers)
     yield _staleness(servers)
@@ -98,17 +98,16 @@ def server_metrics(servers: Sequence[ServerStats]) -> Iterator[Metric]:
         for server in servers
         for worker in server.workers
     ]
-    yield from families(WORKER_COUNTERS, ("server", "worker"), workers, is_counter=True)
+    yield from families(WORKER_COUNTERS, ("server", "worker"), workers, grows=True)
     tables: list[tuple[tuple[str, ...], TableStats]] = [
         ((str(server.server), table.name), table) for server in servers for table in server.tables
     ]
-    yield from families(TABLE_GAUGES, ("server", "table"), tables, is_counter=False)
-    yield from families(TABLE_COUNTERS, ("server", "table"), tables, is_counter=True)
+    yield from families(TABLE_GAUGES, ("server", "table"), tables)
+    yield from families(TABLE_COUNTERS, ("server", "table"), tables, grows=True)
     yield from families(
         {"table_max_rows": ("max_rows", "Rows that this server's share of the table may have")},
         ("server", "table"),
         [(labels, table) for labels, table in tables if table.max_rows is not None],
-        is_counter=False,
     )
 
 
@@ -117,7 +116,7 @@ def families(
     labels: Sequence[str],
     sources: Sequence[tuple[tuple[str, ...], Any]],
     *,
-    is_counter: bool,
+    grows: bool = False,
     prefix: str = "tfos_ps_",
 ) -> Iterator[Metric]:
     """Give one metric per field, with a value of each source.
@@ -126,12 +125,12 @@ def families(
         fields: name without prefix -> attribute of the sources, help.
         labels: names of the labels.
         sources: values of the labels, and what has the attributes.
-        is_counter: whether the values only grow; a counter's name ends in `_total`.
+        grows: whether the values only grow: counters, whose names end in `_total`.
         prefix: of all names.
     """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    kind = CounterMetricFamily if is_counter else GaugeMetricFamily
+    kind = CounterMetricFamily if grows else GaugeMetricFamily
     for name, (attribute, text) in fields.items():
         family = kind(prefix + name, text, labels=labels)
         for values, source in sources:

@@ -66,6 +66,8 @@ class TFCluster:
         log_dir: str | None = None,
         master_node: str | None = None,
         tensorboard_host: str = "",
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
         config: ClusterConfig | None = None,
     ) -> TFCluster:
         """Check everything, count task slots and open the control plane; no node starts yet.
@@ -80,6 +82,9 @@ class TFCluster:
             log_dir: TensorBoard's directory; None: one of the chief's own.
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
             tensorboard_host: address TensorBoard binds; empty: loopback on the driver's host.
+            metrics_port: serve the whole cluster's metrics for Prometheus on this port of the
+                driver, 0 for any free one; None: nowhere. See docs/metrics.md.
+            metrics_host: address of that page; any other than loopback needs `metrics_token()`.
             config: timeouts and limits.
 
         Raises:
@@ -96,6 +101,8 @@ class TFCluster:
             log_dir=log_dir,
             master_node=master_node,
             tensorboard_host=tensorboard_host,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
             config=config or ClusterConfig(),
         )
 
@@ -305,6 +312,19 @@ class TFCluster:
         self._beside("tensorboard_url()", lambda: self._coordinator.wait(known, _TENSORBOARD_S))
         up = self._coordinator.read(lambda state: state.tensorboard)
         return up.url or None if up is not None else None
+
+    def metrics_url(self) -> str | None:
+        """Return where Prometheus finds the cluster's metrics, or None without `metrics_port`."""
+        page = self._reserved.metrics
+        return page.url if page is not None else None
+
+    def metrics_token(self) -> str | None:
+        """Return what readers of `metrics_url()` send as `Authorization: Bearer`; None: nothing.
+
+        It is written nowhere else: not into logs, Spark's configuration or the environment.
+        """
+        page = self._reserved.metrics
+        return page.token or None if page is not None else None
 
     def __enter__(self) -> TFCluster:
         return self

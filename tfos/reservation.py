@@ -23,6 +23,7 @@ from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.state import ClusterState
 from tfos.errors import PhaseError, ReservationTimeout
+from tfos.metrics import ClusterPage
 from tfos.node.bundle import NodeSettings
 from tfos.node_jobs import NodeKeys
 from tfos.phases import ClusterPhase
@@ -48,6 +49,8 @@ class Request:
     log_dir: str | None
     master_node: str | None
     tensorboard_host: str
+    metrics_port: object
+    metrics_host: str
     config: ClusterConfig
 
 
@@ -65,6 +68,7 @@ class Reservation:
     """Of the data plane, for the driver and for feed tasks."""
     driver_address: str
     workers_hold_slots: bool
+    metrics: ClusterPage | None = None
 
     def await_roster(self, timeout_s: float) -> None:
         """Wait until every node serves or the cluster has failed.
@@ -117,6 +121,7 @@ def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
         secret = secrets.token_bytes(_SECRET_BYTES)
         credentials = Credentials(cluster_id, secret, config.integrity, tls)
         port = coordinator.start(facts.bind_host, authority.driver())
+        metrics = _metrics(request, coordinator, cluster_id, console)
     except BaseException:
         coordinator.close()  # and give its slots back
         raise
@@ -131,7 +136,21 @@ def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
         credentials=credentials,
         driver_address=f"{_bracketed(facts.driver_host)}:{port}",
         workers_hold_slots=slots.workers_hold_slots(plan, mode, offer),
+        metrics=metrics,
     )
+
+
+def _metrics(
+    request: Request, coordinator: Coordinator, cluster_id: str, console: Console
+) -> ClusterPage | None:
+    if request.metrics_port is None:
+        return None
+    page = ClusterPage(coordinator, cluster_id)
+    page.start(request.metrics_host, request.metrics_port)
+    coordinator.at_close(page.close)
+    needs = ", with the token of cluster.metrics_token()" if page.token else ""
+    console.line(f"metrics: {page.url}{needs}")
+    return page
 
 
 def _settings(

@@ -50,6 +50,7 @@ class Coordinator:
         self._changed = threading.Condition(self._lock)
         self._server: ControlServer | None = None
         self._closing = threading.Event()
+        self._at_close: list[Callable[[], None]] = []
         self._liveness: threading.Thread | None = None
 
     def start(self, host: str, credentials: TlsCredentials) -> int:
@@ -72,11 +73,19 @@ class Coordinator:
             server, self._server = self._server, None
             self._state.move(phase)
             self._changed.notify_all()
+            closers, self._at_close = self._at_close, []
+        for close in closers:
+            close()
         if server is not None:
             server.close()
         thread = self._liveness
         if thread is not None and thread is not threading.current_thread():
             thread.join(self._config.heartbeat_s)
+
+    def at_close(self, close: Callable[[], None]) -> None:
+        """Have something closed with the control plane; it raises nothing."""
+        with self._lock:
+            self._at_close.append(close)
 
     @property
     def phase(self) -> ClusterPhase:
