@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import keras
 
+from ps.packing import Compression
 from tfos.errors import SettingsError
 from tfos.keras import batches, optimizers
 from tfos.keras.dataset import FeedDataset
@@ -39,13 +40,13 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     staleness_aware: bool | None = None,
     on_nonfinite: Literal["error", "skip"] = "error",
     pipeline: int = 0,
+    compression: Compression = "none",
 ) -> Any:
     """Move a compiled model's parameters to the servers; `fit` then trains together.
 
-    Call it on every worker, with the same model. A built model is bound at once: the chief's
-    weights become everybody's. A model without input shape is bound at its first batch. Weights
-    that are not trainable at this moment are given to all workers once. Later `set_weights` and
-    `load_weights` count on the chief; other workers have the servers' values after their next step.
+    Call it on every worker, with the same model. A built model is bound at once, by the chief's
+    weights, one without input shape at its first batch. Weights that are not trainable now are
+    given to all workers once. Later `set_weights` and `load_weights` count on the chief.
 
     Args:
         model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
@@ -57,14 +58,14 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         staleness_bound: ssp only, and needed there, in steps. 0: no worker is ahead of another.
             Larger: less waiting for slow workers, older gradients.
         staleness_aware: divide the learning rate of a gradient by 1 + the updates by others that
-            its worker had not seen. None: yes, except in sync, where no gradient is stale; with one
-            worker it changes nothing. False: every gradient counts in full, which ruins a training
-            as soon as several workers push with rules like Adam.
+            its worker had not seen. None: yes, except in sync, where no gradient is stale. False
+            ruins a training as soon as several workers push with rules like Adam.
         on_nonfinite: what a NaN or infinite gradient does: "error" raises before anything is sent,
             "skip" leaves the step out and counts it.
         pipeline: async only: steps, 64 at most, that `fit` computes while a push is under way. With
-            k, a step's parameters lack this worker's last k updates; 0 waits for each push.
-            Worth a try where the round trip is long compared with a step.
+            k, a step's parameters lack this worker's last k updates. For long round trips.
+        compression: of pushed float32 gradients: "bf16" and "fp16" take half the bytes, "int8" a
+            quarter; what they round away goes with the next gradient. For slow networks.
 
     Returns:
         The same model object.
@@ -81,9 +82,9 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         staleness_aware=consistency != "sync" if staleness_aware is None else staleness_aware,
         on_nonfinite=on_nonfinite,
         pipeline=pipeline,
+        compression=compression,
     )
     _check(model)
-    optimizers.check(model.optimizer)
     exchange = Exchange(model, ctx, settings)
     if batches.is_built(model):
         exchange.attach(seeds=ctx.is_chief)
@@ -126,6 +127,7 @@ def _check(model: Any) -> None:
             f"the model has further optimizers ({', '.join(others)}); the parameter servers run "
             "the rule of model.optimizer only: train all variables with it"
         )
+    optimizers.check(model.optimizer)
 
 
 def _install(model: Any, exchange: Exchange) -> None:

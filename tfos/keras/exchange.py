@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from ps.params import Hyper, Manifest
+from ps.params import Hyper
 from tfos.keras import batches, frozen, optimizers, variables
 from tfos.keras.averages import Averages
 from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
 from tfos.keras.in_flight import InFlight
 from tfos.keras.replica import Received, Replica
+from tfos.keras.same_model import check_same
 from tfos.keras.settings import Settings
 from tfos.keras.step_clock import StepClock
 from tfos.keras.train_step import GradientStep, StepOutput
@@ -125,6 +126,7 @@ class Exchange:
             reduction=settings.reduction,
             staleness_bound=settings.staleness_bound or 0,
             staleness_aware=settings.staleness_aware,
+            compression=settings.compression,
         )
         if seeds:
             self._client.seed(manifest, {group.name: group.values() for group in found.groups})
@@ -367,29 +369,3 @@ class Exchange:
             return {self.ctx.worker_rank: value}
         answers = self._client.rendezvous(key, value, timeout_s=MEETING_TIMEOUT_S)
         return dict(answers)
-
-
-def check_same(ours: Manifest, servers: Manifest) -> None:
-    """Refuse servers that hold another model; names may differ, as Keras numbers layers."""
-    for field in ("consistency", "reduction", "staleness_bound", "staleness_aware"):
-        if getattr(ours, field) != getattr(servers, field):
-            raise UnsupportedModel(
-                f"this worker distributes with {field}={getattr(ours, field)!r}, the parameter "
-                f"servers run {getattr(servers, field)!r}; use the same on every worker"
-            )
-    mine = [_summary(group) for group in ours.groups]
-    theirs = [_summary(group) for group in servers.groups]
-    if mine != theirs:
-        differing = next(
-            (pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]),
-            (f"{len(mine)} groups", f"{len(theirs)} groups"),
-        )
-        raise UnsupportedModel(
-            "the parameter servers already hold another model: this worker has "
-            f"{differing[0]}, the servers have {differing[1]}; build and compile the same model on "
-            "every worker, one model per cluster"
-        )
-
-
-def _summary(group: Any) -> tuple[Any, ...]:
-    return group.name, group.dtype, group.rule, [param.shape for param in group.params]

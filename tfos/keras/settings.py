@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ps.packing import FORMATS, Compression
 from ps.params import MAX_LAG, Consistency
 from tfos.errors import SettingsError
 
@@ -15,6 +16,7 @@ _ALLOWED = {
     "consistency": ("async", "sync", "ssp"),
     "reduction": ("mean", "sum"),
     "on_nonfinite": ("error", "skip"),
+    "compression": ("none", *FORMATS),
 }
 
 
@@ -30,6 +32,8 @@ class Settings:
     on_nonfinite: Literal["error", "skip"] = "error"
     pipeline: int = 0
     """Steps that are computed while a push is under way."""
+    compression: Compression = "none"
+    """Of pushed float32 gradients."""
 
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():

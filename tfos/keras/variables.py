@@ -22,6 +22,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from ps.packing import Compression
 from ps.params import Average, Consistency, GroupSpec, Manifest, ParamSpec
 from tfos.keras import optimizers
 from tfos.keras.errors import UnsupportedModel, VariablesChanged
@@ -102,8 +103,18 @@ class Variables:
         reduction: Literal["mean", "sum"] = "mean",
         staleness_bound: int = 0,
         staleness_aware: bool = False,
+        compression: Compression = "none",
     ) -> Manifest:
-        """Describe the groups to the servers."""
+        """Describe the groups to the servers.
+
+        Raises:
+            UnsupportedModel: compression is asked for, and no gradient is float32.
+        """
+        if compression != "none" and all(group.dtype != "float32" for group in self.trainable):
+            raise UnsupportedModel(
+                f"compression={compression!r} packs float32 gradients, and all trainable variables "
+                "are float64; leave it out, or train in float32"
+            )
         specs = []
         for group in self.groups:
             rule = (
@@ -113,7 +124,9 @@ class Variables:
             )
             shapes = [tuple(int(dim) for dim in v.shape) for v in group.variables]
             named = tuple(map(ParamSpec, group.names, shapes))
-            specs.append(GroupSpec(group.name, group.dtype, rule, named))
+            is_packed = group.trainable and group.dtype == "float32"
+            packing = compression if is_packed else "none"
+            specs.append(GroupSpec(group.name, group.dtype, rule, named, packing))
         return Manifest(
             groups=tuple(specs),
             consistency=consistency,
