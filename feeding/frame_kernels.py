@@ -162,3 +162,19 @@ def scan(buffer: Array, stop: int, max_record_bytes: int, starts: Array, lengths
         count += 1
         at = int(end + FRAME_FOOT)
     return count, at, OK, -1
+
+
+@_kernel
+def find_record(buffer: Array, start: int, stop: int, max_record_bytes: int) -> Any:
+    """Find where a record begins in buffer[start:stop]: a length whose CRC is right.
+
+    Returns:
+        (its place, its length); (-1, 0) if there is none.
+    """
+    for at in range(start, stop - FRAME_HEAD + 1):
+        length = word_at(buffer, at)
+        if length <= np.uint64(max_record_bytes) and (
+            masked_crc(buffer, at, at + 8) == _stored(buffer, at + 8)
+        ):
+            return at, np.int64(length)
+    return -1, 0

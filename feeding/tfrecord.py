@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip as gzip_format
 import io
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,34 +73,46 @@ class RecordBlock:
 
 
 class RecordReader:
-    """The records of one file.
+    """The records of one file, or those that begin in one range of its bytes.
+
+    A range's first record is found as the first length whose CRC is right. Readers of ranges that
+    adjoin therefore give every record once, unless records hold whole TFRecord files themselves.
+    Where damage is skipped, the next record behind it is found in the same way.
 
     Args:
-        file: its bytes, from the first record on; closed by the caller.
+        file: its bytes from `span[0]` on; closed by the caller.
         name: for messages.
+        span: first byte of the range and of what follows it; None for the second: the file's end.
         limits: what the file may ask for.
         bad: what becomes of damaged records.
-        gzip: whether the file is compressed; None: look.
+        gzip: whether the file is compressed; None: look. It is then read to its end, whatever the
+            range.
     """
 
     def __init__(
         self,
-        file: BinaryIO,
+        file: BinaryIO | io.RawIOBase,
         name: str,
         *,
+        span: tuple[int, int | None] = (0, None),
         limits: RecordLimits | None = None,
         bad: BadData | None = None,
         gzip: bool | None = None,
     ) -> None:
+        if span[0] and gzip:
+            raise SettingsError(f"{name} is compressed: it cannot be read from byte {span[0]} on")
         self._name = name
+        self._stop = sys.maxsize if span[1] is None else span[1]
         self._limits = limits or RecordLimits()
         self._bad = bad or BadData()
         self._file = _Source(file)
-        self._gzip = gzip
+        self._gzip = False if span[0] else gzip
         self._buffer = np.empty(self._limits.block_bytes, np.uint8)
         self._filled = 0
-        self._file_at = 0
+        self._file_at = span[0]
         """Where the buffer begins in the (decompressed) file."""
+        self._is_lost = span[0] > 0
+        """Whether the next record has to be searched for."""
         self._num_records = 0
         self._is_over = False
         self._damage = ""
@@ -115,11 +128,17 @@ class RecordReader:
         source = self._open()
         starts = np.empty(self._limits.block_bytes // 16 + 1, np.int64)
         lengths = np.empty_like(starts)
-        while not self._is_over:
+        while not self._is_over and self._file_at < self._stop:
             at_end = self._fill(source)
+            if self._is_lost:
+                self._search(at_end)
+                continue
             count, at, fault, length = frame_kernels.scan(
                 self._buffer, self._filled, self._limits.max_record_bytes, starts, lengths
             )
+            if self._file_at + at > self._stop:
+                own = self._stop - self._file_at + frame_kernels.FRAME_HEAD
+                count, fault = int(np.searchsorted(starts[:count], own)), frame_kernels.OK
             if count:
                 yield RecordBlock(
                     self._buffer, starts[:count], lengths[:count], self._num_records, self._file_at
@@ -127,14 +146,28 @@ class RecordReader:
                 self._num_records += count
             at = self._after_fault(at, fault, length)
             self._keep_from(at)
-            if fault == frame_kernels.OK and count < len(starts):
+            is_whole = fault == frame_kernels.OK and count < len(starts)
+            if is_whole and self._file_at < self._stop:
                 self._await_whole(length, at_end)
 
+    def _search(self, at_end: bool) -> None:
+        """Go on to the next record that can be found."""
+        at, _ = frame_kernels.find_record(
+            self._buffer, 0, self._filled, self._limits.max_record_bytes
+        )
+        self._is_lost = at < 0
+        if at >= 0:
+            self._keep_from(at)
+            return
+        self._keep_from(max(0, self._filled - frame_kernels.FRAME_HEAD + 1))
+        self._is_over = at_end
+
     def _open(self) -> BinaryIO:
-        head = self._file.peek(frame_kernels.FRAME_HEAD)
         if self._gzip is None:
-            self._gzip = head.startswith(_GZIP_MAGIC) and not _begins_record(head)
-        if not self._gzip:
+            self._gzip = is_gzip(self._file.peek(frame_kernels.FRAME_HEAD))
+        if self._gzip:
+            self._stop = sys.maxsize
+        else:
             return self._file  # type: ignore[return-value]  # it reads into buffers
         return gzip_format.GzipFile(fileobj=self._file)  # type: ignore[return-value]  # so does it
 
@@ -172,24 +205,20 @@ class RecordReader:
             self._num_records += 1
             return at + frame_kernels.FRAME_HEAD + length + frame_kernels.FRAME_FOOT
         if fault == frame_kernels.TOO_LONG:
-            self._refuse(
-                at,
-                f"it has {length} bytes, max_record_bytes is {self._limits.max_record_bytes}",
-            )
+            limit = self._limits.max_record_bytes
+            self._lose(at, f"it has {length} bytes, max_record_bytes is {limit}")
         else:
-            self._refuse(at, "the CRC of its length is wrong; is this a TFRecord file?")
-        return at
+            self._lose(at, "the CRC of its length is wrong; is this a TFRecord file?")
+        return at + 1
 
     def _await_whole(self, length: int, at_end: bool) -> None:
         """Make room for the record that begins the buffer, or find that the file ends in it."""
         if at_end:
             self._is_over = True
-            if self._damage:
-                self._refuse(0, self._damage)
-            if self._damage or not self._filled:
-                return
             needed = frame_kernels.FRAME_HEAD if length < 0 else _frame_bytes(length)
-            self._refuse(0, f"it is cut short: it needs {needed} bytes, {self._filled} are left")
+            cut = f"it is cut short: it needs {needed} bytes, {self._filled} are left"
+            if self._damage or self._filled:
+                self._bad.skip(self._error(0, self._damage or cut))
         elif length >= 0 and _frame_bytes(length) > len(self._buffer):
             grown = np.empty(_frame_bytes(length), np.uint8)
             grown[: self._filled] = self._buffer[: self._filled]
@@ -202,14 +231,15 @@ class RecordReader:
         self._filled = left
         self._file_at += at
 
-    def _refuse(self, at: int, reason: str) -> None:
-        """Tell of damage after which no further record of the file can be found."""
-        self._is_over = True
-        self._bad.skip(self._error(at, reason, "; the rest of the file cannot be read"))
+    def _lose(self, at: int, reason: str) -> None:
+        """Tell of a record whose end is not known."""
+        self._bad.skip(self._error(at, reason))
+        self._num_records += 1
+        self._is_lost = True
 
-    def _error(self, at: int, reason: str, rest: str = "") -> DataError:
+    def _error(self, at: int, reason: str) -> DataError:
         return DataError(
-            f"{self._name}: record {self._num_records} at byte {self._file_at + at}: {reason}{rest}"
+            f"{self._name}: record {self._num_records} at byte {self._file_at + at}: {reason}"
         )
 
 
@@ -242,7 +272,7 @@ class RecordWriter:
 class _Source(io.RawIOBase):
     """A file whose beginning can be looked at, and which counts what was read of it."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         self._file = file
         self._peeked = b""
         self.num_read = 0
@@ -261,13 +291,15 @@ class _Source(io.RawIOBase):
             buffer[:count] = self._peeked[:count]
             self._peeked = self._peeked[count:]
         else:
-            count = self._file.readinto(buffer)  # type: ignore[attr-defined]
+            count = self._file.readinto(buffer)  # type: ignore[union-attr]  # all that are opened for reading have it
         self.num_read += count
         return count
 
 
-def _begins_record(head: bytes) -> bool:
-    return len(head) == frame_kernels.FRAME_HEAD and _crc_of(head[:8]) == head[8:]
+def is_gzip(head: bytes) -> bool:
+    """Whether a file is compressed, by its first 12 bytes; a record's length may look like gzip."""
+    begins_record = len(head) == frame_kernels.FRAME_HEAD and _crc_of(head[:8]) == head[8:]
+    return head.startswith(_GZIP_MAGIC) and not begins_record
 
 
 def _crc_of(data: bytes) -> bytes:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ps.client import PSClient
     from rpc.handshake import Credentials
     from tfos.node.saver import ChiefSaver
+    from tfos.reading import Reading
 
 RESTART_S = 50.0
 """A server that is started again and reads its checkpoint may take this long, below the client's
@@ -164,6 +165,13 @@ class NodeContext:
         from tfos.keras.dataset import FeedDataset
 
         return FeedDataset(self, batch_size, feed=feed, **options)
+
+    @property
+    def read(self) -> Reading:
+        """Files that this worker reads by itself; see tfos.reading."""
+        from tfos.reading import Reading
+
+        return Reading(self)
 
     def distribute(self, model: Any, **options: Any) -> Any:
         """Move the model's parameters to the servers; see tfos.keras.distribute."""

@@ -1,11 +1,12 @@
-"""`ctx.dataset(batch_size)`: a feed as data that `model.fit` takes directly.
+"""`ctx.dataset(batch_size)` and `ctx.read`: batches as data that `model.fit` takes directly.
 
-Covers: a Keras data adapter over the worker's feed: one epoch of `fit` per fed epoch, batches read
-ahead, no epoch cut to the length of another, empty epochs.
-Does not: queue or route rows (feeding).      Threads: the thread that runs `fit`; see prefetch.
+Covers: a Keras data adapter: one epoch of `fit` per epoch of the rows, batches read ahead, no epoch
+cut to the length of another, empty epochs.
+Does not: queue, route or read rows (feeding).   Threads: the thread that runs `fit`; see prefetch.
 
-Rows come through `feeding.batches.BatchReader`; the queue lives in the process's feed channel, so
-nothing is lost when Keras makes new iterators.
+Fed rows come through `feeding.batches.BatchReader`; the queue lives in the process's feed channel,
+so nothing is lost when Keras makes new iterators. Rows of files come through
+`feeding.direct.DirectReader`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
@@ -31,17 +32,24 @@ PREFETCHED_BATCHES = 3
 """Enough to hide a short gap in the feed; more only holds memory."""
 
 
-class FeedDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
-    """One worker's share of a feed, epoch by epoch.
+class Reader(Protocol):
+    """Where batches come from."""
+
+    def next_batch(self, batch_size: int) -> Batch | EpochEnd | FeedEnd:
+        """Return the next batch, EpochEnd once after each epoch, FeedEnd when there are no more."""
+
+
+class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
+    """One worker's share of some rows, epoch by epoch.
 
     Args:
-        ctx: the node's context.
+        reader: gives the batches.
         batch_size: rows per batch; the last batch of an epoch may be smaller.
         features, labels: which values of a row are which, see columns; rows of (x, y) need none.
         dtypes: one for x, or one each for x, y, weight. Default: float64 becomes Keras' floatx.
         map_fn: vectorised preparation: `map_fn(x, y) -> (x, y)` on numpy arrays of a batch, in the
             reading thread.
-        feed: the name of the feed.
+        name: of the rows, for that thread's name.
 
     Raises:
         SettingsError: an argument that cannot work.
@@ -49,21 +57,20 @@ class FeedDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     def __init__(  # noqa: PLR0913 - what a user may say about rows, all but two by keyword
         self,
-        ctx: WorkerContext,
+        reader: Reader,
         batch_size: int,
         *,
         features: Selector | None = None,
         labels: Selector | None = None,
         dtypes: Dtypes = None,
         map_fn: Callable[..., Any] | None = None,
-        feed: str = "input",
+        name: str = "files",
     ) -> None:
         if type(batch_size) is not int or batch_size < 1:
             raise SettingsError(
                 f"batch_size must be an int >= 1, got {batch_size!r} ({type(batch_size).__name__})"
             )
         mapper = RowMapper(features, labels, dtypes, map_fn, float_dtype=keras.config.floatx())
-        reader = BatchReader(ctx.feed_channel, feed)
 
         def read() -> Any:
             found = reader.next_batch(batch_size)
@@ -71,7 +78,7 @@ class FeedDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
         self._batch_size = batch_size
         self._prefetcher = Prefetcher(
-            read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{feed}"
+            read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
         )
         self._head: Any = None
         self._over = False
@@ -149,7 +156,7 @@ class FeedDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     # -- what Keras asks of an adapter
 
-    def get_tf_dataset(self) -> FeedDataset:
+    def get_tf_dataset(self) -> BatchDataset:
         """Return an iterable of batches; Keras calls `iter` on it for every epoch."""
         return self
 
@@ -184,6 +191,22 @@ class FeedDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     @property
     def partial_batch_size(self) -> None:
         """Unknown before the epoch ends."""
+
+
+class FeedDataset(BatchDataset):
+    """One worker's share of a feed.
+
+    Args:
+        ctx: the node's context.
+        batch_size: as for BatchDataset, and so are the options.
+        feed: the name of the feed.
+        options: as for BatchDataset.
+    """
+
+    def __init__(
+        self, ctx: WorkerContext, batch_size: int, *, feed: str = "input", **options: Any
+    ) -> None:
+        super().__init__(BatchReader(ctx.feed_channel, feed), batch_size, name=feed, **options)
 
 
 def is_end(item: Any) -> bool:

@@ -22,7 +22,7 @@ import keras
 from ps.packing import Compression
 from tfos.errors import SettingsError
 from tfos.keras import batches, optimizers
-from tfos.keras.dataset import FeedDataset
+from tfos.keras.dataset import BatchDataset
 from tfos.keras.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded
 from tfos.keras.errors import FeedEndedWarning, NotCompiled, UnsupportedModel
 from tfos.keras.exchange import Exchange
@@ -209,7 +209,7 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
 
 def _check_arguments(arguments: dict[str, Any]) -> None:
     """Refuse what Keras would silently leave aside beside a feed."""
-    if not isinstance(arguments.get("x"), FeedDataset):
+    if not isinstance(arguments.get("x"), BatchDataset):
         return
     for name in ("y", "sample_weight", "class_weight", "batch_size"):
         if arguments.get(name) is not None:
@@ -230,7 +230,7 @@ def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: An
         given.callbacks = [before, *given.callbacks, after]
         return given
     own = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
-    if not isinstance(arguments.get("x"), FeedDataset):
+    if not isinstance(arguments.get("x"), BatchDataset):
         return [before, *own, after]
     verbose = arguments.get("verbose", "auto")
     return keras.callbacks.CallbackList(

@@ -25,7 +25,7 @@ import keras
 import msgspec
 
 from tfos.keras import optimizers
-from tfos.keras.dataset import FeedDataset
+from tfos.keras.dataset import BatchDataset
 from tfos.keras.exchange import Exchange
 
 Logs = dict[str, Any] | None
@@ -57,7 +57,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def __init__(self, exchange: Exchange, dataset: Any, name: str) -> None:
         super().__init__()
         self._exchange = exchange
-        self._dataset = dataset if isinstance(dataset, FeedDataset) else None
+        self._dataset = dataset if isinstance(dataset, BatchDataset) else None
         self._name = name
         self._rows_before = 0
         self.epochs_run = 0

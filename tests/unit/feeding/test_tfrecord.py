@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import random
 import struct
 import tracemalloc
@@ -56,6 +57,23 @@ def test_blocks_say_where_their_records_are():
             assert data[block.first_byte + start :][: len(record)] == record == records[count]
             count += 1
     assert count == 40
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.binary(max_size=90), max_size=20),
+    st.lists(st.integers(0, 2000), max_size=4),
+    st.sampled_from([64, 4096]),
+)
+def test_ranges_that_adjoin_give_every_record_once(records, cuts, block_bytes):
+    data = written(records)
+    bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), None]
+    limits = RecordLimits(block_bytes=block_bytes)
+    found = []
+    for start, stop in itertools.pairwise(bounds):
+        reader = RecordReader(io.BytesIO(data[start:]), "part-0", span=(start, stop), limits=limits)
+        found += [record for block in reader.blocks() for record in block.records()]
+    assert found == records
 
 
 def test_the_checksum_is_crc_32c():
@@ -120,6 +138,20 @@ def test_a_damaged_record_is_skipped_and_those_behind_it_are_read():
     data[12 + 4 + 12 + 3] ^= 1
     with pytest.raises(DataError, match="2 damaged records or files, max_skipped is 1"):
         read(bytes(data), bad=BadData("skip", max_skipped=1))
+
+
+@pytest.mark.fault("F44")
+def test_records_behind_a_lost_one_are_found_again():
+    records = [bytes([number]) * 50 for number in range(20)]
+    data = bytearray(written(records))
+    frame = len(data) // 20
+    data[3 * frame] ^= 1  # its length
+    data[7 * frame : 9 * frame] = bytes(2 * frame)
+    bad = BadData("skip")
+    expected = [record for number, record in enumerate(records) if number not in (3, 7, 8)]
+    assert read(bytes(data), bad=bad) == expected
+    assert bad.num_skipped == 2
+    assert read(bytes(data), bad=BadData("skip"), limits=SMALL) == expected
 
 
 @pytest.mark.fault("F44")

@@ -1,0 +1,131 @@
+"""Files read directly: every row once, full batches, the same order for the same seed and epoch."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feeding.bad_data import BadData
+from feeding.batches import Batch, Ragged
+from feeding.direct import DirectReader
+from feeding.errors import DataError, SettingsError
+from feeding.example import Feature
+from feeding.example_writer import encode_example
+from feeding.feed_queue import EpochEnd
+from feeding.tfrecord import RecordWriter
+from feeding.tfrecord_source import TFRecordSource
+
+pytestmark = pytest.mark.slow  # kernels are compiled at first
+COLUMNS = {"n": Feature("int64"), "some": Feature("float32", None), "s": Feature("bytes")}
+
+
+def write(path: Path, numbers: range, *, zipped: bool = False) -> Path:
+    file = io.BytesIO()
+    writer = RecordWriter(file, gzip=zipped)
+    for n in numbers:
+        row = {"n": n, "some": np.full(n % 3, n, np.float32), "s": f"row {n}"}
+        writer.write(encode_example(row))
+    writer.close()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(file.getvalue())
+    return path
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("records")
+    write(root / "part-0", range(70))
+    write(root / "part-1.gz", range(70, 90), zipped=True)
+    write(root / "day=1" / "part-0", range(90, 91))
+    write(root / "day=1" / "unnamed", range(91, 120), zipped=True)
+    write(root / "empty", range(0))
+    (root / "_SUCCESS").write_bytes(b"no records")
+    (root / ".part-0.crc").write_bytes(b"neither")
+    return root
+
+
+def epoch(reader: DirectReader, batch_size: int) -> list[Batch]:
+    batches = []
+    while isinstance(batch := reader.next_batch(batch_size), Batch):
+        assert set(batch.columns) == set(COLUMNS)
+        batches.append(batch)
+    assert isinstance(batch, EpochEnd)
+    assert all(each.num_rows == batch_size for each in batches[:-1])
+    return batches
+
+
+def numbers(batches: list[Batch]) -> list[int]:
+    found: list[int] = []
+    for batch in batches:
+        ns, some, texts = (batch.columns[name] for name in COLUMNS)
+        assert isinstance(some, Ragged)
+        assert isinstance(ns, np.ndarray)
+        assert isinstance(texts, np.ndarray)
+        for row, (n, s) in enumerate(zip(ns, texts, strict=True)):
+            assert s == f"row {n}".encode()
+            values = some.values[some.offsets[row] : some.offsets[row + 1]]
+            assert values.tolist() == [n] * (n % 3)
+            found.append(int(n))
+    return found
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 4), st.integers(1, 50), st.none() | st.integers(0, 2**63), st.integers(1, 60))
+def test_the_workers_get_every_row_of_every_epoch_once(
+    directory, num_workers, batch_size, seed, window
+):
+    source = TFRecordSource(str(directory), COLUMNS)
+    window = window if seed is not None else 1
+    readers = [
+        DirectReader(source, worker, num_workers, seed=seed, shuffle_rows=window)
+        for worker in range(num_workers)
+    ]
+    orders = []
+    for _ in range(2):
+        rows = [numbers(epoch(reader, batch_size)) for reader in readers]
+        assert sorted(n for each in rows for n in each) == list(range(120))
+        orders.append(rows)
+    again = DirectReader(source, 0, num_workers, seed=seed, shuffle_rows=window)
+    assert numbers(epoch(again, batch_size)) == orders[0][0]
+    assert numbers(epoch(again, 7)) == orders[1][0]
+    if seed is None:
+        assert orders[0] == orders[1]
+
+
+def test_columns_are_inferred(directory):
+    reader = DirectReader(TFRecordSource(str(directory / "part-*")), 0, 1)
+    assert numbers(epoch(reader, 1000)) == list(range(90))
+    with pytest.raises(DataError, match=r"hold no tf\.Example with a feature"):
+        TFRecordSource(str(directory / "empty"))
+
+
+@pytest.mark.fault("F44")
+def test_a_damaged_file_fails_or_is_counted(directory, tmp_path):
+    good = (directory / "part-0").read_bytes()
+    (tmp_path / "a").write_bytes(good)
+    (tmp_path / "b").write_bytes(good[:-3])
+    with pytest.raises(DataError, match=r"b: record 69 at byte \d+: it is cut short"):
+        epoch(DirectReader(TFRecordSource(str(tmp_path), COLUMNS), 0, 1), 32)
+    bad = BadData("skip")
+    source = TFRecordSource(str(tmp_path), COLUMNS, bad=bad)
+    assert len(numbers(epoch(DirectReader(source, 0, 1), 32))) == 139
+    assert source.num_skipped == 1
+    for worker in (0, 1, 2):  # each damage is told by one worker
+        epoch(DirectReader(source, worker, 3), 32)
+    assert source.num_skipped == 2
+
+
+def test_nothing_to_read_and_impossible_settings_are_refused(directory, tmp_path):
+    for path in (tmp_path, tmp_path / "missing", directory / "x*"):
+        with pytest.raises(FileNotFoundError):
+            TFRecordSource(str(path), COLUMNS)
+    source = TFRecordSource(str(directory), COLUMNS)
+    with pytest.raises(SettingsError, match="without a seed"):
+        DirectReader(source, 0, 1, shuffle_rows=2)
+    with pytest.raises(SettingsError, match="shuffle_rows must be an int >= 1"):
+        DirectReader(source, 0, 1, seed=1, shuffle_rows=0)

@@ -1,0 +1,52 @@
+"""Shares of files: every byte is dealt once, evenly, and the same way each time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeding.errors import SettingsError
+from feeding.splits import SourceFile, share
+
+FILES = st.lists(
+    st.tuples(st.integers(0, 500), st.booleans()).map(lambda each: each), max_size=8
+).map(lambda sizes: [SourceFile(f"f{n}", size, cut) for n, (size, cut) in enumerate(sizes)])
+
+
+@given(FILES, st.integers(1, 5), st.none() | st.integers(0, 3), st.integers(0, 3))
+def test_every_byte_is_dealt_once(files, num_workers, seed, epoch):
+    dealt = [
+        share(files, worker, num_workers, seed=seed, epoch=epoch, piece_bytes=40)
+        for worker in range(num_workers)
+    ]
+    for file in files:
+        spans = sorted((s.start, s.stop) for each in dealt for s in each if s.path == file.path)
+        assert [start for start, _ in spans] == [0, *[stop for _, stop in spans[:-1]]] or not spans
+        assert (spans[-1][1] if spans else 0) == file.size_bytes
+        assert file.can_be_cut or len(spans) <= 1
+    if all(file.can_be_cut for file in files):
+        sizes = [sum(s.stop - s.start for s in each) for each in dealt]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_order_is_by_path_or_by_seed_and_epoch():
+    files = [SourceFile(f"f{number}", 100) for number in range(20)]
+    plain = share(files[::-1], 0, 1)
+    assert [each.path for each in plain] == sorted(file.path for file in files)
+    orders = [share(files, 0, 1, seed=5, epoch=epoch) for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+    assert share(files[::-1], 0, 1, seed=5, epoch=1) == orders[1]
+    assert share(files, 0, 1, seed=6, epoch=1) != orders[1]
+
+
+def test_one_worker_reads_a_file_in_one_go():
+    (whole,) = share([SourceFile("f", 1000)], 0, 1, piece_bytes=10)
+    assert (whole.start, whole.stop) == (0, 1000)
+
+
+def test_impossible_shares_are_refused():
+    with pytest.raises(SettingsError, match="worker must be 0 to 1, got 2"):
+        share([], 2, 2)
+    with pytest.raises(SettingsError, match="piece_bytes"):
+        share([], 0, 1, piece_bytes=0)

@@ -1,0 +1,148 @@
+"""`ctx.read`: files that a worker reads by itself, as batches for Keras, tf.data or numpy.
+
+Covers: Reading (which format), FileRows (in which form).
+Does not: read (feeding), feed from Spark (ctx.dataset).
+Runs in: the worker's process.      Threads: main_fun's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from feeding.batches import BatchColumn
+    from feeding.direct import DirectReader, Source
+    from feeding.example import Feature
+    from feeding.tfrecord import RecordLimits
+    from tfos.context import NodeContext
+    from tfos.keras.dataset import BatchDataset
+
+
+class Reading:
+    """What `ctx.read` offers; every worker gets its own share of the files.
+
+    Args:
+        ctx: says which worker this is, and what relative paths mean.
+    """
+
+    def __init__(self, ctx: NodeContext) -> None:
+        self._ctx = ctx
+
+    def tfrecord(
+        self,
+        paths: str | Iterable[str],
+        columns: Mapping[str, Feature] | None = None,
+        *,
+        on_bad_data: Literal["fail", "skip"] = "fail",
+        max_skipped: int = 100,
+        limits: RecordLimits | None = None,
+    ) -> FileRows:
+        """Return the rows of TFRecord files of tf.Example, plain or gzip.
+
+        Args:
+            paths: files, directories and patterns, local, hdfs:// and what fsspec knows; relative
+                ones as `ctx.absolute_path` says. Names that begin with `_` or `.` are left out.
+            columns: by feature name, what each must be (feeding.example.Feature). None: what the
+                first records hold.
+            on_bad_data: "fail": the first damaged record raises DataError. "skip": it is logged,
+                counted and left out.
+            max_skipped: with "skip": one more than this raises.
+            limits: what a file may ask for.
+
+        Raises:
+            FileNotFoundError: a path has no file.
+            SettingsError: a setting that cannot work.
+            DataError: the columns are to be inferred, and no record has any.
+        """
+        from feeding.bad_data import BadData
+        from feeding.tfrecord_source import TFRecordSource
+
+        given = [paths] if isinstance(paths, str) else list(paths)
+        source = TFRecordSource(
+            [self._ctx.absolute_path(path) for path in given],
+            columns,
+            bad=BadData(on_bad_data, max_skipped),
+            limits=limits,
+        )
+        return FileRows(source, self._ctx.rank, self._ctx.num_workers)
+
+
+class FileRows:
+    """One worker's share of the rows of some files. Each method reads from epoch 0 on.
+
+    Together the workers get every row of every epoch once. Shares are even in bytes, not in rows:
+    workers may have a different number of batches, and `fit` waits for none that has finished.
+
+    Args:
+        source: the files.
+        worker, num_workers: whose share.
+    """
+
+    def __init__(self, source: Source, worker: int, num_workers: int) -> None:
+        self._source = source
+        self._share = (worker, num_workers)
+        self._shuffle: dict[str, int] = {}
+
+    def shuffled(self, seed: int, window_rows: int = 4096) -> FileRows:
+        """Return the same rows in another order in each epoch, a pure function of seed and epoch.
+
+        Args:
+            seed: shuffles the order of the files' pieces (32 MiB each), and rows within windows.
+            window_rows: rows of a window, which are held in memory; 1: pieces alone.
+
+        Raises:
+            SettingsError: a window of less than one row.
+        """
+        rows = FileRows(self._source, *self._share)
+        rows._shuffle = {"seed": seed, "shuffle_rows": window_rows}
+        rows._reader()  # says what cannot work
+        return rows
+
+    def dataset(self, batch_size: int, **options: Any) -> BatchDataset:
+        """Return data for `model.fit`: each of its epochs is one of the files.
+
+        Args:
+            batch_size: rows per batch; only an epoch's last batch may be smaller.
+            options: features, labels, dtypes, map_fn, as for `ctx.dataset`.
+
+        Raises:
+            SettingsError: a setting that cannot work.
+        """
+        from tfos.keras.dataset import BatchDataset
+
+        return BatchDataset(self._reader(), batch_size, **options)
+
+    def batches(self, batch_size: int, epochs: int = 1) -> Iterator[dict[str, BatchColumn]]:
+        """Yield batches as dicts of numpy arrays (Ragged: values and offsets), without TensorFlow.
+
+        Args:
+            batch_size: rows per batch; only an epoch's last batch may be smaller.
+            epochs: how many times.
+        """
+        reader = self._reader()
+        for _ in range(epochs):
+            yield from _one_epoch(reader, batch_size)
+
+    def tf_dataset(self, batch_size: int) -> Any:
+        """Return a tf.data.Dataset of batches as dicts of tensors; one iteration is one epoch.
+
+        Args:
+            batch_size: rows per batch; only an epoch's last batch may be smaller.
+        """
+        from tfos.keras.file_batches import tf_dataset
+
+        reader = self._reader()
+        return tf_dataset(lambda: _one_epoch(reader, batch_size), reader.schema)
+
+    def _reader(self) -> DirectReader:
+        from feeding.direct import DirectReader
+
+        return DirectReader(self._source, *self._share, **self._shuffle)
+
+
+def _one_epoch(reader: DirectReader, batch_size: int) -> Iterator[dict[str, BatchColumn]]:
+    from feeding.batches import Batch
+
+    while isinstance(batch := reader.next_batch(batch_size), Batch):
+        yield batch.columns
