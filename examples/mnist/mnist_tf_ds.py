@@ -1,0 +1,79 @@
+"""Train on handwritten digits in TFRecord files that every worker reads by itself.
+
+    spark-submit --master local-cluster[3,1,1024] examples/mnist/mnist_tf_ds.py \
+        --images_labels hdfs://nn:8020/digits
+
+mnist_data_setup.py writes such files; without --images_labels this program does so first. The
+workers share the files by bytes, decode them without TensorFlow, and see the rows in another order
+in each epoch.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import digits
+import mnist_data_setup
+
+from tfos import InputMode, TFCluster
+
+
+def main_fun(args, ctx):
+    import keras
+    from digits import build_model
+
+    from feeding.example import Feature
+
+    keras.utils.set_random_seed(args.seed)
+    rows = ctx.read.tfrecord(
+        args.images_labels,
+        {"pixels": Feature("uint8", (784,)), "label": Feature("int64")},
+    ).shuffled(args.seed)
+    model = build_model()
+    ctx.distribute(model)
+    model.fit(
+        rows.dataset(args.batch_size, features="pixels", labels="label"),
+        epochs=args.epochs,
+        callbacks=ctx.callbacks(),
+        verbose=0,
+    )
+    if ctx.is_chief:
+        ctx.export(model, args.model_file)
+
+
+def main(argv=None):
+    args = digits.parse(argv, __doc__)
+    from pyspark import SparkContext
+
+    phase = digits.Phases()
+    with SparkContext.getOrCreate() as sc:
+        for module in (digits, mnist_data_setup):
+            sc.addPyFile(str(Path(module.__file__)))
+        if args.images_labels is None:
+            args.images_labels = f"{args.model_dir}/digits"
+            mnist_data_setup.write(sc, args.images_labels, "tfrecord", seed=args.seed)
+        args.images_labels = digits.absolute(args.images_labels)
+        with (
+            phase("cluster, training, export"),
+            TFCluster.reserve(
+                sc,
+                args.cluster_size,
+                num_ps=args.num_ps,
+                tensorboard=args.tensorboard,
+                log_dir=f"{args.model_dir}/logs",
+                input_mode=InputMode.TENSORFLOW,
+            ) as cluster,
+        ):
+            cluster.start(main_fun, args)
+            print(f"TensorBoard: {cluster.tensorboard_url()}", flush=True)
+        images, labels = digits.bundled_digits(args.seed)
+        held_out = images[: digits.HELD_OUT], labels[: digits.HELD_OUT]
+        with phase("testing the exported model"):
+            accuracy = digits.held_out_accuracy(args, held_out)
+        print(f"test accuracy: {accuracy:.4f}")
+        print(f"model saved: {args.model_file}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
