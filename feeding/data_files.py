@@ -20,7 +20,7 @@ from feeding.splits import SourceFile
 _BLOCK_BYTES = 4 * MIB
 _BLOCKS_AHEAD = 2
 """Hides one round trip behind the reading of one block; more only holds memory."""
-_MAGIC = set("*?[")
+_MAGIC = set("*?[{")
 _MAX_DEPTH = 32
 
 
