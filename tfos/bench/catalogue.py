@@ -15,7 +15,10 @@ from tfos.bench.harness import Bench
 
 ON_GIVEN_SERVERS = frozenset({"dense", "small", "sparse"})
 """Those that can also measure servers that run elsewhere."""
-NAMES = ("dense", "small", "sparse", "apply", "peers", "scaling", "driver", "checkpoint", "memory")
+NAMES = (
+    *("dense", "small", "sparse", "apply", "peers", "scaling", "load", "driver", "checkpoint"),
+    "memory",
+)
 
 
 def question(name: str) -> str:

@@ -2,11 +2,10 @@
 
 Figures: P01, P01g, P02, P03.
 Method: one client, one server process, authenticated, header MAC on, 64 tensors in one flat float32
-    buffer: over loopback TCP for P01 and P03, with integrity="payload" for P01g, by the way that is
-    chosen on one host for P02. Push
-    adds without an optimizer. The reference is one buffer over one raw TCP socket
-    (reference/raw_socket.py); for P03 it is raw push + raw pull + the same Adam kernel in this
-    process, one after the other. Both take turns.
+    buffer: over loopback TCP for P01 and P03, with integrity="payload" and with security="tls" for
+    P01g, by the way that is chosen on one host for P02. Push adds without an optimizer. The
+    reference is one buffer over one raw TCP socket (reference/raw_socket.py); for P03 it is raw
+    push + raw pull + the same Adam kernel in this process, one after the other. Both take turns.
 Caveats: on two cores both ends share them, so overlap of receiving and applying gains little; where
     others want the cores too, shared memory gains least, because its two sides copy in turns.
 Bars: P01 at least 0.85 of the raw socket each, P01g is reported, P02 at least 1.5; P03 at most 1.1
@@ -17,7 +16,6 @@ Last result: docs/performance.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -27,7 +25,7 @@ from ps.errors import PSError
 from ps.params import Adam, Add, GroupSpec, Hyper, Manifest, ParamSpec, RuleConfig
 from tfos.bench.harness import Bench, Figure, interleave, timed
 from tfos.bench.reference.raw_socket import RawPeer
-from tfos.bench.servers import served, served_for
+from tfos.bench.servers import Protection, served, served_for
 
 NUM_TENSORS = 64
 MIB = 1 << 20
@@ -51,12 +49,13 @@ class Way:
     id: str
     name: str
     same_host: bool = False
-    integrity: Literal["header", "payload"] = "header"
+    protection: Protection = "header"
 
 
 WAYS = (
     Way("P01", "TCP"),
-    Way("P01g", 'TCP, integrity="payload"', integrity="payload"),
+    Way("P01g", 'TCP, integrity="payload"', protection="payload"),
+    Way("P01g", 'TCP, security="tls"', protection="tls"),
     Way("P02", "same host", same_host=True),
 )
 GIVEN = Way("dense", "given servers")
@@ -132,6 +131,6 @@ def run(bench: Bench) -> None:
                 pull_and_push(bench, client, raw, num_bytes, GIVEN)
             return
         for way in WAYS:
-            with served(unix=way.same_host, integrity=way.integrity) as client:
+            with served(unix=way.same_host, protection=way.protection) as client:
                 pull_and_push(bench, client, raw, num_bytes, way)
         push_pull_adam(bench, raw, num_bytes)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,10 @@ from ps.errors import PSError
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity, Role
 from tfos.bench.harness import Bench
+from tfos.control.authority import ClusterAuthority
 
+Protection = Literal["header", "payload", "tls"]
+"""Of what travels over TCP: the two settings of `integrity`, or `security="tls"`."""
 STOP_TIMEOUT_S = 10.0
 
 
@@ -40,7 +43,7 @@ def server_group(
     num_servers: int = 1,
     num_workers: int = 1,
     unix: bool = False,
-    integrity: Literal["header", "payload"] = "header",
+    protection: Protection = "header",
 ) -> Iterator[ServerGroup]:
     """Start servers on loopback and yield where they are; they end with the block.
 
@@ -49,17 +52,22 @@ def server_group(
         num_workers: of the cluster.
         unix: offer the Unix socket too, as the nodes of a cluster do, so that client and server
             share memory where they can; else TCP alone.
-        integrity: what is authenticated on TCP.
+        protection: of what travels over TCP.
     """
     with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory:
         credentials = Credentials.generate()
         secret = Path(directory) / "secret"
         secret.touch(mode=0o600)
         secret.write_bytes(credentials.secret.hex().encode())
-        credentials = Credentials(credentials.cluster_id, secret.read_bytes(), integrity)
+        credentials = Credentials(credentials.cluster_id, secret.read_bytes())
         command = [sys.executable, "-m", "ps.server", "--secret-file", str(secret)]
         command += ["--num-workers", str(num_workers), "--cluster-id", credentials.cluster_id]
-        command += ["--integrity", integrity, *(["--unix"] if unix else [])]
+        command += ["--unix"] if unix else []
+        if protection == "tls":
+            credentials = _over_tls(credentials, Path(directory), command)
+        else:
+            credentials = replace(credentials, integrity=protection)
+            command += ["--integrity", protection]
         with contextlib.ExitStack() as running:
             places = [
                 running.enter_context(
@@ -73,20 +81,18 @@ def server_group(
 
 @contextlib.contextmanager
 def server(
-    *, num_workers: int = 1, unix: bool = False, integrity: Literal["header", "payload"] = "header"
+    *, num_workers: int = 1, unix: bool = False, protection: Protection = "header"
 ) -> Iterator[tuple[Endpoint, Credentials]]:
     """Start one server as `server_group` does and yield where it is."""
-    with server_group(num_workers=num_workers, unix=unix, integrity=integrity) as group:
+    with server_group(num_workers=num_workers, unix=unix, protection=protection) as group:
         yield group.endpoints[0], group.credentials
 
 
 @contextlib.contextmanager
-def served(
-    *, unix: bool = False, integrity: Literal["header", "payload"] = "header"
-) -> Iterator[PSClient]:
+def served(*, unix: bool = False, protection: Protection = "header") -> Iterator[PSClient]:
     """Start a server as `server` does and yield its only worker; both end with the block."""
     with (
-        server(unix=unix, integrity=integrity) as (endpoint, credentials),
+        server(unix=unix, protection=protection) as (endpoint, credentials),
         PSClient([endpoint], credentials, Identity(Role.WORKER, 0), num_workers=1) as client,
     ):
         yield client
@@ -103,6 +109,18 @@ def served_for(bench: Bench) -> Iterator[PSClient]:
     identity = Identity(Role.WORKER, 0)
     with PSClient(given.endpoints, given.credentials, identity, num_workers=1) as client:
         yield client
+
+
+def _over_tls(credentials: Credentials, directory: Path, command: list[str]) -> Credentials:
+    """Make keys for both sides and tell the server's command line of its own."""
+    authority = ClusterAuthority(credentials.cluster_id)
+    keys = authority.data_node("ps:0")
+    for name in ("cert", "key", "ca"):
+        file = directory / f"{name}.pem"
+        file.touch(mode=0o600)
+        file.write_bytes(getattr(keys, f"{name}_pem"))
+        command += [f"--tls-{name}", str(file)]
+    return replace(credentials, tls=authority.data_client())
 
 
 @contextlib.contextmanager
