@@ -15,6 +15,7 @@ from feeding.config import MIB
 from feeding.errors import DataError
 from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.interface import FileStatus, FileSystem, RangeReader
+from feeding.filesystem.local import LocalReader
 from feeding.splits import SourceFile
 
 _BLOCK_BYTES = 4 * MIB
@@ -71,7 +72,7 @@ def _walk(filesystem: FileSystem, status: FileStatus, depth: int) -> Iterable[Fi
 
 
 class RangeStream(io.RawIOBase):
-    """A file from a byte on, read in blocks that are fetched ahead.
+    """A file from a byte on; blocks of a file elsewhere are fetched ahead.
 
     Args:
         reader: the open file; closed by the caller.
@@ -91,6 +92,10 @@ class RangeStream(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # as io calls it
         """See io.RawIOBase. Raises as RangeReader.read_range."""
+        if isinstance(self._reader, LocalReader):
+            count = self._reader.read_into(self._at, buffer)
+            self._at += count
+            return count
         if not self._block:
             self._advance()
         count = min(len(buffer), len(self._block))

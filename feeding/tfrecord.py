@@ -37,7 +37,7 @@ class RecordLimits:
     max_gzip_ratio: int = 250
     """Bytes that one byte of a gzip file may become, on the whole file; ordinary data stays below
     20. Deflate itself ends at 1032."""
-    block_bytes: int = MIB
+    block_bytes: int = MIB // 2
     """Read and decoded at a time. A block that fits the processor's cache is read fastest."""
 
     def __post_init__(self) -> None:

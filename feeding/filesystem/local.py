@@ -130,6 +130,10 @@ class LocalReader:
             length -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill a buffer from `offset` on, without a copy between; returns bytes, 0 at the end."""
+        return os.preadv(self._descriptor, [buffer], offset)
+
     def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
         """See RangeReader. Reading ahead is the kernel's work here."""
         return partial(self.read_range, offset, length)

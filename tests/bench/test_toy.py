@@ -58,6 +58,7 @@ BENCHMARKS = {
     "small": ["P05"],
     "sparse": ["P06", "P07"],
     "startup": ["P15", "P16"],
+    "tfrecord": ["P10", "P10"],
 }
 
 
