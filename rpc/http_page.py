@@ -188,8 +188,9 @@ class HttpPage:
         for key, _ in self._selector.select(wait_s):
             if key.fileobj is self._listener:
                 self._accept()
-            elif isinstance(key.data, _Visitor) and key.fd in self._visitors:
-                self._serve(key.data)
+            elif (visitor := self._visitors.get(key.fd)) is not None and visitor is key.data:
+                # Else it gave way earlier in this turn, and its descriptor may be another's by now.
+                self._serve(visitor)
         now_s = time.monotonic()
         for visitor in list(self._visitors.values()):
             if visitor.deadline_s > now_s:

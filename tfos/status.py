@@ -14,10 +14,13 @@ def cluster_report(cluster_id: str, state: ClusterState, now_s: float) -> report
     board = state.tensorboard
     waits = balance.waits_of(state.servers)
     times = {each.name: balance.step_times(each, waits) for each in state.workers}
+    training = {each.name for each in state.training()}
     loads = {each.name: balance.server_load(each) for each in state.servers if each.is_live}
     notes = (
-        balance.straggler({name: each for name, each in times.items() if each is not None}),
-        balance.hot_shard({name: load for name, load in loads.items() if load is not None}),
+        balance.straggler(
+            {name: each for name, each in times.items() if name in training and each}
+        ),
+        balance.hot_shard({name: load for name, load in loads.items() if load}),
     )
     return reports.ClusterReport(
         cluster_id=cluster_id,

@@ -4,7 +4,8 @@ Covers: the scalars, one run per server (`ps-0`) so that TensorBoard draws serve
 one for the rest (`cluster`), the thread that asks and writes.
 Does not: write what Keras writes (callbacks).
 Threads: `tfos-scalars` asks over connections of its own and writes; it begins with `fit` and ends
-with it. Whatever fails there, a full disk included, training goes on: it is told once.
+with it. Whatever fails there, training goes on and it is told once; after a write that failed, as
+on a full disk, nothing more is written.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> 
     is_told = False
     try:
         is_last = False
-        while not is_last:
+        while not is_last and not recorder.is_broken:
             is_last = ending.wait(interval_s)
             try:
                 recorder.write()
@@ -90,14 +91,20 @@ def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> 
 
 
 class _Recorder:
-    """Asks and writes; used by one thread."""
+    """Asks and writes; used by one thread.
+
+    Attributes:
+        is_broken: whether a write has failed: TensorFlow would complain again at every further one.
+    """
 
     def __init__(self, ctx: ShownContext, exchange: Any) -> None:
+        self.is_broken = False
         self._ctx = ctx
         self._exchange = exchange
         self._client: Any = None
         self._writers: dict[str, Any] = {}
         self._before: dict[int, ServerStats] = {}
+        self._spent: dict[str, float] = {}
 
     def write(self) -> None:
         """Write a point of every scalar, at the servers' clocks."""
@@ -125,6 +132,14 @@ class _Recorder:
             self._client.close()
 
     def _write(self, run: str, scalars: Scalars, step: int) -> None:
+        values = list(scalars)
+        try:
+            self._write_out(run, values, step)
+        except Exception:
+            self.is_broken = True
+            raise
+
+    def _write_out(self, run: str, scalars: list[tuple[str, float]], step: int) -> None:
         import tensorflow as tf
 
         writer = self._writers.get(run)
@@ -143,10 +158,12 @@ class _Recorder:
                     yield f"feed/{feed.feed}/{field}", float(getattr(feed, field))
         exchange = self._exchange
         yield "chief/skipped_steps", float(exchange.skipped_steps)
-        spent = exchange.times.spent()
-        total_s = sum(spent.values()) or 1.0
-        for part, seconds in spent.items():
-            yield f"chief/share_of_{part.removesuffix('_s')}", seconds / total_s
+        spent, before = exchange.times.spent(), self._spent
+        self._spent = spent
+        lately = {part: seconds - before.get(part, 0.0) for part, seconds in spent.items()}
+        if total_s := sum(lately.values()):
+            for part, seconds in lately.items():
+                yield f"chief/share_of_{part.removesuffix('_s')}", seconds / total_s
 
 
 def server_scalars(stats: ServerStats, before: ServerStats | None = None) -> Scalars:
