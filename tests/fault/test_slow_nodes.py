@@ -22,7 +22,8 @@ from tfos.keras.step_clock import StepClock
 from tfos.topology import plan
 
 HYPER = Hyper(0.5)
-STEPS = 6
+STEPS = 4
+SLOW_STEP_S = 0.2
 
 
 def member(name: str, progress: dict[str, float] | None = None, stats: bytes = b"") -> Member:
@@ -41,6 +42,7 @@ def server_members(client: PSClient) -> list[Member]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F32")
 @pytest.mark.parametrize("consistency", ["async", "sync"])
 def test_the_slow_worker_is_named(consistency: str):
@@ -57,22 +59,23 @@ def test_the_slow_worker_is_named(consistency: str):
                     clients[rank].push(values, hyper=HYPER, rows=1)
             return member(f"worker:{rank}", {"steps": STEPS, **clock.spent()})
 
-        workers = succeeded(run_all(partial(train, 0, 0.002), partial(train, 1, 0.06)))
+        workers = succeeded(run_all(partial(train, 0, 0.002), partial(train, 1, SLOW_STEP_S)))
         waits = balance.waits_of(server_members(clients[0]))
         times = {each.name: balance.step_times(each, waits) for each in workers}
         found = {name: each for name, each in times.items() if each is not None}
         assert balance.straggler(found).startswith("straggler: worker:1 takes")
-        assert found["worker:1"].compute_s > 0.8 * STEPS * found["worker:1"].own_s
+        assert found["worker:1"].compute_s >= STEPS * SLOW_STEP_S
         if consistency == "sync":
             assert found["worker:0"].wait_s > found["worker:0"].push_s
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F33")
 def test_the_server_behind_a_slow_link_is_named(proxied: Callable[..., ProxiedCluster]):
     parts = proxied(num_servers=2)
     manifest = make_manifest(100_000, rule=ADD, bucket_bytes=4096)
     (client,) = parts.workers(manifest)
-    (slow,) = parts.proxies[1].arm(Fault("up", 2000, "drip", num_bytes=300))
+    (slow,) = parts.proxies[1].arm(Fault("up", 2000, "drip", num_bytes=1000))
     for _ in range(3):
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
     assert slow.fired.is_set()

@@ -143,7 +143,7 @@ def test_silent_connections_cost_no_thread_and_keep_nobody_out():
         ]
         silent[-1].sendall(b"GET /metrics HT")
         assert get(port)[0] == 200
-        assert threading.active_count() == before
+        assert threading.active_count() <= before
         assert silent[0].recv(1) == b""  # the oldest gave way
 
 
@@ -159,14 +159,16 @@ def test_a_slow_request_is_cut(monkeypatch):
         assert get(port)[0] == 200
 
 
-def test_a_reader_that_does_not_read_is_cut(monkeypatch):
-    monkeypatch.setattr(http_page, "CONNECTION_S", 0.1)
+def test_a_reader_that_does_not_read_is_cut():
     page = HttpPage(lambda: b"x" * (16 << 20), "text/plain")
     port = page.start("127.0.0.1", 0)
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as deaf:
             deaf.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert deaf.recv(8) == b"HTTP/1.1"
+            for visitor in list(page._visitors.values()):
+                visitor.deadline_s = time.monotonic()
+            assert get(port, "/")[0] == 404  # and with it, somebody looks at deadlines
             deadline_s = time.monotonic() + WAIT_S
             while page._visitors:
                 assert time.monotonic() < deadline_s
