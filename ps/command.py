@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -23,7 +24,11 @@ from ps.epoch import EpochGuard
 from ps.errors import PSError, SettingsError
 from ps.lifecycle import ServerSettings
 from ps.metrics import CONTENT_TYPE, Page, server_metrics
+from ps.periodic import Period
+from ps.permissions import Phase
+from ps.saver import SaveOptions
 from ps.secret_file import read_secret
+from ps.self_saving import SelfSaving, refuse_foreign
 from ps.server import PSServer
 from ps.storage import storage_at
 from ps.undone import LossReport
@@ -36,6 +41,8 @@ REPLACED_STATUS = 3
 """The exit status of a server that another process has replaced."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.2
+FULL_EVERY = 10
+"""Of self-made saves, one in so many holds everything."""
 
 _logger = logging.getLogger(__name__)
 
@@ -60,10 +67,13 @@ def _serve(options: argparse.Namespace) -> int:
         on_lost=options.on_lost,
     )
     caught = _catch_signals()
-    with PSServer(settings, credentials, guard=_guard(options)) as server:
+    guard = _guard(options)
+    saves = _self_saving(options, settings, credentials, guard)
+    with PSServer(settings, credentials, guard=guard) as server:
         server.bind_tcp(options.host, options.port)
         if options.unix:
             server.bind_unix()
+        step = -1
         if options.restore:
             like = Restoring(strict=options.strict)
             step = server.restore(options.restore, step=options.step, like=like)
@@ -73,12 +83,43 @@ def _serve(options: argparse.Namespace) -> int:
             metrics_port = page.start(options.metrics_host, options.metrics_port) if page else 0
             server.start()
             _announce(server, metrics_port)
-            _wait_for_end(server, caught)
+            if saves is not None:
+                saves.start(saved_step=step)
+            try:
+                _wait_for_end(server, caught)
+            finally:
+                if saves is not None:
+                    is_ours = server.phase is Phase.SERVING and not server.look_for_successor()
+                    saves.close(last=is_ours)
         replaced = server.look_for_successor()
     if replaced:
         sys.stderr.write(f"ps.server: {replaced}\n")
         return REPLACED_STATUS
     return 0
+
+
+def _self_saving(
+    options: argparse.Namespace,
+    settings: ServerSettings,
+    credentials: Credentials,
+    guard: EpochGuard | None,
+) -> SelfSaving | None:
+    """Make what saves all servers, if that is wanted and this is the first of them."""
+    if options.save_every is None:
+        return None
+    if not options.save_dir or guard is None:
+        raise SettingsError(
+            f"--save-every {options.save_every:g} needs --save-dir DIR, the same for all servers"
+        )
+    if not 0 < options.save_every < math.inf:
+        raise SettingsError(f"--save-every takes seconds above 0, got {options.save_every!r}")
+    if settings.rank:
+        return None  # ps:0 saves for all of them
+    if not options.restore:
+        refuse_foreign(options.save_dir)
+    kept = SaveOptions(keep=options.save_keep, full_every=FULL_EVERY)
+    period = Period(directory=options.save_dir, every_s=options.save_every, options=kept)
+    return SelfSaving(period, settings, credentials, guard)
 
 
 def _metrics_page(server: PSServer, options: argparse.Namespace) -> HttpPage | None:
@@ -153,6 +194,16 @@ def _parser() -> argparse.ArgumentParser:
         "--save-dir",
         metavar="DIR",
         help="where this cluster saves: a server that is started there later replaces this one",
+    )
+    parser.add_argument(
+        "--save-every",
+        type=float,
+        metavar="SECONDS",
+        help="save all servers of the group to --save-dir so often; ps:0 leads, the others need "
+        "the same --save-dir",
+    )
+    parser.add_argument(
+        "--save-keep", type=int, default=3, metavar="N", help="newest checkpoints to keep"
     )
     _add_metrics(parser)
     parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR")

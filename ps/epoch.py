@@ -21,7 +21,9 @@ from ps import decoding
 from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError, PhaseError
 from ps.storage import Storage, typed_errors
+from rpc.address import Endpoint
 
+MAX_NBYTES = 1 << 16
 LOOK_S = 1.0
 """A server that has not looked for so long does so before it answers: it may have been frozen."""
 
@@ -33,6 +35,8 @@ class Epoch(msgspec.Struct, frozen=True):
     number: int
     host: str
     pid: int
+    endpoint: Endpoint | None = None
+    """Where it listens."""
 
 
 class EpochGuard:
@@ -46,7 +50,7 @@ class EpochGuard:
 
     def __init__(self, storage: Storage, cluster_id: str, rank: int) -> None:
         self._storage = storage
-        self._name = f"ps-{rank}.epoch"
+        self._name = _name_of(rank)
         self._server = f"ps:{rank}"
         self._lock = threading.Lock()
         self._looked_s = time.monotonic()
@@ -55,8 +59,11 @@ class EpochGuard:
         number = newest.number + 1 if newest else 1
         self._mine = msgspec.structs.replace(self._mine, number=number)
 
-    def claim(self) -> None:
+    def claim(self, endpoint: Endpoint | None = None) -> None:
         """Take the number, once this process can serve; whoever has a lower one ends.
+
+        Args:
+            endpoint: where it listens.
 
         Raises:
             CheckpointError: another process was faster, or the disk fails.
@@ -68,7 +75,7 @@ class EpochGuard:
                 raise CheckpointError(
                     f"{self.replaced_text(found)} while it started; stop one of them"
                 )
-            file.write(msgspec.json.encode(self._mine))
+            file.write(msgspec.json.encode(msgspec.structs.replace(self._mine, endpoint=endpoint)))
 
     @property
     def number(self) -> int:
@@ -108,6 +115,24 @@ class EpochGuard:
             f"{self._server} (start {self.number}, pid {os.getpid()}) was replaced by start "
             f"{newer.number} (host {newer.host}, pid {newer.pid})"
         )
+
+
+def endpoint_of(storage: Storage, cluster_id: str, rank: int) -> Endpoint | None:
+    """Return where the newest process of a server listens; None: none of this cluster has said.
+
+    Raises:
+        OSError, CheckpointError: the file system is away.
+    """
+    try:
+        with storage.open(_name_of(rank)) as file:
+            found = _read(file.read(MAX_NBYTES))
+    except FileNotFoundError:
+        return None
+    return found.endpoint if found is not None and found.cluster_id == cluster_id else None
+
+
+def _name_of(rank: int) -> str:
+    return f"ps-{rank}.epoch"
 
 
 def _read(data: bytes) -> Epoch | None:

@@ -60,12 +60,14 @@ _FILLING = frozenset({Phase.EMPTY, Phase.SERVING})
 _READERS = frozenset({Role.WORKER, Role.DRIVER, Role.SUPERVISOR})
 _WORKERS = frozenset({Role.WORKER})
 _WORKERS_AND_DRIVER = frozenset({Role.WORKER, Role.DRIVER})
+_LEADER = frozenset({Role.SERVER})
+"""Of hand-started servers that save themselves; see ps.self_saving."""
 _MANAGERS = frozenset({Role.DRIVER, Role.SUPERVISOR})
 
 _RULES: dict[type, _Rule] = {
-    messages.Describe: _Rule(_READERS, _ANY_PHASE),
+    messages.Describe: _Rule(_READERS | _LEADER, _ANY_PHASE),
     messages.FetchStats: _Rule(_READERS, _ANY_PHASE),
-    messages.FetchManifest: _Rule(_READERS, _LOADED),
+    messages.FetchManifest: _Rule(_READERS | _LEADER, _LOADED),
     messages.Pull: _Rule(_WORKERS_AND_DRIVER, _LOADED),
     messages.Push: _Rule(_WORKERS, _SERVING),
     messages.Settle: _Rule(_WORKERS, _SERVING),
@@ -79,8 +81,8 @@ _RULES: dict[type, _Rule] = {
     messages.Meet: _Rule(_WORKERS, _FILLING),
     messages.Seed: _Rule(_WORKERS, _FILLING, chief_only=True),
     messages.Assign: _Rule(_WORKERS, _SERVING, chief_only=True),
-    messages.Cut: _Rule(_WORKERS_AND_DRIVER, _SERVING, chief_only=True),
-    messages.Save: _Rule(_WORKERS_AND_DRIVER, _SERVING, chief_only=True),
+    messages.Cut: _Rule(_WORKERS_AND_DRIVER | _LEADER, _SERVING, chief_only=True),
+    messages.Save: _Rule(_WORKERS_AND_DRIVER | _LEADER, _SERVING, chief_only=True),
     messages.Restore: _Rule(_WORKERS_AND_DRIVER, _FILLING, chief_only=True),
     messages.Fence: _Rule(_MANAGERS, _ANY_PHASE),
     messages.Lose: _Rule(_MANAGERS, _ANY_PHASE),

@@ -93,7 +93,7 @@ class PSServer:
             CheckpointError: another process took this server's place meanwhile.
         """
         if self._guard is not None:
-            self._guard.claim()
+            self._guard.claim(self.endpoint)
         self._listener.start()
 
     def restore(

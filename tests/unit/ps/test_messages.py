@@ -170,7 +170,7 @@ MAY_CALL: dict[str, set[type]] = {
         messages.Fence, messages.Lose, messages.Stop,
     },
     "feeder:0": set(),
-    "server:0": set(),
+    "server:0": {messages.Describe, messages.FetchManifest, messages.Cut, messages.Save},
 }  # fmt: skip
 CHIEF_ONLY = {messages.Seed, messages.Assign, messages.Cut, messages.Save, messages.Restore}
 MAY_CALL["worker:1"] = MAY_CALL["worker:0"] - CHIEF_ONLY

@@ -27,7 +27,7 @@ def plan(root: Path, **changes) -> Checkpoints:
 
 
 def test_it_saves_once_seeded_then_by_steps_and_at_the_end(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("tfos.node.saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc", num_servers=2) as bed:
         saver = ChiefSaver(plan(tmp_path, every_steps=3, keep=2), bed.client)
@@ -47,13 +47,13 @@ def test_it_saves_once_seeded_then_by_steps_and_at_the_end(tmp_path: Path, monke
 
 
 def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, monkeypatch, caplog):
-    monkeypatch.setattr("tfos.node.saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     (tmp_path / "step-1").mkdir()  # in the way of the second save
     (tmp_path / "step-1" / "manifest.json").write_text("{}")
     with cluster("inproc") as bed:
         saver = ChiefSaver(plan(tmp_path, every_s=0.05), bed.client)
-        saver._thread.start()
+        saver._saver.start()
         client = bed.client()
         client.seed(manifest, filled(manifest))
         wait_until(lambda: 0 in steps_on_disk(storage_at(tmp_path)), "the first save")
@@ -68,8 +68,8 @@ def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, m
 def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
     tmp_path: Path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("tfos.node.saver._LOOK_S", 0.02)
-    monkeypatch.setattr("tfos.node.saver._RETRY_S", 0.02)
+    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.periodic._RETRY_S", 0.02)
     names, away = LocalStorage.names, [True, False, True]
 
     def names_of_a_disk_that_is_away(self, directory=""):
@@ -93,12 +93,12 @@ def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
 def test_it_saves_below_a_step_that_a_restarted_server_could_not_go_on_from(
     tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("tfos.node.saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc") as bed:
         saver = ChiefSaver(plan(tmp_path, every_s=0.05), bed.client)
-        saver._saved_step = 900  # damaged since, and every server started again from an older one
-        saver.start()
+        # damaged since, and every server started again from an older one
+        saver._saver.start(saved_step=900)
         bed.client().seed(manifest, filled(manifest))
         wait_until(lambda: latest(tmp_path) == 0, "a save")
         saver.close()

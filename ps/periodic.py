@@ -1,0 +1,153 @@
+"""Saves that come again and again beside the training, by time and by the servers' clocks.
+
+Covers: when to save, trying again after a save that failed, a last save at the end.
+Does not: save (ps.saver), choose the servers (ps.self_saving, tfos.node.saver).
+Runs in: the chief's process, or that of the first hand-started server.
+Threads: `tfos-saver` saves; the public calls from any other one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ps.checkpoint_format import step_of
+from ps.errors import PSError, TransportError
+from ps.saver import DEFAULT_OPTIONS, SaveOptions
+from rpc.errors import RpcError
+
+if TYPE_CHECKING:
+    from ps.client import PSClient
+
+_logger = logging.getLogger(__name__)
+
+_FAILED = (PSError, RpcError, OSError)
+_RETRY_S = 1.0
+"""After the first save that failed; doubled with each further one, up to the plan's period."""
+_MAX_DOUBLINGS = 16
+_LOOK_S = 0.5
+"""How often the servers' clocks are read when saves come by steps, and the end is looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """Where and when to save."""
+
+    directory: str
+    every_s: float
+    """Seconds between saves."""
+    every_steps: int = 0
+    """Also after so many updates of the servers; 0: by time alone."""
+    options: SaveOptions = DEFAULT_OPTIONS
+
+
+class PeriodicSaver:
+    """Saves until it is closed.
+
+    Args:
+        period: where and when.
+        client: gives a connection that nobody else uses; asked before every save.
+    """
+
+    def __init__(self, period: Period, client: Callable[[], PSClient]) -> None:
+        self._period = period
+        self._client = client
+        self._ended = threading.Event()
+        self._saves_last = True
+        self._attached: PSClient | None = None
+        self._saved_step = -1
+        self._num_failed = 0
+        """Saves, since the last that succeeded."""
+        self._due_s = 0.0
+        """When to save next, as monotonic time."""
+        self._thread = threading.Thread(target=self._run, name="tfos-saver", daemon=True)
+
+    def start(self, *, saved_step: int = -1) -> None:
+        """Save once the servers hold parameters, then periodically.
+
+        Args:
+            saved_step: what they were restored from; -1: nothing.
+        """
+        self._saved_step = saved_step
+        self._thread.start()
+
+    def close(self, *, last: bool = True) -> None:
+        """End, after a `last` save of what was trained since the one before. Idempotent."""
+        self._saves_last = last
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        if not self._wait_seeded():
+            return
+        # At once: a server that dies before the first period has something to go on from.
+        self._save()
+        while not self._ended.wait(_LOOK_S):
+            if time.monotonic() >= self._due_s or self._has_grown():
+                self._save()
+        if self._saves_last:
+            self._save()
+
+    def _wait_seeded(self) -> bool:
+        while not self._ended.is_set():
+            try:
+                self._attach(self._client(), timeout_s=_LOOK_S)
+            except (TransportError, OSError):
+                self._ended.wait(_LOOK_S)
+                continue
+            except PSError as error:
+                _logger.warning("nothing is saved: %s", error)
+                return False
+            return True
+        return False
+
+    def _attach(self, client: PSClient, *, timeout_s: float | None = None) -> None:
+        if client is not self._attached:
+            client.attach(timeout_s=timeout_s)
+            self._attached = client
+
+    def _clock(self) -> int:
+        return max(server.clock for server in self._client().describe())
+
+    def _has_grown(self) -> bool:
+        """Whether the plan's number of updates was made since the last save."""
+        if not self._period.every_steps or self._num_failed:
+            return False
+        try:
+            return self._clock() - self._saved_step >= self._period.every_steps
+        except _FAILED:
+            return False  # the next save will tell
+
+    def _save(self) -> None:
+        """Save unless that step is there already; what failed is tried again before its time.
+
+        A server that is dead fails all saves until it is back, and what it holds is not safe then.
+        """
+        period = self._period
+        step: int | None = None
+        try:
+            step = self._clock()
+            # Below the last saved one is a server that had to go on from an older one.
+            if step != self._saved_step:
+                client = self._client()
+                self._attach(client)
+                path = client.save(period.directory, None, options=period.options)
+                step = step_of(path.name)
+            self._saved_step = -1 if step is None else step
+            self._num_failed = 0
+            wait_s = period.every_s
+        except _FAILED as error:
+            self._tell(step, error)
+            wait_s = min(period.every_s, _RETRY_S * 2 ** min(self._num_failed, _MAX_DOUBLINGS))
+            self._num_failed += 1
+        self._due_s = time.monotonic() + wait_s
+
+    def _tell(self, step: int | None, error: Exception) -> None:
+        name = "the parameters were" if step is None else f"step {step} was"
+        newest = f"the last save is step {self._saved_step}" if self._saved_step >= 0 else "no save"
+        _logger.warning("%s not saved: %s; training goes on, %s", name, error, newest)
