@@ -57,6 +57,16 @@ class RecordCut:
         for live, seen in self._pairs:
             seen[unit] = max(live.applied[unit], live.completed)
 
+    def num_uncounted(self, num_buckets: int) -> int:
+        """Return how many pushes had changed all buckets and were not completed yet.
+
+        Args:
+            num_buckets: the first units.
+        """
+        if not num_buckets:
+            return 0
+        return sum(min(seen[:num_buckets]) > live.completed for live, seen in self._pairs)
+
     def sessions(self) -> tuple[SessionCut, ...]:
         """Return what a checkpoint keeps, once every unit is noted."""
         return tuple(

@@ -129,6 +129,13 @@ class ShardCut:
             np.copyto(target, source)
         return step
 
+    def num_updates(self) -> int:
+        """The clock that goes with the copies, once all buckets were copied.
+
+        A restored server will not count a push again that had changed all buckets at the cut.
+        """
+        return self.clock + self._record.num_uncounted(len(self.buckets))
+
     def sessions(self) -> tuple[SessionCut, ...]:
         """The record, once all buckets and segments were copied."""
         return self._record.sessions()

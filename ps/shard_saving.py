@@ -123,7 +123,9 @@ class ShardSaving:
         with shard.cutting.written(request.save_id) as cut:
 
             def extra() -> bytes:
-                return msgspec.msgpack.encode(ShardExtra(cut.clock, cut.sessions(), saved_at_s))
+                return msgspec.msgpack.encode(
+                    ShardExtra(cut.num_updates(), cut.sessions(), saved_at_s)
+                )
 
             record = write_shard(
                 request.directory,

@@ -10,7 +10,11 @@ import traceback
 from collections.abc import Sequence
 from types import TracebackType
 
+import msgspec
+
+from tfos.control import messages
 from tfos.node.children import Exit
+from tfos.node.link import Raised
 
 _FATAL = ("Fatal Python error:", "Current thread ", "Thread 0x")
 
@@ -30,6 +34,29 @@ def describe_exit(how: Exit, *, oom_kills: int = 0) -> str:
             "OOM kill(s)); raise spark.executor.memoryOverhead"
         )
     return f"killed by {name}"
+
+
+def raised(base: messages.NodeFailure, error: Raised) -> messages.NodeFailure:
+    """Return the record of a child that has told its exception."""
+    return msgspec.structs.replace(
+        base,
+        error_type=error.error_type,
+        message=error.message,
+        traceback=error.traceback,
+        exit_code=1,
+    )
+
+
+def died(base: messages.NodeFailure, how: Exit) -> messages.NodeFailure:
+    """Return the record of a child that has ended without a word."""
+    early = " before its work was done (os._exit?)" if how.exit_code == 0 else ""
+    return msgspec.structs.replace(
+        base,
+        message=base.message + early,
+        exit_code=how.exit_code,
+        signal=how.signal_number,
+        traceback=fatal_dump(base.log_tail),
+    )
 
 
 def fatal_dump(log_tail: Sequence[str]) -> str:

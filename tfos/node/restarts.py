@@ -1,6 +1,7 @@
 """A parameter server's node over more than one child: what outlives the one that died.
 
-Covers: the listening sockets, how often a child may be replaced, orders that the next one needs.
+Covers: the listening sockets, how often and how soon a child is replaced, orders that the next
+one needs.
 Does not: start or watch children (node.supervisor), load a checkpoint (node.server).
 Runs in: the supervisor.      Threads: its main thread.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,15 @@ from rpc.acceptor import bound_tcp
 from rpc.limits import DEFAULT_LIMITS
 from tfos.control import messages
 from tfos.node.bundle import NodeBundle
+
+WINDOW_S = 600.0
+"""Restarts count against the limit for so long: a server that dies once a day is no broken one."""
+STEADY_S = 10.0
+"""A child that has lived so long did not die of its start; the next one starts at once."""
+FIRST_DELAY_S = 0.5
+"""Before the second child in a row that did not live long; doubled with each further one."""
+MAX_DELAY_S = 8.0
+"""Far below what clients wait for a server that is started again (tfos.context.RESTART_S)."""
 
 
 class Restarts:
@@ -31,6 +42,12 @@ class Restarts:
         plan = bundle.settings.checkpoints
         self.limit = plan.ps_restarts if plan is not None and bundle.role == "ps" else 0
         self.count = 0
+        """Restarts since the node began; makes the children's incarnations."""
+        self._recent: list[float] = []
+        """When there were some within WINDOW_S, as monotonic time."""
+        self._num_short = 0
+        """Children in a row that did not live long."""
+        self._started_s = 0.0
         self._orders: list[messages.Order] = []
         self._sockets: list[socket.socket] = []
 
@@ -64,22 +81,35 @@ class Restarts:
         for order in self._orders:
             tell(order)
 
-    def take(self) -> bool:
-        """Use one restart; False when none is left."""
-        if self.count >= self.limit:
-            return False
+    def note_start(self) -> None:
+        """A child has started."""
+        self._started_s = time.monotonic()
+
+    def take(self) -> float | None:
+        """Use one restart; returns the seconds to wait before it, None when none is left."""
+        now_s = time.monotonic()
+        self._recent = [each for each in self._recent if now_s - each < WINDOW_S]
+        if len(self._recent) >= self.limit:
+            return None
+        self._recent.append(now_s)
         self.count += 1
-        return True
+        if now_s - self._started_s >= STEADY_S:
+            self._num_short = 0
+            return 0.0
+        self._num_short += 1
+        if self._num_short == 1:
+            return 0.0
+        return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (self._num_short - 2)))
 
     def report(self, failed: messages.NodeFailure) -> messages.Restarted:
         """Return what the driver is told of the restart that `take` has counted."""
-        return messages.Restarted(failed, self.count, self.limit)
+        return messages.Restarted(failed, len(self._recent), self.limit)
 
     def explain(self, failed: messages.NodeFailure) -> messages.NodeFailure:
         """Say that a child that failed was not the node's first one."""
         if not self.count:
             return failed
-        times = f"{self.count} of {self.limit} times"
+        times = f"{len(self._recent)} of {self.limit} times within {WINDOW_S / 60:.0f} minutes"
         return msgspec.structs.replace(
             failed, message=f"{failed.message} (its server was restarted {times})"
         )

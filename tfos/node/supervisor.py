@@ -125,6 +125,7 @@ class Supervisor:
 
     def _run_child(self) -> None:
         self._child = self._start_child()
+        self._restarts.note_start()
         self._note_vitals(child_pid=self._child.pid)
         self._loop.watch(self._child.pidfd, self._on_child_exit)
         self._loop.watch(self._child.output, self._on_output)
@@ -289,32 +290,28 @@ class Supervisor:
             self._replace(child, self._failure_of(child))
 
     def _replace(self, dead: children.Child, failed: messages.NodeFailure) -> None:
-        """Start a killed server again; one that raised would raise again."""
-        if self._raised is not None or not self._restarts.take():
+        """Start a killed server again, later each time; one that raised would raise again."""
+        delay_s = None if self._raised is not None else self._restarts.take()
+        if delay_s is None:
             self._fail(self._restarts.explain(failed))
-        else:
-            self._uplink.report(self._restarts.report(failed))
-            dead.close()
-            self._kill_reason, self._oom_kills = "", procs.oom_kills()
-            self._run_child()
-            self._restarts.repeat_orders(self._tell_child)
+            return
+        self._uplink.report(self._restarts.report(failed))
+        dead.close()
+        self._child = None
+        self._loop.set_timer("restart", delay_s, self._run_again)
+
+    def _run_again(self) -> None:
+        self._kill_reason, self._oom_kills = "", procs.oom_kills()
+        self._run_child()
+        self._restarts.repeat_orders(self._tell_child)
 
     def _failure_of(self, child: children.Child) -> messages.NodeFailure:
         how = child.reap() or children.Exit(None, None)
         if self._raised is not None:
-            raised = self._raised
-            base = self._failure(raised.error_type, raised.message)
-            return msgspec.structs.replace(base, traceback=raised.traceback, exit_code=1)
+            return failure.raised(self._failure("", ""), self._raised)
         text = failure.describe_exit(how, oom_kills=procs.oom_kills() - self._oom_kills)
-        if how.exit_code == 0:
-            text += " before its work was done (os._exit?)"
-        base = self._failure("ProcessDied", f"{self._node.name} {text}{self._kill_reason}")
-        return msgspec.structs.replace(
-            base,
-            exit_code=how.exit_code,
-            signal=how.signal_number,
-            traceback=failure.fatal_dump(base.log_tail),
-        )
+        text = f"{self._node.name} {text}{self._kill_reason}"
+        return failure.died(self._failure("ProcessDied", text), how)
 
     def _failure(self, error_type: str, message: str) -> messages.NodeFailure:
         return messages.NodeFailure(

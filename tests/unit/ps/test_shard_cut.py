@@ -70,6 +70,19 @@ def test_a_cut_is_of_its_moment_whatever_is_pushed_before_each_bucket_is_taken(b
     assert cut.versions() == {i: 2 if i == 0 else 1 for i in bench.dense.bucket_ids}
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_push_in_all_buckets_counts_though_it_was_not_completed(bench: Bench, is_whole: bool):
+    bench.push(*range(len(bench.dense.buckets) - (not is_whole)))
+    cut = bench.cut()
+    bench.record.complete(REQUEST)
+    bench.taken(cut)
+    assert cut.num_updates() == (6 if is_whole else 5)
+    bench.guard.close()
+    later = bench.cut()
+    bench.taken(later)
+    assert later.num_updates() == 5, "by now the clock has it"
+
+
 def test_copies_are_made_once_and_freed_when_they_are_written(bench: Bench):
     cut = bench.cut()
     sizes = [3 * bucket.nbytes for bucket in cut.buckets]  # values and two slots

@@ -1,0 +1,62 @@
+"""How often, and how soon, a supervisor starts a server again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfos.checkpoints import Checkpoints
+from tfos.control import messages
+from tfos.node import restarts
+from tfos.node.restarts import Restarts
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def restarts_of(limit: int, role: str = "ps") -> Restarts:
+    plan = Checkpoints(directory="/x", ps_restarts=limit)
+    bundle: Any = SimpleNamespace(role=role, settings=SimpleNamespace(checkpoints=plan))
+    return Restarts(bundle)
+
+
+def lived(made: Restarts, clock: list[float], seconds: float) -> float | None:
+    """Start a child and let it die; returns what the next one waits for."""
+    made.note_start()
+    clock[0] += seconds
+    return made.take()
+
+
+@pytest.mark.fault("F12")
+def test_a_server_that_dies_again_and_again_is_started_later_each_time_then_no_more(clock):
+    made = restarts_of(7)
+    delays = [lived(made, clock, 1.0) for _ in range(8)]
+    assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, None]
+    assert made.count == 7
+    node = messages.NodeId("ps", 0, 0)
+    died = messages.NodeFailure(
+        node, "host", 1, message="ps:0 killed by SIGSEGV", log_tail=("last", "line")
+    )
+    failed = made.explain(died)
+    assert "(its server was restarted 7 of 7 times within 10 minutes)" in failed.message
+    assert failed.log_tail == ("last", "line")
+
+
+@pytest.mark.fault("F08")
+def test_a_server_that_served_for_long_is_started_at_once_and_old_restarts_are_forgiven(clock):
+    made = restarts_of(2)
+    assert [lived(made, clock, seconds) for seconds in (1.0, 1.0, 1.0)] == [0.0, 0.5, None]
+    clock[0] += restarts.WINDOW_S
+    assert [lived(made, clock, seconds) for seconds in (60.0, 1.0)] == [0.0, 0.0]
+    assert made.count == 4, "incarnations never repeat"
+    assert made.report(SimpleNamespace()).count == 2  # type: ignore[arg-type]
+
+
+def test_workers_are_not_restarted(clock):
+    assert lived(restarts_of(5, role="worker"), clock, 100.0) is None
