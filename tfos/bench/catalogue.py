@@ -16,8 +16,8 @@ from tfos.bench.harness import Bench
 ON_GIVEN_SERVERS = frozenset({"dense", "small", "sparse"})
 """Those that can also measure servers that run elsewhere."""
 NAMES = (
-    *("dense", "small", "sparse", "apply", "peers", "scaling", "load", "driver", "checkpoint"),
-    "memory",
+    *("dense", "compression", "small", "sparse", "apply", "peers", "scaling", "load", "driver"),
+    *("checkpoint", "memory"),
 )
 
 

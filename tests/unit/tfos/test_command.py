@@ -66,7 +66,7 @@ def test_a_table_has_both_sides_and_their_ratio(instant):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["dence"], "no benchmark named 'dence'; there are dense, small"),
+        (["dence"], "no benchmark named 'dence'; there are dense, compression"),
         (["apply", "--servers", "h:1"], "--servers needs --secret-file and --cluster-id"),
         (["dense", "--servers", "h"], "--servers takes HOST:PORT,HOST:PORT,... and got 'h'"),
         (["apply", "--servers", "h:1"], "apply starts its own servers; with --servers there are"),
