@@ -80,7 +80,11 @@ class Sync:
         self._arrived[worker] = None if null else rows
         return self._complete_if_all_arrived()
 
-    def on_join(self, worker: WorkerRank) -> list[Action]:
+    def clock_of(self, worker: WorkerRank) -> int:  # noqa: ARG002
+        """The barrier's."""
+        return self._clock
+
+    def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:  # noqa: ARG002 - no clock of its own
         """Wait for this worker from the barrier that is open now."""
         self._refuse_broken()
         refuse_finished(worker, self._finished)

@@ -10,7 +10,8 @@ all updates of everybody's first c - s pushes: the condition of Ho et al., More 
 Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013, which blocks the read
 instead. With s = 0 workers go in step, though each sees a part of the others' next updates.
 
-A worker that joins starts at the slowest member's clock, so nobody's bound is broken by it. One
+A worker that joins starts at the slowest member's clock, the same at all servers, so nobody's bound
+is broken by it. One
 that leaves, finishes or is lost is waited for no more; its updates stay.
 """
 
@@ -72,11 +73,20 @@ class StaleSync:
         self._waiting.add(worker)
         return self._release()
 
-    def on_join(self, worker: WorkerRank) -> list[Action]:
-        """Wait for this worker from the slowest member's clock on."""
+    def clock_of(self, worker: WorkerRank) -> int:
+        """The worker's own, or where it would begin."""
+        return self._clocks.get(worker, self._slowest)
+
+    def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:
+        """Wait for this worker from the slowest member's clock on, or from `at_least`.
+
+        The slowest may be at another clock on another server. A worker that began there at another
+        clock would be ahead at one server and behind at the other for good, and two of those could
+        wait for each other: it joins all servers, and again with the largest of their clocks.
+        """
         refuse_finished(worker, self._finished)
-        self._clocks.setdefault(worker, self._slowest)
-        return []
+        self._clocks[worker] = max(self.clock_of(worker), at_least)
+        return self._release()
 
     def on_leave(self, worker: WorkerRank) -> list[Action]:
         """Wait for it no more."""

@@ -183,18 +183,17 @@ class PSClient:
     def join(self) -> Ack:
         """Be waited for again: in sync from the clock that is open now, in ssp from the slowest's.
 
-        In sync, servers may be one clock apart at that moment; those behind get a null push, so all
-        of them see this worker's first gradient in the same clock. Workers that must all start an
-        epoch in one clock join first and meet (`rendezvous`) before the first push.
+        Servers may be at different clocks at that moment; this worker begins at the largest, at all
+        of them: in ssp its own clock is raised, in sync a null push fills the clock that is open.
+        Workers that must all start an epoch in one clock join first and meet (`rendezvous`) before
+        the first push.
         """
         with self._lock:
-            is_sync = self.manifest.has_barrier
             acks = self._fleet.change(
-                lambda number, _: messages.Join(number),
-                timeout_s=self.timeout_s,
+                lambda number, _: messages.Join(number), timeout_s=self.timeout_s
             )
-            if is_sync:
-                acks = self._fleet.line_up(acks, self._dense.known_hash(), timeout_s=self.timeout_s)
+            if self.manifest.consistency != "async":
+                acks = self._fleet.line_up(acks, self.manifest, timeout_s=self.timeout_s)
             return joined(acks)
 
     def leave(self) -> Ack:

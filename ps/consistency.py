@@ -50,7 +50,11 @@ class Async:
             self._clock += 1
         return [Release((worker,), self._clock)]
 
-    def on_join(self, worker: WorkerRank) -> list[Action]:
+    def clock_of(self, worker: WorkerRank) -> int:  # noqa: ARG002
+        """The server's."""
+        return self._clock
+
+    def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:  # noqa: ARG002 - no clock of its own
         """Nothing waits for members."""
         refuse_finished(worker, self._finished)
         return []

@@ -112,8 +112,11 @@ class Policy(Protocol):
                 was applied on its way in is never refused here.
         """
 
-    def on_join(self, worker: WorkerRank) -> list[Action]:
-        """The worker will push again."""
+    def clock_of(self, worker: WorkerRank) -> int:
+        """The worker's own clock in ssp; elsewhere all have the server's."""
+
+    def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:
+        """The worker will push again; in ssp its clock is raised to `at_least`."""
 
     def on_leave(self, worker: WorkerRank) -> list[Action]:
         """The worker will not push until it joins again."""

@@ -24,6 +24,7 @@ from ps.errors import (
 from ps.exchange import exchange
 from ps.links import Link, Outgoing
 from ps.messages import Ack, Description, Number
+from ps.params import Manifest
 from ps.permissions import Phase
 from ps.stats import ServerStats
 from rpc.address import Endpoint
@@ -137,30 +138,30 @@ class Fleet:
                     call.link.acknowledged = call.link.sequence
                     call.link.told_clock = messages.decode_reply(call.reply.meta, Ack).clock
 
-    def line_up(self, acks: Sequence[Ack], manifest_hash: str, *, timeout_s: float) -> list[Ack]:
-        """Fill the open clock of the servers that are one behind with a null push.
+    def line_up(self, acks: Sequence[Ack], manifest: Manifest, *, timeout_s: float) -> list[Ack]:
+        """Let a worker that has joined stand at the same clock everywhere, the largest.
 
         Args:
-            acks: every server's answer to a join.
-            manifest_hash: of what they hold.
-            timeout_s: for the push.
+            acks: every server's answer to the join.
+            manifest: what they hold.
+            timeout_s: for the servers that are behind.
 
         Returns:
             The answers from which the common clock is seen.
         """
-        newest = max(ack.clock for ack in acks)
+        newest = max(ack.own_clock for ack in acks)
         pairs = zip(self.links, acks, strict=True)
-        behind = [link for link, ack in pairs if ack.clock < newest]
+        behind = [link for link, ack in pairs if ack.own_clock < newest]
         if not behind:
             return list(acks)
-        lined_up = self.change(
-            lambda number, wait_s: messages.Push(
-                manifest_hash, number, 0, None, False, True, wait_s
-            ),
-            timeout_s=timeout_s,
-            links=behind,
-        )
-        return [Ack(newest), *lined_up]
+        digest = manifest.hash()
+
+        def catch_up(number: Number, wait_s: float) -> messages.Changing:
+            if manifest.has_barrier:  # at most one clock behind: the open one
+                return messages.Push(digest, number, 0, None, False, True, wait_s)
+            return messages.Join(number, newest)
+
+        return [*acks, *self.change(catch_up, timeout_s=timeout_s, links=behind)]
 
     def check_size(self, described: Sequence[Description]) -> None:
         """Refuse servers that were started for another number of servers or workers."""

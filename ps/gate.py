@@ -75,6 +75,11 @@ class Gate(Generic[Gradient]):
         """Updates so far."""
         return self._policy.clock
 
+    def clock_of(self, worker: WorkerRank) -> int:
+        """Where a worker stands; see ps.decisions."""
+        with self.changed:
+            return self._policy.clock_of(worker)
+
     def missing(self) -> tuple[WorkerRank, ...]:
         """The workers that others wait for."""
         with self.changed:

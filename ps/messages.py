@@ -187,6 +187,8 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     """This worker will push from now on."""
 
     number: Number
+    at_least: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    """ssp: the clock that it has at another server already."""
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
@@ -314,6 +316,8 @@ class Ack(msgspec.Struct, frozen=True):
     """Updates by others between this worker's last pull and this push."""
     has_squares: bool = False
     """Whether the payload is the squares of a reduced gradient that waits for Settle."""
+    own_clock: int = 0
+    """After Join: where the worker stands; in ssp its own pushes count, elsewhere it is `clock`."""
 
 
 class Scanned(msgspec.Struct, frozen=True):

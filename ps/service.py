@@ -41,11 +41,13 @@ from ps.table_serving import TableRequest
 from ps.undone import Undone
 from rpc.listener import Call
 
-_EVENTS: dict[type, Event] = {
-    messages.Join: lambda policy, worker: policy.on_join(worker),
-    messages.Leave: lambda policy, worker: policy.on_leave(worker),
-    messages.Finish: lambda policy, worker: policy.on_finish(worker),
-}
+
+def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Event:
+    if isinstance(request, messages.Join):
+        return lambda policy, worker: policy.on_join(worker, request.at_least)
+    if isinstance(request, messages.Leave):
+        return lambda policy, worker: policy.on_leave(worker)
+    return lambda policy, worker: policy.on_finish(worker)
 
 
 class Service:
@@ -260,18 +262,18 @@ class Service:
         if isinstance(request, messages.Finish):
             self.life.finish_unfilled(worker)
         shard = self.life.shard
-        clock = 0
+        clock = own_clock = 0
         if shard is not None:
-            event = _EVENTS[type(request)]
+            event = _event_of(request)
             leaves = not isinstance(request, messages.Join)
             number = request.number
             shard.gate.change(
                 name, event, number.acknowledged, told_clock=number.told_clock, leaves=leaves
             )
-            clock = shard.gate.clock
+            clock, own_clock = shard.gate.clock, shard.gate.clock_of(worker)
         if isinstance(request, messages.Finish):
             self._meetings.finish(worker)
-        call.reply(messages.encode(Ack(clock)))
+        call.reply(messages.encode(Ack(clock, own_clock=own_clock)))
 
     def _meet(self, call: Call, request: messages.Meet) -> None:
         if self.settings.rank != 0:

@@ -8,8 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from ps import messages
 from ps.client import PSClient
 from ps.errors import NonFiniteGradient, PhaseError, RequestTimeout, SettingsError, StaleIncarnation
+from ps.messages import Number
 from ps.params import Hyper
 from tests.ps_bed import (
     ADD,
@@ -17,6 +19,7 @@ from tests.ps_bed import (
     cluster,
     filled,
     make_manifest,
+    raw_call,
     run_all,
     succeeded,
     wait_until,
@@ -159,6 +162,20 @@ def test_a_frozen_worker_that_waited_is_fenced_and_its_update_stays(transport: s
         assert add(other) == 2
         assert set(bed.pulled(other)["trainable"]) == {2.0}
         assert [worker.pushes for worker in other.stats()[0].workers] == [1, 1]
+
+
+def test_a_worker_joins_all_servers_at_the_same_clock(transport: str):
+    """Two that did not might wait for each other: each ahead of the other at one server."""
+    manifest = ssp(1, size=100)
+    with cluster(transport, num_servers=2, num_workers=2) as bed:
+        staying, joining = bed.workers(manifest, filled(manifest))
+        joining.leave()
+        add(staying)
+        on_its_way = messages.Push(manifest.hash(), Number(9, 1), 0, null=True)
+        raw_call(bed, 1, on_its_way, rank=0)  # what ps:0 does not know of yet
+        joining.join()
+        seen = [raw_call(bed, at, messages.Join(Number(9, 1)), rank=1).own_clock for at in (0, 1)]
+        assert seen == [2, 2]
 
 
 def test_a_replaced_worker_joins_at_the_slowest_clock(transport: str):

@@ -85,6 +85,63 @@ def test_a_joining_worker_starts_at_the_slowest_clock():
     assert policy.clocks[W0] == 3
 
 
+def test_a_worker_that_is_further_at_another_server_begins_there():
+    policy = StaleSync(2, 0)
+    policy.on_leave(W1)
+    push(policy, W0, 2)
+    policy.on_join(W1)
+    assert push(policy, W0) == []
+    assert policy.on_join(W1, 3) == [Release((W0,), 3)], "nobody waits for clocks it never had"
+    assert policy.on_join(W1, 1) == [], "a clock never goes back"
+    assert policy.clock_of(W1) == 3
+
+
+def all_go_on(*, agree: bool) -> bool:
+    """Two servers, bound 0; whether three workers go on after two have joined at odd moments.
+
+    Worker 1 joins while worker 0's push is known to server 1 only; worker 2 joins while the pushes
+    of the others are known to server 0 only.
+    """
+    servers = [StaleSync(3, 0), StaleSync(3, 0)]
+
+    def join(worker: WorkerRank) -> None:
+        for server in servers:
+            server.on_join(worker)
+        newest = max(server.clock_of(worker) for server in servers)
+        for server in servers:
+            server.on_join(worker, newest if agree else 0)
+
+    for server in servers:
+        server.on_leave(W1)
+        server.on_leave(W2)
+    push(servers[1], W0)
+    join(W1)
+    push(servers[0], W0)
+    for worker in (W0, W1):
+        push(servers[0], worker)
+    join(W2)
+    for worker in (W0, W1):
+        push(servers[1], worker)
+    return go_round(servers)
+
+
+def go_round(servers: list[StaleSync]) -> bool:
+    """Whether each worker, which waits for the answers of both servers, does 20 more pushes."""
+    counts = {W0: 0, W1: 0, W2: 0}
+    for _ in range(20):
+        for worker in counts:
+            if all(worker not in server._waiting for server in servers):
+                counts[worker] += 1
+                for server in servers:
+                    push(server, worker)
+    return set(counts.values()) == {20}
+
+
+def test_workers_that_join_with_one_clock_at_all_servers_never_wait_for_each_other():
+    assert all_go_on(agree=True)
+    assert not all_go_on(agree=False), "the moments are not odd enough to show what agreeing is for"
+
+
 def test_after_all_have_left_they_start_again_from_the_slowest():
     policy = StaleSync(2, 4)
     push(policy, W0, 3)
@@ -172,14 +229,15 @@ class StaleSyncModel(RuleBasedStateMachine):
         self.waiting.add(worker)
         self.check(actions)
 
-    @rule(worker=ranks)
-    def join(self, worker: WorkerRank) -> None:
+    @rule(worker=ranks, ahead=st.integers(-1, 2))
+    def join(self, worker: WorkerRank, ahead: int) -> None:
         if worker in self.finished:
             with pytest.raises(PhaseError):
                 self.policy.on_join(worker)
             return
-        assert self.policy.on_join(worker) == []
-        self.counts.setdefault(worker, self.slowest)
+        actions = self.policy.on_join(worker, self.slowest + ahead)
+        self.counts[worker] = max(self.counts.get(worker, self.slowest), self.slowest + ahead)
+        self.check(actions)
 
     @rule(worker=ranks)
     def leave(self, worker: WorkerRank) -> None:
