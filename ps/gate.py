@@ -75,6 +75,12 @@ class Gate(Generic[Gradient]):
         """Updates so far."""
         return self._policy.clock
 
+    @property
+    def waiting(self) -> frozenset[RequestId]:
+        """The pushes that are not answered yet."""
+        with self.changed:
+            return self._waiting.requests
+
     def clock_of(self, worker: WorkerRank) -> int:
         """Where a worker stands; see ps.decisions."""
         with self.changed:

@@ -77,6 +77,11 @@ class RowGate:
                         gate.execute(hybrid.on_lookup_ended(batch))
             self._record.complete(batch)
 
+    def permits_of(self, worker: WorkerRank) -> frozenset[RequestId]:
+        """The worker's batches that are under way; none where lookups need no permit."""
+        with self._gate.changed:
+            return self._hybrid.permits.held(worker) if self._hybrid else frozenset()
+
     def admit(self, worker: WorkerRank, batch: RequestId | None) -> None:
         """Refuse gradients that may not be applied now; others are, as they arrive.
 
