@@ -12,7 +12,7 @@ import pytest
 from ps import kernels
 from ps.clipping import Clipper
 from ps.dense import DenseShard
-from ps.optimizers import rule_of, scalars
+from ps.optimizers import rule_of, scalars, step_scalars
 from ps.params import SGD, GroupSpec, Hyper, Layout, Manifest, ParamSpec
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
@@ -108,19 +108,48 @@ def shard_of(rule, values):
     return shard
 
 
+class Rows:
+    """The same numbers as rows of a table that every push brings, in another order each time."""
+
+    DIM = 7
+
+    def __init__(self, rule, values):
+        self._rule, self._name = rule, str(values.dtype)
+        self._update = kernels.sparse_for(rule, self._name)
+        parts = [values.reshape(-1, self.DIM)]
+        parts += [np.full_like(parts[0], start) for start in rule_of(rule).slot_starts]
+        self._slab = np.hstack(parts)
+
+    def apply(self, gradient, hyper, step):
+        rows = np.random.default_rng(step).permutation(len(self._slab))
+        grads = gradient.reshape(-1, self.DIM)[rows]
+        given = step_scalars(self._rule, "trainable", hyper, step, np.dtype(self._name))
+        self._update(self._slab, rows, grads, given)
+
+    def values(self):
+        return np.ascontiguousarray(self._slab[:, : self.DIM]).reshape(-1)
+
+
 def run(make, *, kind="normal", dtype="float32", with_scalars=True, eager=False):
-    """Step both sides; yield (step, ours, Keras's, our slots, Keras's slots) to be compared."""
+    """Step both sides; yield (step, ours, Keras's, our slots, Keras's slots) to be compared.
+
+    Rows of a table go the same way and are compared here: dense and sparse are the same bits.
+    """
     start = gradient(1000, "normal", dtype)
     oracle = Keras(make(), split(start), dtype, eager=eager)
     shard = shard_of(oracle.rule(), start)
+    rows = Rows(oracle.rule(), start) if not oracle.rule().ema_momentum else None
     for step in range(1, CHECKED_STEPS[eager and -2] + 1):
         pushed = gradient(step, kind, dtype)
         hyper = oracle.hyper(with_scalars=with_scalars)
         oracle.step(split(pushed))
         for bucket in shard.buckets:
             shard.apply(bucket.id, pushed[bucket.start : bucket.stop], hyper)
+        if rows is not None:
+            rows.apply(pushed, hyper, step)
         if step in CHECKED_STEPS:
             ours = flat([shard.values(i) for i in shard.bucket_ids])
+            assert rows is None or rows.values().tobytes() == ours.tobytes(), f"rows at {step}"
             slots = {
                 name: flat([shard.slots(i)[name] for i in shard.bucket_ids])
                 for name in shard.slots(0)
