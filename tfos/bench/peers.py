@@ -8,7 +8,7 @@ Method: 64 MiB of parameters in 64 float32 tensors. Ours: pull, then push with a
     another does assign_add on all of them (reference/tensorflow_ps.py). Seconds of both together,
     and of each alone; both sides take turns.
 Caveats: the reference's seconds hold one schedule and join for each of the two, about a
-    millisecond. The gradient it adds is one tensor of the worker, used for every variable.
+    millisecond.
 Bar: read + add at least 3 times as fast.
 Last result: docs/performance.md.
 """

@@ -127,7 +127,8 @@ def _commands(
         variables = [tf.Variable(tf.zeros((size,))) for _ in range(num_tensors)]
 
     def ones() -> Any:
-        return tf.data.Dataset.from_tensors(tf.ones((size,))).repeat()
+        # One tensor for all variables would travel once.
+        return tf.data.Dataset.from_tensors(tuple(tf.ones((size,)) for _ in variables)).repeat()
 
     gradients = iter(coordinator.create_per_worker_dataset(ones))
 
@@ -136,8 +137,7 @@ def _commands(
         return tf.stack([tf.identity(variable)[-1] for variable in variables])
 
     def add(iterator: Any) -> None:
-        gradient = next(iterator)
-        for variable in variables:
+        for variable, gradient in zip(variables, next(iterator), strict=True):
             variable.assign_add(gradient, read_value=False)
 
     def run(function: Any, *args: Any) -> list[float]:
