@@ -29,7 +29,7 @@ from tfos.bench.harness import Bench, Figure
 from tfos.bench.servers import ServerGroup, server_group
 
 MB = 1e6
-SIZES_MIB = (16, 64, 256)
+SIZES_MIB = (16, 256)
 RULES: tuple[RuleConfig, ...] = (SGD(), Adagrad(), Adam(), AMSGrad())
 NUM_ROWS = (100_000, 2_000_000)
 DIM = 16

@@ -29,8 +29,9 @@ STOP_TIMEOUT_S = 10.0
 class TensorFlowPeer:
     """The three processes as a caller sees them."""
 
-    def __init__(self, coordinator: subprocess.Popen[str], messages: IO[bytes]) -> None:
-        self._coordinator = coordinator
+    def __init__(self, processes: list[subprocess.Popen[str]], messages: IO[bytes]) -> None:
+        self.pids = tuple(process.pid for process in processes)
+        self._coordinator = processes[-1]
         self._messages = messages
 
     def read(self) -> float:
@@ -81,8 +82,9 @@ def tensorflow_peer(num_bytes: int, num_tensors: int) -> Iterator[TensorFlowPeer
             running.callback(_end, process)
             return process
 
-        start("ps"), start("worker")
-        yield TensorFlowPeer(start("chief", str(num_bytes), str(num_tensors)), messages)
+        processes = [start("ps"), start("worker")]
+        processes.append(start("chief", str(num_bytes), str(num_tensors)))
+        yield TensorFlowPeer(processes, messages)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
