@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rpc import http_page
 from rpc.errors import AuthError
@@ -72,6 +74,15 @@ def test_other_requests_are_refused(request_: bytes, status: int):
     with served() as port:
         assert raw(port, request_).split(b" ")[1] == str(status).encode()
         assert get(port)[0] == 200
+
+
+@pytest.mark.attack("A12")
+@given(st.binary(max_size=300), st.booleans())
+def test_any_bytes_are_answered(head: bytes, has_token: bool):
+    for request in (head, b"GET /metrics HTTP/1.1\r\n" + head):
+        status, reason = Readers(TOKEN.encode() if has_token else b"").answer(request)
+        assert status >= 400
+        assert reason
 
 
 @pytest.mark.attack("A22")
