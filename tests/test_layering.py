@@ -176,6 +176,15 @@ def test_a_parameter_server_process_loads_neither_tensorflow_nor_pyspark():
     assert not IN_FUNCTIONS_ONLY & _modules_after("import ps.server, tfos.node.server")
 
 
+def test_only_the_command_knows_the_benchmarks():
+    knowing = {
+        name
+        for name, path in zip(IDS, MODULES, strict=True)
+        if "tfos.bench" in path.read_text() and not name.startswith("tfos/bench/")
+    }
+    assert knowing == {"tfos/command.py"}
+
+
 def test_a_supervisor_stays_small():
     loaded = _modules_after("import tfos.node.supervisor")
     assert not (IN_FUNCTIONS_ONLY | {"numba", "numpy"}) & loaded

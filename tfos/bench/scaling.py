@@ -16,6 +16,7 @@ Last result: docs/performance.md.
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -93,7 +94,7 @@ def trained(work: Work, num_servers: int = 1) -> tuple[float, list[ServerStats]]
         for worker in workers:
             worker.start()
         try:
-            seconds = [answers.get(timeout=WAIT_S)[1] for _ in workers]
+            seconds = [_seconds(answers) for _ in workers]
             for worker in workers:
                 worker.join(WAIT_S)
             if any(worker.exitcode for worker in workers):
@@ -108,6 +109,16 @@ def trained(work: Work, num_servers: int = 1) -> tuple[float, list[ServerStats]]
                 worker.kill()
                 worker.join()
     return sum(work.steps / value for value in seconds), stats
+
+
+def _seconds(answers: Any) -> float:
+    try:
+        took_s: float = answers.get(timeout=WAIT_S)[1]
+    except queue.Empty:
+        raise PSError(
+            f"a worker did not answer within {WAIT_S:.0f} s; its own message is above"
+        ) from None
+    return took_s
 
 
 def weak_scaling(bench: Bench, mode: Mode, num_elements: int, steps: int) -> None:
