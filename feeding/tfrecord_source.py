@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from feeding import frame_kernels
 from feeding.bad_data import BadData
-from feeding.data_files import RangeStream, data_files
+from feeding.data_files import data_files
 from feeding.direct import Columns
 from feeding.errors import DataError
 from feeding.example import ExampleDecoder, Feature
 from feeding.example_writer import infer_features
-from feeding.filesystem.choose import filesystem_for
+from feeding.filesystem.choose import DEFAULTS, filesystem_for
 from feeding.filesystem.interface import FileStatus
+from feeding.filesystem.readahead import ReadAhead
 from feeding.schema import ColumnSpec, Group, Schema
 from feeding.splits import SourceFile, Split
 from feeding.tfrecord import RecordLimits, RecordReader, is_gzip
@@ -78,7 +79,7 @@ class TFRecordSource:
             if split.start and is_gzip(file.read_range(0, frame_kernels.FRAME_HEAD)):
                 return  # whoever reads its beginning reads all of it
             reader = RecordReader(
-                RangeStream(file, split.start),
+                ReadAhead(file, DEFAULTS, begin=split.start),
                 split.path,
                 span=(split.start, split.stop),
                 limits=self._limits,
@@ -90,7 +91,7 @@ class TFRecordSource:
     def _inferred(self) -> dict[str, Feature]:
         for file in self._files:
             with contextlib.closing(filesystem_for(file.path).open(file.path)) as opened:
-                stream = RangeStream(opened)
+                stream = ReadAhead(opened, DEFAULTS)
                 blocks = RecordReader(stream, file.path, limits=self._limits).blocks()
                 records = (record for block in blocks for record in block.records())
                 found = infer_features(itertools.islice(records, _SAMPLE_RECORDS))

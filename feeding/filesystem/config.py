@@ -27,8 +27,8 @@ class FileSystemConfig:
     NameNode and the 10 to 20 s in which a NameNode still offers a DataNode that is dead."""
 
     range_bytes: int = 4 * MIB
-    """Bytes of one read ahead. From scripts/benchmarks/hdfs.py: below 2 MiB requests dominate,
-    above 8 MiB the bytes have left the processor's cache before they are used."""
+    """Bytes of one read ahead. Measured on one host, three in flight, against hdfs-native's own
+    read_range: 1 to 4 MiB 2.1 to 2.5 times as fast, 8 MiB and more 0.6 to 0.9 times."""
 
     ranges_in_flight: int = 3
     """Ranges asked for ahead of the consumer, each of which is held in memory."""

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -44,13 +46,19 @@ class Clients:
         self._lock = threading.Lock()
         self._clients: dict[Key, Client] = {}
 
-    def get(self, namenode: NameNode) -> Client:
-        """Return the client for a NameNode and the user and configuration of the environment."""
+    def get(self, namenode: NameNode, calls: BoundedCalls, timeout_s: float) -> Client:
+        """Return the client for a NameNode and the user and configuration of the environment.
+
+        Raises:
+            MissingPackage: hdfs-native is not installed.
+            OSError: nobody knows the host.
+            CallTimeout: nobody said in time whether there is such a host.
+        """
         key = _key(namenode)
         with self._lock:
             client = self._clients.get(key)
         if client is None:
-            client = _new_client(namenode)
+            client = calls.run(partial(_new_client, namenode), timeout_s)
             with self._lock:
                 client = self._clients.setdefault(key, client)
         return client
@@ -76,6 +84,10 @@ def _new_client(namenode: NameNode) -> Client:
         raise MissingPackage(
             f"{namenode.url} needs hdfs-native ({error}); run: pip install hdfs-native"
         ) from error
+    host = urllib.parse.urlsplit(namenode.url)
+    if host.port is not None:  # else it is a name service
+        # hdfs-native would ask again and again for a name that there is not.
+        socket.getaddrinfo(host.hostname, host.port)
     return Client(namenode.url)
 
 
@@ -113,7 +125,7 @@ class Requests:
         while True:
             client = None
             try:
-                client = _PROCESS.clients.get(self.namenode)
+                client = self.client()
                 return _PROCESS.calls.run(partial(work, client), self.config.call_timeout_s)
             except FeedError:
                 raise
@@ -131,7 +143,8 @@ class Requests:
 
     def client(self) -> Client:
         """Return this process's client."""
-        return _PROCESS.clients.get(self.namenode)
+        timeout_s = self.config.call_timeout_s
+        return _PROCESS.clients.get(self.namenode, _PROCESS.calls, timeout_s)
 
     def failed(self, client: Client | None, error: Exception) -> None:
         """Make the next request use another connection if this error puts this one in doubt."""

@@ -177,9 +177,11 @@ class LocalHdfs:
         self._daemons[NAMENODE].signal(signal.SIGCONT)
 
     def num_live_datanodes(self) -> int:
-        """How many DataNodes the NameNode counts as live; -1 while it cannot be written to."""
+        """How many DataNodes the NameNode heard of lately; -1 while it cannot be written to."""
         state = self._namesystem()
-        return state["NumLiveDataNodes"] if state.get("FSState") == "Operational" else -1
+        if state.get("FSState") != "Operational":
+            return -1
+        return int(state["NumLiveDataNodes"]) - int(state["NumStaleDataNodes"])
 
     def await_datanodes(self, count: int) -> None:
         """Wait until the NameNode writes and has exactly `count` live DataNodes."""

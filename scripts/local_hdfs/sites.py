@@ -61,6 +61,11 @@ def hdfs_site(ports: Ports, directory: Path) -> dict[str, str]:
         "dfs.blocksize": "16m",
         "dfs.heartbeat.interval": "1",
         "dfs.namenode.heartbeat.recheck-interval": "1000",  # dead after 2 x 1 s + 10 x 1 s
+        # Before that, one that is silent for 3 s is offered last.
+        "dfs.namenode.stale.datanode.interval": "3000",
+        "dfs.namenode.avoid.read.stale.datanode": "true",
+        "dfs.namenode.avoid.write.stale.datanode": "true",
+        "dfs.namenode.write.stale.datanode.ratio": "1.0",
         "dfs.permissions.enabled": "true",
         "dfs.webhdfs.enabled": "false",  # costs seconds at every start
         "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",

@@ -12,7 +12,9 @@ import pytest
 
 from feeding.errors import PathError
 from feeding.filesystem.choose import filesystem_for
+from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileSystem
+from feeding.filesystem.readahead import ReadAhead
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -81,6 +83,22 @@ def test_a_reader_serves_several_threads(place):
     with place.fs.open(place("file")) as reader, ThreadPoolExecutor(4) as pool:
         parts = pool.map(lambda offset: reader.read_range(offset, 5000), range(0, 200_000, 5000))
         assert b"".join(parts) == data
+
+
+def test_a_file_is_read_ahead_from_any_byte_to_any_other(place):
+    data = os.urandom(100_001)
+    place.fs.write(place("file"), data)
+    config = FileSystemConfig(range_bytes=4096, ranges_in_flight=3)
+    for begin, end in [(0, None), (0, 0), (5000, 5001), (4096, 8192), (99_999, None)]:
+        with ReadAhead(place.fs.open(place("file")), config, begin=begin, end=end) as file:
+            assert file.read() == data[begin:end]
+            assert file.tell() == (len(data) if end is None else end)
+            assert file.read(1) == b""
+    with ReadAhead(place.fs.open(place("file")), config, begin=3) as file:
+        block = bytearray(1000)
+        assert file.readinto(block) == 1000
+        assert block == data[3:1003]
+        assert b"".join(file.ranges()) == data[1003:]
 
 
 def test_an_empty_file_is_a_file(place):

@@ -1,0 +1,96 @@
+"""Reading ahead: how much is asked for, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.local import LocalReader
+from feeding.filesystem.readahead import ReadAhead
+
+CONFIG = FileSystemConfig(range_bytes=100, ranges_in_flight=3)
+
+
+class Watched:
+    """A file that is somewhere else, and notes what was begun and what was taken."""
+
+    def __init__(self, path):
+        self._file = LocalReader(path)
+        self.path, self.size_bytes = self._file.path, self._file.size_bytes
+        self.begun: list[tuple[int, int]] = []
+        self.taken: list[int] = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def read_range(self, offset, length):
+        return self._file.read_range(offset, length)
+
+    def start_range(self, offset, length):
+        self.begun.append((offset, length))
+
+        def take():
+            self.taken.append(offset)
+            return self.read_range(offset, length)
+
+        return take
+
+    def close(self):
+        self._file.close()
+
+
+@pytest.fixture
+def watched(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(250)) * 4)
+    return Watched(path)
+
+
+def test_so_many_ranges_are_under_way_and_no_more(watched):
+    with ReadAhead(watched, CONFIG) as file:
+        assert watched.begun == []
+        file.read(1)
+        assert [offset for offset, _ in watched.begun] == [0, 100, 200, 300]
+        assert watched.taken == [0]
+        file.read(99)
+        assert len(watched.begun) == 4
+        file.read(1)
+        assert [offset for offset, _ in watched.begun] == [0, 100, 200, 300, 400]
+        assert watched.taken == [0, 100]
+
+
+def test_ranges_are_whole_multiples_but_for_the_first_and_last(watched):
+    with ReadAhead(watched, CONFIG, begin=130, end=420) as file:
+        assert len(file.read()) == 290
+    assert watched.begun == [(130, 70), (200, 100), (300, 100), (400, 20)]
+
+
+def test_closing_closes_the_file_and_reading_on_is_refused(watched):
+    file = ReadAhead(watched, CONFIG)
+    file.read(150)
+    file.close()
+    file.close()
+    with pytest.raises(ValueError, match="closed"):
+        file.read(100)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        watched.read_range(0, 1)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, None), (5, 4), (0, 1001), (1001, None)])
+def test_bytes_that_the_file_does_not_have_are_refused(watched, begin, end):
+    with pytest.raises(ValueError, match="which has 1000"):
+        ReadAhead(watched, CONFIG, begin=begin, end=end)
+    watched.close()
+
+
+def test_a_file_of_this_host_is_read_in_place_and_then_range_by_range(watched, tmp_path):
+    with ReadAhead(LocalReader(tmp_path / "file"), CONFIG, begin=5, end=555) as file:
+        block = bytearray(95)
+        assert file.readinto(block) == 95
+        assert [len(part) for part in file.ranges()] == [100, 100, 100, 100, 55]
+        assert file.tell() == 555
+        assert file.readinto(block) == 0
+    watched.close()
