@@ -52,7 +52,7 @@ class Packer:
         self._count_nonfinite = kernels.count_nonfinite
         self._kinds = {spec.name: spec.compression for spec in manifest.groups}
         packing_kernels.warm_client({kind for kind in self._kinds.values() if kind != "none"})
-        kernels.warm(("count_all_ones", spec.dtype) for spec in manifest.groups)
+        kernels.warm(("largest_masked", spec.dtype) for spec in manifest.groups)
         self._layout = Layout.of(manifest)
         self._left = {
             spec.name: np.zeros(spec.num_elements, np.float32)

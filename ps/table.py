@@ -54,7 +54,7 @@ class Table:
         self.spec = spec
         self.dtype: np.dtype[Any] = np.dtype(spec.dtype)
         table_kernels.warm_server([spec.dtype])
-        kernels.warm([("count_all_ones", spec.dtype)])
+        kernels.warm([("largest_masked", spec.dtype)])
         self._update = kernels.sparse_for(spec.rule, spec.dtype, row_steps=spec.row_steps)
         self._parts = parts_of_buckets(num_servers, spec.segments)
         self._first_part = rank * spec.segments

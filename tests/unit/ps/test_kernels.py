@@ -28,7 +28,7 @@ SHARD_RULES = [
     Average(),
     Add(),
 ]
-HELPERS = ("clip", "scale", "add_scaled", "blend", "count_all_ones")
+HELPERS = ("clip", "scale", "add_scaled", "blend", "largest_masked")
 
 
 @pytest.fixture(scope="module", autouse=True)
