@@ -84,6 +84,11 @@ class Exchange:
         """Whether the request is sent and the reply complete."""
         return not (self.sending or self.receiving)
 
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a frame of the reply has begun to arrive and is not complete."""
+        return self._frame_left > 0 or (self.receiving and self._reader.mid_frame)
+
     def advance(self) -> bool:
         """Move what can be moved; True if now it has to wait or is done, False if its turn is over.
 

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections.abc import Sequence
 
-from rpc.errors import BusyError, ClosedError, DeadlineExceeded, RemoteError, RpcError
+from rpc.errors import (
+    BusyError,
+    ClosedError,
+    DeadlineExceeded,
+    PeerGone,
+    RemoteError,
+    RpcError,
+)
 from rpc.exchange import Exchange, Reply, Request
 from rpc.frame import Opener, Sealer
 from rpc.frame_io import FrameReader, FrameWriter
@@ -39,6 +47,7 @@ class Line:
         # the descriptor under it.
         self.driving = threading.Lock()
         self._beginning = threading.Lock()
+        self.stall_timeout_s = limits.stall_timeout_s
         self._limits = limits
         self._request_ids = itertools.count(1)
         self._pending: PendingCall | None = None
@@ -105,6 +114,10 @@ class PendingCall:
     """Whether the outcome is known."""
     reply: Reply | None = None
     error: RpcError | None = None
+    patience_s = math.inf
+    """How long to wait before the peer counts as stalled; without end between frames."""
+    _heard_bytes = -1
+    _heard_s = 0.0
 
     def __init__(self, line: Line, exchange: Exchange) -> None:
         self.line = line
@@ -164,6 +177,8 @@ class PendingCall:
             waits = exchange.advance()
             if exchange.done:
                 self.settle(reply=exchange.result(), broken=exchange.connection_broken)
+            elif waits:
+                self.patience_s = self._patience_s() if exchange.mid_frame else math.inf
         except RemoteError as error:
             self.settle(error=error, broken=exchange.connection_broken)
         except RpcError as error:
@@ -171,6 +186,24 @@ class PendingCall:
         else:
             return waits
         return True
+
+    def _patience_s(self) -> float:
+        """Return what is left of the time for the next byte of a frame.
+
+        Raises:
+            PeerGone: it is over. A frame is sent without a pause, so its length was changed on the
+                way, or the network is down.
+        """
+        now_s, heard_bytes = time.monotonic(), self.line.reader.received_bytes
+        if heard_bytes != self._heard_bytes:
+            self._heard_bytes, self._heard_s = heard_bytes, now_s
+        left_s = self._heard_s + self.line.stall_timeout_s - now_s
+        if left_s <= 0:
+            raise PeerGone(
+                f"{self.line.peer} at {self.line.stream.peer_address} stopped inside a frame of its"
+                f" reply for stall_timeout_s={self.line.stall_timeout_s:g}"
+            )
+        return left_s
 
 
 def wait_any(pending: Sequence[PendingCall], timeout_s: float) -> list[PendingCall]:
@@ -234,7 +267,7 @@ def _drive_held(
             if left_s <= 0:
                 return
             if must_wait:
-                _wait(unfinished, left_s)
+                _wait(unfinished, min(left_s, *(call.patience_s for call in unfinished)))
 
 
 def _drive_one(call: PendingCall, deadline: float, until_sent: bool) -> None:
@@ -251,7 +284,9 @@ def _drive_one(call: PendingCall, deadline: float, until_sent: bool) -> None:
         if waits:
             try:
                 call.line.stream.wait(
-                    read=exchange.receiving, write=exchange.sending, timeout_s=left_s
+                    read=exchange.receiving,
+                    write=exchange.sending,
+                    timeout_s=min(left_s, call.patience_s),
                 )
             except ClosedError:
                 continue  # another thread closed the line: the next attempt to move bytes says so

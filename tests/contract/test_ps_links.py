@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -111,6 +112,25 @@ def test_a_reply_whose_length_was_changed_is_asked_for_again(proxied):
         assert flip.fired.is_set()
     assert only(client).retries == 2
     assert set(parts.bed.pulled(client)["trainable"]) == {2.0}
+
+
+@pytest.mark.slow
+@pytest.mark.attack("A04")
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_a_length_that_grew_within_its_limit_ends_in_a_second_request(
+    proxied, monkeypatch: pytest.MonkeyPatch, num_servers: int
+):
+    """The client waits for bytes that never come, but not until its own deadline."""
+    patient = dataclasses.replace(links._LIMITS, stall_timeout_s=0.2)
+    monkeypatch.setattr(links, "_LIMITS", patient)
+    parts = proxied(num_servers=num_servers)
+    manifest = make_manifest(1000, rule=ADD)
+    (client,) = parts.workers(manifest)
+    (flip,) = parts.proxy.arm(Fault("down", 17, "flip"))
+    client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+    assert flip.fired.is_set()
+    assert client.link_stats()[0].retries == 1
+    assert set(parts.bed.pulled(client)["trainable"]) == {1.0}
 
 
 @pytest.mark.fault("F23")
