@@ -181,7 +181,8 @@ def _named(error: PSError, link: Link) -> PSError:
 
 def _timeout(calls: Sequence[Outgoing], timeout_s: float) -> RequestTimeout:
     names = ", ".join(call.link.name for call in calls)
-    cut = next((call.last_cut for call in calls if call.last_cut is not None), None)
+    failures = [call.last_cut or call.link.last_failure for call in calls]
+    cut = next((failure for failure in failures if failure is not None), None)
     why = f"; last failure: {cut}" if cut is not None else ""
     return RequestTimeout(f"no answer from {names} within {timeout_s:g} s{why}")
 

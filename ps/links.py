@@ -100,7 +100,7 @@ class Link:
         self._credentials = credentials
         self._identity = identity
         self.last_failure: RpcError | None = None
-        """Why the last attempt to connect has failed, if one has."""
+        """Why the last attempt to connect has failed, if it has."""
         self.connection: Connection | None = None
         """The last one made; it may have been closed since."""
         self._unreachable_since_s: float | None = None
@@ -171,7 +171,7 @@ class Link:
         self._counters.connected(connection)
         self.connection = connection
         self._was_connected = True
-        self._unreachable_since_s = None
+        self._unreachable_since_s, self.last_failure = None, None
         return connection
 
     def was_cut(self) -> None:

@@ -109,16 +109,15 @@ def _authenticate(stream: Stream, handshake: ClientHandshake, deadline: float) -
     while handshake.session is None:
         try:
             answer = handshake.feed(_receive_exactly(stream, handshake.wanted, deadline))
-        except PeerGone:
-            if handshake.proof_sent:
+        except (PeerGone, DeadlineExceeded) as error:
+            if not handshake.proof_sent:
+                raise type(error)(
+                    f"{error}; it said nothing: it is frozen, ends, or waits for TLS"
+                    " (security='tls')"
+                ) from error
+            if isinstance(error, PeerGone):
                 return None
             raise
-        except DeadlineExceeded as error:
-            if handshake.proof_sent:
-                raise
-            raise DeadlineExceeded(
-                f"{error}; it said nothing: it is frozen, or waits for TLS (security='tls')"
-            ) from error
         if answer:
             _send_all(stream, answer, deadline)
     return handshake.session

@@ -12,7 +12,7 @@ import pytest
 
 from ps.client import PSClient
 from ps.command import main
-from ps.errors import PeerGone
+from ps.errors import RequestTimeout
 from ps.params import Hyper
 from rpc import tls_stream
 from rpc.certificates import TlsCredentials
@@ -51,9 +51,9 @@ def test_the_documented_commands_make_what_servers_and_clients_need(tmp_path: Pa
             assert client.link_stats()[0].path == "tls"
         with (
             PSClient(
-                [server.endpoint], CREDENTIALS, identity, num_workers=1, reconnect_s=0.1
+                [server.endpoint], CREDENTIALS, identity, num_workers=1, timeout_s=0.5
             ) as plain,
-            pytest.raises(PeerGone, match=r"ps:0 at .*waits for TLS \(security='tls'\)"),
+            pytest.raises(RequestTimeout, match=r"ps:0 at .*waits for TLS \(security='tls'\)"),
         ):
             plain.describe()
 
