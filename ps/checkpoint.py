@@ -40,6 +40,7 @@ from ps.checkpoint_reader import (
     load_indexes,
     load_step,
     steps_on_disk,
+    steps_passed_over,
 )
 from ps.checkpoint_tables import SegmentSource, segment_nbytes, write_segment
 from ps.checkpoint_values import digest, refuse_nonfinite
@@ -81,6 +82,8 @@ class Origin:
     """The cluster's id."""
     base: Base | None = None
     """What a delta adds to; None: the shards hold every bucket."""
+    passed_over: tuple[int, ...] = ()
+    """See ps.checkpoint_format.Checkpoint."""
 
 
 UNKNOWN_ORIGIN = Origin()
@@ -204,6 +207,11 @@ def commit(
     """
     storage = storage_at(root)
     staging, target = staging_name(save_id), step_name(step)
+    if step in origin.passed_over:
+        raise CheckpointError(
+            f"step {step} was in {storage.where()} when this run went on from an older one; save "
+            "another step"
+        )
     with typed_errors(storage, "", "list"):
         names = storage.names()
     if target in names:
@@ -226,6 +234,7 @@ def commit(
         job=origin.job,
         base=None if base is None else base.step,
         base_save_id="" if base is None else base.save_id,
+        passed_over=origin.passed_over,
     )
     name = f"{staging}/{MANIFEST_NAME}"
     with typed_errors(storage, name, "commit"):
@@ -283,7 +292,9 @@ def keep_newest(root: Root, count: int) -> list[int]:
         kept.update(each.step for each in chain)
     if newest is None:
         return []
-    removed = [step for step in steps_on_disk(storage) if step < newest and step not in kept]
+    steps = steps_on_disk(storage)
+    older = {step for step in steps if step < newest} | steps_passed_over(storage, steps)
+    removed = [step for step in steps if step in older and step not in kept]
     for step in removed:
         # The manifest first: a crash in between leaves a step that counts as incomplete.
         storage.remove(f"{step_name(step)}/{MANIFEST_NAME}")

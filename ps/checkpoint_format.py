@@ -88,6 +88,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Of a delta: the older step that it adds to."""
     base_save_id: str = ""
     """Of a delta: that step's save id; another save under the same step is not its base."""
+    passed_over: tuple[Count, ...] = ()
+    """Steps that were there when its run went on from an older one: not of this run's past, though
+    their numbers may be greater."""
 
     @property
     def is_delta(self) -> bool:

@@ -11,8 +11,9 @@ Threads: none; every function stands alone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ps import decoding
@@ -39,12 +40,22 @@ logger = logging.getLogger(__name__)
 
 MAX_CHAIN = 10_000
 """Deltas up to their full checkpoint; a save starts a new chain long before."""
+MAX_PASSED_OVER = 1000
+"""They travel in a server's answer."""
 
 Root = str | Path | Storage
 
 
 def load_step(storage: Storage, step: int) -> Checkpoint:
     """Read the manifest of a step; check that every shard file is there with its size."""
+    checkpoint = read_step(storage, step)
+    for shard in checkpoint.shards:
+        _check_size(storage, step, shard)
+    return checkpoint
+
+
+def read_step(storage: Storage, step: int) -> Checkpoint:
+    """Read the manifest of a step alone."""
     name = f"{step_name(step)}/{MANIFEST_NAME}"
     path = storage.where(name)
     try:
@@ -62,8 +73,6 @@ def load_step(storage: Storage, step: int) -> Checkpoint:
     checkpoint = decode_manifest(data, path)
     if checkpoint.step != step:
         raise CheckpointError(f"{path} says step {checkpoint.step}, its directory step {step}")
-    for shard in checkpoint.shards:
-        _check_size(storage, step, shard)
     return checkpoint
 
 
@@ -165,14 +174,38 @@ def steps_on_disk(storage: Storage) -> list[int]:
 
 
 def complete_chains(storage: Storage) -> Iterator[list[Checkpoint]]:
-    """Yield the chain of each step that is whole, newest first; log why others are not."""
-    for step in steps_on_disk(storage):
+    """Yield the chain of each step that is whole, newest first; log why others are not.
+
+    A step that a later run has passed over comes after all others, whatever its number.
+    """
+    steps = steps_on_disk(storage)
+    passed_over = steps_passed_over(storage, steps)
+    for step in sorted(steps, key=lambda step: (step in passed_over, -step)):
         try:
             chain = load_chain(storage, step)
         except CheckpointError as error:
             log_skipped(storage, step, error)
             continue
         yield chain
+
+
+def steps_passed_over(storage: Storage, steps: Iterable[int]) -> set[int]:
+    """Return the steps of which a readable manifest says that its run went on from an older one."""
+    found: set[int] = set()
+    for step in steps:
+        with contextlib.suppress(CheckpointError):
+            found.update(read_step(storage, step).passed_over)
+    return found
+
+
+def steps_after(root: Root, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Return the steps that a run passes over when it goes on from this checkpoint.
+
+    Those with a greater number, the greatest MAX_PASSED_OVER at most, and what was passed over
+    before.
+    """
+    newer = {step for step in steps_on_disk(storage_at(root)) if step > checkpoint.step}
+    return tuple(sorted(newer | {*checkpoint.passed_over})[-MAX_PASSED_OVER:])
 
 
 def log_skipped(storage: Storage, step: int, error: CheckpointError) -> None:

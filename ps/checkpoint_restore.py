@@ -7,7 +7,7 @@ Threads: none; every function stands alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -26,6 +26,7 @@ from ps.checkpoint_reader import (
     load_index,
     load_indexes,
     log_skipped,
+    logger,
     none_complete,
     read_manifest,
     steps_on_disk,
@@ -150,8 +151,24 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
         except CheckpointError as error:
             log_skipped(storage, newest.step, error)
             continue
+        _tell_newer(storage, newest.step, steps)
         return newest
     raise none_complete(storage)
+
+
+def _tell_newer(storage: Storage, taken: int, steps: Sequence[int]) -> None:
+    """Say which newer steps are not gone on from; they may be readable again later."""
+    newer = [step for step in steps if step > taken]
+    if newer:
+        logger.warning(
+            "%s: step %d is taken, not step %s, which is newer by its number: what was trained "
+            "between them is not part of it. Checkpoints that are saved from here on say so, and "
+            "later restores prefer them; step=%d takes the other one",
+            storage.where(),
+            taken,
+            ", ".join(map(str, newer[:5])),
+            newer[0],
+        )
 
 
 class Piece(NamedTuple):

@@ -358,6 +358,8 @@ class Saved(msgspec.Struct, frozen=True):
 
     shard: ShardRecord
     clock: int
+    passed_over: tuple[int, ...] = ()
+    """Steps that this server has left aside when it was restored from an older one."""
 
 
 _Reply = TypeVar("_Reply")

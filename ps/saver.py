@@ -120,7 +120,8 @@ class Saver:
                 answers = servers.ask(request, messages.Saved, timeout_s=_left_s(deadline_s))
                 shards = [answer.shard for answer in answers]
                 with place.lease.held():
-                    origin = Origin(self._owner, base)
+                    passed_over = {each for answer in answers for each in answer.passed_over}
+                    origin = Origin(self._owner, base, tuple(sorted(passed_over)))
                     path = commit(
                         storage, save_id, step=step, manifest=manifest, shards=shards, origin=origin
                     )

@@ -16,7 +16,7 @@ import msgspec
 
 from ps import messages
 from ps.checkpoint_format import Checkpoint
-from ps.checkpoint_reader import read_manifest
+from ps.checkpoint_reader import read_manifest, steps_after
 from ps.checkpoint_restore import Restoring
 from ps.consistency import make_policy
 from ps.counters import Counters
@@ -324,6 +324,7 @@ class Service:
         Raises:
             CheckpointError: it is damaged or of another model.
         """
+        newer = steps_after(directory, checkpoint)
         manifest = like.manifest or checkpoint.manifest
         dense, tables = self._new_dense(manifest), self._new_tables(manifest)
         extra = restore_into(
@@ -336,6 +337,7 @@ class Service:
         )
         if not self.life.install(self._new_shard(dense, tables, extra.clock, extra.sessions)):
             return False
+        self._saving.passed_over = newer
         age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
         self._undone = Undone(checkpoint.step, max(0.0, age_s))
         return True

@@ -78,6 +78,8 @@ class ShardSaving:
         self._writing = threading.Lock()
         self._known = SavedVersions()
         self._last: tuple[messages.Save, messages.Saved] | None = None
+        self.passed_over: tuple[int, ...] = ()
+        """Steps that were newer than what this server was restored from."""
 
     def cut(
         self, shard: ServingShard, request: messages.Cut, is_gone: Callable[[], bool]
@@ -136,7 +138,7 @@ class ShardSaving:
                 portion=Portion(cut.is_unchanged, cut.segments),
             )
             self._known.note(request.save_id, cut.versions())
-            return messages.Saved(record, cut.clock)
+            return messages.Saved(record, cut.clock, self.passed_over)
 
 
 def restore_into(

@@ -151,7 +151,7 @@ class LocalStorage:
         path = self._root / name
         for _ in range(_CREATE_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError, FileExistsError):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                _make_directory(path.parent)
                 return _create_in(path.parent, path.name, follow=path.parent == self._root)
         return _create_in(path.parent, path.name, follow=path.parent == self._root)
 
@@ -185,7 +185,7 @@ class LocalStorage:
         """See Storage."""
         path = self._root / name
         deadline_s = time.monotonic() + LOCK_TIMEOUT_S
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_directory(path.parent)
         while True:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(path, flags, 0o666)
@@ -237,6 +237,18 @@ def _create_in(directory: Path, name: str, *, follow: bool) -> BinaryIO:
         return os.fdopen(os.open(name, flags, 0o666, dir_fd=parent), "wb")
     finally:
         os.close(parent)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, so that they survive a crash of the host."""
+    missing: list[Path] = []
+    for each in (path, *path.parents):
+        if each.is_dir():
+            break
+        missing.append(each)
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        _sync_directory(each.parent)
 
 
 def _sync_directory(path: Path) -> None:

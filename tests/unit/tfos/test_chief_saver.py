@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import threading
 from pathlib import Path
 
@@ -87,6 +88,36 @@ def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
         saver.close()
     for action in ("save into", "list"):
         assert f"step 0 was not saved: cannot {action} {tmp_path}: Input/output" in caplog.text
+
+
+@pytest.mark.fault("F40")
+def test_a_refused_rename_is_told_with_its_path_and_training_goes_on(
+    tmp_path: Path, monkeypatch, caplog
+):
+    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.periodic._RETRY_S", 0.02)
+    publish, refusals = LocalStorage.publish, [True, False, True, False]
+
+    def refused_in_turn(self, directory, target):
+        if refusals and refusals.pop():
+            raise OSError(errno.EACCES, "Permission denied")
+        publish(self, directory, target)
+
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc", num_servers=2) as bed:
+        monkeypatch.setattr(LocalStorage, "publish", refused_in_turn)
+        saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
+        refusals.pop()
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the save after the refused one")
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: latest(tmp_path) == 1, "the next step")
+        saver.close()
+    where = rf"cannot commit {tmp_path}/\.tmp-[0-9a-f]+/manifest\.json: Permission denied"
+    assert re.search(f"step 0 was not saved: {where}.*; training goes on, no save", caplog.text)
+    assert not list(tmp_path.glob(".tmp-*"))
 
 
 @pytest.mark.fault("F08")
