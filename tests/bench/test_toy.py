@@ -45,7 +45,7 @@ def figures(name: str, *options: str) -> list[str]:
 BENCHMARKS = {
     "accuracy": ["ACC"],
     "apply": ["APPLY"] * 4,
-    "checkpoint": ["P19"],
+    "checkpoint": ["P19", "P18"],
     "compression": ["PACK"] * 3,
     "dense": ["P01", "P01", *["P01g"] * 4, "P02", "P02", "P03"],
     "driver": ["driver"] * 4,

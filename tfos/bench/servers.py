@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -44,6 +44,7 @@ def server_group(
     num_workers: int = 1,
     unix: bool = False,
     protection: Protection = "header",
+    arguments: Sequence[str] = (),
 ) -> Iterator[ServerGroup]:
     """Start servers on loopback and yield where they are; they end with the block.
 
@@ -53,6 +54,7 @@ def server_group(
         unix: offer the Unix socket too, as the nodes of a cluster do, so that client and server
             share memory where they can; else TCP alone.
         protection: of what travels over TCP.
+        arguments: further ones of every server's command line.
     """
     with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory:
         credentials = Credentials.generate()
@@ -63,6 +65,7 @@ def server_group(
         command = [sys.executable, "-m", "ps.server", "--secret-file", str(secret)]
         command += ["--num-workers", str(num_workers), "--cluster-id", credentials.cluster_id]
         command += ["--unix"] if unix else []
+        command += arguments
         if protection == "tls":
             credentials = _over_tls(credentials, Path(directory), command)
         else:
