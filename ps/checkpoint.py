@@ -207,21 +207,8 @@ def commit(
     """
     storage = storage_at(root)
     staging, target = staging_name(save_id), step_name(step)
-    if step in origin.passed_over:
-        raise CheckpointError(
-            f"step {step} was in {storage.where()} when this run went on from an older one; save "
-            "another step"
-        )
-    with typed_errors(storage, "", "list"):
-        names = storage.names()
-    if target in names:
-        other = load_step(storage, step).save_id
-        if other == save_id:
-            return storage.where(target)
-        raise CheckpointError(
-            f"step {step} exists in {storage.where()} (save {other}); remove "
-            f"{storage.where(target)} or save another step"
-        )
+    if _is_committed(storage, save_id, step, origin):
+        return storage.where(target)
     base = origin.base
     if base is not None:
         _check_base(storage, base, step)
@@ -244,6 +231,27 @@ def commit(
             storage.sync(file)
         storage.publish(staging, target)
     return storage.where(target)
+
+
+def _is_committed(storage: Storage, save_id: str, step: int, origin: Origin) -> bool:
+    """Whether this very save is the step already; refuses a step that another one is, or was."""
+    if step in origin.passed_over:
+        raise CheckpointError(
+            f"step {step} was in {storage.where()} when this run went on from an older one; save "
+            "another step"
+        )
+    target = step_name(step)
+    with typed_errors(storage, "", "list"):
+        names = storage.names()
+    if target not in names:
+        return False
+    other = load_step(storage, step).save_id
+    if other == save_id:
+        return True
+    raise CheckpointError(
+        f"step {step} exists in {storage.where()} (save {other}); remove "
+        f"{storage.where(target)} or save another step"
+    )
 
 
 def _check_base(storage: Storage, base: Base, step: int) -> None:
