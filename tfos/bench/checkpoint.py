@@ -41,6 +41,7 @@ SAVE_EVERY_S = 10.0
 TRAINING_S = 25.0
 """Of each side of P18 in one repeat: two or three saves."""
 TRAINING_REPEATS = 5
+WARM_STEPS = 10
 NUM_PARAMS = 4_000_000
 
 
@@ -72,7 +73,9 @@ def measure_training(bench: Bench) -> None:
                 group = GroupSpec("all", "float32", Adam(), (ParamSpec("w", (size,)),))
                 manifest = Manifest(groups=(group,), consistency="sync")
                 client.seed(manifest, {"all": np.zeros(size, np.float32)})
-            num_steps = max(2, round(training_s / (works[1](3) / 3)))
+            for work in works:
+                work(WARM_STEPS)
+            num_steps = max(2, round(training_s * WARM_STEPS / works[1](WARM_STEPS)))
             measures = [partial(work, num_steps) for work in works]
             ours, reference = interleave(bench.repeats(TRAINING_REPEATS), *measures)
             num_saves = len(steps_on_disk(storage_at(root)))
