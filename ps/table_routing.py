@@ -11,6 +11,7 @@ numbered through all servers, so both cuts together are one array of 4096 number
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,12 @@ from ps.table_spec import TableSpec
 Array = np.ndarray[Any, Any]
 
 
+@functools.lru_cache(maxsize=64)
 def parts_of_buckets(num_servers: int, num_segments: int) -> Array:
-    """Return the part of each bucket, int32, ascending: server * num_segments + segment."""
+    """Return the part of each bucket, int32, ascending: server * num_segments + segment.
+
+    All callers share the array: it must not be changed.
+    """
     parts = np.empty(NUM_BUCKETS, np.int32)
     for server, owned in enumerate(deal([1] * NUM_BUCKETS, num_servers)):
         for place, bucket in enumerate(owned):

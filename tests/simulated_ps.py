@@ -22,24 +22,35 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps import exchange, gate, intake, lifecycle, links, meetings, service, serving
+from ps import (
+    exchange,
+    gate,
+    intake,
+    lifecycle,
+    links,
+    meetings,
+    row_gate,
+    service,
+    serving,
+    table_serving,
+)
 from ps.client import PSClient
-from ps.errors import PSError, WorkerLost
+from ps.errors import WorkerLost
 from ps.lifecycle import ServerSettings
 from ps.params import Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.service import Service
+from ps.table_batches import Batch
 from rpc.address import Endpoint
-from rpc.connection import ConnectionStats, Reply
-from rpc.errors import DeadlineExceeded, PeerGone, RemoteError, RpcError
 from rpc.handshake import Credentials, Identity, Role
+from tests.simulated_network import Network
 from tests.simulation import Task, World, end_runners
+from tests.tables_bed import ones, table
 
-MODULES = (exchange, gate, lifecycle, links, meetings, service, serving)
+MODULES = (row_gate, table_serving, exchange, gate, lifecycle, links, meetings, service, serving)
 BUCKET_ELEMENTS = 16
 TIMEOUT_S = 60.0
 HYPER = Hyper(0.5)
 CREDENTIALS = Credentials("simulated", b"s" * 32)
-WHOLE = 1 << 62
 
 
 @dataclass
@@ -58,11 +69,13 @@ class Plan:
     crashes: bool
     visits: bool
     """Whether workers leave and join."""
+    has_rows: bool
+    """Whether each step looks rows up, and pushes them after the groups; always in hybrid."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
         dice = random.Random(f"plan {seed}")
-        consistency: Consistency = dice.choice(("async", "sync", "ssp"))
+        consistency: Consistency = dice.choice(("async", "sync", "ssp", "hybrid"))
         return cls(
             seed,
             num_workers=dice.randint(1, 3),
@@ -70,11 +83,12 @@ class Plan:
             num_buckets=dice.randint(1, 5),
             num_steps=dice.randint(1, 5),
             consistency=consistency,
-            bound=dice.randint(0, 2) if consistency == "ssp" else 0,
+            bound={"ssp": dice.randint(0, 2), "hybrid": dice.randint(1, 2)}.get(consistency, 0),
             on_lost=dice.choice(("fail", "continue")),
             cut_rate=dice.choice((0.0, 0.2, 0.5)),
             crashes=dice.random() < 0.3,
             visits=dice.random() < 0.3,
+            has_rows=consistency == "hybrid" or dice.random() < 0.2,
         )
 
     @property
@@ -82,6 +96,7 @@ class Plan:
         params = (ParamSpec("w", (self.num_buckets * BUCKET_ELEMENTS,)),)
         return Manifest(
             groups=(GroupSpec("g", "float32", Add(), params),),
+            tables=(table(segments=1),) if self.has_rows else (),
             bucket_bytes=4 * BUCKET_ELEMENTS,
             consistency=self.consistency,
             reduction="sum",
@@ -89,181 +104,9 @@ class Plan:
         )
 
 
-class Network:
-    """Stands in the place of rpc.connection for ps.links."""
-
-    def __init__(self, world: World, plan: Plan, services: Sequence[Service]) -> None:
-        self.world = world
-        self.services = services
-        self.cut_rate = plan.cut_rate
-        self.log: list[str] = []
-        self.num_cuts = 0
-
-    def note(self, text: str) -> None:
-        self.log.append(f"{self.world.now_s - 1000:8.3f} s  {self.world.current.name}: {text}")
-
-    def connect(self, endpoint: Endpoint, identity: Identity, *_: Any, **__: Any) -> Connection:
-        if self.world.random.random() < self.cut_rate / 2:
-            self.world.sleep(self.world.random.random() / 10)
-            raise PeerGone("simulated: nothing listens")
-        return Connection(self, self.services[endpoint.port], identity)
-
-    def wait_any(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
-        self.world.block(lambda: any(call.settled for call in calls), timeout_s)
-        return [call for call in calls if call.settled]
-
-
-@dataclass
-class Fate:
-    """How far one request gets before its connection is cut, and when either side sees it."""
-
-    delivered_bytes: int = WHOLE
-    """-1: not even the request's head."""
-    is_cut: bool = False
-    client_sees_s: float = 0.0
-    server_sees_s: float = 0.0
-    delay_s: float = 0.0
-
-    @classmethod
-    def of(cls, dice: random.Random, cut_rate: float, num_bytes: int) -> Fate:
-        delay_s = dice.choice((0.0, 0.0, 0.01, 0.3))
-        if dice.random() >= cut_rate:
-            return cls(delay_s=delay_s)
-        kind = dice.choice(("lost", "inside", "reply"))
-        delivered = {"lost": -1, "inside": dice.randint(0, num_bytes), "reply": WHOLE}[kind]
-        sees = (dice.choice((0.0, 0.05, 0.6)), dice.choice((0.0, 0.05, 0.6, 4.0)))
-        return cls(delivered, True, *sees, delay_s=dice.choice((delay_s, delay_s, 2.0)))
-
-
-class Connection:
-    """One authenticated connection, and what is left of it after a cut."""
-
-    transport = "simulated"
-
-    def __init__(self, network: Network, served: Service, identity: Identity) -> None:
-        self.network = network
-        self.service = served
-        self.identity = identity
-        self.peer = Identity(Role.SERVER, served.settings.rank)
-        self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
-
-    def stats(self) -> ConnectionStats:
-        return ConnectionStats(calls=0, errors=0, bytes_sent=0, bytes_received=0)
-
-    def call(self, meta: bytes, payload: Any = (), *, into: Any = None, timeout_s: float) -> Reply:
-        """As rpc's: one call alone."""
-        call = self.begin(meta, payload, into=into)
-        self.network.wait_any([call], timeout_s)
-        call.fail_if_overdue(timeout_s)
-        return call.result(0.0)
-
-    def begin(self, meta: bytes, payload: Any = (), *, into: Any = None) -> Call:
-        network, world = self.network, self.network.world
-        data = b"".join(bytes(part) for part in payload)
-        fate = Fate.of(world.random, network.cut_rate, len(data))
-        call = Call(self, meta, data, into, fate)
-        if fate.is_cut:
-            world.at(fate.client_sees_s, call.cut)
-            self.network.num_cuts += 1
-        if fate.delivered_bytes >= 0:
-            world.spawn(f"handler of {self.identity} at {self.peer}", call.serve)
-        return call
-
-
-class Call:
-    """One request: the client's wait for it, and the handler's view of it (as rpc.call.Call)."""
-
-    def __init__(
-        self, connection: Connection, meta: bytes, payload: bytes, into: Any, fate: Fate
-    ) -> None:
-        self.connection = connection
-        self.world = connection.network.world
-        self.peer = connection.identity
-        self.meta = meta
-        self.payload_bytes = self.remaining = len(payload)
-        self.answered = False
-        self._payload = payload
-        self._into = into
-        self._fate = fate
-        self._began_s = self.world.now_s
-        self._parts: list[bytes] = []
-        self._outcome: Reply | RpcError | None = None
-
-    # -- the client's side, as rpc's PendingCall
-
-    @property
-    def settled(self) -> bool:
-        return self._outcome is not None
-
-    def fail_if_overdue(self, timeout_s: float) -> None:
-        if self._outcome is None:
-            self.connection.close()
-            self._outcome = DeadlineExceeded(f"simulated: no answer within {timeout_s:g} s")
-
-    def cut(self) -> None:
-        """The client hears that the connection is gone."""
-        self.connection.network.note(f"{self.peer} cut from {self.connection.peer}")
-        self.connection.close()
-        self._outcome = PeerGone("simulated cut")
-
-    def result(self, _: float) -> Reply:
-        found = self._outcome
-        if not isinstance(found, Reply):
-            assert found is not None
-            raise found
-        if self._into is not None:
-            data, start = b"".join(self._parts), 0
-            for view in self._into:
-                view[:] = data[start : start + len(view)]
-                start += len(view)
-            assert start == len(data), "the reply has another size than what it is to fill"
-        return found
-
-    # -- the handler's side
-
-    def serve(self) -> None:
-        self.world.sleep(self._fate.delay_s)
-        try:
-            self.connection.service.handle(self)  # type: ignore[arg-type]
-        except PSError as error:
-            self._finish(RemoteError(error.code, error.message, error.details))
-        except RpcError:
-            pass  # the connection is gone
-
-    def read_into(self, view: memoryview) -> None:
-        self.world.maybe_switch()
-        start = self.payload_bytes - self.remaining
-        if start + len(view) > self._fate.delivered_bytes:
-            self.world.sleep(self._fate.server_sees_s)
-            raise PeerGone("simulated cut inside the request")
-        view[:] = self._payload[start : start + len(view)]
-        self.remaining -= len(view)
-
-    def discard_rest(self) -> None:
-        if self.payload_bytes > self._fate.delivered_bytes:
-            raise PeerGone("simulated cut inside the request")
-        self.remaining = 0
-
-    def send(self, buffers: Sequence[Any]) -> None:
-        self._parts += [bytes(part) for part in buffers]
-        self.world.maybe_switch()
-
-    def reply(self, meta: bytes, buffers: Sequence[Any] = ()) -> None:
-        self.answered = True
-        self.send(buffers)
-        payload = b"" if self._into is not None else b"".join(self._parts)
-        self._finish(Reply(meta, memoryview(payload)))
-
-    def peer_gone(self) -> bool:
-        cut_s = self._began_s + self._fate.server_sees_s
-        return self._fate.is_cut and self.world.now_s >= cut_s
-
-    def _finish(self, outcome: Reply | RpcError) -> None:
-        if self._outcome is None and not self._fate.is_cut:
-            self._outcome = outcome
+def ids_of(rank: int) -> list[int]:
+    """The rows that a worker counts its pushes in; they stand on all servers."""
+    return [100 * rank + number for number in range(8)]
 
 
 @dataclass
@@ -274,8 +117,13 @@ class Worker:
     acknowledged: int = 0
     unknown: int = 0
     """Pushes without an answer; each may be applied or not."""
+    rows: int = 0
+    unknown_rows: int = 0
+    """As for pushes, of gradients of rows."""
     clocks: list[int] = field(default_factory=list)
     ended_by: BaseException | None = None
+    seen: Any = None
+    """Its rows at the end."""
 
 
 class Simulation:
@@ -314,7 +162,7 @@ class Simulation:
                 on_lost=plan.on_lost,
             )
             services.append(Service(settings, open_connections=int))
-        self.network = network = Network(world, plan, services)
+        self.network = network = Network(world, plan.cut_rate, services)
         patched.setattr(intake, "READ_BYTES", 4 * BUCKET_ELEMENTS)  # requests end inside buckets
         patched.setattr(serving, "SEND_BYTES", 8 * BUCKET_ELEMENTS)
         patched.setattr(links, "connect", network.connect)
@@ -363,11 +211,31 @@ class Simulation:
             if plan.visits and dice.random() < 0.3:
                 client.leave()
                 client.join()
+            batch = self._look_up(client, worker) if plan.has_rows else None
             worker.unknown += 1
             self._push(client, worker, mine, dice)
             worker.unknown -= 1
             worker.acknowledged += 1
+            if batch is not None:
+                self._push_rows(batch, worker, dice)
         client.finish()
+
+    def _look_up(self, client: PSClient, worker: Worker) -> Batch:
+        """In hybrid with one permit this waits for ever if an earlier one was lost on the way."""
+        batch = client.tables.batch({"user": ids_of(worker.rank)})
+        seen = batch.rows["user"]
+        assert seen.min() >= worker.rows, f"worker {worker.rank} pushed {worker.rows}, reads {seen}"
+        return batch
+
+    def _push_rows(self, batch: Batch, worker: Worker, dice: random.Random) -> None:
+        if dice.random() < 0.1:
+            batch.close()
+            return
+        worker.unknown_rows += 1
+        batch.push({"user": ones(ids_of(worker.rank))}, hyper=HYPER)
+        worker.unknown_rows -= 1
+        worker.rows += 1
+        self.network.note("pushed rows")
 
     def _push(self, client: PSClient, worker: Worker, mine: Any, dice: random.Random) -> None:
         into = {"g": np.full_like(mine["g"], np.nan)}
@@ -388,7 +256,7 @@ class Simulation:
         if plan.visits or plan.crashes:
             return
         others = buckets[:, : plan.num_workers]
-        if plan.consistency == "sync":
+        if plan.manifest.has_barrier:
             assert (others >= done).all(), f"after barrier {done} somebody reads {others}"
         if plan.consistency == "ssp":
             assert (others >= done - plan.bound).all(), f"at clock {done}, bound broken: {others}"
@@ -415,6 +283,9 @@ class Simulation:
         client.attach()
         self.values = np.empty(self.plan.num_buckets * BUCKET_ELEMENTS, np.float32)
         client.pull({"g": self.values})
+        if self.plan.has_rows:
+            for worker in self.workers:
+                worker.seen = client.tables.lookup({"user": ids_of(worker.rank)})["user"]
 
     # -- what must hold at the end
 
@@ -428,8 +299,12 @@ class Simulation:
             least, most = worker.acknowledged, worker.acknowledged + worker.unknown
             assert counts.min() >= least, f"worker {worker.rank}: {least} done, lost: {counts}"
             assert counts.max() <= most, f"worker {worker.rank}: {most} sent, doubled: {counts}"
+            if worker.seen is not None:
+                some, all_ = worker.rows, worker.rows + worker.unknown_rows
+                assert worker.seen.min() >= some, f"rows of {worker.rank}: {some} done, some lost"
+                assert worker.seen.max() <= all_, f"rows of {worker.rank}: {all_} sent, doubled"
             assert worker.clocks == sorted(worker.clocks), f"clocks go back: {worker.clocks}"
-            if self.plan.consistency == "sync":
+            if self.plan.manifest.has_barrier:
                 assert len(set(worker.clocks)) == len(worker.clocks), "two pushes in one barrier"
             self._check_stats(worker, services)
 
@@ -438,7 +313,7 @@ class Simulation:
         if error is None or worker.rank in self.lost:
             return
         plan = self.plan
-        may_break = self.lost and plan.consistency == "sync" and plan.on_lost == "fail"
+        may_break = self.lost and plan.manifest.has_barrier and plan.on_lost == "fail"
         is_expected = may_break and isinstance(error, WorkerLost)
         assert is_expected, f"worker {worker.rank}: {error!r}"
 
