@@ -57,9 +57,8 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
         staleness_bound: ssp only, and needed there, in steps. 0: no worker is ahead of another.
             Larger: less waiting for slow workers, older gradients.
-        staleness_aware: with several workers, divide the learning rate of a gradient by 1 + the
-            updates by others that its worker had not seen; for Adam, Adamax and Nadam by the root
-            of that, and with beta_1 = 0. None: yes, except in sync, where no gradient is stale.
+        staleness_aware: let a gradient count the less the more updates by others its worker had not
+            seen; Adam and its kin without beta_1 (docs/optimizers.md). None: yes, except in sync.
             False ruins a training as soon as several workers push with rules like Adam.
         on_nonfinite: what a NaN or infinite gradient does: "error" raises before anything is sent,
             "skip" leaves the step out and counts it.
