@@ -59,7 +59,7 @@ def gradients(seed: int, size: int, exponent: int = 0) -> Array:
 
 
 @each_kind
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 1 << 40), SIZES)
 @example(seed=0, size=1)
 @example(seed=1, size=BLOCK)
@@ -73,7 +73,7 @@ def test_no_finite_gradient_overflows_and_nothing_is_lost(kind: Compression, see
 
 
 @each_kind
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 40), SIZES, st.integers(-140, 120), st.integers(1, 8))
 def test_what_was_unpacked_and_what_is_left_is_the_sum_of_the_gradients(
     kind: Compression, seed: int, size: int, exponent: int, num_pushes: int
