@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,27 @@ MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 IDS = [str(path.relative_to(ROOT)) for path in MODULES]
 
 
+def every_module(rule: Callable[[Path], None]) -> Callable[[], None]:
+    """Make a rule for one module the test of all: a case for each would take most of its time."""
+
+    def test() -> None:
+        broken: dict[str, str] = {}
+        for name, path in zip(IDS, MODULES, strict=True):
+            try:
+                rule(path)
+            except AssertionError as error:
+                broken[name] = str(error)
+        assert not broken
+
+    test.__name__ = rule.__name__
+    return test
+
+
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0]
 
@@ -88,18 +110,14 @@ def test_all_four_rooms_have_modules():
     assert {_room(path) for path in MODULES} == set(ROOMS)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
+@every_module
 def test_arrows_only_point_down(path):
     allowed = MAY_IMPORT[_room(path)] | set(sys.stdlib_module_names)
-    wrong = [
-        (name, line)
-        for name, line in _imports(ast.parse(path.read_text()), False)
-        if name not in allowed
-    ]
+    wrong = [(name, line) for name, line in _imports(_tree(path), False) if name not in allowed]
     assert not wrong, f"{_room(path)} may not import these (name, line): {wrong}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
+@every_module
 def test_heavy_packages_are_imported_inside_functions(path):
     if path.relative_to(ROOT).parts[:2] == ("tfos", "keras") and path.name != "__init__.py":
         heavy = IN_FUNCTIONS_ONLY - {
@@ -107,16 +125,14 @@ def test_heavy_packages_are_imported_inside_functions(path):
         }  # loaded by ctx.distribute, after the user's own import
     else:
         heavy = IN_FUNCTIONS_ONLY
-    found = [
-        (name, line) for name, line in _imports(ast.parse(path.read_text()), True) if name in heavy
-    ]
+    found = [(name, line) for name, line in _imports(_tree(path), True) if name in heavy]
     assert not found, f"import these inside the function that needs them (name, line): {found}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
+@every_module
 def test_modules_stay_small_and_documented(path):
     source = path.read_text()
-    tree = ast.parse(source)
+    tree = _tree(path)
     assert ast.get_docstring(tree), "a module says what it covers"
     assert source.count("\n") <= MAX_LINES
     long = [
@@ -128,7 +144,7 @@ def test_modules_stay_small_and_documented(path):
     assert not long
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
+@every_module
 def test_no_module_without_a_subject(path):
     assert not BANNED_NAMES & set(path.relative_to(ROOT).with_suffix("").parts)
 
@@ -141,11 +157,11 @@ def _without_main(tree: ast.Module) -> list[ast.stmt]:
     ]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
+@every_module
 def test_library_code_neither_prints_nor_exits(path):
     calls = [
         (ast.unparse(node.func), node.lineno)
-        for statement in _without_main(ast.parse(path.read_text()))
+        for statement in _without_main(_tree(path))
         for node in ast.walk(statement)
         if isinstance(node, ast.Call)
     ]
@@ -213,7 +229,7 @@ def test_no_wait_and_no_sign_of_life_looks_at_the_wall_clock():
     looking = {
         name
         for name, path in zip(IDS, MODULES, strict=True)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCK
     }
     assert looking == MAY_LOOK

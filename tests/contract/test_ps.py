@@ -416,6 +416,7 @@ def test_sync_push_after_leave_says_join(transport: str):
         assert client.push(filled(manifest), hyper=HYPER, rows=1).clock == 1
 
 
+@pytest.mark.slow
 def test_sync_barrier_times_out_naming_the_missing_worker(transport: str):
     manifest = make_manifest(consistency="sync")
     with cluster(transport, num_workers=2) as bed:

@@ -238,6 +238,7 @@ class TestCalls:
         connection.call(b"parts", into=[memoryview(into)], timeout_s=WAIT_S)
         assert into == b"onetwothree"
 
+    @pytest.mark.slow
     def test_64_mb_each_way_through_small_buffers(self, transport):
         data = np.arange(8_000_000, dtype=np.int64)
         back = np.zeros_like(data)

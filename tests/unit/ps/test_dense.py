@@ -60,6 +60,7 @@ def numbers(seed_, dtype="float32"):
     return np.random.default_rng(seed_).standard_normal(NUM).astype(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "dtype"), [*WITH_DTYPES, (Add(), "float32")])
 def test_sharded_equals_unsharded_bit_for_bit(rule, dtype):
     results = []

@@ -55,6 +55,7 @@ def by_formula(config, rule, g, v, slots, s):
     return out if rule.slots else (out,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "dtype"), WITH_DTYPES)
 def test_both_kernels_of_a_rule_equal_its_formula_bit_for_bit(config, dtype):
     update, update_rows = kernels.dense_for(config, dtype), kernels.sparse_for(config, dtype)

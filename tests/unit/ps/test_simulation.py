@@ -63,6 +63,7 @@ def test_very_many_schedules_keep_every_promise():
     run(range(NUM_SLOW_SCHEDULES, NUM_LONG_SCHEDULES))
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_run_again():
     logs = []
     for _ in range(2):
@@ -91,6 +92,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_cluster_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
     """The schedules are no use if they cannot fail."""
