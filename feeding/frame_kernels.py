@@ -152,9 +152,9 @@ def scan(buffer: Array, stop: int, max_record_bytes: int, starts: Array, lengths
         if length > np.uint64(max_record_bytes):
             return count, at, TOO_LONG, np.int64(min(length, np.uint64(0x7FFFFFFFFFFFFFFF)))
         start = at + FRAME_HEAD
-        end = start + np.int64(length)
-        if end + FRAME_FOOT > stop:
+        if start + FRAME_FOOT > stop or length > np.uint64(stop - start - FRAME_FOOT):
             return count, at, OK, np.int64(length)
+        end = start + np.int64(length)
         if masked_crc(buffer, start, end) != _stored(buffer, end):
             return count, at, BAD_DATA, np.int64(length)
         starts[count] = start

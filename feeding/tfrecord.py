@@ -136,9 +136,9 @@ class RecordReader:
             count, at, fault, length = frame_kernels.scan(
                 self._buffer, self._filled, self._limits.max_record_bytes, starts, lengths
             )
-            if self._file_at + at > self._stop:
-                own = self._stop - self._file_at + frame_kernels.FRAME_HEAD
-                count, fault = int(np.searchsorted(starts[:count], own)), frame_kernels.OK
+            if self._file_at + at >= self._stop:
+                count, at = self._own(starts[:count], at)
+                fault = frame_kernels.OK
             if count:
                 yield RecordBlock(
                     self._buffer, starts[:count], lengths[:count], self._num_records, self._file_at
@@ -149,6 +149,26 @@ class RecordReader:
             is_whole = fault == frame_kernels.OK and count < len(starts)
             if is_whole and self._file_at < self._stop:
                 self._await_whole(length, at_end)
+        if not (self._is_over or self._is_lost):
+            self._check_next(source)
+
+    def _own(self, starts: Array, at: int) -> tuple[int, int]:
+        """Return how many records begin before the range's end, and where the next one begins."""
+        bound = self._stop - self._file_at + frame_kernels.FRAME_HEAD
+        count = int(np.searchsorted(starts, bound))
+        return count, int(starts[count]) - frame_kernels.FRAME_HEAD if count < len(starts) else at
+
+    def _check_next(self, source: BinaryIO) -> None:
+        """Tell of the record behind the range if whoever reads on there cannot find it."""
+        at_end = self._filled < frame_kernels.FRAME_HEAD and self._fill(source)
+        if self._filled < frame_kernels.FRAME_HEAD:
+            self._await_whole(-1, at_end)
+            return
+        one = np.empty(1, np.int64)
+        limit = self._limits.max_record_bytes
+        _, at, fault, length = frame_kernels.scan(self._buffer, self._filled, limit, one, one)
+        if fault != frame_kernels.BAD_DATA:
+            self._after_fault(at, fault, length)
 
     def _search(self, at_end: bool) -> None:
         """Go on to the next record that can be found."""

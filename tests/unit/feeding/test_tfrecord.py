@@ -154,6 +154,36 @@ def test_records_behind_a_lost_one_are_found_again():
     assert read(bytes(data), bad=BadData("skip"), limits=SMALL) == expected
 
 
+FRAME = 36  # of a record of 20 bytes
+TEN = written([bytes([number]) * 20 for number in range(10)])
+
+
+@pytest.mark.fault("F44")
+@pytest.mark.parametrize("cut", [4 * FRAME + 10, 5 * FRAME, 5 * FRAME + 3, 10 * FRAME])
+@pytest.mark.parametrize("block_bytes", [64, 4096])
+@pytest.mark.parametrize("damage", ["length", "data", "tail"])
+def test_damage_where_a_file_is_cut_is_told_once(cut: int, block_bytes: int, damage: str):
+    data = bytearray(TEN)
+    if damage == "tail":
+        data += b"xyz"
+        cut += 5 * FRAME
+    else:
+        data[5 * FRAME + (0 if damage == "length" else 14)] ^= 1
+    bad, found = BadData("skip"), 0
+    for span in ((0, cut), (cut, len(data))):
+        if span[0] < len(data):
+            limits = RecordLimits(block_bytes=block_bytes)
+            found += len(read(bytes(data[span[0] :]), span=span, bad=bad, limits=limits))
+    assert (found, bad.num_skipped) == (10 if damage == "tail" else 9, 1)
+
+
+@pytest.mark.fault("F44")
+def test_the_largest_limit_does_not_wrap():
+    head = framed((1 << 63) - 1, b"x" * 30)
+    with pytest.raises(DataError, match="it needs 9223372036854775823 bytes, 46 are left"):
+        read(head, limits=RecordLimits(max_record_bytes=(1 << 63) - 1))
+
+
 @pytest.mark.fault("F44")
 @pytest.mark.parametrize("length", [1 << 32, 1 << 62, 1 << 63, (1 << 64) - 1])
 def test_a_length_is_never_believed_before_its_limit(length: int):
