@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ps.checkpoint_restore import Restoring
+from ps.credential_arguments import add_credentials, credentials_of
 from ps.epoch import EpochGuard
 from ps.errors import PSError, SettingsError
 from ps.lifecycle import ServerSettings
@@ -32,7 +33,6 @@ from ps.self_saving import SelfSaving, refuse_foreign
 from ps.server import PSServer
 from ps.storage import storage_at
 from ps.undone import LossReport
-from rpc.certificates import TlsCredentials
 from rpc.errors import RpcError
 from rpc.handshake import Credentials
 from rpc.http_page import HttpPage
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    credentials = _credentials(options)
+    credentials = credentials_of(options)
     settings = ServerSettings(
         rank=options.rank,
         num_servers=options.num_servers,
@@ -137,18 +137,6 @@ def _metrics_page(server: PSServer, options: argparse.Namespace) -> HttpPage | N
     return HttpPage(render, CONTENT_TYPE, token=token.decode("ascii"))
 
 
-def _credentials(options: argparse.Namespace) -> Credentials:
-    files = (options.tls_cert, options.tls_key, options.tls_ca)
-    if any(files) and not all(files):
-        raise SettingsError("give all three of --tls-cert, --tls-key and --tls-ca, or none")
-    secret = read_secret(Path(options.secret_file))
-    tls = TlsCredentials.from_files(*files) if all(files) else None
-    try:
-        return Credentials(options.cluster_id, secret, options.integrity, tls)
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
-
-
 def _guard(options: argparse.Namespace) -> EpochGuard | None:
     place = options.save_dir or options.restore
     if not place:
@@ -168,17 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rank", type=int, default=0, help="this server, from 0")
     parser.add_argument("--num-servers", type=int, default=1, help="servers that share the buckets")
     parser.add_argument("--num-workers", type=int, required=True, help="workers of the cluster")
-    parser.add_argument("--secret-file", required=True, help="file of mode 0600 with the secret")
-    parser.add_argument("--cluster-id", required=True, help="name that all processes give")
-    parser.add_argument(
-        "--integrity",
-        choices=("header", "payload"),
-        default="header",
-        help="what is authenticated on TCP; clients' Credentials must say the same",
-    )
-    parser.add_argument("--tls-cert", metavar="FILE", help="TLS on TCP: this server's certificate")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key, in a file of mode 0600")
-    parser.add_argument("--tls-ca", metavar="FILE", help="the authority that signed all of them")
+    add_credentials(parser)
     parser.add_argument(
         "--on-lost",
         choices=("fail", "continue"),

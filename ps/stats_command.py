@@ -1,6 +1,6 @@
 """The command line for running servers: `python -m ps stats HOST:PORT ...`.
 
-Covers: arguments, one line or table per server for people, JSON for programs.
+Covers: which servers, one line or table per server for people, JSON for programs.
 Does not: count (ps.counters) or serve a page (ps.metrics).
 Runs in: the main thread of its own process.
 """
@@ -10,16 +10,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from ps.client import PSClient
+from ps.credential_arguments import add_credentials, credentials_of
 from ps.errors import SettingsError
-from ps.secret_file import read_secret
 from ps.stats import ServerStats
 from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.handshake import Identity, Role
 
 TIMEOUT_S = 10.0
 _MIB = 1 << 20
@@ -29,18 +28,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command `stats`."""
     parser = commands.add_parser("stats", help="print what running servers have counted")
     parser.add_argument("addresses", nargs="+", metavar="HOST:PORT", help="in order of rank")
-    parser.add_argument("--secret-file", required=True, help="as the servers were started with")
-    parser.add_argument("--cluster-id", required=True, help="as the servers were started with")
-    parser.add_argument("--integrity", choices=("header", "payload"), default="header")
+    add_credentials(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(options: argparse.Namespace) -> int:
     """Ask the servers and print; returns the exit status."""
-    secret = read_secret(Path(options.secret_file))
     client = PSClient(
         [_endpoint(address) for address in options.addresses],
-        Credentials(options.cluster_id, secret, options.integrity),
+        credentials_of(options),
         Identity(Role.DRIVER, 0),
         num_workers=1,  # only asks, so the servers' number does not matter
         timeout_s=TIMEOUT_S,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ps.checkpoint_command import main as ps_main
 from ps.client import PSClient
 from ps.command import main
 from ps.errors import RequestTimeout
@@ -34,7 +35,7 @@ def arguments(directory: Path) -> tuple[str, ...]:
 @pytest.mark.slow
 @pytest.mark.attack("A06")
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl program")
-def test_the_documented_commands_make_what_servers_and_clients_need(tmp_path: Path):
+def test_the_documented_commands_make_what_servers_and_clients_need(tmp_path: Path, capsys):
     (recipe,) = re.findall(r"```\n(id=.*?)```", SECURITY.read_text(), re.DOTALL)
     recipe = recipe.replace("id=my-cluster", f"id={CLUSTER_ID}")
     subprocess.run(["sh", "-ec", recipe], cwd=tmp_path, check=True, capture_output=True, timeout=60)
@@ -49,6 +50,10 @@ def test_the_documented_commands_make_what_servers_and_clients_need(tmp_path: Pa
             client.push_pull(filled(manifest, 1.0), into, hyper=HYPER, rows=1)
             assert np.all(into["trainable"] == 1.0)
             assert client.link_stats()[0].path == "tls"
+        asked = ["--secret-file", str(tmp_path / "secret"), "--cluster-id", CLUSTER_ID]
+        address = f"{server.endpoint.host}:{server.endpoint.port}"
+        assert ps_main(["stats", address, *asked, *arguments(tmp_path)]) == 0
+        assert "ps:0 SERVING: clock 1" in capsys.readouterr().out
         with (
             PSClient(
                 [server.endpoint], CREDENTIALS, identity, num_workers=1, timeout_s=0.5
