@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 
 from ps.stats import ServerStats, TableStats
 from rpc.latency import Latency
-from tfos.keras.scalars import server_scalars
+from tests.rpc_bed import wait_until
+from tfos.keras.scalars import ClusterScalars, server_scalars
 
 pytestmark = pytest.mark.tf
 
@@ -52,3 +56,20 @@ def test_a_server_that_nobody_used_has_no_latencies():
     found = dict(server_scalars(ServerStats(0, "EMPTY", clock=0, uptime_s=0.0)))
     assert not any(name.startswith(("push", "pull", "apply", "staleness")) for name in found)
     assert found["updates/per_s"] == 0.0
+
+
+def test_a_fit_that_raised_leaves_no_thread_to_the_next_one():
+    """Keras calls no on_train_end then, and the same callbacks may serve another `fit`."""
+
+    def writing() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "tfos-scalars"]
+
+    callback = ClusterScalars(SimpleNamespace())  # it is asked nothing
+    callback.set_model(SimpleNamespace(_tfos_exchange=SimpleNamespace(attached=False)))
+    callback.on_train_begin()
+    (first,) = writing()
+    callback.on_train_begin()
+    wait_until(lambda: not first.is_alive(), "the first fit's thread to end")
+    assert len(writing()) == 1
+    callback.on_train_end()
+    assert not writing()

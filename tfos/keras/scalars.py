@@ -53,6 +53,7 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Start the thread."""
+        self.on_train_end()  # a fit that raised has called none
         self._ending = threading.Event()
         exchange = self.model.__dict__.get("_tfos_exchange")
         if exchange is not None:
