@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from ps.params import WorkerRank
 from ps.stats import NUM_STALENESS_BINS, ServerStats, WorkerStats
 from rpc.latency import LatencyHistogram
 
+_START_BITS = 48
+"""Programs that read JSON's numbers as doubles keep them."""
+
 
 class Counters:
     """The counters behind a server's snapshot."""
@@ -28,6 +32,7 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._started_s = time.monotonic()
+        self._start = secrets.randbits(_START_BITS)
         self._bytes = {"bytes_in": 0, "bytes_out": 0}
         self._calls = 0
         self._errors = 0
@@ -105,6 +110,7 @@ class Counters:
         with self._lock:
             counted = msgspec.structs.replace(
                 base,
+                start=self._start,
                 workers=tuple(
                     WorkerStats(worker, **counts)
                     for worker, counts in sorted(self._workers.items())

@@ -76,6 +76,8 @@ class ServerStats(msgspec.Struct, frozen=True):
     clock: int
     """Updates so far: pushes (async, ssp) or barriers (sync)."""
     uptime_s: float
+    start: int = 0
+    """Names this start of the server: one with another number has counted from zero."""
     workers: tuple[WorkerStats, ...] = ()
     staleness: tuple[int, ...] = ()
     """Histogram over pushes: [0] none, [i] 2^(i-1) .. 2^i - 1 updates by others between the pull
@@ -135,6 +137,17 @@ class ServerStats(msgspec.Struct, frozen=True):
             if count and below >= share * sum(self.staleness):
                 return _middle(place)
         return 0.0
+
+    def baseline(self, earlier: ServerStats | None) -> ServerStats:
+        """Return what to subtract to see what was done since an earlier snapshot.
+
+        Args:
+            earlier: of this server. None, none that is earlier, or one of another start: zeros.
+        """
+        zeros = ServerStats(self.server, self.phase, 0, 0.0, self.start)
+        if earlier is None or earlier.start != self.start:
+            return zeros
+        return earlier if earlier.uptime_s < self.uptime_s else zeros
 
     def latency(self, request: str) -> Latency:
         """Return the histogram of one request; empty if nobody made it."""

@@ -25,6 +25,8 @@ SLOW = 2.0
 """So many times the others' median is slow: twice is seen by users, noise is below it."""
 LEAST_S = 1e-3
 """What takes less is not worth a sentence."""
+LEAST_MB = 1.0
+"""Nor what moves less."""
 LEAST_STEPS = 3
 _DATA_REQUESTS = ("push", "settle", "pull", "push_rows", "lookup")
 
@@ -62,9 +64,7 @@ def server_load(member: Member) -> ServerLoad | None:
     new = told(member.heartbeat)
     if new is None:
         return None
-    old = told(member.beats[0])
-    if old is None or old.uptime_s >= new.uptime_s:  # the first one, or it was started again
-        old = ServerStats(new.server, new.phase, 0, 0.0)
+    old = new.baseline(told(member.beats[0]))
     waited_s = new.barrier_wait_s - old.barrier_wait_s
     before = {table.name: table.looked_up + table.pushed for table in old.tables}
     return ServerLoad(
@@ -93,9 +93,12 @@ def waits_of(servers: Sequence[Member]) -> Waits:
     """
     found = Waits({}, {})
     for member in servers:
-        new, old = told(member.heartbeat), told(member.beats[0] if member.beats else None)
-        before = {worker.worker: worker.waited_s for worker in old.workers} if old else {}
-        for worker in new.workers if new else ():
+        new = told(member.heartbeat)
+        if new is None:
+            continue
+        old = new.baseline(told(member.beats[0]))
+        before = {worker.worker: worker.waited_s for worker in old.workers}
+        for worker in new.workers:
             rank, waited_s = worker.worker, worker.waited_s
             found.since_start[rank] = max(found.since_start.get(rank, 0.0), waited_s)
             waited_s -= before.get(rank, 0.0)
@@ -133,7 +136,7 @@ def step_times(worker: Member, waits: Waits) -> StepTimes | None:
 def straggler(times: Mapping[str, StepTimes]) -> str:
     """Name the slowest worker and where its time goes; empty: none is much slower than the rest."""
     found = {name: each for name, each in times.items() if each.steps >= LEAST_STEPS}
-    name, others_s = _outlier(found, lambda each: each.own_s)
+    name, others_s = _outlier(found, lambda each: each.own_s, LEAST_S)
     if not name:
         return ""
     slow = found[name]
@@ -146,7 +149,7 @@ def straggler(times: Mapping[str, StepTimes]) -> str:
 def hot_shard(loads: Mapping[str, ServerLoad]) -> str:
     """Name the server that takes longest or moves most, and why; empty: they are even."""
     found = {name: load for name, load in loads.items() if load.requests}
-    name, others_s = _outlier(found, lambda load: load.per_request_s)
+    name, others_s = _outlier(found, lambda load: load.per_request_s, LEAST_S)
     if name:
         load = found[name]
         share = min(1.0, load.apply_s / load.busy_s)
@@ -155,7 +158,7 @@ def hot_shard(loads: Mapping[str, ServerLoad]) -> str:
             f"others {duration_text(others_s)}: update kernels {share:.0%}, receiving and sending "
             f"{1 - share:.0%}{_hot_table(load)}"
         )
-    name, others = _outlier(found, lambda load: load.transferred_bytes / 1e6)
+    name, others = _outlier(found, lambda load: load.transferred_bytes / 1e6, LEAST_MB)
     if not name:
         return ""
     load = found[name]
@@ -173,14 +176,16 @@ def _hot_table(load: ServerLoad) -> str:
     return f"; table {name!r} has {ids / total:.0%} of its ids"
 
 
-def _outlier(found: Mapping[str, Each], measure: Callable[[Each], float]) -> tuple[str, float]:
+def _outlier(
+    found: Mapping[str, Each], measure: Callable[[Each], float], least: float
+) -> tuple[str, float]:
     """Return who measures SLOW times the others' median, and that median; or an empty name."""
     if len(found) < 2:
         return "", 0.0
     measured = {name: measure(each) for name, each in found.items()}
     name = max(measured, key=lambda each: measured[each])
     others = statistics.median(value for each, value in measured.items() if each != name)
-    is_out = measured[name] > SLOW * others and measured[name] >= LEAST_S
+    is_out = measured[name] > SLOW * others and measured[name] >= least
     return (name, others) if is_out else ("", others)
 
 

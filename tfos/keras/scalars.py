@@ -175,9 +175,7 @@ def server_scalars(stats: ServerStats, before: ServerStats | None = None) -> Sca
         before: an earlier answer: rates and means are over the time since then. None, or one of
             a server that was started anew since: since the start.
     """
-    old = before
-    if old is None or old.uptime_s >= stats.uptime_s:
-        old = ServerStats(stats.server, stats.phase, 0, 0.0)
+    old = stats.baseline(before)
     seconds = stats.uptime_s - old.uptime_s or 1.0
     for name in ("push", "pull", "push_rows", "lookup"):
         latency = stats.latency(name)

@@ -130,6 +130,7 @@ def test_counters_count():
     with counters.waiting(WorkerRank(3)):
         during = counters.snapshot(ServerStats(0, "SERVING", clock=0, uptime_s=0.0))
     stats = counters.snapshot(ServerStats(0, "SERVING", clock=0, uptime_s=0.0))
+    assert stats.start == during.start != Counters().snapshot(during).start
     assert (stats.calls, stats.in_service, stats.errors) == (3, 1, 1)
     assert (during.waiting, stats.waiting) == (1, 0)
     assert stats.latency("push").count == 1

@@ -161,6 +161,14 @@ def test_a_server_that_moves_more_than_the_others_is_named():
     assert note == "hot shard: ps:0 moved 4000.0 MB, the others 1000.0 MB"
 
 
+def test_servers_that_move_next_to_nothing_are_even():
+    """A model of one bucket: its server moves some bytes, the other one none."""
+    cluster = Cluster(1, 2)
+    for rank, nbytes in enumerate((300_000, 0)):
+        cluster.served(f"ps:{rank}", requests=pushes(100, 0.01), bytes_in=nbytes)
+    assert cluster.report().notes == ()
+
+
 def test_a_restarted_server_counts_from_its_start():
     cluster = Cluster(1, 2)
     for rank in range(2):
@@ -168,6 +176,28 @@ def test_a_restarted_server_counts_from_its_start():
     cluster.served("ps:0", uptime_s=502.0, requests=pushes(1100, 901.0))
     cluster.served("ps:1", uptime_s=1.0, requests=pushes(50, 0.5))
     assert cluster.report().notes == ()
+
+
+def test_a_server_that_has_run_longer_than_the_one_before_it_counts_from_its_start_too():
+    """One that ended soon after its start: the new one's uptime passes the old one's."""
+    cluster = Cluster(1, 2)
+    for rank in range(2):
+        cluster.served(f"ps:{rank}", uptime_s=2.0, start=1, requests=pushes(1000, 10.0))
+    cluster.served("ps:0", uptime_s=9.0, start=1, requests=pushes(1100, 11.0))
+    cluster.served("ps:1", uptime_s=3.0, start=2, requests=pushes(50, 0.5))
+    assert cluster.report().notes == ()
+
+
+def test_waits_count_from_the_start_of_a_restarted_server():
+    cluster = Cluster(2, 1)
+    for rank in range(2):
+        cluster.steps(f"worker:{rank}", 0)
+    cluster.served("ps:0", start=1, workers=(WorkerStats(0, waited_s=50.0),))
+    cluster.served("ps:0", start=2, uptime_s=5.0, workers=(WorkerStats(0, waited_s=4.0),))
+    for rank in range(2):
+        cluster.steps(f"worker:{rank}", 10, compute=1.0, push=4.0)
+    waited = {node.name: node.times.wait_s for node in cluster.report().nodes if node.times}
+    assert waited == {"worker:0": 4.0, "worker:1": 0.0}
 
 
 @pytest.mark.parametrize("stats", [b"\xc1", b"\x90", b"\x80", b"\xff" * 40])
