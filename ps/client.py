@@ -305,7 +305,7 @@ class PSClient:
 
         Asks nobody and waits for nobody, also while another thread's call is under way.
         """
-        return [link.stats() for link in self._fleet.links]
+        return self._fleet.link_stats()
 
     def fence(self, worker_rank: int, incarnation: int) -> None:
         """Refuse the worker's incarnations below this one. Drivers and supervisors only."""

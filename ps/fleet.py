@@ -22,6 +22,7 @@ from ps.errors import (
     TransportError,
 )
 from ps.exchange import exchange
+from ps.link_stats import LinkStats
 from ps.links import Link, Outgoing
 from ps.messages import Ack, Description, Number
 from ps.params import Manifest
@@ -190,6 +191,13 @@ class Fleet:
                 reconnect_s=self._reconnect_s,
             )
         return self._lane
+
+    def link_stats(self) -> list[LinkStats]:
+        """Return what was counted for each server, on the lane too."""
+        own, lane = [link.stats() for link in self.links], self._lane
+        if lane is None:
+            return own
+        return [one.added(other) for one, other in zip(own, lane.link_stats(), strict=True)]
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

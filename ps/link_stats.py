@@ -39,6 +39,20 @@ class LinkStats(msgspec.Struct, frozen=True):
     """By kind of request (`push`, `pull`, `lookup`, …): from the call's beginning to its answer,
     with all waiting for other workers and all that was sent again."""
 
+    def added(self, other: LinkStats) -> LinkStats:
+        """Return the sums with a second connection to this server, which carries other kinds."""
+        return LinkStats(
+            server=self.server,
+            path=self.path or other.path,
+            requests=self.requests + other.requests,
+            refused=self.refused + other.refused,
+            retries=self.retries + other.retries,
+            reconnects=self.reconnects + other.reconnects,
+            bytes_out=self.bytes_out + other.bytes_out,
+            bytes_in=self.bytes_in + other.bytes_in,
+            latencies={**self.latencies, **other.latencies},
+        )
+
 
 class LinkCounters:
     """The counters behind one link's snapshot."""

@@ -12,6 +12,8 @@ import msgspec
 from rpc.latency import Latency
 
 NUM_STALENESS_BINS = 12
+SHOWN_REQUESTS = ("push", "pull", "push_rows", "lookup", "lookup_batch")
+"""Whose latencies users see without asking for all: those of training steps."""
 
 
 class WorkerStats(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ps.stats import ServerStats
+from ps.stats import SHOWN_REQUESTS, ServerStats
 from rpc.latency import duration_text
 from tfos.control.messages import NodeFailure
 
@@ -163,7 +163,7 @@ class ClusterReport:
 def _server_text(stats: ServerStats) -> str:
     latencies = [
         f"{name} {stats.latency(name)}"
-        for name in ("push", "pull", "push_rows", "lookup")
+        for name in SHOWN_REQUESTS
         if stats.latency(name).count
     ]
     queue = f"{stats.in_service} requests in service, {stats.waiting} pushes waiting"

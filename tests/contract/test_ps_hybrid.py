@@ -76,6 +76,18 @@ def until_a_lookup_waits(bed: Cluster) -> None:
     )
 
 
+def test_lookups_on_connections_of_their_own_are_counted_with_the_others():
+    with cluster(num_servers=2) as bed:
+        (client,) = started(bed, hybrid())
+        before = client.link_stats()
+        pushed(begun(client))
+        for old, new in zip(before, client.link_stats(), strict=True):
+            assert new.latencies["lookup_batch"].count == new.latencies["push_rows"].count == 1
+            assert new.requests == old.requests + 2
+            assert new.bytes_in - old.bytes_in > 4 * len(IDS) // 2  # rows, not acknowledgements
+            assert (new.path, new.reconnects) == ("in process", 0)
+
+
 def test_a_lookup_waits_at_the_bound_and_then_sees_the_push_that_let_it_go(transport: str):
     with cluster(transport, num_servers=2) as bed:
         (client,) = started(bed, hybrid(2))

@@ -17,7 +17,10 @@ pytestmark = pytest.mark.tf
 
 def stats(uptime_s: float, pushes: int, push_s: float, **fields: object) -> ServerStats:
     given = {
-        "requests": {"push": Latency(pushes, push_s, p50_s=0.002, p99_s=0.004)},
+        "requests": {
+            "push": Latency(pushes, push_s, p50_s=0.002, p99_s=0.004),
+            "lookup_batch": Latency(pushes, 2 * push_s),
+        },
         "apply": Latency(pushes, push_s / 2),
         **fields,
     }
@@ -35,6 +38,7 @@ def test_points_tell_what_happened_since_the_last_one():
     )  # fmt: skip
     found = dict(server_scalars(now, before))
     assert found["push/mean_ms"] == pytest.approx(40.0)
+    assert found["lookup_batch/mean_ms"] == pytest.approx(80.0)
     assert found["push/p99_ms_since_start"] == 4.0
     assert found["apply/cores"] == pytest.approx(0.5)
     assert found["updates/per_s"] == 25.0

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import msgspec
 
-from ps.stats import ServerStats, TableStats
+from ps.stats import SHOWN_REQUESTS, ServerStats, TableStats
 from rpc.latency import Latency
 from tfos.keras.worker import ShownContext
 
@@ -177,7 +177,7 @@ def server_scalars(stats: ServerStats, before: ServerStats | None = None) -> Sca
     """
     old = stats.baseline(before)
     seconds = stats.uptime_s - old.uptime_s or 1.0
-    for name in ("push", "pull", "push_rows", "lookup"):
+    for name in SHOWN_REQUESTS:
         latency = stats.latency(name)
         if latency.count:
             yield f"{name}/mean_ms", _mean_ms(latency, old.latency(name))
