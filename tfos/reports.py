@@ -162,9 +162,7 @@ class ClusterReport:
 
 def _server_text(stats: ServerStats) -> str:
     latencies = [
-        f"{name} {stats.latency(name)}"
-        for name in SHOWN_REQUESTS
-        if stats.latency(name).count
+        f"{name} {stats.latency(name)}" for name in SHOWN_REQUESTS if stats.latency(name).count
     ]
     queue = f"{stats.in_service} requests in service, {stats.waiting} pushes waiting"
     staleness = (
