@@ -35,16 +35,20 @@ def model_with(**settings):
 
 
 class Seen(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """The weights and averages that a user's callback meets at the end of each epoch."""
+    """The weights and averages that a user's callback meets at the end of each epoch and of all."""
 
     def __init__(self):
         super().__init__()
         self.weights = []
         self.averages = []
+        self.losses = []
 
     def on_epoch_end(self, epoch, logs=None):
         self.weights.append(copies(self.model.weights))
         self.averages.append(copies(self.model.optimizer._model_variables_moving_average))
+
+    def on_train_end(self, logs=None):
+        self.losses.append(self.model.evaluate(X, Y, BATCH, verbose=0))
 
 
 def copies(variables):
@@ -68,6 +72,7 @@ def test_callbacks_two_fits_and_a_saved_file_have_what_keras_has(tmp_path):
         for part in ("weights", "averages"):
             for ours, theirs in zip(getattr(seen, part), getattr(expected, part), strict=True):
                 assert_same(ours, theirs)
+        np.testing.assert_allclose(seen.losses, expected.losses, rtol=1e-5)
         assert_same(copies(model.weights), copies(plain.weights))
         held = cluster.values()
         assert_same([held[weight.path] for weight in model.weights], copies(plain.weights))
@@ -77,7 +82,7 @@ def test_callbacks_two_fits_and_a_saved_file_have_what_keras_has(tmp_path):
     assert_same(copies(loaded.optimizer._model_variables_moving_average), seen.averages[-1])
 
 
-def test_swapped_weights_are_validated_and_given_back():
+def test_swapped_weights_are_validated_saved_and_given_back(tmp_path):
     """Keras swaps by adding and subtracting, which rounds; the servers' values are not touched."""
     found = []
     with serving() as cluster:
@@ -86,11 +91,16 @@ def test_swapped_weights_are_validated_and_given_back():
             if context is not None:
                 distribute(model, context, consistency="sync")
             swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+            keep = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras")
             history = model.fit(
-                X, Y, BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[swap],
+                X, Y, BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[swap, keep],
                 validation_data=(X, Y),
             )  # fmt: skip
-            found.append((history.history["val_loss"], copies(model.weights)))
+            saved = []
+            for epoch in (1, 2, 3):
+                loaded = keras.models.load_model(tmp_path / f"{epoch}.keras", compile=False)
+                saved += copies(loaded.weights)
+            found.append((history.history["val_loss"], [*saved, *copies(model.weights)]))
     (losses, weights), (our_losses, our_weights) = found
     np.testing.assert_allclose(our_losses, losses, rtol=1e-5)
     assert_same(our_weights, weights, atol=1e-6)

@@ -199,10 +199,14 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
                 FeedEndedWarning,
                 stacklevel=2,
             )
-            if before.epochs_run:  # what Keras does where it leaves its loop of epochs
+            if before.epochs_run:
+                exchange.pull()  # a callback may have swapped weights and averages
+                # What Keras does where it leaves its loop of epochs:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
             callbacks.on_train_end(before.last_logs)
             return model.history
+        finally:
+            exchange.is_between_epochs = False
 
     return fit
 
@@ -250,7 +254,8 @@ def _pulling(original: Callable[..., Any], exchange: Exchange) -> Callable[..., 
         if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
             exchange.attach_without_batch()
             exchange.leave()  # others with more batches need not wait for it
-        exchange.pull()
+        if not exchange.is_between_epochs:
+            exchange.pull()
         return original(*args, **kwargs)
 
     return pulling

@@ -73,6 +73,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Wait for the epoch's first batch, or learn that there is none and never will be."""
         if self._dataset is not None and not self._dataset.start_epoch():
             raise FeedEnded
+        self._exchange.is_between_epochs = False
         self._exchange.begin_epoch()
         self._rows_before = self._exchange.rows
 
@@ -93,6 +94,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self.last_logs = dict(logs)
         self.epochs_run += 1
         exchange.pull()
+        exchange.is_between_epochs = True
 
 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -113,6 +115,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
         """End with the same parameters everywhere, restored best weights included."""
+        self._exchange.is_between_epochs = False
         self._exchange.leave()
         if self._has_run:
             self._exchange.finalize()

@@ -64,6 +64,8 @@ class Exchange:
         rows: rows in those, and in batches that are only accumulated so far.
         skipped_steps: steps whose gradient was not finite and was not sent.
         clock: updates of the servers that the local variables contain.
+        is_between_epochs: nobody trains, and the variables are the servers' newest or what
+            callbacks have made of them, which is not to be overwritten.
         times: where this worker's time goes.
     """
 
@@ -79,6 +81,7 @@ class Exchange:
         self.times = StepClock()
         self._rows_waiting = 0
         self.assigned = False
+        self.is_between_epochs = False
         self._client = ctx.ps_client()
         self._member = True
         self._build_meetings = 0
