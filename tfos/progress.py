@@ -77,7 +77,7 @@ class Progress:
         done_rows = now.rows - self._epoch_rows
         if self.rows_per_epoch is not None and self.rows_per_s > 0:
             return max(0.0, left * self.rows_per_epoch - done_rows) / self.rows_per_s
-        if self.epoch_fraction:
+        if self.epoch_fraction and done_rows > 0:  # before that the workers compile
             epoch_s = (now.at_s - self._epoch_s) / self.epoch_fraction
             return max(0.0, left * epoch_s - (now.at_s - self._epoch_s))
         return None

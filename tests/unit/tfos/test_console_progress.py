@@ -98,6 +98,15 @@ def test_the_time_left_of_the_first_epoch_comes_from_its_tasks():
     assert "ETA 1:10 min" in str(progress)
 
 
+def test_no_time_is_told_before_a_row_was_trained():
+    progress = Progress(6)
+    progress.start_epoch(0, Sample(0.0, 0, 0.0))
+    progress.add(Sample(10.0, 0, 0.0))
+    progress.epoch_fraction = 0.25  # its rows are in the workers, which still compile
+    assert progress.eta_s is None
+    assert "ETA -" in str(progress)
+
+
 def test_a_report_adds_up_and_prints():
     one = EpochReport("input", 0, 10, 8, 2, 0, 2.0)
     two = EpochReport("input", 1, 10, 10, 0, 1, 0.0)
