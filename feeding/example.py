@@ -144,7 +144,12 @@ def _column(buffer: Array, name: str, feature: Feature, spans: Array) -> BatchCo
     if fault == kernels.MALFORMED:
         raise _Damage(record, f"its feature {name!r} is no tf.train.Feature")
     if fault == kernels.WRONG_KIND:
-        raise _Damage(record, f"its feature {name!r} holds no {_KIND_NAMES[feature.kind]} list")
+        raise _Damage(
+            record,
+            f"its feature {name!r} holds no {_KIND_NAMES[feature.kind]} list, which "
+            f"Feature({feature.dtype!r}) reads; floats are in a float list, integers and bools in "
+            "an int64 list, 'bytes' in a bytes list",
+        )
     lacking = counts < 0
     if feature.shape is None:
         counts[lacking] = 0

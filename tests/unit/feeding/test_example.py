@@ -85,7 +85,10 @@ UNFIT: dict[str, tuple[dict[str, Any], Feature]] = {
     "has 2 values of feature 'x', asked for 1": ({"x": [1.0, 2.0]}, Feature()),
     "has 2 values of feature 'x', asked for 3": ({"x": [1.0, 2.0]}, Feature("float32", (3,))),
     "feature 'x' holds no float list": ({"x": 1}, Feature()),
-    "feature 'x' holds no int64 list": ({"x": "text"}, Feature("int64")),
+    "holds no int64 list, which Feature.'uint8'. reads": (
+        {"x": "text"},
+        Feature("uint8"),
+    ),
     "holds 300, which uint8 cannot": ({"x": 300}, Feature("uint8")),
     "holds 2, which bool cannot": ({"x": 2}, Feature("bool")),
 }
