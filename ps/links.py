@@ -130,8 +130,7 @@ class Link:
             SettingsError: another server answers there.
             ClosedError: after retire().
         """
-        if self._retired:
-            raise ClosedError("this client is closed; make a new one")
+        self._refuse_retired()
         if self.connection is not None and not self.connection.closed:
             return self.connection
         now_s = time.monotonic()
@@ -170,6 +169,9 @@ class Link:
         self._incarnation = connection.peer.incarnation
         self._counters.connected(connection)
         self.connection = connection
+        if self._retired:  # meanwhile, by another thread, which saw the connection before this one
+            connection.close()
+        self._refuse_retired()
         self._was_connected = True
         self._unreachable_since_s, self.last_failure = None, None
         return connection
@@ -217,6 +219,10 @@ class Link:
         """Close the connection, if there is one."""
         if self.connection is not None:
             self.connection.close()
+
+    def _refuse_retired(self) -> None:
+        if self._retired:
+            raise ClosedError("this client is closed; make a new one")
 
     def _note_failure(self, now_s: float, error: RpcError) -> None:
         _logger.debug("%s: %s", self.name, error)

@@ -11,7 +11,7 @@ import pytest
 
 from ps import links
 from ps.client import PSClient
-from ps.errors import ManifestMismatch, NonFiniteGradient, PeerGone
+from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, PeerGone
 from ps.link_stats import LinkStats
 from ps.params import Hyper
 from rpc.connection import Connection, connect
@@ -156,6 +156,26 @@ def test_a_server_that_cannot_be_reached_is_named_with_the_reason(proxied):
     client = parts.client(reconnect_s=0.2)
     with pytest.raises(PeerGone, match=r"ps:1 at .* could not be reached .*the last attempt: "):
         client.describe()
+
+
+def test_a_client_that_is_closed_while_it_connects_keeps_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Hybrid's lookups connect on a thread of theirs, and `close` does not wait for it."""
+    made: list[Connection] = []
+    with cluster() as bed:
+        client = bed.client()
+        (link,) = client._fleet.links
+
+        def connect_too_late(*args: Any, **settings: Any) -> Connection:
+            link.retire()
+            made.append(connect(*args, **settings))
+            return made[0]
+
+        monkeypatch.setattr(links, "connect", connect_too_late)
+        with pytest.raises(ClosedError, match="this client is closed"):
+            client.describe()
+        assert [each.closed for each in made] == [True]
 
 
 def test_stats_wait_for_no_call_under_way():
