@@ -60,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     credentials = credentials_of(options)
+    token = metrics_token(options.metrics_token_file)
     settings = ServerSettings(
         rank=options.rank,
         num_servers=options.num_servers,
@@ -78,7 +79,7 @@ def _serve(options: argparse.Namespace) -> int:
             like = Restoring(strict=options.strict)
             step = server.restore(options.restore, step=options.step, like=like)
             _logger.warning("%s goes on from step %d of %s", server, step, options.restore)
-        page = _metrics_page(server, options)
+        page = _metrics_page(server, options, token)
         with contextlib.closing(page) if page else contextlib.nullcontext():
             metrics_port = page.start(options.metrics_host, options.metrics_port) if page else 0
             server.start()
@@ -122,19 +123,30 @@ def _self_saving(
     return SelfSaving(period, settings, credentials, guard)
 
 
-def _metrics_page(server: PSServer, options: argparse.Namespace) -> HttpPage | None:
+def _metrics_page(server: PSServer, options: argparse.Namespace, token: str) -> HttpPage | None:
     """Make the page for Prometheus, if one is wanted; it does not listen yet."""
     if options.metrics_port is None:
         return None
-    file = options.metrics_token_file
-    token = read_secret(Path(file)) if file else b""
-    if not token.isascii():
-        raise SettingsError(f"the token in {file} goes into an HTTP header: use ASCII only")
 
     def render() -> bytes:
         return Page(tuple(server_metrics([server.stats()]))).text()
 
-    return HttpPage(render, CONTENT_TYPE, token=token.decode("ascii"))
+    return HttpPage(render, CONTENT_TYPE, token=token)
+
+
+def metrics_token(file: str | None) -> str:
+    """Read what the readers of the metrics page have to show; empty without a file.
+
+    Raises:
+        SettingsError: no reader can show it, or others may read it.
+    """
+    token = read_secret(Path(file)) if file else b""
+    if not all(0x21 <= byte <= 0x7E for byte in token):
+        raise SettingsError(
+            f"the token in {file} goes into an HTTP header, which takes one line of visible ASCII "
+            f"characters without spaces; make one with: head -c 32 /dev/urandom | base64 > {file}"
+        )
+    return token.decode("ascii")
 
 
 def _guard(options: argparse.Namespace) -> EpochGuard | None:

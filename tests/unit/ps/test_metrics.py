@@ -4,9 +4,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ps.command import metrics_token
 from ps.counters import Counters
+from ps.errors import SettingsError
 from ps.metrics import Page, server_metrics
 from ps.params import WorkerRank
 from ps.stats import ServerStats, TableStats, WorkerStats
@@ -157,3 +160,17 @@ def test_ratios_of_a_table():
     assert table.miss_ratio == 0.2
     assert table.unique_id_ratio == 0.5
     assert (TableStats("t").miss_ratio, TableStats("t").unique_id_ratio) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "token", [b"first line of it\nsecond", b"with a space in it", b"\xc3\xa4" * 9]
+)
+def test_a_token_that_no_reader_can_show_is_refused(tmp_path: Path, token: bytes):
+    """`base64` breaks its lines: without a word every reader would be refused."""
+    file = tmp_path / "token"
+    file.touch(mode=0o600)
+    file.write_bytes(token)
+    with pytest.raises(SettingsError, match="one line of visible ASCII"):
+        metrics_token(str(file))
+    file.write_bytes(b"0123456789abcdef\n")
+    assert metrics_token(str(file)) == "0123456789abcdef"
