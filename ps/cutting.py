@@ -42,6 +42,8 @@ class CutOrder:
     """See ps.shard_cut.ShardCut."""
     clock: int | None = None
     """When; None: now."""
+    as_it_is: bool = False
+    """Also when something reduced is missing in the parameters, and will be missing in the save."""
     done: threading.Event = field(default_factory=threading.Event)
     """Set when it is clear what comes of it."""
 
@@ -120,7 +122,7 @@ class Cutting:
     def _look(self) -> None:
         """Cut if the moment has come; called under the gate's lock whenever it may have."""
         order, clock = self._wanted, self._gate.clock
-        if order is None or not self._is_settled():
+        if order is None or not (order.as_it_is or self._is_settled()):
             return
         if order.clock is not None and clock < order.clock:
             return

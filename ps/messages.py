@@ -220,6 +220,8 @@ class Cut(msgspec.Struct, frozen=True, tag="cut"):
     """None: now."""
     wait_s: Seconds = 0.0
     """For that clock, or for a clipped push that is between its two rounds."""
+    as_it_is: bool = False
+    """Wait for no round: nobody is left who would bring it."""
 
 
 class Save(msgspec.Struct, frozen=True, tag="save"):

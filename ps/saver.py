@@ -52,6 +52,9 @@ class SaveOptions:
     full_every: int = 1
     """Every so many saves one holds all buckets, those between only what has changed since the
     last. 1: all are full. Larger: smaller saves, more files to read at a restore."""
+    nobody_trains: bool = False
+    """The workers are gone, so nobody completes what they left half done: servers that stand a clock
+    apart are saved as they are, and a clipped gradient that waits for its norms is left out."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "full_every"):
@@ -111,8 +114,9 @@ class Saver:
             deadline_s = time.monotonic() + timeout_s  # of the servers
             base = self._base_for(place, step, options)
             save_id = uuid.uuid4().hex
-            order = messages.Cut(save_id, base.save_id if base else "")
-            is_agreed = manifest.has_barrier
+            as_it_is = options.nobody_trains
+            order = messages.Cut(save_id, base.save_id if base else "", as_it_is=as_it_is)
+            is_agreed = manifest.has_barrier and not as_it_is
             try:
                 clock = _cut(servers, order, deadline_s, is_agreed=is_agreed)
                 step = clock if step is None else step

@@ -96,7 +96,8 @@ class ShardSaving:
                 "save less often, or to a faster disk"
             )
         try:
-            order = CutOrder(request.save_id, self._known.of(request.base), request.clock)
+            base = self._known.of(request.base)
+            order = CutOrder(request.save_id, base, request.clock, request.as_it_is)
             made = shard.cutting.make(order, request.wait_s, is_gone)
         finally:
             self._writing.release()

@@ -109,6 +109,7 @@ def test_a_cut_waits_for_the_second_round_of_a_clipped_push(bench: Bench):
     bench.is_settled = False
     with pytest.raises(RequestTimeout, match=r"clock 0 was not settled within 0 s"):
         bench.make(CutOrder("save", {}))
+    assert bench.make(CutOrder("last", {}, as_it_is=True)) == (0, True), "nobody brings it any more"
     bench.is_settled = True
     assert bench.make(CutOrder("save", {})) == (0, True)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ps import messages
 from ps.checkpoint_lease import LEASE_NAME
 from ps.checkpoint_reader import latest, steps_on_disk
 from ps.params import Hyper
@@ -48,6 +50,25 @@ def test_it_saves_what_the_servers_hold_once(tmp_path: Path):
             f"the parameters after 1 updates are in {tmp_path}/step-1 already"
         )
     assert steps_on_disk(storage_at(tmp_path)) == [latest(tmp_path)] == [1]
+
+
+def test_servers_that_workers_left_a_clock_apart_are_saved_as_they_are(tmp_path: Path):
+    manifest = make_manifest(rule=ADD, consistency="sync")
+    with cluster("inproc", num_servers=2) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        client.push(filled(manifest, 1.0), hyper=Hyper(1.0), rows=1)
+        push = partial(messages.Push, manifest.hash(), rows=0, hyper=None, pull=False, null=True)
+        client._fleet.change(
+            lambda number, wait_s: push(number=number, wait_s=wait_s),
+            timeout_s=10,
+            links=client._fleet.links[:1],
+        )
+        assert [server.clock for server in client.describe()] == [2, 1]
+        assert save(bed, tmp_path).startswith(f"saved the parameters after 2 updates to {tmp_path}")
+    with cluster("inproc", num_servers=2) as bed:
+        restored = bed.client()
+        assert restored.restore(tmp_path) == 2
+        assert [server.clock for server in restored.describe()] == [2, 2]
 
 
 def test_another_runs_checkpoint_of_that_step_is_in_the_way(tmp_path: Path):
