@@ -18,6 +18,7 @@ import pytest
 
 from rpc.handshake import Credentials
 from tests.control_bed import ControlBed, RecordingHandler
+from tests.named_memory import left_since, named
 from tests.spark.marked_processes import MARKER, kill, marked, wait_gone
 from tfos.control import messages
 from tfos.node.bundle import NodeBundle, NodeSettings
@@ -85,7 +86,7 @@ class NodeBed:
         monkeypatch.setenv(MARKER, self.mark)
         monkeypatch.setenv("TMPDIR", str(self.temp))
         monkeypatch.setattr(tempfile, "tempdir", str(self.temp))
-        self.shm_before = set(os.listdir("/dev/shm"))
+        self.memory_before = named()
 
     def bundle(
         self,
@@ -214,7 +215,7 @@ class NodeBed:
         """No process, no temporary directory, no shared memory; ports end with their processes."""
         assert wait_gone(self.mark, timeout_s) == {}
         assert [path.name for path in self.temp.iterdir() if path.name.startswith("tfos")] == []
-        assert set(os.listdir("/dev/shm")) - self.shm_before == set()
+        assert left_since(self.memory_before, timeout_s) == set()
 
     def close(self) -> None:
         kill(marked(self.mark))
