@@ -29,6 +29,7 @@ FIRST_DELAY_S = 0.5
 """Before the second child in a row that did not live long; doubled with each further one."""
 MAX_DELAY_S = 8.0
 """Far below what clients wait for a server that is started again (tfos.context.RESTART_S)."""
+_MAX_DOUBLINGS = 16
 
 
 class Restarts:
@@ -99,7 +100,8 @@ class Restarts:
         self._num_short += 1
         if self._num_short == 1:
             return 0.0
-        return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (self._num_short - 2)))
+        doublings = min(self._num_short - 2, _MAX_DOUBLINGS)
+        return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doublings))
 
     def report(self, failed: messages.NodeFailure) -> messages.Restarted:
         """Return what the driver is told of the restart that `take` has counted."""

@@ -58,5 +58,10 @@ def test_a_server_that_served_for_long_is_started_at_once_and_old_restarts_are_f
     assert made.report(SimpleNamespace()).count == 2  # type: ignore[arg-type]
 
 
+def test_a_server_may_die_more_often_than_a_delay_can_be_doubled(clock):
+    made = restarts_of(3000)
+    assert [lived(made, clock, 1.0) for _ in range(2000)][-1] == restarts.MAX_DELAY_S
+
+
 def test_workers_are_not_restarted(clock):
     assert lived(restarts_of(5, role="worker"), clock, 100.0) is None
