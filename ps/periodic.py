@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ps.checkpoint_format import step_of
-from ps.errors import PSError, TransportError
+from ps.errors import ManifestMismatch, PSError, SettingsError, TransportError
 from ps.saver import DEFAULT_OPTIONS, SaveOptions
 from rpc.errors import RpcError
 
@@ -94,15 +94,19 @@ class PeriodicSaver:
             self._save()
 
     def _wait_seeded(self) -> bool:
+        told = ""
         while not self._ended.is_set():
             try:
                 self._attach(self._client(), timeout_s=_LOOK_S)
-            except (TransportError, OSError):
-                self._ended.wait(_LOOK_S)
-                continue
-            except PSError as error:
+            except (ManifestMismatch, SettingsError) as error:
                 _logger.warning("nothing is saved: %s", error)
                 return False
+            except _FAILED as error:  # a disk that is away, a server that stops and is replaced
+                if not isinstance(error, TransportError) and str(error) != told:
+                    told = str(error)
+                    _logger.warning("nothing is saved yet: %s", told)
+                self._ended.wait(_LOOK_S)
+                continue
             return True
         return False
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from ps.checkpoint_reader import latest, read_manifest, steps_on_disk
-from ps.errors import CheckpointError
+from ps.client import PSClient
+from ps.errors import CheckpointError, PhaseError
 from ps.params import Hyper
+from ps.periodic import Period, PeriodicSaver
 from ps.storage import LocalStorage, storage_at
 from tests.ps_bed import ADD, cluster, filled, make_manifest, wait_until
 from tfos.checkpoints import Checkpoints
@@ -88,6 +90,34 @@ def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
         saver.close()
     for action in ("save into", "list"):
         assert f"step 0 was not saved: cannot {action} {tmp_path}: Input/output" in caplog.text
+
+
+@pytest.mark.fault("F40")
+def test_what_fails_before_the_first_save_and_passes_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch, caplog
+):
+    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    failures: list[Exception] = [PhaseError("ps:1 is STOPPING")] * 2
+    failures += [CheckpointError("cannot read epoch-1.json")]
+    with cluster("inproc") as bed:
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+
+        def found() -> PSClient:
+            if failures:
+                raise failures.pop()
+            return client
+
+        saver = PeriodicSaver(Period(directory=str(tmp_path), every_s=3600.0), found)
+        saver.start()
+        wait_until(lambda: latest(tmp_path) == 0, "a save")
+        saver.close()
+    told = [line for line in caplog.messages if line.startswith("nothing is saved yet: ")]
+    assert [line.rpartition(": ")[2] for line in told] == [
+        "cannot read epoch-1.json",
+        "ps:1 is STOPPING",
+    ]
 
 
 @pytest.mark.fault("F40")
