@@ -89,6 +89,7 @@ class ShardSaving:
         Raises:
             CheckpointError: an earlier save is still being written.
             RequestTimeout: see ps.cutting.
+            PhaseError: nobody waits for the answer, so another save's cut is not given up for it.
         """
         if not self._writing.acquire(timeout=request.wait_s):
             raise CheckpointError(
@@ -96,6 +97,8 @@ class ShardSaving:
                 "save less often, or to a faster disk"
             )
         try:
+            if is_gone():
+                raise PhaseError("the client of this save is gone: nobody would write its cut")
             base = self._known.of(request.base)
             order = CutOrder(request.save_id, base, request.clock, request.as_it_is)
             made = shard.cutting.make(order, request.wait_s, is_gone)

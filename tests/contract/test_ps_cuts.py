@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from ps import messages
 from ps.checkpoint_reader import latest, read_manifest, steps_on_disk
 from ps.checkpoint_restore import read_extra
 from ps.client import PSClient
-from ps.errors import CheckpointError
+from ps.errors import CheckpointError, PhaseError
 from ps.params import Adam, Hyper
 from ps.saver import SaveOptions
 from ps.shard_saving import ShardExtra
@@ -199,6 +200,19 @@ def test_a_save_that_is_given_up_holds_nothing_and_the_next_one_is_whole(
         restored = bed.client()
         assert restored.restore(tmp_path) == 3
         assert np.array_equal(bed.pulled(restored)["trainable"], values)
+
+
+@pytest.mark.fault("F26")
+def test_a_cut_whose_client_is_gone_does_not_take_another_saves_away(tmp_path: Path):
+    with cluster("inproc") as bed:
+        bed.workers(make_manifest(rule=ADD), filled(make_manifest(rule=ADD)))
+        service = bed.servers[0]._service
+        saving, shard = service._saving, service.life.loaded()
+        assert saving.cut(shard, messages.Cut("mine"), lambda: False).is_made
+        with pytest.raises(PhaseError, match="client of this save is gone"):
+            saving.cut(shard, messages.Cut("late"), lambda: True)
+        request = messages.Save(str(tmp_path), "mine")
+        assert saving.save(shard, request, lambda: False).clock == 0
 
 
 def save_often(root: Path, saver: PSClient, first: int) -> int:
