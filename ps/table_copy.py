@@ -49,6 +49,7 @@ class SegmentCopy:
         self._at_cut = at_cut
         self._gone: Array = np.empty(0, np.int64)
         self._rows: RowCut | None = None
+        self._is_released = False
 
     def begin(self) -> RowCut:
         """Make the cut if that was not done; the caller holds the segment's lock."""
@@ -61,6 +62,8 @@ class SegmentCopy:
             self.version, self.counts = segment.version, segment.counts.copy()
             self._rows = segment.cut = RowCut(since, segment.version, segment.num_rows)
             self._at_cut()
+            if self._is_released:  # since its caller looked
+                self._rows.release()
         return self._rows
 
     def batches(self) -> Iterator[Batch | Dropped]:
@@ -79,6 +82,7 @@ class SegmentCopy:
 
     def release(self) -> None:
         """Keep nothing any more: the save is over, or given up."""
+        self._is_released = True
         if self._rows is not None:
             self._rows.release()
 

@@ -142,6 +142,19 @@ def test_a_copy_is_of_one_moment_while_rows_change_come_and_go(
     assert np.array_equal(found.rows[order], rows)
 
 
+def test_a_push_that_meets_a_cut_as_it_is_given_up_marks_nothing():
+    (made,) = shares(1, table(segments=1))
+    push([made], IDS[:300])
+    (copy,) = copies(made)
+    copy.release()
+    with made.segments[0].lock:
+        assert copy.begin().stop == 0
+    push([made], IDS[:300])
+    cut = made.segments[0].cut
+    assert cut is not None
+    assert cut.take() is None
+
+
 def test_a_save_that_failed_or_dropped_too_much_is_followed_by_a_whole_one(
     monkeypatch: pytest.MonkeyPatch,
 ):
