@@ -210,8 +210,8 @@ class AppliedRecord:
                 )
             record = _Record(cut.incarnation, self._num_buckets)
             record.applied = array("q", cut.applied)
-            record.sequence = max(cut.applied, default=0)
-            record.completed = min(cut.applied, default=0)
+            record.sequence = max(cut.applied, default=cut.completed)
+            record.completed = min(cut.applied, default=cut.completed)
             record.may_jump = True
             self._sessions.setdefault(WorkerRank(cut.worker), {})[cut.session] = record
 

@@ -28,6 +28,8 @@ class SessionCut(msgspec.Struct, frozen=True):
     session: Count
     applied: tuple[Count, ...]
     """Per bucket the sequence last applied there."""
+    completed: Count = 0
+    """The last one done at the cut: all that a server without buckets and rows knows of it."""
 
 
 class LiveSession(NamedTuple):
@@ -58,18 +60,21 @@ class RecordCut:
             seen[unit] = max(live.applied[unit], live.completed)
 
     def num_uncounted(self, num_buckets: int) -> int:
-        """Return how many pushes had changed all buckets and were not completed yet.
+        """Return how many pushes will be taken as completed after a restore, and were not yet.
+
+        They had changed all buckets. Where there are tables too, a restore lets the push go on, and
+        counts it then.
 
         Args:
             num_buckets: the first units.
         """
         if not num_buckets:
             return 0
-        return sum(min(seen[:num_buckets]) > live.completed for live, seen in self._pairs)
+        return sum(min(seen) > live.completed for live, seen in self._pairs)
 
     def sessions(self) -> tuple[SessionCut, ...]:
         """Return what a checkpoint keeps, once every unit is noted."""
         return tuple(
-            SessionCut(live.worker, live.incarnation, live.session, tuple(seen))
+            SessionCut(live.worker, live.incarnation, live.session, tuple(seen), live.completed)
             for live, seen in sorted(self._pairs, key=lambda pair: pair[0][:3])
         )

@@ -194,6 +194,32 @@ def test_a_record_of_another_cut_is_refused(record: AppliedRecord):
         record.restore([SessionCut(W0, 0, 1, (1, 1))])
 
 
+@pytest.mark.fault("F08")
+def test_a_server_without_buckets_and_rows_has_lost_nothing_by_a_restore():
+    empty, restored = AppliedRecord(0), AppliedRecord(0)
+    for sequence in range(1, 6):
+        empty.begin(request(sequence), sequence - 1)
+        empty.complete(request(sequence))
+    restored.restore(empty.cut().sessions())
+    assert restored.begin(request(5), 4) is Verdict.REPEATED
+    assert restored.begin(request(6), 5) is Verdict.NEW
+    assert restored.lost_requests == 0
+
+
+@pytest.mark.fault("F27")
+@pytest.mark.parametrize("num_buckets", [NUM_BUCKETS, NUM_BUCKETS - 1])
+def test_a_push_in_flight_at_a_cut_counts_once_there_or_after_the_restore(num_buckets: int):
+    """Units behind the buckets are a table's; a push to the groups never changes them."""
+    record, restored, name = AppliedRecord(NUM_BUCKETS), AppliedRecord(NUM_BUCKETS), request(1)
+    record.begin(name)
+    for bucket in range(num_buckets):
+        record.mark(name, bucket)
+    cut = record.cut()
+    restored.restore(sessions_of(cut))
+    is_counted_again = restored.begin(name) is not Verdict.REPEATED
+    assert cut.num_uncounted(num_buckets) + is_counted_again == 1
+
+
 @pytest.mark.fault("F27")
 @given(st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=6))
 def test_whatever_is_cut_every_bucket_changes_once_per_push(pushes: list[list[int]]):
