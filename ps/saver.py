@@ -53,8 +53,8 @@ class SaveOptions:
     """Every so many saves one holds all buckets, those between only what has changed since the
     last. 1: all are full. Larger: smaller saves, more files to read at a restore."""
     nobody_trains: bool = False
-    """The workers are gone, so nobody completes what they left half done: servers that stand a clock
-    apart are saved as they are, and a clipped gradient that waits for its norms is left out."""
+    """The workers are gone and what they left half done stays so: servers that stand a clock apart
+    are saved as they are, and a clipped gradient that waits for its norms is left out."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "full_every"):

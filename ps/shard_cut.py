@@ -12,8 +12,8 @@ Covers: the marks, the copies, what is told of the cut.
 Does not: choose the moment (ps.cutting), write (ps.checkpoint).
 Runs in: PS processes.
 Threads: any; a unit is marked, copied and changed under its own lock. Memory: copies of at most all
-buckets with their slots, each freed when it is written, and the rows that pushes change during one
-batch of a segment.
+buckets with their slots, and of the rows that pushes change before they are written; each is freed
+when it is written.
 """
 
 from __future__ import annotations

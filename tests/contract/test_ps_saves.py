@@ -78,7 +78,7 @@ def test_a_damaged_newer_step_neither_counts_nor_goes(tmp_path: Path):
 
 
 @pytest.mark.parametrize("options", [{"keep": 0}, {"full_every": 0}, {"keep": -1}])
-def test_options_that_keep_nothing_are_refused(options: dict[str, int]):
+def test_options_that_keep_nothing_are_refused(options: dict[str, Any]):
     with pytest.raises(SettingsError, match="must be at least 1"):
         SaveOptions(**options)
 
