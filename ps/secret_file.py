@@ -19,9 +19,17 @@ def read_secret(path: Path) -> bytes:
     """Return the secret in a file that only its owner may read.
 
     Raises:
-        SettingsError: the file may be read by others, or the secret is too short or too long.
+        SettingsError: there is no file, others may read it, or the secret is too short or long.
+        OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    recipe = f"make one with: (umask 077; head -c 32 /dev/urandom | base64 > {path})"
+    try:
+        file = path.open("rb")
+    except FileNotFoundError as error:
+        raise SettingsError(
+            f"there is no file {path}; all processes of a cluster need the same secret: {recipe}"
+        ) from error
+    with file:
         status = os.fstat(file.fileno())
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077:
@@ -34,6 +42,6 @@ def read_secret(path: Path) -> bytes:
     if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
         raise SettingsError(
             f"the secret in {path} has {len(secret)} bytes, it needs {MIN_SECRET_BYTES}.."
-            f"{MAX_SECRET_BYTES}; make one with: head -c 32 /dev/urandom | base64 > {path}"
+            f"{MAX_SECRET_BYTES}; {recipe}"
         )
     return secret
