@@ -49,6 +49,7 @@ class DirectReader:
         seed: shuffles the order of files' pieces and the rows within windows, anew in each epoch;
             None: nothing is shuffled.
         shuffle_rows: rows of a window, which are held in memory; 1: rows keep their order.
+        first_epoch: number of the epoch to begin with.
     """
 
     def __init__(
@@ -59,17 +60,20 @@ class DirectReader:
         *,
         seed: int | None = None,
         shuffle_rows: int = 1,
+        first_epoch: int = 0,
     ) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
+            raise SettingsError(f"seed must be an int, got {seed!r} ({type(seed).__name__})")
         if type(shuffle_rows) is not int or shuffle_rows < 1:
             raise SettingsError(f"shuffle_rows must be an int >= 1, got {shuffle_rows!r}")
         if shuffle_rows > 1 and seed is None:
             raise SettingsError(f"shuffle_rows={shuffle_rows} without a seed; pass seed=")
         self._source = source
         self._share = (worker, num_workers)
-        self._seed = seed
+        self._seed = None if seed is None else int(seed)
         self._window = shuffle_rows
         self._files = tuple(source.files())
-        self._epoch = 0
+        self._epoch = first_epoch
         self._rows: Iterator[Columns] | None = None
         self._left: Columns | None = None
 
@@ -81,11 +85,27 @@ class DirectReader:
     def next_batch(self, batch_size: int, timeout_s: float | None = None) -> Batch | EpochEnd:  # noqa: ARG002 - files need no waiting
         """Return the next batch, or EpochEnd once after each epoch.
 
+        An epoch that failed begins anew with the next call.
+
         Raises:
             DataError: a file is damaged and the policy is to fail.
-            OSError: a file cannot be read.
+            OSError: a file cannot be read, or has another size than when it was listed.
         """
-        missing = check_batch_size(batch_size)
+        most_rows = check_batch_size(batch_size)
+        try:
+            parts = self._take(most_rows)
+        except BaseException:
+            self._rows = self._left = None
+            raise
+        if parts:
+            joined = _join(parts)
+            return Batch(_num_rows(joined), self.schema, joined)
+        end = EpochEnd(self._epoch)
+        self._epoch += 1
+        self._rows = None
+        return end
+
+    def _take(self, missing: int) -> list[Columns]:
         if self._rows is None:
             self._rows = self._epoch_rows()
         parts: list[Columns] = []
@@ -96,17 +116,12 @@ class DirectReader:
             taken, self._left = _cut(columns, missing)
             parts.append(taken)
             missing -= _num_rows(taken)
-        if parts:
-            joined = _join(parts)
-            return Batch(_num_rows(joined), self.schema, joined)
-        end = EpochEnd(self._epoch)
-        self._epoch += 1
-        self._rows = None
-        return end
+        return parts
 
     def _epoch_rows(self) -> Iterator[Columns]:
         mine = splits.share(self._files, *self._share, seed=self._seed, epoch=self._epoch)
-        parts = (part for split in mine for part in self._source.read(split))
+        source = self._source  # not self: a reader that is dropped closes its file at once
+        parts = (part for split in mine for part in source.read(split))
         rows = (part for part in parts if _num_rows(part))
         if self._window == 1:
             return rows

@@ -7,6 +7,7 @@ Runs in: the worker's process.      Threads: main_fun's.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from feeding.batches import BatchColumn
     from feeding.direct import DirectReader, Source
     from feeding.example import Feature
+    from feeding.filesystem.interface import Path
     from feeding.tfrecord import RecordLimits
     from tfos.context import NodeContext
     from tfos.keras.dataset import BatchDataset
@@ -31,7 +33,7 @@ class Reading:
 
     def tfrecord(
         self,
-        paths: str | Iterable[str],
+        paths: Path | Iterable[Path],
         columns: Mapping[str, Feature] | None = None,
         *,
         on_bad_data: Literal["fail", "skip"] = "fail",
@@ -42,7 +44,8 @@ class Reading:
 
         Args:
             paths: files, directories and patterns, local, hdfs:// and what fsspec knows; relative
-                ones as `ctx.absolute_path` says. Names that begin with `_` or `.` are left out.
+                ones as `ctx.absolute_path` says. Names that begin with `_` or `.` are left out
+                unless they are said.
             columns: by feature name, what each must be (feeding.example.Feature). None: what the
                 first records hold.
             on_bad_data: "fail": the first damaged record raises DataError. "skip": it is logged,
@@ -52,15 +55,15 @@ class Reading:
 
         Raises:
             FileNotFoundError: a path has no file.
-            SettingsError: a setting that cannot work.
+            SettingsError: no path, or a setting that cannot work.
             DataError: the columns are to be inferred, and no record has any.
         """
         from feeding.bad_data import BadData
+        from feeding.data_files import path_list
         from feeding.tfrecord_source import TFRecordSource
 
-        given = [paths] if isinstance(paths, str) else list(paths)
         source = TFRecordSource(
-            [self._ctx.absolute_path(path) for path in given],
+            [self._ctx.absolute_path(path) for path in path_list(paths)],
             columns,
             bad=BadData(on_bad_data, max_skipped),
             limits=limits,
@@ -127,18 +130,22 @@ class FileRows:
     def tf_dataset(self, batch_size: int) -> Any:
         """Return a tf.data.Dataset of batches as dicts of tensors; one iteration is one epoch.
 
+        Each iteration begins the next epoch, also when those before it were not read to their end.
+
         Args:
             batch_size: rows per batch; only an epoch's last batch may be smaller.
         """
         from tfos.keras.file_batches import tf_dataset
 
-        reader = self._reader()
-        return tf_dataset(lambda: _one_epoch(reader, batch_size), reader.schema)
+        epochs = itertools.count()
+        return tf_dataset(
+            lambda: _one_epoch(self._reader(next(epochs)), batch_size), self._source.schema
+        )
 
-    def _reader(self) -> DirectReader:
+    def _reader(self, first_epoch: int = 0) -> DirectReader:
         from feeding.direct import DirectReader
 
-        return DirectReader(self._source, *self._share, **self._shuffle)
+        return DirectReader(self._source, *self._share, **self._shuffle, first_epoch=first_epoch)
 
 
 def _one_epoch(reader: DirectReader, batch_size: int) -> Iterator[dict[str, BatchColumn]]:
