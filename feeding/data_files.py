@@ -6,24 +6,30 @@ Does not: know formats, or who reads what (splits).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from feeding.errors import DataError
+from feeding.errors import DataError, SettingsError
 from feeding.filesystem.choose import filesystem_for
-from feeding.filesystem.interface import FileStatus, FileSystem
+from feeding.filesystem.interface import FileStatus, FileSystem, Path
+from feeding.filesystem.location import parse
+from feeding.filesystem.patterns import alternatives
 from feeding.splits import SourceFile
 
 _MAGIC = set("*?[{")
+_HIDDEN = set("._")
 _MAX_DEPTH = 32
 
 
 def data_files(
-    paths: str | Iterable[str], *, can_be_cut: Callable[[FileStatus], bool]
+    paths: Path | Iterable[Path], *, can_be_cut: Callable[[FileStatus], bool]
 ) -> list[SourceFile]:
     """Return the files below paths, sorted by path.
 
     Directories are walked (`key=value` ones of partitioned data included); names that begin with
-    `_` or `.` are left out, as Spark does. Patterns match names as in a shell.
+    `_` or `.` are left out, as Spark does, unless a path or pattern says them. Patterns match names
+    as in a shell.
 
     Args:
         paths: files, directories and patterns, with a scheme or local.
@@ -31,10 +37,11 @@ def data_files(
 
     Raises:
         FileNotFoundError: a path or pattern has no file.
+        SettingsError: there is no path.
         DataError: a directory is nested more than 32 deep.
     """
     found: dict[str, SourceFile] = {}
-    for path in [paths] if isinstance(paths, str) else paths:
+    for path in path_list(paths):
         files = list(_below(path))
         if not files:
             raise FileNotFoundError(
@@ -45,11 +52,36 @@ def data_files(
     return sorted(found.values())
 
 
+def path_list(paths: Path | Iterable[Path]) -> list[str]:
+    """Return one path or several as a list of text.
+
+    Raises:
+        SettingsError: there is none, or something else than paths.
+    """
+    given: Any = [paths] if isinstance(paths, str | os.PathLike) else paths
+    try:
+        texts = [os.fspath(path) for path in given]
+    except TypeError as error:
+        raise SettingsError(f"paths must be a path or a list of paths: {error}") from None
+    if not texts:
+        raise SettingsError("no paths were given; name at least one file, directory or pattern")
+    return texts
+
+
 def _below(path: str) -> Iterable[FileStatus]:
     filesystem = filesystem_for(path)
-    heads = filesystem.glob(path) if _MAGIC & set(path) else [filesystem.status(path)]
-    for head in heads:
-        yield from _walk(filesystem, head, 0)
+    if not _MAGIC & set(path):
+        yield from _walk(filesystem, filesystem.status(path), 0)
+        return
+    fixed = next(n for n, part in enumerate(_parts(path)) if _MAGIC & set(part))
+    said = {part[:1] for each in alternatives(path) for part in _parts(each)[fixed:]}
+    for head in filesystem.glob(path):
+        if not {part[:1] for part in _parts(head.path)[fixed:]} & (_HIDDEN - said):
+            yield from _walk(filesystem, head, 0)
+
+
+def _parts(path: str) -> list[str]:
+    return parse(path).path.split("/")
 
 
 def _walk(filesystem: FileSystem, status: FileStatus, depth: int) -> Iterable[FileStatus]:

@@ -52,10 +52,20 @@ class Feature:
             raise SettingsError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
         if self.shape is None and self.default is not None:
             raise SettingsError("a feature of any length (shape None) has no default")
-        sizes: tuple[object, ...] = self.shape or ()
-        for size in sizes:
-            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise SettingsError(f"shape must be a tuple of ints >= 0, got {self.shape!r}")
+        shape: object = self.shape
+        if shape is not None and not (isinstance(shape, tuple) and all(map(_is_size, shape))):
+            raise SettingsError(f"shape must be None or a tuple of ints >= 0, got {shape!r}")
+        if self.shape is not None and self.default is not None:
+            self._check_default(self.shape)
+
+    def _check_default(self, shape: tuple[int, ...]) -> None:
+        try:
+            value = np.asarray(self.default, object if self.dtype == "bytes" else self.dtype)
+            np.broadcast_to(value, shape)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SettingsError(
+                f"default {self.default!r} is no {self.dtype} of shape {shape}: {error}"
+            ) from None
 
     @property
     def kind(self) -> int:
@@ -68,6 +78,10 @@ class Feature:
         return math.prod(self.shape or ())
 
 
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 class ExampleDecoder:
     """Makes columns of records.
 
@@ -78,6 +92,13 @@ class ExampleDecoder:
     def __init__(self, features: Mapping[str, Feature]) -> None:
         if not features:
             raise SettingsError("no features were asked for; name at least one")
+        given: Mapping[Any, Any] = features
+        for name, feature in given.items():
+            if not isinstance(name, str) or not isinstance(feature, Feature):
+                raise SettingsError(
+                    f"features are Feature objects by name, got {name!r}: {feature!r}; for example "
+                    "{'label': Feature('int64')}"
+                )
         self.features = dict(features)
         self._names = packed_names(self.features)
 

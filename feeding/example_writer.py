@@ -89,7 +89,10 @@ def _shape(counts: Array) -> tuple[int, ...] | None:
 def _feature(name: str, value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview | str):
         return _field(1, _field(1, _as_bytes(value)))
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise RowError(f"feature {name!r} holds lists of differing lengths: {error}") from None
     if not array.size and not isinstance(value, np.ndarray):
         return b""  # an empty list of nobody knows what
     if array.dtype.kind == "f":

@@ -13,19 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from feeding import frame_kernels
 from feeding.bad_data import BadData
+from feeding.config import MIB
 from feeding.data_files import data_files
 from feeding.direct import Columns
-from feeding.errors import DataError
+from feeding.errors import DataError, FileChanged
 from feeding.example import ExampleDecoder, Feature
 from feeding.example_writer import infer_features
 from feeding.filesystem.choose import DEFAULTS, filesystem_for
-from feeding.filesystem.interface import FileStatus
+from feeding.filesystem.interface import FileStatus, Path
 from feeding.filesystem.readahead import ReadAhead
 from feeding.schema import ColumnSpec, Group, Schema
 from feeding.splits import SourceFile, Split
 from feeding.tfrecord import RecordLimits, RecordReader, is_gzip
 
 _SAMPLE_RECORDS = 256
+_SAMPLE_BYTES = 16 * MIB
 _GZIP_NAMES = (".gz", ".gzip")
 
 
@@ -34,8 +36,8 @@ class TFRecordSource:
 
     Args:
         paths: files, directories or patterns.
-        features: the columns by name; None: all that the first 256 records of the first file that
-            has any hold, float32 and int64 (see infer_features).
+        features: the columns by name; None: all that the first 256 records (or 16 MiB) of the first
+            file that has any hold, float32 and int64 (see infer_features).
         bad: what becomes of damaged records.
         limits: what a file may ask for.
 
@@ -46,7 +48,7 @@ class TFRecordSource:
 
     def __init__(
         self,
-        paths: str | Iterable[str],
+        paths: Path | Iterable[Path],
         features: Mapping[str, Feature] | None = None,
         *,
         bad: BadData | None = None,
@@ -55,6 +57,7 @@ class TFRecordSource:
         self._bad = bad or BadData()
         self._limits = limits
         self._files = data_files(paths, can_be_cut=_is_plain)
+        self._sizes = {file.path: file.size_bytes for file in self._files}
         self._decoder = ExampleDecoder(self._inferred() if features is None else features)
 
     @property
@@ -76,6 +79,11 @@ class TFRecordSource:
     def read(self, split: Split) -> Iterator[Columns]:
         """See direct.Source."""
         with contextlib.closing(filesystem_for(split.path).open(split.path)) as file:
+            if file.size_bytes != self._sizes[split.path]:
+                raise FileChanged(
+                    f"{split.path} had {self._sizes[split.path]} bytes when it was listed, now "
+                    f"{file.size_bytes}; train on files that are not written to any more"
+                )
             if split.start and is_gzip(file.read_range(0, frame_kernels.FRAME_HEAD)):
                 return  # whoever reads its beginning reads all of it
             reader = RecordReader(
@@ -92,15 +100,32 @@ class TFRecordSource:
         for file in self._files:
             with contextlib.closing(filesystem_for(file.path).open(file.path)) as opened:
                 stream = ReadAhead(opened, DEFAULTS)
-                blocks = RecordReader(stream, file.path, limits=self._limits).blocks()
-                records = (record for block in blocks for record in block.records())
-                found = infer_features(itertools.islice(records, _SAMPLE_RECORDS))
+                bad = BadData(self._bad.action, self._bad.max_skipped)
+                reader = RecordReader(stream, file.path, limits=self._limits, bad=bad)
+                sample = list(_sample(reader))
+            try:
+                found = infer_features(sample)
+            except DataError as error:
+                raise DataError(
+                    f"{file.path}: {error}; name the features that you expect"
+                ) from None
             if found:
                 return found
         raise DataError(
             f"{self._files[0].path} and {len(self._files) - 1} other files hold no tf.Example with "
             "a feature; name the features that you expect"
         )
+
+
+def _sample(reader: RecordReader) -> Iterator[bytes]:
+    """Yield the first records, the fewer the larger they are."""
+    left = _SAMPLE_BYTES
+    records = (record for block in reader.blocks() for record in block.records())
+    for record in itertools.islice(records, _SAMPLE_RECORDS):
+        yield record
+        left -= len(record)
+        if left <= 0:
+            return
 
 
 def _is_plain(status: FileStatus) -> bool:

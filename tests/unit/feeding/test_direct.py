@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from feeding.bad_data import BadData
 from feeding.batches import Batch, Ragged
+from feeding.data_files import data_files
 from feeding.direct import DirectReader
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FileChanged, SettingsError
 from feeding.example import Feature
 from feeding.example_writer import encode_example
 from feeding.feed_queue import EpochEnd
@@ -75,7 +76,12 @@ def numbers(batches: list[Batch]) -> list[int]:
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(1, 4), st.integers(1, 50), st.none() | st.integers(0, 2**63), st.integers(1, 60))
+@given(
+    st.integers(1, 4),
+    st.integers(1, 50),
+    st.none() | st.integers(-(2**70), 2**70),
+    st.integers(1, 60),
+)
 def test_the_workers_get_every_row_of_every_epoch_once(
     directory, num_workers, batch_size, seed, window
 ):
@@ -97,11 +103,57 @@ def test_the_workers_get_every_row_of_every_epoch_once(
         assert orders[0] == orders[1]
 
 
-def test_columns_are_inferred(directory):
+def test_hidden_names_are_left_out_of_patterns_too(directory, tmp_path):
+    write(tmp_path / "sub" / "part-0", range(3))
+    write(tmp_path / "_temporary" / "0" / "part-0", range(3))
+    (tmp_path / "_committed_1").write_bytes(b"{}")
+    for pattern in ("*", "**", "*/*", "{sub,no}/*"):
+        assert [file.path for file in data_files(f"{tmp_path}/{pattern}", can_be_cut=bool)] == [
+            f"{tmp_path}/sub/part-0"
+        ]
+    for said in ("_temporary", "_t*/*", "{_temporary,no}/*", "_temporary/0/p*"):
+        assert [file.path for file in data_files(f"{tmp_path}/{said}", can_be_cut=bool)] == [
+            f"{tmp_path}/_temporary/0/part-0"
+        ]
+
+
+@pytest.mark.parametrize("paths", [[], 5, [None]])
+def test_what_is_no_path_is_refused(paths):
+    with pytest.raises(SettingsError, match="path"):
+        data_files(paths, can_be_cut=bool)
+
+
+def test_columns_are_inferred(directory, tmp_path):
     reader = DirectReader(TFRecordSource(str(directory / "part-*")), 0, 1)
     assert numbers(epoch(reader, 1000)) == list(range(90))
     with pytest.raises(DataError, match=r"hold no tf\.Example with a feature"):
-        TFRecordSource(str(directory / "empty"))
+        TFRecordSource(directory / "empty")
+    file = io.BytesIO()
+    RecordWriter(file).write(b"no example")
+    (tmp_path / "other").write_bytes(file.getvalue())
+    with pytest.raises(DataError, match=r"other: record 0 is no tf\.Example"):
+        TFRecordSource(tmp_path / "other")
+    (tmp_path / "other").write_bytes(file.getvalue()[:-1] + (directory / "part-0").read_bytes())
+    source = TFRecordSource(tmp_path / "other", bad=BadData("skip"))
+    assert numbers(epoch(DirectReader(source, 0, 1), 100)) == list(range(1, 70))
+
+
+@pytest.mark.fault("F44")
+def test_an_epoch_that_failed_begins_anew(directory, tmp_path):
+    good = bytearray((directory / "part-0").read_bytes())
+    good[-1] ^= 1
+    (tmp_path / "a").write_bytes(good)
+    reader = DirectReader(TFRecordSource(tmp_path, COLUMNS), 0, 1)
+    for _ in range(2):
+        with pytest.raises(DataError, match="record 69 at byte"):
+            epoch(reader, 32)
+    good[-1] ^= 1
+    (tmp_path / "a").write_bytes(good)
+    assert len(numbers(epoch(reader, 32))) == 70
+    for size in (len(good) + 5, 5):
+        (tmp_path / "a").write_bytes(bytes(size))
+        with pytest.raises(FileChanged, match=f"had {len(good)} bytes .* now {size};"):
+            epoch(reader, 32)
 
 
 @pytest.mark.fault("F44")
@@ -129,3 +181,6 @@ def test_nothing_to_read_and_impossible_settings_are_refused(directory, tmp_path
         DirectReader(source, 0, 1, shuffle_rows=2)
     with pytest.raises(SettingsError, match="shuffle_rows must be an int >= 1"):
         DirectReader(source, 0, 1, seed=1, shuffle_rows=0)
+    for seed in (1.5, "1", True):
+        with pytest.raises(SettingsError, match="seed must be an int"):
+            DirectReader(source, 0, 1, seed=seed)  # type: ignore[arg-type]

@@ -155,7 +155,7 @@ def test_features_of_a_sample_are_inferred():
         infer_features(mixed)
 
 
-@pytest.mark.parametrize("value", [object(), [b"a", 1], 1j, np.uint64(2**63)])
+@pytest.mark.parametrize("value", [object(), [b"a", 1], 1j, np.uint64(2**63), [[1], [1, 2]]])
 def test_a_value_that_no_list_takes_is_named(value):
     with pytest.raises(RowError, match="feature 'x' holds"):
         encode_example({"x": value})
@@ -188,7 +188,13 @@ def test_hostile_messages_end_typed():
         lambda: Feature("complex64"),
         lambda: Feature(shape=(-1,)),
         lambda: Feature(shape=None, default=1.0),
+        lambda: Feature(shape=784),  # type: ignore[arg-type]
+        lambda: Feature(shape=0),  # type: ignore[arg-type]
+        lambda: Feature("uint8", default=-1),
+        lambda: Feature("int64", default="x"),
+        lambda: Feature("float32", (2,), default=[1, 2, 3]),
         lambda: ExampleDecoder({}),
+        lambda: ExampleDecoder({"n": "int64"}),  # type: ignore[dict-item]
     ],
 )
 def test_impossible_features_are_refused(make):
