@@ -7,22 +7,12 @@ from __future__ import annotations
 
 import getpass
 import logging
+import re
 
 _logger = logging.getLogger(__name__)
 
-_SCHEMES = (
-    "adl://",
-    "file://",
-    "hdfs://",
-    "oss://",
-    "s3://",
-    "s3a://",
-    "s3n://",
-    "swift://",
-    "viewfs://",
-    "wasb://",
-)
-"""Complete already; passed through."""
+_COMPLETE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+"""A path with a scheme is passed through, whatever serves it."""
 
 
 def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "") -> str:
@@ -35,7 +25,7 @@ def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "
         working_dir: the executor's working directory.
         user: owner of the home directory; default: who runs this process.
     """
-    if path.startswith(_SCHEMES):
+    if _COMPLETE.match(path):
         return path
     scheme, separator, authority = default_fs.partition("://")
     root = f"{scheme}{separator}{authority.rstrip('/')}"

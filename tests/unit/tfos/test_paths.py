@@ -14,6 +14,8 @@ HDFS = "hdfs://nn:8020"
     [
         ("hdfs://other/x", "file:///", "hdfs://other/x"),
         ("s3a://bucket/x", HDFS, "s3a://bucket/x"),
+        ("gs://bucket/x", HDFS, "gs://bucket/x"),
+        ("abfss://c@a.net/x", "file:///", "abfss://c@a.net/x"),
         ("viewfs://c/x", HDFS, "viewfs://c/x"),
         ("file:///x", HDFS, "file:///x"),
         ("/data/x", HDFS, "hdfs://nn:8020/data/x"),
