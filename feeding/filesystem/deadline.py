@@ -85,7 +85,11 @@ class BoundedCalls:
         """
         if not self._slots.acquire(timeout=timeout_s):
             raise CallTimeout(f"{self._max_threads} earlier calls are still not answered")
-        return PendingCall(work, self._slots)
+        try:
+            return PendingCall(work, self._slots)
+        except BaseException:  # no thread could be started
+            self._slots.release()
+            raise
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
         """Start a call and wait for it; both together take at most `timeout_s`."""

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from feeding.errors import MissingPackage, PathError, StorageUnavailable
+from feeding.errors import FileChanged, MissingPackage, PathError, StorageUnavailable
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.deadline import BoundedCalls, CallTimeout
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
@@ -151,11 +151,17 @@ class FsspecFileSystem:
 
         def take() -> bytes:
             try:
-                return pending.result(self._config.patience_s)
+                data = pending.result(self._config.patience_s)
             except CallTimeout as error:
                 raise StorageUnavailable(f"cannot read {location}: {error}") from None
             except OSError as error:
                 raise _with_path(error, "read", location) from error
+            if len(data) != length:
+                raise FileChanged(
+                    f"{location}: {len(data)} bytes came at {offset} instead of {length}; it was "
+                    "replaced while it was read, or its server ignores ranges"
+                )
+            return data
 
         return take
 

@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
-from feeding.errors import MissingPackage, PathError, SettingsError
+from feeding.errors import FileChanged, MissingPackage, PathError, SettingsError
 from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.deadline import BoundedCalls, CallTimeout
@@ -35,6 +35,32 @@ def test_a_call_that_blocks_is_given_up_and_its_thread_is_not_in_the_way():
         calls.run(lambda: 3, 0.01)
     gate.set()
     assert calls.run(lambda: 3, 10) == 3
+
+
+def test_a_thread_that_cannot_start_takes_no_slot(monkeypatch):
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    calls = BoundedCalls(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            calls.run(lambda: 3, 0.01)
+    assert calls.run(lambda: 3, 10) == 3
+
+
+@pytest.mark.parametrize("sent", [b"", b"234", b"0123456789"])
+def test_a_server_that_sends_other_bytes_than_those_asked_for_is_refused(monkeypatch, sent):
+    memory = pytest.importorskip("fsspec.implementations.memory")
+    path = "memory://ranges/file"
+    files = filesystem_for(path)
+    files.write(path, b"0123456789")
+    with files.open(path) as file:
+        assert file.read_range(2, 4) == b"2345"
+        monkeypatch.setattr(memory.MemoryFileSystem, "cat_file", lambda *_: sent)
+        with pytest.raises(FileChanged, match=f"{len(sent)} bytes came at 2 instead of 4"):
+            file.read_range(2, 4)
+    files.delete("memory://ranges", recursive=True)
 
 
 def test_a_call_may_be_waited_for_again():
