@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfos.bench.harness import Bench, GivenServers, Line
 
 FAILED_STATUS = 2
+MAX_PORT = 65535
 SERVERS_HELP = (
     "Measure these servers (HOST:PORT,HOST:PORT,... in the order of their ranks) that "
     "`python -m ps.server --num-workers 1` has started, instead of own ones. They must be EMPTY "
@@ -88,7 +89,8 @@ def bench(  # noqa: PLR0913  # one parameter per option
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     command = " ".join(["tfos", *sys.argv[1:]])
     try:
-        given = _given(servers, secret_file, cluster_id) if servers else None
+        asked = servers or secret_file or cluster_id
+        given = _given(servers, secret_file, cluster_id) if asked else None
         run = Bench(command, toy=toy, given_repeats=repeats or None, given_servers=given)
         _run(name, run, json_lines)
     except ModuleNotFoundError as error:
@@ -104,12 +106,15 @@ def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
     from rpc.handshake import Credentials
     from tfos.bench.harness import GivenServers
 
-    if not (secret_file and cluster_id):
-        raise SettingsError("--servers needs --secret-file and --cluster-id, as the servers have")
+    if not (servers and secret_file and cluster_id):
+        raise SettingsError(
+            "--servers, --secret-file and --cluster-id go together: where the servers listen, and "
+            "what they were started with"
+        )
     endpoints = []
     for place in servers.split(","):
         host, _, port = place.strip().rpartition(":")
-        if not host or not port.isdecimal():
+        if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
             raise SettingsError(f"--servers takes HOST:PORT,HOST:PORT,... and got {place!r}")
         endpoints.append(Endpoint(host.strip("[]"), int(port)))
     return GivenServers(tuple(endpoints), Credentials(cluster_id, read_secret(Path(secret_file))))

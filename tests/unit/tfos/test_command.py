@@ -67,7 +67,10 @@ def test_a_table_has_both_sides_and_their_ratio(instant):
     ("arguments", "text"),
     [
         (["dence"], "no benchmark named 'dence'; there are dense, compression"),
-        (["apply", "--servers", "h:1"], "--servers needs --secret-file and --cluster-id"),
+        (["dense", "--servers", "h:1"], "--servers, --secret-file and --cluster-id go together"),
+        (["dense", "--secret-file", "f"], "--servers, --secret-file and --cluster-id go together"),
+        (["dense", "--servers", "h:0"], "--servers takes HOST:PORT,HOST:PORT,... and got 'h:0'"),
+        (["dense", "--servers", "h:65536"], "--servers takes HOST:PORT,HOST:PORT,... and got 'h:"),
         (["dense", "--servers", "h"], "--servers takes HOST:PORT,HOST:PORT,... and got 'h'"),
         (["apply", "--servers", "h:1"], "apply starts its own servers; with --servers there are"),
     ],
@@ -76,7 +79,7 @@ def test_what_cannot_be_measured_is_one_line(arguments, text, tmp_path):
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text("s" * 32)
-    if "needs" not in text:
+    if "--servers" in arguments and "together" not in text:
         arguments = [*arguments, "--secret-file", str(secret), "--cluster-id", "c"]
     result = called("bench", *arguments)
     assert result.exit_code == 2
