@@ -113,7 +113,7 @@ def until(condition) -> None:
 
 
 def test_an_epoch_that_is_left_ends_its_thread_and_closes_its_file(tmp_path):
-    path = write(tmp_path / "rows", range(20_000))
+    path = write(tmp_path / "rows", range(1000))
     data = rows_of(path, 0, 1).dataset(2, features="x", labels="n")
     next(iter(data))
     assert is_open(path)
