@@ -42,6 +42,10 @@ _ROUNDER = np.float32(3 << 22)
 """Adding and subtracting it rounds a small number to an integer, ties to even."""
 _HALF_EXPONENT = np.uint32(14)
 """The largest element of a block is brought to 2**14 .. 2**15; the largest half is 65504."""
+_LARGEST_EXPONENT = np.uint32(254) - _HALF_EXPONENT
+_HALF_MAGNITUDE = np.uint16(0x7FFF)
+_BELOW_TOP = np.uint16(0x77FF)
+"""The half before 2**15, which is 2**128 under the largest scale."""
 _ONE_EXPONENT = np.uint32(1)
 _TWO_EXPONENTS = np.uint32(254)
 _EXPONENT_BITS = np.uint32(23)
@@ -113,8 +117,11 @@ def pack_fp16(g: Array, left: Array, new_left: Array, scales: Array, codes: Arra
         scale = float_of(np.uint32(exponent << _EXPONENT_BITS))
         inverse = float_of(np.uint32((_TWO_EXPONENTS - exponent) << _EXPONENT_BITS))
         scales[b] = scale
+        highest = _BELOW_TOP if exponent == _LARGEST_EXPONENT else _HALF_MAGNITUDE
         for i in range(total.size):
-            nearest = half_of(total[i] * inverse)
+            rounded = half_of(total[i] * inverse)
+            magnitude = np.uint16(min(np.uint16(rounded & _HALF_MAGNITUDE), highest))
+            nearest = np.uint16(np.uint16(rounded & ~_HALF_MAGNITUDE) | magnitude)
             code[i] = nearest
             total[i] = total[i] - float_of_half(nearest) * scale
     return -1

@@ -73,6 +73,17 @@ def test_no_finite_gradient_overflows_and_nothing_is_lost(kind: Compression, see
 
 
 @each_kind
+@pytest.mark.parametrize("others", [0.0, 1.0, LARGEST])
+def test_the_largest_numbers_do_not_round_up_to_infinity(kind: Compression, others: float):
+    gradient = np.full(BLOCK + 2, others, np.float32)
+    gradient[::3], gradient[1::3] = LARGEST, -np.nextafter(LARGEST, np.float32(0))
+    data, left = packed(kind, gradient)
+    got = unpacked(kind, data, gradient.size)
+    assert np.isfinite(got).all()
+    assert np.array_equal(gradient, got.astype(np.float64) + left.astype(np.float64))
+
+
+@each_kind
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 40), SIZES, st.integers(-140, 120), st.integers(1, 8))
 def test_what_was_unpacked_and_what_is_left_is_the_sum_of_the_gradients(
