@@ -29,7 +29,7 @@ from ps.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.stats import ServerStats
 from ps.table_client import TableClient
 from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity
+from rpc.handshake import Credentials, Identity, Role
 
 Array = np.ndarray[Any, Any]
 
@@ -76,7 +76,12 @@ class PSClient:
             endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
         )
         self.tables = TableClient(self._fleet, self._lock, timeout_s)
-        self._dense = DenseClient(self._fleet, num_workers=num_workers, timeout_s=timeout_s)
+        self._dense = DenseClient(
+            self._fleet,
+            num_workers=num_workers,
+            timeout_s=timeout_s,
+            pushes=identity.role is Role.WORKER,
+        )
         self._saver = Saver(credentials.cluster_id)
         self._meetings: dict[str, int] = {}
 

@@ -37,14 +37,18 @@ class DenseClient:
         fleet: the links to the servers.
         num_workers: of the whole cluster.
         timeout_s: of each call.
+        pushes: whether the servers take gradients of this client; others need nothing to pack with.
     """
 
-    def __init__(self, fleet: Fleet, *, num_workers: int, timeout_s: float) -> None:
+    def __init__(
+        self, fleet: Fleet, *, num_workers: int, timeout_s: float, pushes: bool = True
+    ) -> None:
         self.layout = Layout((), ())
         self.pieces: tuple[tuple[Piece, ...], ...] = ()
         self._fleet = fleet
         self._num_workers = num_workers
         self._timeout_s = timeout_s
+        self._pushes = pushes
         self._manifest: Manifest | None = None
         self._hash = ""
         self._clipper: Clipper | None = None
@@ -72,7 +76,8 @@ class DenseClient:
         self._clipped_push = ClippedPush.if_needed(
             self._fleet, manifest, num_workers=self._num_workers
         )
-        self._packer = Packer.if_needed(manifest, len(self._fleet.links))
+        num_servers = len(self._fleet.links)
+        self._packer = Packer.if_needed(manifest, num_servers) if self._pushes else None
 
     def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
         """Give the servers their manifest and first values. Raises as PSClient.seed."""

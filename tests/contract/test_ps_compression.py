@@ -172,6 +172,17 @@ def test_values_and_what_is_left_are_the_sum_of_all_gradients(kind: Compression,
         check_nothing_lost(bed, clients, pushed)
 
 
+def test_who_pushes_nothing_has_nothing_to_pack_with():
+    """A driver that saves or looks needs neither compiled loops nor memory for what is left."""
+    manifest = compressed("int8")
+    with cluster("inproc") as bed:
+        bed.workers(manifest, filled(manifest))
+        driver = bed.driver()
+        assert driver.attach() == manifest
+        assert driver._dense._packer is None
+        assert np.array_equal(bed.pulled(driver)["trainable"], np.zeros(SIZE))
+
+
 @each_kind
 def test_the_counted_bytes_are_those_on_the_wire(kind: Compression):
     manifest = compressed(kind)
