@@ -11,8 +11,10 @@ Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013, whi
 instead. With s = 0 workers go in step, though each sees a part of the others' next updates.
 
 A worker that joins starts at the slowest member's clock, the same at all servers, so nobody's bound
-is broken by it. One
-that leaves, finishes or is lost is waited for no more; its updates stay.
+is broken by it. One that leaves, finishes or is lost is waited for no more; its updates stay.
+
+A server that was restored counts from 0 again, which changes no distance between workers. It learns
+where the other servers are from the first worker that joins, and counts on from there.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from __future__ import annotations
 from ps.decisions import Action, Admission, Drop, Release, refuse_finished, refuse_outsider
 from ps.errors import SettingsError
 from ps.params import WorkerRank
+
+_UNDER_WAY = 2
+"""Clocks beyond the bound that servers may differ by: a push or a leave that one knows of first."""
 
 
 class StaleSync:
@@ -85,6 +90,9 @@ class StaleSync:
         wait for each other: it joins all servers, and again with the largest of their clocks.
         """
         refuse_finished(worker, self._finished)
+        behind = at_least - self.clock_of(worker)
+        if behind > self._bound + _UNDER_WAY:
+            self._count_on(behind)
         self._clocks[worker] = max(self.clock_of(worker), at_least)
         return self._release()
 
@@ -114,6 +122,11 @@ class StaleSync:
             return ()
         behind = min(self._clocks[worker] for worker in self._waiting) - self._bound
         return tuple(sorted(rank for rank, clock in self._clocks.items() if clock < behind))
+
+    def _count_on(self, clocks: int) -> None:
+        """Raise all clocks alike: else the one that joins would wait until others are so far."""
+        self._clocks = {worker: clock + clocks for worker, clock in self._clocks.items()}
+        self._slowest += clocks
 
     def _release(self) -> list[Action]:
         """Answer those within the bound; the slowest clock never goes back."""

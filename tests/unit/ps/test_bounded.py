@@ -142,6 +142,35 @@ def test_workers_that_join_with_one_clock_at_all_servers_never_wait_for_each_oth
     assert not all_go_on(agree=False), "the moments are not odd enough to show what agreeing is for"
 
 
+@pytest.mark.fault("F08")
+def test_a_worker_that_joins_a_restored_server_does_not_wait_for_its_old_clocks():
+    """One server counts from 0 again, the other one is at 1000: nobody is 1000 pushes ahead."""
+    bound = 1
+    servers = [StaleSync(3, bound), StaleSync(3, bound)]
+    for _ in range(1000):
+        for worker in (W0, W1, W2):
+            push(servers[0], worker)
+    for server in servers:
+        server.on_leave(W2)
+    newest = max(server.clock_of(W2) for server in servers)
+    for server in servers:
+        server.on_join(W2, newest)
+    assert servers[1].clocks == servers[0].clocks == dict.fromkeys((W0, W1, W2), 1000)
+    assert go_round(servers)
+
+
+@pytest.mark.fault("F08")
+def test_who_waits_when_a_restored_server_counts_on_waits_for_the_same():
+    policy = StaleSync(3, 0)
+    policy.on_leave(W2)
+    push(policy, W0)
+    assert policy.on_join(W2, 500) == []
+    assert policy.clocks == {W0: 501, W1: 500, W2: 500}
+    assert policy.missing() == (W1, W2)
+    assert policy.on_join(W1, 500) == []
+    assert push(policy, W1) + push(policy, W2) == [Release((W0, W1, W2), 3)]
+
+
 def test_after_all_have_left_they_start_again_from_the_slowest():
     policy = StaleSync(2, 4)
     push(policy, W0, 3)
@@ -229,14 +258,19 @@ class StaleSyncModel(RuleBasedStateMachine):
         self.waiting.add(worker)
         self.check(actions)
 
-    @rule(worker=ranks, ahead=st.integers(-1, 2))
+    @rule(worker=ranks, ahead=st.integers(-1, 2) | st.just(50))
     def join(self, worker: WorkerRank, ahead: int) -> None:
         if worker in self.finished:
             with pytest.raises(PhaseError):
                 self.policy.on_join(worker)
             return
         actions = self.policy.on_join(worker, self.slowest + ahead)
-        self.counts[worker] = max(self.counts.get(worker, self.slowest), self.slowest + ahead)
+        wanted, stands_at = self.slowest + ahead, self.counts.get(worker, self.slowest)
+        if ahead == 50:  # far more than a push under way: this server counts anew
+            behind = wanted - stands_at
+            self.slowest += behind
+            self.counts = {rank: count + behind for rank, count in self.counts.items()}
+        self.counts[worker] = max(stands_at, wanted)
         self.check(actions)
 
     @rule(worker=ranks)
