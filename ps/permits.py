@@ -62,13 +62,15 @@ class Permits:
         line = self._line.setdefault(batch.worker, [])
         if batch in held:
             return [Grant(batch)]
-        recalled = [one for one in line if one.incarnation != batch.incarnation]
-        for one in tuple(held):
-            is_same_session = one[:3] == batch[:3]
-            if one.incarnation != batch.incarnation or (
-                is_same_session and one.sequence not in still_open
-            ):
-                held.discard(one)
+
+        def is_over(other: RequestId) -> bool:
+            is_same_session = other[:3] == batch[:3]
+            return other.incarnation != batch.incarnation or (
+                is_same_session and other.sequence not in still_open
+            )
+
+        held.difference_update([one for one in held if is_over(one)])
+        recalled = [one for one in line if is_over(one)]
         line[:] = [one for one in line if one not in recalled]
         if batch not in line:
             line.append(batch)

@@ -80,6 +80,15 @@ def test_a_batch_that_its_worker_has_forgotten_gives_its_permit_back():
     assert permits.on_lookup(other, (1,)) == [], "what another client of the worker holds, stays"
 
 
+def test_a_lookup_that_its_client_gave_up_gets_no_permit_while_its_connection_is_still_open():
+    """Nobody would ever end that batch, and the next lookup would wait for it."""
+    permits = Permits(1)
+    look_up(permits, 1, 2)
+    assert look_up(permits, 3, still_open=(1, 3)) == [Recall((batch(2),))]
+    assert permits.on_lookup_ended(batch(2)) == []
+    assert permits.on_batch_over(batch(1)) == [Grant(batch(3))]
+
+
 def test_a_lookup_that_nobody_waits_for_loses_its_place():
     permits = Permits(1)
     look_up(permits, 1, 2, 3)
@@ -212,13 +221,13 @@ class PermitsModel(RuleBasedStateMachine):
 
     @rule(rank=ranks)
     def forget(self, rank: int) -> None:
-        """Begin a batch and know of no other: those with a permit lose it."""
+        """Begin a batch and know of no other: they lose their permits and their places in line."""
+        recalled = [Recall(tuple(self.line[rank]))] if self.line[rank] else []
         self.numbers[rank] += 1
         name = self.name(rank, self.numbers[rank])
         actions = self.permits.on_lookup(name, (name.sequence,))
-        self.held[rank] = []
-        self.line[rank].append(name)
-        self.see(actions, self.moved(rank))
+        self.held[rank], self.line[rank] = [], [name]
+        self.see(actions, [*recalled, *self.moved(rank)])
 
     @rule(rank=ranks, place=st.integers(0, 5), again=st.booleans())
     def end(self, rank: int, place: int, again: bool) -> None:
