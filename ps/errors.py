@@ -185,3 +185,8 @@ def from_remote(error: RemoteError) -> PSError:
     if found is None:
         return ServerError(f"{error.message} (code {error.code!r})", error.details)
     return found(error.message, error.details)
+
+
+def client_closed() -> ClosedError:
+    """What a call at a closed client raises."""
+    return ClosedError("this client is closed; make a new one")

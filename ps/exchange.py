@@ -14,7 +14,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ps.dialing import connect_together
-from ps.errors import ClosedError, PeerGone, PSError, RequestTimeout, SettingsError, from_remote
+from ps.errors import (
+    ClosedError,
+    PeerGone,
+    PSError,
+    RequestTimeout,
+    SettingsError,
+    client_closed,
+    from_remote,
+)
 from ps.links import Link, Outgoing
 from rpc.connection import PendingCall, Reply, wait_any
 from rpc.errors import (
@@ -29,8 +37,9 @@ from rpc.errors import (
 )
 
 ANSWER_SHARE = 0.1
-"""Part of the remaining time, at most a second, that is left for a server's typed answer to arrive
-after its wait has ended."""
+"""Part of the remaining time that is left for a server's typed answer to arrive after its wait has
+ended; see `_server_wait_s`."""
+SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.25, 1.0
 
 
 def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float) -> list[Reply]:
@@ -90,7 +99,9 @@ def _try_one(call: Outgoing, timeout_s: float) -> None:
 
 
 def _server_wait_s(left_s: float) -> float:
-    return left_s - min(1.0, ANSWER_SHARE * left_s)
+    """Return how long a server may let us wait; a busy machine needs time for the answer, too."""
+    answer_s = min(LONGEST_ANSWER_S, max(SHORTEST_ANSWER_S, ANSWER_SHARE * left_s))
+    return left_s - min(answer_s, left_s / 2)
 
 
 def _advance(
@@ -167,7 +178,7 @@ def _settle(call: Outgoing, outcome: Reply | RpcError | PSError) -> None:
         )
         call.fail(RequestTimeout(text, {"server": str(call.link.server)}))
     elif isinstance(outcome, ConnectionClosed):
-        call.fail(ClosedError("this client is closed; make a new one"))
+        call.fail(client_closed())
     elif isinstance(outcome, (TransportError, IntegrityError)):
         call.cut(outcome)
     else:

@@ -2,24 +2,25 @@
 
 Covers: sequence numbers, what follows from a request without an answer, the cluster's size.
 Does not: know tensors (ps.client), reconnect (ps.links).
-Threads: one at a time; ps.client holds its lock around every call.
+Threads: one at a time; ps.client holds its lock around every call. `lane` and `link_stats` any.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ps import messages
 from ps.errors import (
-    ClosedError,
     ManifestMismatch,
     PhaseError,
     PSError,
     RequestTimeout,
     SettingsError,
     TransportError,
+    client_closed,
 )
 from ps.exchange import exchange
 from ps.link_stats import LinkStats
@@ -73,6 +74,8 @@ class Fleet:
         self._unknown: PSError | None = None
         self._closed = False
         self._lane: Fleet | None = None
+        self._lane_lock = threading.Lock()
+        """Guards both, so that no lane is made behind a `close`."""
 
     def ask(
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
@@ -102,7 +105,7 @@ class Fleet:
             PSError: see ps.exchange.exchange.
         """
         if self._closed:
-            raise ClosedError("this client is closed; make a new one")
+            raise client_closed()
         return exchange(calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s)
 
     def change(
@@ -180,17 +183,18 @@ class Fleet:
 
         What waits there holds up nothing here.
         """
-        if self._closed:
-            raise ClosedError("this client is closed; make a new one")
-        if self._lane is None:
-            self._lane = Fleet(
-                [link.endpoint for link in self.links],
-                self._credentials,
-                self._identity,
-                num_workers=self._num_workers,
-                reconnect_s=self._reconnect_s,
-            )
-        return self._lane
+        with self._lane_lock:
+            if self._closed:
+                raise client_closed()
+            if self._lane is None:
+                self._lane = Fleet(
+                    [link.endpoint for link in self.links],
+                    self._credentials,
+                    self._identity,
+                    num_workers=self._num_workers,
+                    reconnect_s=self._reconnect_s,
+                )
+            return self._lane
 
     def link_stats(self) -> list[LinkStats]:
         """Return what was counted for each server, on the lane too."""
@@ -201,7 +205,8 @@ class Fleet:
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        self._closed = True
+        with self._lane_lock:
+            self._closed = True
         if self._lane is not None:
             self._lane.close()
         for link in self.links:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ps import messages
-from ps.errors import ClosedError, SettingsError
+from ps.errors import SettingsError, client_closed
 from ps.link_stats import LinkCounters, LinkStats
 from ps.rendezvous import MAX_OPEN_BYTES
 from rpc.address import Endpoint
@@ -222,7 +222,7 @@ class Link:
 
     def _refuse_retired(self) -> None:
         if self._retired:
-            raise ClosedError("this client is closed; make a new one")
+            raise client_closed()
 
     def _note_failure(self, now_s: float, error: RpcError) -> None:
         _logger.debug("%s: %s", self.name, error)

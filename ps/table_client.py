@@ -119,8 +119,7 @@ class TableClient:
         if not self._has_permits:
             return Batch(routed, self.lookup(routed), self._push)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        with self._lock:
-            lane = self._fleet.lane()
+        lane = self._fleet.lane()
         with self._lane_lock:
             number, still_open = self._batches.begin()
             named, order = Number(lane.session, number), self._order(routed)

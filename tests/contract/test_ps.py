@@ -148,7 +148,7 @@ def test_attach_to_an_empty_server_ends_in_time_and_says_whom_to_ask(transport: 
         cluster(transport) as bed,
         pytest.raises(RequestTimeout, match=r"ps:0 is still EMPTY.*chief"),
     ):
-        bed.client().attach(timeout_s=0.3)
+        bed.client().attach(timeout_s=0.5)
 
 
 def test_calls_before_seed_and_after_close_say_what_to_do(transport: str):

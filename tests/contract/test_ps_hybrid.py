@@ -124,7 +124,7 @@ def test_whatever_ends_a_batch_gives_its_permit_back_once(transport: str, how: s
                 pushed(batch)
         begun(client)
         with pytest.raises(RequestTimeout, match="worker 0 has staleness_bound=1 batches"):
-            begun(client, timeout_s=0.2)
+            begun(client, timeout_s=0.5)
 
 
 def test_an_error_in_the_block_gives_the_permit_back_and_is_not_hidden(transport: str):
@@ -160,6 +160,21 @@ def test_looking_without_training_takes_no_permit(transport: str):
         driver = bed.driver()
         driver.attach()
         driver.tables.lookup({"user": IDS})
+
+
+def test_a_lookup_does_not_wait_for_a_push_that_waits_at_the_barrier(transport: str):
+    """A worker looks its next rows up meanwhile; what it looks at first is made by the lookup."""
+    with cluster(transport, num_servers=2, num_workers=2) as bed:
+        client, other = started(bed, hybrid())
+        values = filled(client.manifest, 1.0)
+
+        def look_up() -> None:
+            wait_until(lambda: bed.servers[0].stats().waiting == 1, "a push to wait")
+            assert begun(client).rows["user"].shape == (IDS.size, 4)
+            assert bed.servers[0].stats().waiting == 1
+            other.push(values, hyper=HYPER, rows=1)
+
+        succeeded(run_all(partial(client.push, values, hyper=HYPER, rows=1), look_up))
 
 
 def test_a_push_of_no_batch_is_refused_and_changes_nothing(transport: str):

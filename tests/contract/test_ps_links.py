@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps import links
+from ps import exchange, links
 from ps.client import PSClient
 from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, PeerGone
 from ps.link_stats import LinkStats
@@ -69,6 +69,40 @@ def test_stats_say_which_way_is_taken_and_what_travelled(transport: str, path: s
     assert 4000 < stats.bytes_in < 4000 + 2000
     for latency in stats.latencies.values():
         assert 0 < latency.p50_s <= latency.p99_s <= latency.max_s <= latency.total_s < WAIT_S
+
+
+def test_a_link_that_retires_while_it_connects_leaves_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Else the call under way would wait on it, and nobody would ever close it."""
+    made: list[Connection] = []
+    with cluster("tcp") as bed:
+        link = bed.client()._fleet.lane().links[0]
+
+        def retired_meanwhile(*arguments: Any, **options: Any) -> Connection:
+            made.append(connect(*arguments, **options))
+            link.retire()
+            return made[0]
+
+        monkeypatch.setattr(links, "connect", retired_meanwhile)
+        with pytest.raises(ClosedError, match="this client is closed"):
+            link.open_connection(WAIT_S)
+        assert made[0].closed
+
+
+def test_a_closed_client_makes_no_lane():
+    with cluster() as bed:
+        client = bed.client()
+        client.close()
+        with pytest.raises(ClosedError, match="this client is closed"):
+            client._fleet.lane()
+
+
+@pytest.mark.parametrize("left_s", [0.01, 0.3, 1.0, 5.0, 60.0])
+def test_a_typed_answer_has_time_to_come(left_s: float):
+    """On a busy machine 30 ms are not enough, and the caller would not hear what was waited for."""
+    answer_s = left_s - exchange._server_wait_s(left_s)
+    assert min(0.25, left_s / 2) <= answer_s + 1e-9 <= 1.0 + 2e-9
 
 
 def test_refusals_are_counted_as_answers():
