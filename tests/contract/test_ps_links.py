@@ -71,25 +71,6 @@ def test_stats_say_which_way_is_taken_and_what_travelled(transport: str, path: s
         assert 0 < latency.p50_s <= latency.p99_s <= latency.max_s <= latency.total_s < WAIT_S
 
 
-def test_a_link_that_retires_while_it_connects_leaves_no_connection(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """Else the call under way would wait on it, and nobody would ever close it."""
-    made: list[Connection] = []
-    with cluster("tcp") as bed:
-        link = bed.client()._fleet.lane().links[0]
-
-        def retired_meanwhile(*arguments: Any, **options: Any) -> Connection:
-            made.append(connect(*arguments, **options))
-            link.retire()
-            return made[0]
-
-        monkeypatch.setattr(links, "connect", retired_meanwhile)
-        with pytest.raises(ClosedError, match="this client is closed"):
-            link.open_connection(WAIT_S)
-        assert made[0].closed
-
-
 def test_a_closed_client_makes_no_lane():
     with cluster() as bed:
         client = bed.client()

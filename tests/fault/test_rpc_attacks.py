@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import logging
 import socket
 import time
 from functools import partial
+from http import HTTPStatus
 
 import pytest
 
+from rpc import frame
 from rpc.address import Endpoint
 from rpc.connection import Connection, connect
-from rpc.errors import AuthError, LimitExceeded, ProtocolError
-from rpc.frame import Kind, Sealer
-from rpc.handshake import ClientHandshake, Credentials, Session
+from rpc.errors import AuthError, IntegrityError, LimitExceeded, ProtocolError
+from rpc.frame import Kind, Opener, Sealer
+from rpc.handshake import ClientHandshake, Credentials, ServerHandshake, Session
+from rpc.http_page import Readers
 from rpc.limits import Limits
 from rpc.listener import Listener
 from rpc.transport import SocketStream
@@ -221,6 +225,7 @@ class TestLengthBombs:
                 raw.send(raw.authenticate(made.credentials).sealed(b"ignore", 2**33))
                 assert len(raw.receive(48)) == 48
 
+    @pytest.mark.fault("F51")
     def test_of_an_authenticated_server(self):
         """The reply's length is believed only up to `max_reply_bytes` or the caller's buffers."""
         for payload_bytes in (2**21, 2**31, 2**63, 2**64 - 1):
@@ -328,6 +333,47 @@ def test_every_refusal_looks_the_same_to_the_client():
             stranger = Credentials(name, wrong)
             texts.add(str(error_of(partial(connect, made.endpoint, WORKER, stranger))))
     assert len(texts) == 1
+
+
+@pytest.mark.attack("A32")
+@pytest.mark.parametrize("same", [True, False])
+def test_every_proof_is_judged_by_a_comparison_in_constant_time_and_by_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, same: bool
+):
+    """Whatever the comparison says is believed: a wrong proof passes, or a right one does not."""
+    seen: list[tuple[bytes, bytes]] = []
+
+    def judged(one: bytes, other: bytes) -> bool:
+        seen.append((one, other))
+        return same
+
+    monkeypatch.setattr(hmac, "compare_digest", judged)
+    monkeypatch.setattr(frame, "compare_digest", judged)
+    key, token = bytes(32), b"b" * 20
+    secret = b"s" * 31
+    given = Credentials("cluster", secret + (b"?" if same else b"s"))
+    known = Credentials("cluster", secret + b"s")
+    page = b"GET /metrics HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer "
+    client, server = ClientHandshake(WORKER, given), ServerHandshake(SERVER, known)
+    message, head_bytes = client.feed(server.greeting), server.wanted
+    server.feed(message[:head_bytes])
+    header = Sealer(b"k" * 32 if same else key).seal(Kind.REQUEST, 1, b"", 0)
+    accepted = []
+    for attempt in (
+        lambda: server.feed(message[head_bytes:]),
+        lambda: Opener(key, Limits()).open(header, b""),
+    ):
+        try:
+            attempt()
+        except (AuthError, IntegrityError):
+            accepted.append(False)
+        else:
+            accepted.append(True)
+    status, _ = Readers(token).answer(page + (b"a" * 20 if same else token))
+    accepted.append(status == HTTPStatus.OK)
+    assert accepted == [same] * 3
+    assert len(seen) == 3
+    assert all((one == other) is not same for one, other in seen)
 
 
 def test_attacks_leave_nothing_behind():

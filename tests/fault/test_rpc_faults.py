@@ -24,6 +24,7 @@ from rpc.errors import (
     PeerGone,
     ProtocolError,
     RemoteError,
+    TransportError,
 )
 from rpc.frame import Kind, Sealer, encode_error
 from rpc.handshake import Credentials, Identity, Role, Session
@@ -38,6 +39,7 @@ from tests.rpc_bed import (
     RawClient,
     bed,
     call_all,
+    little_memory,
     wait_until,
 )
 
@@ -278,6 +280,22 @@ def test_a_request_beyond_the_limit_is_refused_before_it_is_sent():
         with pytest.raises(LimitExceeded, match="101 bytes exceeds max_meta_bytes=100"):
             connection.call(b"m" * 101, timeout_s=WAIT_S)
         assert connection.call(b"echo", [bytes(1000)], timeout_s=WAIT_S).meta == b"done"
+
+
+@pytest.mark.fault("F51")
+def test_a_request_of_a_peer_with_larger_limits_is_refused_from_its_announced_length(
+    caplog: pytest.LogCaptureFixture,
+):
+    with bed(limits=Limits(max_payload_bytes=1000)) as made:
+        with made.connect(limits=Limits()) as connection:
+            assert connection.call(b"echo", [bytes(1000)], timeout_s=WAIT_S).meta == b"done"
+            large = bytes(64 << 20)
+            with little_memory(), pytest.raises(TransportError):
+                connection.call(b"echo", [large], timeout_s=WAIT_S)
+        assert made.handled == [b"echo"]
+        wait_until(lambda: "exceeds max_payload_bytes=1000" in caplog.text, "the limit's name")
+        with made.connect() as connection:
+            assert connection.call(b"echo", [b"well"], timeout_s=WAIT_S).meta == b"done"
 
 
 @pytest.mark.fault("F52")
