@@ -23,13 +23,14 @@ class BadData:
 
     Args:
         action: "fail": the first damaged record or file raises. "skip": it is logged and counted.
-        max_skipped: with "skip": one more than this raises.
+        max_skipped: with "skip": one more than this raises. The same damage counts once, however
+            many epochs meet it.
     """
 
     action: Literal["fail", "skip"] = "fail"
     max_skipped: int = 100
-    num_skipped: int = field(default=0, init=False)
-    """Damaged records, and files given up, so far."""
+    _places: set[tuple[str, int]] = field(default_factory=set, init=False, repr=False)
+    """Files and bytes."""
 
     def __post_init__(self) -> None:
         if self.action not in ("fail", "skip"):
@@ -39,19 +40,26 @@ class BadData:
         if self.max_skipped < 0:
             raise SettingsError(f"max_skipped must be an int >= 0, got {self.max_skipped}")
 
-    def skip(self, error: DataError) -> None:
-        """Count what is wrong, or raise it.
+    @property
+    def num_skipped(self) -> int:
+        """Damaged records, and files given up, so far."""
+        return len(self._places)
+
+    def skip(self, file: str, byte: int, error: DataError) -> None:
+        """Count what is wrong at a byte of a file, or raise it.
 
         Raises:
             DataError: the policy is to fail, or too much was skipped.
         """
         if self.action == "fail":
             raise error
-        self.num_skipped += 1
-        if self.num_skipped > self.max_skipped:
+        if (file, byte) in self._places:
+            return
+        if self.num_skipped == self.max_skipped:
             raise DataError(
-                f"{error}; {self.num_skipped} damaged records or files, max_skipped is "
+                f"{error}; {self.num_skipped + 1} damaged records or files, max_skipped is "
                 f"{self.max_skipped}"
             )
+        self._places.add((file, byte))
         if self.num_skipped <= _TOLD:
             _logger.warning("skipped: %s", error)

@@ -122,12 +122,9 @@ class ExampleDecoder:
                 return self._columns(block.buffer, starts, lengths)
             except _Damage as damage:
                 at = damage.record
-                bad.skip(
-                    DataError(
-                        f"{file}: record {numbers[at]} at byte "
-                        f"{block.first_byte + starts[at]}: {damage}"
-                    )
-                )
+                byte = int(block.first_byte + starts[at])
+                text = f"{file}: record {numbers[at]} at byte {byte}: {damage}"
+                bad.skip(file, byte, DataError(text))
                 keep = np.arange(len(starts)) != at
                 starts, lengths, numbers = starts[keep], lengths[keep], numbers[keep]
 

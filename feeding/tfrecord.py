@@ -221,7 +221,7 @@ class RecordReader:
         if fault == frame_kernels.OK:
             return at
         if fault == frame_kernels.BAD_DATA:
-            self._bad.skip(self._error(at, f"its CRC does not match its {length} bytes"))
+            self._skip(at, f"its CRC does not match its {length} bytes")
             self._num_records += 1
             return at + frame_kernels.FRAME_HEAD + length + frame_kernels.FRAME_FOOT
         if fault == frame_kernels.TOO_LONG:
@@ -238,7 +238,7 @@ class RecordReader:
             needed = frame_kernels.FRAME_HEAD if length < 0 else _frame_bytes(length)
             cut = f"it is cut short: it needs {needed} bytes, {self._filled} are left"
             if self._damage or self._filled:
-                self._bad.skip(self._error(0, self._damage or cut))
+                self._skip(0, self._damage or cut)
         elif length >= 0 and _frame_bytes(length) > len(self._buffer):
             grown = np.empty(_frame_bytes(length), np.uint8)
             grown[: self._filled] = self._buffer[: self._filled]
@@ -253,14 +253,14 @@ class RecordReader:
 
     def _lose(self, at: int, reason: str) -> None:
         """Tell of a record whose end is not known."""
-        self._bad.skip(self._error(at, reason))
+        self._skip(at, reason)
         self._num_records += 1
         self._is_lost = True
 
-    def _error(self, at: int, reason: str) -> DataError:
-        return DataError(
-            f"{self._name}: record {self._num_records} at byte {self._file_at + at}: {reason}"
-        )
+    def _skip(self, at: int, reason: str) -> None:
+        byte = self._file_at + at
+        error = DataError(f"{self._name}: record {self._num_records} at byte {byte}: {reason}")
+        self._bad.skip(self._name, byte, error)
 
 
 class RecordWriter:

@@ -50,7 +50,7 @@ class Reading:
                 first records hold.
             on_bad_data: "fail": the first damaged record raises DataError. "skip": it is logged,
                 counted and left out.
-            max_skipped: with "skip": one more than this raises.
+            max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
             limits: what a file may ask for.
 
         Raises:
