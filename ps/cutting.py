@@ -115,7 +115,9 @@ class Cutting:
 
     def _found(self, order: CutOrder, clock: int) -> Cut:
         cut = self._guard.cut
-        if cut is None or cut.save_id != order.save_id or order.clock not in (None, cut.clock):
+        if cut is None or cut.is_released or cut.save_id != order.save_id:
+            return Cut(clock, is_made=False)
+        if order.clock not in (None, cut.clock):
             return Cut(clock, is_made=False)
         return Cut(cut.clock, is_made=True)
 

@@ -91,6 +91,11 @@ class ShardCut:
         return self._dense.bucket_ids
 
     @property
+    def is_released(self) -> bool:
+        """Whether it is given up, or nobody came to write it."""
+        return self._is_released
+
+    @property
     def num_aside_bytes(self) -> int:
         """Bytes of the buckets that are copied and not written yet."""
         copies = tuple(self._aside.values())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps import messages
+from ps import messages, shard_cut
 from ps.applied import AppliedRecord, RequestId
 from ps.arrival import Arrival
 from ps.barrier import Sync
@@ -112,6 +112,18 @@ def test_a_cut_waits_for_the_second_round_of_a_clipped_push(bench: Bench):
     assert bench.make(CutOrder("last", {}, as_it_is=True)) == (0, True), "nobody brings it any more"
     bench.is_settled = True
     assert bench.make(CutOrder("save", {})) == (0, True)
+
+
+@pytest.mark.fault("F10")
+def test_a_cut_that_was_released_while_another_server_was_away_is_made_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shard_cut, "UNWRITTEN_S", 0.0)
+    assert bench.make(CutOrder("save", {})) == (0, True)
+    bench.step()
+    assert bench.make(CutOrder("save", {}, 0)) == (1, False), "that clock is past"
+    assert bench.make(CutOrder("save", {})) == (1, True)
+    assert bench.saved("save") == {1.0}
 
 
 def test_a_later_save_takes_the_cut_of_an_earlier_one_away(bench: Bench):
