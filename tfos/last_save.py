@@ -17,7 +17,7 @@ import time
 from ps.checkpoint_format import step_name
 from ps.checkpoint_reader import read_manifest, steps_on_disk
 from ps.client import PSClient
-from ps.errors import CheckpointError, PSError
+from ps.errors import CheckpointError, PSError, RequestTimeout
 from ps.permissions import Phase
 from ps.saver import SaveOptions
 from ps.storage import storage_at
@@ -28,6 +28,7 @@ from tfos.control.coordinator import Coordinator
 
 _DESCRIBE_SHARE = 0.3
 """Part of the time in which the servers say what they hold; the rest is for writing it."""
+_MORE_TIME = "A larger abort_s in ClusterConfig gives the save more time"
 _OPTIONS = SaveOptions(nobody_trains=True)
 
 
@@ -57,12 +58,15 @@ class LastSave:
         worker.start()
         worker.join(timeout_s)
         if worker.is_alive():
-            self._warn(timeout_s, "it is still under way, and goes on while the servers stop")
+            reason = "it is still under way, and goes on while the servers stop"
+            self._warn(timeout_s, f"{reason}. {_MORE_TIME}")
 
     def _run(self, timeout_s: float) -> None:
         started_s = time.monotonic()
         try:
             found = self._try(started_s + timeout_s)
+        except RequestTimeout as error:
+            self._warn(timeout_s, f"{error}. {_MORE_TIME}")
         except (PSError, RpcError, OSError) as error:
             self._warn(timeout_s, str(error))
         else:
@@ -70,8 +74,7 @@ class LastSave:
 
     def _warn(self, timeout_s: float, reason: str) -> None:
         self._console.warn(
-            f"the parameters were not saved to {self._directory} within {timeout_s:.1f} s: "
-            f"{reason}. A larger abort_s in ClusterConfig gives the save more time"
+            f"the parameters were not saved to {self._directory} within {timeout_s:.1f} s: {reason}"
         )
 
     def _try(self, deadline_s: float) -> str:

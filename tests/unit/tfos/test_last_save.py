@@ -80,6 +80,7 @@ def test_another_runs_checkpoint_of_that_step_is_in_the_way(tmp_path: Path):
     assert said[0].startswith("saved the parameters")
     assert said[1].startswith("the parameters were not saved")
     assert f"step 0 exists in {tmp_path}" in said[1]
+    assert "abort_s" not in said[1], "more time would not help"
 
 
 def test_a_file_system_that_hangs_holds_the_end_up_no_longer_than_allowed(tmp_path: Path):
@@ -89,3 +90,4 @@ def test_a_file_system_that_hangs_holds_the_end_up_no_longer_than_allowed(tmp_pa
             said = save(bed, tmp_path, timeout_s=0.2)
         wait_until(lambda: steps_on_disk(storage_at(tmp_path)) == [0], "the save that went on")
     assert f"were not saved to {tmp_path} within 0.2 s: it is still under way" in said
+    assert "A larger abort_s" in said
