@@ -141,11 +141,14 @@ class Norms:
 
 
 def scale_to_norm(gradient: Array, out: Array, squares: float, limit: float) -> None:
-    """`g * limit / max(|g|, limit)`, in the order of tf.clip_by_norm."""
-    number = gradient.dtype.type
-    norm = number(np.sqrt(squares))
+    """`g * limit / max(|g|, limit)`, in the order of tf.clip_by_norm, unless that overflows."""
+    number, norm = gradient.dtype.type, float(np.sqrt(squares))
+    if norm * limit > float(np.finfo(gradient.dtype).max):  # no element is larger than the norm
+        factor = np.float64(limit / max(norm, limit))
+        np.multiply(gradient, factor, out=out, casting="same_kind")
+        return
     np.multiply(gradient, number(limit), out=out)
-    np.divide(out, max(norm, number(limit)), out=out)
+    np.divide(out, max(number(norm), number(limit)), out=out)
 
 
 def _scale_to_global_norm(gradient: Array, out: Array, squares: float, limit: float) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from ps.clipping import Clipper
 from ps.errors import SettingsError
-from ps.norms import Norms, clip_of
+from ps.norms import Norms, clip_of, scale_to_norm, sum_of_squares
 from ps.params import SGD, Adam, Average, GroupSpec, Manifest, ParamSpec
 
 PARAMS = (ParamSpec("a", (300, 500)), ParamSpec("none", (0,)), ParamSpec("b", (7,)))
@@ -121,3 +121,13 @@ def test_a_nonfinite_gradient_stays_visible():
     for rule in (SGD(clipnorm=1.0), SGD(global_clipnorm=1.0), SGD(clipvalue=1.0)):
         out = Clipper(manifest(rule), num_workers=1).clip(pushed)["trainable"]
         assert not np.isfinite(out).all()
+
+
+@pytest.mark.parametrize(("limit", "most"), [(10.0, 2e38), (10.0, 3.4e38), (1e30, 1e10)])
+def test_a_huge_finite_gradient_is_clipped_and_does_not_overflow(limit: float, most: float):
+    gradient = np.array([most, -most, 0.0], np.float32)
+    squares = sum_of_squares(gradient)
+    out = np.empty_like(gradient)
+    scale_to_norm(gradient, out, squares, limit)
+    expected = gradient.astype(np.float64) * (limit / max(np.sqrt(squares), limit))
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
