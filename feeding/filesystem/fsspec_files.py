@@ -86,7 +86,9 @@ class FsspecFileSystem:
             raise FileExistsError(errno.EEXIST, "it exists", str(target))
         staged = target.sibling(staging_name(target.name))
         try:
-            self._run("write", staged, partial(self._put, pieces_of(content)))
+            # What `content` raises is its maker's: it stays as it is.
+            put = partial(self._put, pieces_of(content))
+            self._run("write", staged, put, translated=OSError)
             self.rename(str(staged), str(target), overwrite=overwrite)
         except BaseException:
             with suppress(OSError):
@@ -130,13 +132,20 @@ class FsspecFileSystem:
         self._run("delete", location, partial(self._inner.rm, recursive=there.is_directory))
         return True
 
-    def _run(self, action: str, location: Location, call: Callable[[str], T]) -> T:
+    def _run(
+        self,
+        action: str,
+        location: Location,
+        call: Callable[[str], T],
+        *,
+        translated: type[Exception] = Exception,
+    ) -> T:
         """Make one call of fsspec about a path, with a deadline and the path in every error."""
         try:
             return self._calls.run(partial(call, self._path(location)), self._config.patience_s)
         except CallTimeout as error:
             raise StorageUnavailable(f"cannot {action} {location}: {error}") from None
-        except OSError as error:
+        except translated as error:
             raise _with_path(error, action, location) from error
 
     def _start_range(self, location: Location, offset: int, length: int) -> Callable[[], bytes]:
@@ -154,7 +163,7 @@ class FsspecFileSystem:
                 data = pending.result(self._config.patience_s)
             except CallTimeout as error:
                 raise StorageUnavailable(f"cannot read {location}: {error}") from None
-            except OSError as error:
+            except Exception as error:  # some packages raise their own kinds
                 raise _with_path(error, "read", location) from error
             if len(data) != length:
                 raise FileChanged(
@@ -254,9 +263,9 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
 
 
-def _with_path(error: OSError, action: str, location: Location) -> OSError:
+def _with_path(error: Exception, action: str, location: Location) -> OSError:
     """Return an error of fsspec's, which often names its path only, in Python's own words."""
-    number = error.errno
+    number = error.errno if isinstance(error, OSError) else errno.EIO
     for kind, meaning in _NUMBERS.items():
         if isinstance(error, kind):
             number = meaning

@@ -63,6 +63,33 @@ def test_a_server_that_sends_other_bytes_than_those_asked_for_is_refused(monkeyp
     files.delete("memory://ranges", recursive=True)
 
 
+def test_an_error_of_a_packages_own_kind_is_an_oserror_with_the_path(monkeypatch):
+    class HttpError(Exception):
+        """As gcsfs calls it."""
+
+    def fail(*_):
+        raise HttpError("500")
+
+    def pieces():
+        raise HttpError("of the content")
+
+    memory = pytest.importorskip("fsspec.implementations.memory")
+    path = "memory://errors/file"
+    files = filesystem_for(path)
+    files.write(path, b"0123456789")
+    with pytest.raises(HttpError, match="of the content"):
+        files.write(path, pieces)
+    with files.open(path) as file:
+        monkeypatch.setattr(memory.MemoryFileSystem, "cat_file", fail)
+        with pytest.raises(OSError, match=r"cannot read: 500: 'memory://errors/file'"):
+            file.read_range(2, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.MemoryFileSystem, "info", fail)
+        with pytest.raises(OSError, match=r"cannot look at: 500: 'memory://errors/file'"):
+            files.status(path)
+    files.delete("memory://errors", recursive=True)
+
+
 def test_a_call_may_be_waited_for_again():
     gate = threading.Event()
     pending = BoundedCalls().start(lambda: gate.wait(30), 10)
