@@ -178,8 +178,16 @@ class Gate(Generic[Gradient]):
             return null
 
     def refuse_unstaged(self, request: RequestId, error: PSError) -> None:
-        """A request that no worker waits for is refused: its number is done, a retry hears why."""
+        """A request that no worker waits for is refused: its number is done, a retry hears why.
+
+        A late copy leaves what is known of later requests.
+
+        Raises:
+            StaleIncarnation, PSError: as `begin`.
+        """
         with self.changed:
+            if self.begin(request)[0] is Verdict.REPEATED:
+                return
             self._waiting.refuse(request, error)
             self._record.complete(request)
 

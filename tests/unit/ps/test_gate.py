@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from functools import partial
@@ -308,6 +309,18 @@ def test_the_retry_of_a_refused_push_waits_with_it():
     bench.gate.arrive(bench.arrival(0, 2))
     bench.gate.arrive(bench.arrival(1, 2))
     assert bench.reduced == [[1.0], [0.0, 1.0]]
+
+
+@pytest.mark.fault("F24")
+def test_a_late_copy_that_is_refused_hides_no_later_refusal():
+    """Else the retry of the later push would be answered as if it had been applied."""
+    bench = Bench()
+    early, later = bench.arrival(0, 1).id, bench.arrival(0, 2).id
+    with contextlib.suppress(NonFiniteGradient):
+        bench.gate.rows.refused(later, None, NonFiniteGradient("the later one"))
+        bench.gate.rows.refused(early, None, NonFiniteGradient("a late copy"))
+    with pytest.raises(NonFiniteGradient, match="the later one"):
+        bench.gate.begin(later)
 
 
 def test_a_push_that_is_refused_at_a_closed_gate_waits_for_nobody():
