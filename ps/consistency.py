@@ -103,8 +103,8 @@ def slowed(config: RuleConfig, hyper: Hyper, staleness: int) -> Hyper:
     """Return `hyper` with the learning rate for a gradient that is `staleness` updates old.
 
     A gradient counts the less the more updates by others its worker has not seen: the rate is
-    divided by 1 + staleness, by the root of that for the rules that `without_momentum` changes. It
-    scales the rate, not the gradient, which such rules would not notice.
+    divided by 1 + staleness, by the root of that for rules that divide by the size of gradients
+    (`without_momentum`). It scales the rate, not the gradient, which such rules would not notice.
 
     Source: Zhang et al., Staleness-aware Async-SGD for Distributed Deep Learning, IJCAI 2016, which
     divides by the staleness, counted from 1 for a fresh gradient. The root is from measurements.
@@ -119,9 +119,8 @@ def slowed(config: RuleConfig, hyper: Hyper, staleness: int) -> Hyper:
 def without_momentum(config: RuleConfig) -> RuleConfig:
     """Return a rule as several workers without a barrier run it: Adam and its kin with beta_1 = 0.
 
-    Old gradients are a momentum of their own, and with that of the rule the steps overshoot. SGD,
-    whose steps are not normalised, keeps its: without it it would be that much slower. RMSprop and
-    Lion keep theirs, too; they were not measured.
+    Old gradients are a momentum of their own, and with that of the rule the steps overshoot. Rules
+    whose steps are not normalised (SGD) keep theirs: without it they would be that much slower.
 
     Source: Mitliagkas et al., Asynchrony begets Momentum, Allerton 2016, whose explicit momentum
     falls to 0 as the number of workers grows.

@@ -191,7 +191,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     staleness_aware: bool = False
     """async, ssp: of several workers, divide a push's learning rate by 1 + the updates that its
     worker had not seen; for Adam, AMSGrad, Adamax and Nadam by the root of that, and run them with
-    beta_1 = 0. Tables do not heed it. See ps.consistency."""
+    beta_1 = 0. See ps.consistency."""
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups] + [table.name for table in self.tables]

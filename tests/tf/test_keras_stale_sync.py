@@ -73,20 +73,6 @@ def test_uneven_workers_train_within_the_bound_and_end_with_the_same_parameters(
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "settings", "is_told"),
-    [(2, {}, True), (2, {"staleness_aware": False}, False), (1, {}, False)],
-)
-def test_the_chief_tells_that_the_servers_do_not_follow_beta_1(
-    num_workers, settings, is_told, caplog
-):
-    model = make_model()
-    model.compile(keras.optimizers.Adam(beta_1=0.8), model.loss)
-    with caplog.at_level("INFO", "tfos.keras"), serving(num_workers=num_workers) as cluster:
-        distribute(model, cluster.contexts[0], **settings)
-    assert ("Adam with beta_1=0 instead of 0.8" in caplog.text) == is_told
-
-
-@pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"consistency": "ssp"}, "ssp needs the bound"),

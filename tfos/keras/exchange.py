@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ps.consistency import without_momentum
-from ps.params import Hyper, Manifest
+from ps.params import Hyper
 from tfos.keras import batches, frozen, optimizers, variables
 from tfos.keras.averages import Averages
 from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
@@ -136,7 +135,6 @@ class Exchange:
             self._client.seed(manifest, {group.name: group.values() for group in found.groups})
         adopted = self._client.attach(timeout_s=ATTACH_TIMEOUT_S)
         check_same(manifest, adopted)
-        self._tell_momentum(manifest)
         frozen.share(self, found.frozen, seeds=seeds)
         if self.waits:
             self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
@@ -146,21 +144,6 @@ class Exchange:
         if optimizers.keeps_averages(self.optimizer):
             self._averages = Averages(self.model, found.groups)
         self.pull()
-
-    def _tell_momentum(self, manifest: Manifest) -> None:
-        """Say that the servers do not follow the optimizer's beta_1, where that is so."""
-        is_aware = manifest.staleness_aware and self.ctx.num_workers > 1
-        rules = [group.rule for group in manifest.groups]
-        if self.ctx.is_chief and is_aware and any(without_momentum(rule) != rule for rule in rules):
-            inner = optimizers.unwrap(self.optimizer)
-            logger.info(
-                "the servers run %s with beta_1=0 instead of %g, because gradients of %d workers "
-                "that do not wait are a momentum of their own; ctx.distribute(model, "
-                "staleness_aware=False) runs it, and its learning rate, as they are",
-                type(inner).__name__,
-                inner.beta_1,
-                self.ctx.num_workers,
-            )
 
     def attach_unbuilt(self, data: Any = None) -> None:
         """Build the model as the workers' first batches ask for, then attach.
