@@ -57,9 +57,9 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
         staleness_bound: ssp only, and needed there, in steps. 0: no worker is ahead of another.
             Larger: less waiting for slow workers, older gradients.
-        staleness_aware: let a gradient count the less the more updates by others its worker had not
-            seen; Adam and its kin without beta_1 (docs/optimizers.md). None: yes, except in sync.
-            False ruins a training as soon as several workers push with rules like Adam.
+        staleness_aware: divide the learning rate of a gradient by 1 + the updates by others that
+            its worker had not seen. None: yes, except in sync, where no gradient is stale. False
+            ruins a training as soon as several workers push with rules like Adam.
         on_nonfinite: what a NaN or infinite gradient does: "error" raises before anything is sent,
             "skip" leaves the step out and counts it.
         pipeline: async only: steps, 64 at most, that `fit` computes while a push is under way. With
