@@ -17,8 +17,6 @@ Does not: hold gradients, wait, or answer anybody (ps.gate). Pure: no locks, clo
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from ps.barrier import Sync
@@ -27,7 +25,6 @@ from ps.decisions import Action, Admission, OnLost, Policy, Release, refuse_fini
 from ps.errors import SettingsError
 from ps.params import Hyper, Manifest, WorkerRank
 from ps.permits import Hybrid
-from ps.rules import Moments, RuleConfig
 
 
 class Async:
@@ -99,30 +96,16 @@ def make_policy(
     return Async(clock=clock)
 
 
-def slowed(config: RuleConfig, hyper: Hyper, staleness: int) -> Hyper:
+def slowed(hyper: Hyper, staleness: int) -> Hyper:
     """Return `hyper` with the learning rate for a gradient that is `staleness` updates old.
 
-    A gradient counts the less the more updates by others its worker has not seen: the rate is
-    divided by 1 + staleness, by the root of that for rules that divide by the size of gradients
-    (`without_momentum`). It scales the rate, not the gradient, which such rules would not notice.
+    The rate is divided by 1 + staleness, so that a gradient counts the less the more updates by
+    others its worker has not seen. It scales the rate, not the gradient, since rules like Adam do
+    not notice a scaled gradient.
 
     Source: Zhang et al., Staleness-aware Async-SGD for Distributed Deep Learning, IJCAI 2016, which
-    divides by the staleness, counted from 1 for a fresh gradient. The root is from measurements.
+    divides by the staleness, counted from 1 for a fresh gradient.
     """
     if staleness == 0:
         return hyper
-    age = 1 + staleness
-    divisor = math.sqrt(age) if isinstance(config, Moments) else age
-    return msgspec.structs.replace(hyper, learning_rate=hyper.learning_rate / divisor)
-
-
-def without_momentum(config: RuleConfig) -> RuleConfig:
-    """Return a rule as several workers without a barrier run it: Adam and its kin with beta_1 = 0.
-
-    Old gradients are a momentum of their own, and with that of the rule the steps overshoot. Rules
-    whose steps are not normalised (SGD) keep theirs: without it they would be that much slower.
-
-    Source: Mitliagkas et al., Asynchrony begets Momentum, Allerton 2016, whose explicit momentum
-    falls to 0 as the number of workers grows.
-    """
-    return msgspec.structs.replace(config, beta_1=0.0) if isinstance(config, Moments) else config
+    return msgspec.structs.replace(hyper, learning_rate=hyper.learning_rate / (1 + staleness))

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from ps import kernels
-from ps.consistency import slowed, without_momentum
 from ps.errors import ManifestMismatch, NonFiniteGradient, ShapeError
 from ps.moving_average import MovingAverage
 from ps.norms import clip_of
@@ -41,17 +40,8 @@ Array = np.ndarray[Any, Any]
 class _Group:
     """This server's piece [start, stop) of one group's flat buffer, and how it is updated."""
 
-    def __init__(
-        self,
-        spec: GroupSpec,
-        layout: GroupLayout,
-        buckets: Sequence[Bucket],
-        *,
-        heeds_staleness: bool,
-    ) -> None:
+    def __init__(self, spec: GroupSpec, layout: GroupLayout, buckets: Sequence[Bucket]) -> None:
         self.spec = spec
-        self._heeds_staleness = heeds_staleness
-        self._config = without_momentum(spec.rule) if heeds_staleness else spec.rule
         self.layout = layout
         self.rule = rule_of(spec.rule)
         self.dtype = layout.numpy_dtype
@@ -68,13 +58,12 @@ class _Group:
             return np.zeros(size, self.dtype)  # untouched pages cost no memory yet
         return np.full(size, start, self.dtype)
 
-    def scalars(self, hyper: Hyper, step: int, staleness: int) -> Array:
+    def scalars(self, hyper: Hyper, step: int) -> Array:
         """Return the step's scalars; computed once for all buckets of a push."""
         last = self._last  # one read: other threads may replace it at any time
         if last is not None and last[0] is hyper and last[1] == step:
             return last[2]
-        heeded = slowed(self._config, hyper, staleness) if self._heeds_staleness else hyper
-        scalars = step_scalars(self._config, self.spec.name, heeded, step, self.dtype)
+        scalars = step_scalars(self.spec.rule, self.spec.name, hyper, step, self.dtype)
         self._last = (hyper, step, scalars)
         return scalars
 
@@ -124,9 +113,7 @@ class DenseShard:
             mine = [bucket for bucket in self.buckets if bucket.group == spec.name]
             if not mine:
                 continue
-            # One worker alone has nobody whose updates its gradients could lack.
-            heeds = manifest.staleness_aware and num_workers > 1
-            group = _Group(spec, self.layout.group(spec.name), mine, heeds_staleness=heeds)
+            group = _Group(spec, self.layout.group(spec.name), mine)
             self._groups.append(group)
             for bucket in mine:
                 piece = slice(bucket.start - group.start, bucket.stop - group.start)
@@ -228,7 +215,7 @@ class DenseShard:
             {"bucket": str(bucket.id), "group": bucket.group, "param": name, "count": str(count)},
         )
 
-    def apply(self, bucket_id: int, gradient: Array, hyper: Hyper, staleness: int = 0) -> None:
+    def apply(self, bucket_id: int, gradient: Array, hyper: Hyper) -> None:
         """Update one bucket by its rule; all or nothing.
 
         Args:
@@ -237,8 +224,6 @@ class DenseShard:
                 statistics the pushed values.
             hyper: what came with the push; the same object for all buckets of a push, so that the
                 step's scalars are computed once.
-            staleness: updates by others that the gradient lacks; unused unless the manifest is
-                staleness_aware.
 
         Raises:
             NonFiniteGradient: the bucket is unchanged.
@@ -256,7 +241,7 @@ class DenseShard:
             return
         gradient = self._clipped(group, gradient)
         with piece.lock:
-            scalars = group.scalars(hyper, piece.step + 1, staleness)
+            scalars = group.scalars(hyper, piece.step + 1)
             slots = piece.slots[: len(group.rule.slots)]
             group.update(gradient, piece.values, *slots, scalars)
             piece.step += 1

@@ -189,9 +189,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """ssp: how many pushes the fastest worker may be ahead of the slowest. hybrid: how many batches
     each worker may have under way, from the lookup of their rows until these are updated."""
     staleness_aware: bool = False
-    """async, ssp: of several workers, divide a push's learning rate by 1 + the updates that its
-    worker had not seen; for Adam, AMSGrad, Adamax and Nadam by the root of that, and run them with
-    beta_1 = 0. See ps.consistency."""
+    """async, ssp: divide a push's learning rate by 1 + the updates that its worker had not seen."""
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups] + [table.name for table in self.tables]

@@ -31,6 +31,7 @@ import numpy as np
 from ps import messages
 from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.arrival import Arrival, Contributions
+from ps.consistency import slowed
 from ps.counters import Counters
 from ps.cutting import Cutting
 from ps.decisions import Admission, Policy
@@ -153,10 +154,9 @@ class ServingShard:
         elif admission is Admission.STAGE:
             arrival = self._stage(call, request, sender, deadline_s)
         else:
+            request = self._slowed(request, staleness)
             early = request.pull and admission is Admission.APPLY
-            sent = self._apply_arriving(
-                call, request, sender, deadline_s, staleness=staleness, answers_early=early
-            )
+            sent = self._apply_arriving(call, request, sender, deadline_s, answers_early=early)
             arrival = self.gate.arrive(self._arrival(sender, request, staleness=staleness))
         clock = self._wait(call, arrival, deadline_s)
         ack = Ack(clock, not request.null, staleness)
@@ -256,6 +256,11 @@ class ServingShard:
         for group in self.manifest.groups if hyper.scalars else ():
             step_scalars(group.rule, group.name, hyper, 1, np.dtype(group.dtype))
 
+    def _slowed(self, request: messages.Push, staleness: int) -> messages.Push:
+        if not self.manifest.staleness_aware or request.hyper is None:
+            return request
+        return msgspec.structs.replace(request, hyper=slowed(request.hyper, staleness))
+
     def _apply_arriving(
         self,
         call: Incoming,
@@ -263,7 +268,6 @@ class ServingShard:
         sender: RequestId,
         deadline_s: float,
         *,
-        staleness: int,
         answers_early: bool,
     ) -> int:
         """Apply each bucket when it is here; returns how many buckets' values were sent back."""
@@ -272,7 +276,7 @@ class ServingShard:
         try:
             for run, parts in self._gradients_in.runs(call):
                 started_s = time.perf_counter()
-                self._apply_parts(parts, hyper, staleness, sender)
+                self._apply_parts(parts, hyper, sender)
                 apply_s += time.perf_counter() - started_s
                 unsent_bytes += run.nbytes
                 if answers_early and unsent_bytes >= SEND_BYTES:
@@ -284,14 +288,12 @@ class ServingShard:
             self._counters.applied(apply_s, call.payload_bytes)
         return sent
 
-    def _apply_parts(
-        self, parts: Iterator[Part], hyper: Hyper, staleness: int, sender: RequestId
-    ) -> None:
+    def _apply_parts(self, parts: Iterator[Part], hyper: Hyper, sender: RequestId) -> None:
         for part in parts:
             with self._guard.locks[part.index]:
                 if self._record.needs(sender, part.index):
                     self._guard.before(part.index)
-                    self.dense.apply(part.bucket.id, part.array, hyper, staleness)
+                    self.dense.apply(part.bucket.id, part.array, hyper)
                     self._record.mark(sender, part.index)
 
     def _stage(

@@ -260,22 +260,6 @@ def dtypes(servers):
     return [server.dtype(i) for server in servers for i in server.bucket_ids]
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "beta_1", "ages"), [(1, 0.9, [1] * 4), (2, 0.0, [1, 2, 1, 9])]
-)
-def test_old_gradients_of_several_workers_move_less_and_have_no_momentum(num_workers, beta_1, ages):
-    """Adam with beta_1 = 0, and its rate divided by the root of the age; one worker is as ever."""
-    (aware,) = shards(manifest(Adam(), staleness_aware=True), num_workers=num_workers)
-    (plain,) = shards(manifest(Adam(beta_1=beta_1)))
-    for step, age in enumerate(ages):
-        slower = Hyper(0.1 / age**0.5)
-        for bucket in aware.buckets:
-            part = numbers(step)[bucket.start : bucket.stop]
-            aware.apply(bucket.id, part, Hyper(0.1), age - 1)
-            plain.apply(bucket.id, part, slower)
-    assert pull([aware]).tobytes() == pull([plain]).tobytes()
-
-
 def test_groups_without_averages_answer_with_their_values():
     (shard,) = shards(manifest(SGD()))
     push([shard], numbers(1), Hyper(0.1))
