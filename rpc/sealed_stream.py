@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 from rpc.errors import IntegrityError
 from rpc.handshake import Session
+from rpc.record_stream import RecordStream
 from rpc.transport import Stream
 
 RECORD_BYTES = 128 * 1024
@@ -58,37 +59,18 @@ class _Tags:
         return (self._number - 1).to_bytes(_NONCE_BYTES, "little")
 
 
-class SealedStream:
+class SealedStream(RecordStream):
     """One end over another stream."""
 
     def __init__(self, inner: Stream, session: Session) -> None:
-        self.transport = f"{inner.transport}+payload"
-        self.peer_address = inner.peer_address
-        self._inner = inner
+        super().__init__(inner, f"{inner.transport}+payload")
         self._send_tags = _Tags(session.send_key)
         self._receive_tags = _Tags(session.receive_key)
         self._record = memoryview(bytearray(_HEAD.size + RECORD_BYTES))
-        self._outgoing = self._record[:0]
-        self._outgoing_bytes = 0
         self._buffer = memoryview(bytearray(_HEAD.size + RECORD_BYTES))
         self._have = 0
         self._want = _HEAD.size
         self._verified = self._buffer[:0]
-
-    def sendmsg(self, views: Sequence[memoryview]) -> int | None:
-        """See Stream; what a record holds counts as taken when all of the record is.
-
-        Until then the next call has to begin with the same views, which it does when the first
-        ones were not taken.
-        """
-        if not self._outgoing:
-            self._seal(views)
-        while self._outgoing:
-            sent = self._inner.sendmsg((self._outgoing,))
-            if sent is None:
-                return None
-            self._outgoing = self._outgoing[sent:]
-        return self._outgoing_bytes
 
     def recv_into(self, view: memoryview) -> int | None:
         """See Stream.
@@ -104,32 +86,8 @@ class SealedStream:
         self._verified = self._verified[count:]
         return count
 
-    def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
-        """See Stream."""
-        if read and self._verified:
-            return [(-1, 0)]
-        return self._inner.interest(read=read, write=write)
-
-    def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
-        """See Stream."""
-        if read and self._verified:
-            return True
-        return self._inner.wait(read=read, write=write, timeout_s=timeout_s)
-
-    def peer_closed(self) -> bool:
-        """See Stream."""
-        return self._inner.peer_closed()
-
-    def shutdown(self) -> None:
-        """See Stream."""
-        self._inner.shutdown()
-
-    def close(self) -> None:
-        """See Stream."""
-        self._inner.close()
-
     def _seal(self, views: Sequence[memoryview]) -> None:
-        """Make the next record of the first bytes of the views.
+        """See RecordStream.
 
         Of a copy: a server's parameters may change while they are sent, and then no tag would fit.
         """
@@ -141,8 +99,11 @@ class SealedStream:
             if at == RECORD_BYTES:
                 break
         _HEAD.pack_into(self._record, 0, at, self._send_tags.next(body[:at]))
-        self._outgoing = self._record[: _HEAD.size + at]
-        self._outgoing_bytes = at
+        self._sealed = self._record[: _HEAD.size + at]
+        self._sealed_bytes = at
+
+    def _has_bytes(self) -> bool:
+        return bool(self._verified)
 
     def _receive_record(self) -> bool:
         """Receive one record to its end and verify it; False if it would block."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from rpc.acceptor import Acceptor
 from rpc.certificates import TlsCredentials, check_cluster, data_name, tls_context
 from rpc.errors import AuthError, IntegrityError, PeerGone, RpcError, TransportError
+from rpc.record_stream import RecordStream
 from rpc.transport import Stream
 
 MAX_HANDSHAKE_BYTES = 32 * 1024
@@ -26,16 +27,13 @@ _RECORD_BYTES = 16 * 1024
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "BAD_RECORD_TYPE"}
 
 
-class TlsStream:
+class TlsStream(RecordStream):
     """One end over another stream; after `shake_hands` has returned True."""
-
-    transport = "tcp+tls"
 
     def __init__(
         self, inner: Stream, credentials: TlsCredentials, cluster_id: str, *, server_side: bool
     ) -> None:
-        self.peer_address = inner.peer_address
-        self._inner = inner
+        super().__init__(inner, "tcp+tls")
         self._cluster_id = cluster_id
         self._server_side = server_side
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -51,8 +49,6 @@ class TlsStream:
         """Whether bytes have come since TLS last asked for more."""
         self._has_heard = False
         """Whether the peer has sent anything inside TLS."""
-        self._sealed = memoryview(b"")
-        self._sealed_bytes = 0
         self._records_left = MAX_RECORDS
 
     def shake_hands(self) -> bool:
@@ -87,24 +83,6 @@ class TlsStream:
         self._may_have = self._incoming.pending > 0
         return True
 
-    def sendmsg(self, views: Sequence[memoryview]) -> int | None:
-        """See Stream; what was sealed counts as taken when all of it has left.
-
-        Until then the next call has to begin with the same views, which it does when the first
-        ones were not taken.
-
-        Raises:
-            TransportError: also when this connection has used up its keys.
-        """
-        if not self._sealed:
-            self._seal(views)
-        while self._sealed:
-            sent = self._inner.sendmsg((self._sealed,))
-            if sent is None:
-                return None
-            self._sealed = self._sealed[sent:]
-        return self._sealed_bytes
-
     def recv_into(self, view: memoryview) -> int | None:
         """See Stream.
 
@@ -122,32 +100,12 @@ class TlsStream:
             self._incoming.write(self._arriving[:arrived])
             self._may_have = True
 
-    def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
-        """See Stream."""
-        if read and self._may_have:
-            return [(-1, 0)]
-        return self._inner.interest(read=read, write=write)
-
-    def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
-        """See Stream."""
-        if read and self._may_have:
-            return True
-        return self._inner.wait(read=read, write=write, timeout_s=timeout_s)
-
-    def peer_closed(self) -> bool:
-        """See Stream."""
-        return self._inner.peer_closed()
-
-    def shutdown(self) -> None:
-        """See Stream."""
-        self._inner.shutdown()
-
-    def close(self) -> None:
-        """See Stream. Without TLS's farewell: frames say where they end, and a cut is a cut."""
-        self._inner.close()
-
     def _seal(self, views: Sequence[memoryview]) -> None:
-        """Make records of the first bytes of the views; TLS copies them first."""
+        """See RecordStream; TLS copies the bytes first.
+
+        Raises:
+            TransportError: this connection has used up its keys.
+        """
         if self._records_left <= 0:
             raise TransportError(
                 f"this connection to {self.peer_address} has sent {MAX_RECORDS} TLS records, as "
@@ -163,6 +121,9 @@ class TlsStream:
                 break
         self._sealed = memoryview(self._outgoing.read())
         self._sealed_bytes = at
+
+    def _has_bytes(self) -> bool:
+        return self._may_have
 
     def _open(self, view: memoryview) -> int:
         """Read what has arrived and is verified; 0 when TLS needs more bytes."""
