@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from feeding.errors import FileChanged, MissingPackage, PathError, StorageUnavailable
+from feeding.filesystem import lookup
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.deadline import BoundedCalls, CallTimeout
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
 from feeding.filesystem.location import Location, parse
-from feeding.filesystem.patterns import expand
 from feeding.filesystem.staging import collected, pieces_of, staging_name
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class FsspecFileSystem:
 
     def exists(self, path: Path) -> bool:
         """See FileSystem."""
-        return self._finding(self._own(path)) is not None
+        return lookup.find(self, self._own(path)) is not None
 
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem."""
@@ -65,7 +65,7 @@ class FsspecFileSystem:
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""
-        return expand(self._own(pattern), self._listing, self._finding)
+        return lookup.glob(self, self._own(pattern))
 
     def open(self, path: Path) -> FsspecReader:
         """See FileSystem."""
@@ -103,7 +103,7 @@ class FsspecFileSystem:
         """See FileSystem. Two clients that do this at once may both succeed."""
         new, old = self._own(target), self._own(source)
         status = self.status(source)
-        there = self._finding(new)
+        there = lookup.find(self, new)
         if there is not None:
             if not overwrite:
                 raise FileExistsError(errno.EEXIST, "it exists", str(new))
@@ -115,7 +115,7 @@ class FsspecFileSystem:
     def mkdirs(self, path: Path) -> None:
         """See FileSystem."""
         location = self._own(path)
-        there = self._finding(location)
+        there = lookup.find(self, location)
         if there is not None and not there.is_directory:
             raise FileExistsError(errno.EEXIST, "it is a file", str(location))
         make = partial(self._inner.makedirs, exist_ok=True)
@@ -124,7 +124,7 @@ class FsspecFileSystem:
     def delete(self, path: Path, *, recursive: bool = False) -> bool:
         """See FileSystem."""
         location = self._own(path)
-        there = self._finding(location)
+        there = lookup.find(self, location)
         if there is None:
             return False
         if there.is_directory and not recursive and self.entries(path):
@@ -203,18 +203,6 @@ class FsspecFileSystem:
         stamp = modified.timestamp() if hasattr(modified, "timestamp") else modified
         millis = int(stamp * 1000) if isinstance(stamp, int | float) else 0
         return FileStatus(path, size, is_directory, millis)
-
-    def _listing(self, location: Location) -> list[FileStatus]:
-        try:
-            return self.entries(str(location))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def _finding(self, location: Location) -> FileStatus | None:
-        try:
-            return self.status(str(location))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
 
 class FsspecReader:

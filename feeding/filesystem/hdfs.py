@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, BinaryIO
 
 from feeding.errors import PathError
+from feeding.filesystem import lookup
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.hadoop_conf import namenode_of
 from feeding.filesystem.hdfs_client import Request, Requests
@@ -21,7 +22,6 @@ from feeding.filesystem.hdfs_reader import HdfsReader
 from feeding.filesystem.hdfs_writer import write_whole
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
 from feeding.filesystem.location import Location, parse
-from feeding.filesystem.patterns import expand
 from feeding.filesystem.staging import collected, pieces_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class HdfsFileSystem:
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""
-        return expand(self._own(pattern), self._listing, self._finding)
+        return lookup.glob(self, self._own(pattern))
 
     def open(self, path: Path) -> HdfsReader:
         """See FileSystem."""
@@ -132,18 +132,6 @@ class HdfsFileSystem:
 
         place = target if action == "write" else source
         self._requests.ask(Request(action, str(place)), work)
-
-    def _listing(self, location: Location) -> list[FileStatus]:
-        try:
-            return self.entries(str(location))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def _finding(self, location: Location) -> FileStatus | None:
-        try:
-            return self.status(str(location))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
 
 def _is_there(client: Client, location: Location) -> bool:

@@ -17,9 +17,9 @@ from pathlib import Path as LocalPath
 from typing import BinaryIO, cast
 
 from feeding.errors import PathError
+from feeding.filesystem import lookup
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
-from feeding.filesystem.location import LOCAL, Location, parse
-from feeding.filesystem.patterns import expand
+from feeding.filesystem.location import LOCAL, parse
 from feeding.filesystem.staging import pieces_of, staging_name
 
 
@@ -33,7 +33,7 @@ class LocalFileSystem:
 
     def exists(self, path: Path) -> bool:
         """See FileSystem."""
-        return self._finding(parse(path)) is not None
+        return lookup.find(self, parse(path)) is not None
 
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem. What vanishes meanwhile, and links that lead nowhere, are left out."""
@@ -45,7 +45,7 @@ class LocalFileSystem:
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""
-        return expand(parse(str(_own(pattern))), self._listing, self._finding)
+        return lookup.glob(self, parse(str(_own(pattern))))
 
     def open(self, path: Path) -> LocalReader:
         """See FileSystem."""
@@ -82,18 +82,6 @@ class LocalFileSystem:
         except FileNotFoundError:
             return False
         return True
-
-    def _listing(self, location: Location) -> list[FileStatus]:
-        try:
-            return self.entries(location.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def _finding(self, location: Location) -> FileStatus | None:
-        try:
-            return self.status(location.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
 
 class LocalReader:
