@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "ps": {"ps", "rpc", "msgspec", "numpy", "numba", "llvmlite", "prometheus_client"},
     "feeding": {
         *("feeding", "rpc", "msgspec", "numpy", "numba", "llvmlite"),
-        *("fsspec", "hdfs_native"),
+        *("fsspec", "hdfs_native", "pyarrow"),
     },
     "tfos": {
         *(
@@ -32,7 +32,7 @@ MAY_IMPORT = {
             "cryptography",
             "grpc",
         ),
-        *("keras", "prometheus_client", "psutil", "pyspark", "rich", "tensorboard"),
+        *("keras", "prometheus_client", "psutil", "pyarrow", "pyspark", "rich", "tensorboard"),
         *("tensorflow", "typer"),
     },
 }
