@@ -31,10 +31,14 @@ class Source(Protocol):
         """What its rows look like; `read` gives the columns in this order."""
 
     def files(self) -> Sequence[SourceFile]:
-        """Return the files to read; the same for every worker."""
+        """Return the files to read; the same for every worker.
+
+        Where the format knows how many rows each piece has (`SourceFile.piece_rows`), shares are
+        exact to the row, and `read` gets splits that name a piece and rows within it.
+        """
 
     def read(self, split: Split) -> Iterator[Columns]:
-        """Yield the rows of a split as columns, some rows at a time."""
+        """Yield the rows of a split as columns, some rows at a time; the same ones every time."""
 
 
 class DirectReader:

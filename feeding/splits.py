@@ -1,10 +1,12 @@
-"""Who reads which bytes of which files: a pure function of files, workers, seed and epoch.
+"""Who reads what of which files: a pure function of files, workers, seed and epoch.
 
 Covers: cutting files into pieces, their order in an epoch, each worker's share.
 Does not: list or open files (filesystem, direct), find records in a range (tfrecord).      Pure.
 
-All bytes are dealt, each to one worker. Shares differ by less than one piece where files can be cut
-anywhere; files that cannot (gzip) are dealt whole, so shares then differ by up to the largest one.
+Files that know how many rows they have (Parquet) are dealt by rows: shares differ by one at most.
+Others are dealt by bytes, each to one worker. Shares differ by less than one piece where files can
+be cut anywhere; files that cannot (gzip) are dealt whole, so shares then differ by up to the
+largest one.
 """
 
 from __future__ import annotations
@@ -28,15 +30,26 @@ class SourceFile:
     path: str
     size_bytes: int
     can_be_cut: bool = True
+    """By bytes; without meaning where the rows are known."""
+    piece_rows: tuple[int, ...] | None = None
+    """Rows of each piece that can be read by itself (row group), in the file's order; None: nobody
+    knows without reading the file."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Split:
-    """Bytes `start` to `stop` of a file: the records that begin there."""
+    """Bytes `start` to `stop` of a file: the records that begin there. With a piece: its rows."""
 
     path: str
     start: int
     stop: int
+    piece: int | None = None
+    """The number of a piece of a file with `piece_rows`; `start` and `stop` are rows within it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, or rows of a piece."""
+        return self.stop - self.start
 
 
 def share(
@@ -51,22 +64,26 @@ def share(
     """Return what one worker reads in one epoch, in order.
 
     Args:
-        files: all files, in any order; empty ones are dealt to nobody.
+        files: all files, in any order; empty ones are dealt to nobody. All of them know their
+            rows, or none does.
         worker: from 0.
         num_workers: who share the files.
         seed: of the pieces' order, another one in each epoch; None: by path, in every epoch.
         epoch: from 0.
-        piece_bytes: size of the pieces.
+        piece_bytes: size of the pieces of files that do not know their rows.
 
     Raises:
-        SettingsError: there is no such worker, or a size that cannot be.
+        SettingsError: there is no such worker, a size that cannot be, or files of both kinds.
     """
     if not 0 <= worker < num_workers:
         raise SettingsError(f"worker must be 0 to {num_workers - 1}, got {worker}")
     if piece_bytes < 1:
         raise SettingsError(f"piece_bytes must be at least 1, got {piece_bytes}")
-    pieces = _pieces(sorted(files), piece_bytes)
+    in_order = sorted(files, key=lambda file: file.path)
     dice = random.Random(f"{seed} {epoch}")
+    if counted := [file for file in in_order if file.piece_rows is not None]:
+        return _row_share(counted, in_order, (worker, num_workers), seed, dice)
+    pieces = _pieces(in_order, piece_bytes)
     if seed is not None:
         dice.shuffle(pieces)
     whole = _deal([piece for piece in pieces if not piece[1]], num_workers)[worker]
@@ -75,6 +92,32 @@ def share(
     if seed is None:
         return sorted(mine)
     dice.shuffle(mine)
+    return mine
+
+
+def _row_share(
+    counted: Sequence[SourceFile],
+    files: Sequence[SourceFile],
+    place: tuple[int, int],
+    seed: int | None,
+    dice: random.Random,
+) -> list[Split]:
+    if len(counted) < len(files):
+        other = next(file.path for file in files if file.piece_rows is None)
+        raise SettingsError(
+            f"the rows of {counted[0].path} are known, those of {other} are not; read them apart"
+        )
+    pieces = [
+        Split(file.path, 0, num_rows, number)
+        for file in counted
+        for number, num_rows in enumerate(file.piece_rows or ())
+        if num_rows
+    ]
+    if seed is not None:
+        dice.shuffle(pieces)
+    mine = _cut(pieces, *place)
+    if seed is not None:
+        dice.shuffle(mine)
     return mine
 
 
@@ -107,18 +150,18 @@ def _deal(pieces: Sequence[tuple[Split, bool]], num_workers: int) -> list[list[S
 
 
 def _cut(pieces: Sequence[Split], worker: int, num_workers: int) -> list[Split]:
-    """Return the worker's part of all bytes, cut out of the pieces laid end to end."""
-    total = sum(piece.stop - piece.start for piece in pieces)
+    """Return the worker's part of all bytes or rows, cut out of the pieces laid end to end."""
+    total = sum(piece.size for piece in pieces)
     first, last = total * worker // num_workers, total * (worker + 1) // num_workers
     mine: list[Split] = []
     at = 0
     for piece in pieces:
-        size = piece.stop - piece.start
-        start, stop = max(first - at, 0), min(last - at, size)
+        start, stop = max(first - at, 0), min(last - at, piece.size)
         if start < stop:
-            part = Split(piece.path, piece.start + start, piece.start + stop)
-            if mine and mine[-1].path == part.path and mine[-1].stop == part.start:
+            part = Split(piece.path, piece.start + start, piece.start + stop, piece.piece)
+            is_next = mine and part.piece is None and mine[-1].stop == part.start
+            if is_next and mine[-1].path == part.path:
                 part = Split(part.path, mine.pop().start, part.stop)
             mine.append(part)
-        at += size
+        at += piece.size
     return mine

@@ -30,6 +30,45 @@ def test_every_byte_is_dealt_once(files, num_workers, seed, epoch):
         assert max(sizes) - min(sizes) <= 1
 
 
+COUNTED = st.lists(st.lists(st.integers(0, 30), max_size=4), max_size=6).map(
+    lambda files: [
+        SourceFile(f"f{n}", 1, False, piece_rows=tuple(rows)) for n, rows in enumerate(files)
+    ]
+)
+
+
+@given(
+    COUNTED, st.integers(1, 5), st.none() | st.integers(0, 3), st.integers(0, 3), st.integers(1, 9)
+)
+def test_counted_rows_are_dealt_once_and_evenly(files, num_workers, seed, epoch, batch_size):
+    dealt = [
+        share(files, worker, num_workers, seed=seed, epoch=epoch) for worker in range(num_workers)
+    ]
+    rows = [
+        [(s.path, s.piece, row) for s in each for row in range(s.start, s.stop)] for each in dealt
+    ]
+    expected = [
+        (file.path, piece, row)
+        for file in files
+        for piece, num_rows in enumerate(file.piece_rows)
+        for row in range(num_rows)
+    ]
+    assert sorted(row for each in rows for row in each) == expected
+    if seed is None:
+        assert [row for each in rows for row in each] == expected
+    sizes = [len(each) for each in rows]
+    assert max(sizes) - min(sizes) <= 1
+    steps = [-(-size // batch_size) for size in sizes]
+    left_over = len(expected) % (num_workers * batch_size)
+    assert len(set(steps)) == 1 or left_over < num_workers
+
+
+def test_files_of_both_kinds_are_refused():
+    files = [SourceFile("a", 10), SourceFile("b", 10, piece_rows=(3,))]
+    with pytest.raises(SettingsError, match="rows of b are known, those of a are not"):
+        share(files, 0, 1)
+
+
 def test_order_is_by_path_or_by_seed_and_epoch():
     files = [SourceFile(f"f{number}", 100) for number in range(20)]
     plain = share(files[::-1], 0, 1)
