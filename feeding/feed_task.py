@@ -7,7 +7,7 @@ Runs in: a Spark task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from feeding.feeder import Feeder, FeedReport
 from feeding.inference import InferenceFeeder
 from feeding.lane import FeedTarget, LostWorker
 from feeding.packer import Packer
-from feeding.pickled import PickledPacker
 from rpc.handshake import Credentials
 
 __all__ = ["FeedReport", "FeedTarget", "FeedTask", "InferenceTask", "LostWorker"]
@@ -31,9 +30,8 @@ class FeedTask:
     epoch: int
     config: FeedConfig
     feed: str = "input"
-    loads: Callable[[bytes], Sequence[Any]] | None = None
-    """If given, `rows` are pickled batches of rows as Spark stores them (read by a serializer that
-    leaves bytes alone), and this unpickles those that `feeding.pickled` does not recognise."""
+    packer: Callable[..., Packer] = Packer
+    """Makes what packs a partition; decides what `rows` may hold."""
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[FeedReport]:
         """Feed all rows of a partition.
@@ -41,12 +39,7 @@ class FeedTask:
         Raises:
             FeedError: see feeding.feeder.Feeder.run.
         """
-        options: dict[str, Any] = {"feed": self.feed, "epoch": self.epoch, "partition": partition}
-        packer = (
-            Packer(self.config, **options)
-            if self.loads is None
-            else PickledPacker(self.config, self.loads, **options)
-        )
+        packer = self.packer(self.config, feed=self.feed, epoch=self.epoch, partition=partition)
         feeder = Feeder(
             self.targets,
             self.credentials,

@@ -18,7 +18,8 @@ from tfos.config import ClusterConfig, InputMode
 from tfos.control.state import ClusterState
 from tfos.ending import Ending
 from tfos.errands import Errand
-from tfos.feed_door import FeedDoor, as_rdd
+from tfos.feed_door import FeedDoor
+from tfos.feed_request import FeedRequest
 from tfos.node_jobs import NodeJobs
 from tfos.phases import ClusterPhase, require
 from tfos.status import cluster_report
@@ -50,7 +51,7 @@ class TFCluster:
         self._ending = Ending(
             reserved.coordinator, reserved.config, reserved.console, reserved.credentials
         )
-        self._feed_door = FeedDoor(reserved, self._ending.raise_failure)
+        self._feed_door = FeedDoor(reserved, self._ending)
         self._ending.watch(self)
 
     @classmethod
@@ -211,36 +212,20 @@ class TFCluster:
             FeedError: the data could not be fed.
             FeedTimeout: no worker took rows.
         """
-        epochs = preflight.check_epochs(num_epochs)
-        times = num_epochs or 1
-
-        def train() -> reports.TrainReport | None:
-            feeding, timeout_s = self._feed_door.open("train()", feed_timeout, qname)
-            if hasattr(dataRDD, "foreachRDD"):
-                dataRDD.foreachRDD(
-                    lambda rdd: feeding.feed_batch(rdd, times, qname, feed_timeout_s=timeout_s)
-                )
-                return None
-            rdd = as_rdd(dataRDD)
-            return feeding.train(
-                rdd, epochs, qname, feed_timeout_s=timeout_s, is_left=lambda: errand.is_left
+        return self._feed_door.train(
+            FeedRequest(
+                data=dataRDD, num_epochs=num_epochs, feed_timeout_s=feed_timeout, feed=qname
             )
-
-        errand = Errand("tfos-train()", train, spark=self._reserved.sc)
-        with self._ending.raising():
-            return errand.result(self._coordinator.wake)
+        )
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
         """Return a lazy RDD with one result of main_fun per row, in order.
 
         Rows are fed when the result is acted on, and again at every further action.
         """
-
-        def inference() -> Any:
-            feeding, timeout_s = self._feed_door.open("inference()", feed_timeout, qname)
-            return feeding.inference(as_rdd(dataRDD), qname, feed_timeout_s=timeout_s)
-
-        return self._beside("inference()", inference, spark=self._reserved.sc)
+        return self._feed_door.inference(
+            FeedRequest(data=dataRDD, feed_timeout_s=feed_timeout, feed=qname)
+        )
 
     def shutdown(
         self, ssc: Any = None, grace_secs: float = 0, timeout: float = DEFAULT_SHUTDOWN_S

@@ -1,56 +1,90 @@
 """The way from the calls that feed rows to the jobs that do: checks first, numpy only then.
 
-Covers: refusing a cluster that takes no rows, a feed that it does not have, a phase without feeds.
+Covers: the bodies of TFCluster.train and inference; refusing a cluster that takes no rows, a feed
+that it does not have, a phase without feeds.
 Does not: feed (feed_jobs).
 Runs in: the driver.      Threads: any; `_making` guards the one object that feeds.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfos import preflight
+from tfos.ending import Ending
+from tfos.errands import Errand
 from tfos.errors import SettingsError
+from tfos.feed_request import FeedRequest
 from tfos.phases import ClusterPhase, require
 from tfos.reservation import Reservation
 
 if TYPE_CHECKING:
     from tfos.feed_jobs import FeedJobs
+    from tfos.reports import TrainReport
 
 
 class FeedDoor:
-    """Gives the calls of one cluster what feeds its workers.
+    """Takes the calls of one cluster to what feeds its workers.
 
     Args:
         reserved: the cluster.
-        raise_failure: raises the cluster's failure, if it has one.
+        ending: what raises the cluster's failure.
     """
 
-    def __init__(self, reserved: Reservation, raise_failure: Callable[[], None]) -> None:
+    def __init__(self, reserved: Reservation, ending: Ending) -> None:
         self._reserved = reserved
-        self._raise_failure = raise_failure
+        self._ending = ending
         self._making = threading.Lock()
         self.jobs: FeedJobs | None = None
         """Made by the first call."""
 
-    def open(self, call: str, feed_timeout: float, feed: str) -> tuple[FeedJobs, float]:
-        """Return what feeds, and the timeout in seconds.
-
-        Args:
-            call: the user's call, for errors.
-            feed_timeout: as the user gave it.
-            feed: its name.
+    def train(self, request: FeedRequest) -> TrainReport | None:
+        """Feed the data of a request; see TFCluster.train.
 
         Raises:
             SettingsError: an argument, or the cluster's input mode, does not fit.
             NodeFailedError: the cluster has failed.
             PhaseError: it does not run.
         """
+        epochs = preflight.check_epochs(request.num_epochs)
+
+        def train() -> TrainReport | None:
+            jobs = self._open("train()", request)
+            if hasattr(request.data, "foreachRDD"):
+                times = request.num_epochs or 1
+                batch = dataclasses.replace(request, num_epochs=times)
+                request.data.foreachRDD(
+                    lambda rdd: jobs.feed_batch(dataclasses.replace(batch, data=rdd))
+                )
+                return None
+            return jobs.train(
+                dataclasses.replace(request, num_epochs=epochs), lambda: errand.is_left
+            )
+
+        errand = Errand("tfos-train()", train, spark=self._reserved.sc)
+        with self._ending.raising():
+            return errand.result(self._reserved.coordinator.wake)
+
+    def inference(self, request: FeedRequest) -> Any:
+        """Return a lazy collection of results; see TFCluster.inference.
+
+        Raises:
+            SettingsError, NodeFailedError, PhaseError: as train.
+        """
+
+        def inference() -> Any:
+            return self._open("inference()", request).inference(request)
+
+        with self._ending.raising():
+            return Errand("tfos-inference()", inference, spark=self._reserved.sc).result()
+
+    def _open(self, call: str, request: FeedRequest) -> FeedJobs:
+        """Return what feeds; `call` is the user's, for errors."""
         reserved = self._reserved
-        feeds = reserved.settings.feeds
-        timeout_s = preflight.check_timeout("feed_timeout", feed_timeout)
+        feeds, feed = reserved.settings.feeds, request.feed
+        preflight.check_timeout("feed_timeout", request.feed_timeout_s)
         if not feeds:
             raise SettingsError(
                 f"{call} needs input_mode=InputMode.SPARK; this cluster was made with "
@@ -61,7 +95,7 @@ class FeedDoor:
                 f"qname={feed!r} is no feed of this cluster: {list(feeds)}. Name "
                 "it in queues= of reserve() or run()."
             )
-        self._raise_failure()
+        self._ending.raise_failure()
         require(call, reserved.coordinator.phase, ClusterPhase.RUNNING)
         with self._making:
             if self.jobs is None:
@@ -74,11 +108,4 @@ class FeedDoor:
                     reserved.config,
                     reserved.console,
                 )
-        return self.jobs, timeout_s
-
-
-def as_rdd(data: Any) -> Any:
-    """Return an RDD of whatever a user may feed; see tfos.feed_jobs."""
-    from tfos.feed_jobs import as_rdd as convert
-
-    return convert(data)
+        return self.jobs

@@ -1,7 +1,8 @@
 """The driver's part of feeding: one Spark job per epoch, its end at every worker, the accounts.
 
 Covers: train() and inference() below the public API, progress, stalls, failures while feeding.
-Does not: carry rows (feeding.feed_task does, from executors straight to workers).
+Does not: know what is fed (feed_sources), carry rows (feeding.feed_task does, from executors
+straight to workers).
 Runs in: the driver.
 Threads: several calls may run at once, for different feeds.
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 from feeding.config import FeedConfig
 from feeding.errors import RowError
-from feeding.feed_task import FeedTarget, FeedTask, InferenceTask
+from feeding.feed_task import FeedReport, FeedTarget, FeedTask, InferenceTask
 from rpc.handshake import Credentials
 from tfos import reports
 from tfos.config import ClusterConfig
@@ -23,11 +24,12 @@ from tfos.console import Console
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member
 from tfos.control.state import ClusterState
-from tfos.errors import FeedError, FeedTimeout, PhaseError, SettingsError, TFOSError
+from tfos.errors import FeedError, FeedTimeout, PhaseError, TFOSError
 from tfos.feed_calls import FeedCall, FeedCalls
+from tfos.feed_request import FeedRequest
+from tfos.feed_sources import FeedSource, source_of
 from tfos.phases import ClusterPhase
 from tfos.progress import Progress, Sample
-from tfos.raw_rows import raw_batches
 from tfos.spark_jobs import SparkJob, TaskCounts, reason_of
 
 _LOOK_S = 1.0
@@ -42,7 +44,7 @@ _OF_THE_DATA = f"{RowError.__module__}.{RowError.__qualname__}: "
 
 
 class FeedJobs:
-    """Feeds RDDs to the workers of one cluster."""
+    """Feeds the workers of one cluster."""
 
     def __init__(
         self,
@@ -63,30 +65,25 @@ class FeedJobs:
 
     def train(
         self,
-        rdd: Any,
-        num_epochs: int,
-        feed: str,
-        *,
-        feed_timeout_s: float,
+        request: FeedRequest,
         is_left: Callable[[], bool] = lambda: False,
     ) -> reports.TrainReport:
-        """Feed an RDD `num_epochs` times; see TFCluster.train.
+        """Feed the data `num_epochs` times; see TFCluster.train.
 
         Args:
-            rdd: what to feed.
-            num_epochs: how often.
-            feed: which.
-            feed_timeout_s: without any worker taking a row.
+            request: what to feed.
             is_left: whether the user was interrupted and does not wait for this any more; wake the
                 coordinator once it changes.
         """
+        feed, num_epochs = request.feed, request.num_epochs
+        source = source_of(request)
         progress = Progress(num_epochs)
         done: list[reports.EpochReport] = []
         with self._calls.enter(feed, is_left) as call:
             try:
                 for number in range(num_epochs):
                     progress.start_epoch(number, self._sample(feed))
-                    report = self._epoch(rdd, call, feed_timeout_s, progress)
+                    report = self._epoch(source, call, request.feed_timeout_s, progress)
                     if report is None:
                         self._console.warn(
                             f"main_fun has returned on every worker after {number} of {num_epochs} "
@@ -101,26 +98,27 @@ class FeedJobs:
                 self._console.end_progress()
         return reports.TrainReport(tuple(done))
 
-    def feed_batch(self, rdd: Any, times: int, feed: str, *, feed_timeout_s: float) -> None:
+    def feed_batch(self, request: FeedRequest) -> None:
         """Feed a micro-batch of a stream; an interval in which nothing came is no epoch."""
-        if not rdd.isEmpty():
-            self.train(rdd, times, feed, feed_timeout_s=feed_timeout_s)
+        if not request.data.isEmpty():
+            self.train(request)
 
-    def inference(self, rdd: Any, feed: str, *, feed_timeout_s: float) -> Any:
-        """Return a lazy RDD of results; see TFCluster.inference."""
+    def inference(self, request: FeedRequest) -> Any:
+        """Return a lazy collection of results; see TFCluster.inference."""
+        source = source_of(request)
         targets = self._coordinator.read(_targets)
         if not targets:
             raise FeedError("no worker takes rows: main_fun has returned on every worker")
         task = InferenceTask(
             targets=targets,
             credentials=self._credentials,
-            feed=feed,
-            config=self._feed_config(feed_timeout_s),
+            feed=request.feed,
+            config=self._feed_config(request.feed_timeout_s),
         )
-        return rdd.mapPartitionsWithIndex(task)
+        return source.answers(task)
 
     def _epoch(
-        self, rdd: Any, call: FeedCall, feed_timeout_s: float, progress: Progress
+        self, source: FeedSource, call: FeedCall, feed_timeout_s: float, progress: Progress
     ) -> reports.EpochReport | None:
         targets = self._coordinator.read(_targets)
         if not targets:
@@ -131,7 +129,7 @@ class FeedJobs:
         started_s = time.monotonic()
         before = self._coordinator.read(lambda state: _counts(state, feed))
         try:
-            results = self._feed(rdd, call, targets, feed_timeout_s, progress)
+            results = self._feed(source, call, targets, feed_timeout_s, progress)
         finally:
             # Also if it failed: what a later call feeds waits behind the end of this epoch.
             self._coordinator.act(lambda state: state.flush(feed, epoch))
@@ -146,32 +144,25 @@ class FeedJobs:
 
     def _feed(
         self,
-        rdd: Any,
+        source: FeedSource,
         call: FeedCall,
         targets: tuple[FeedTarget, ...],
         feed_timeout_s: float,
         progress: Progress,
-    ) -> list[Any]:
-        rdd, loads = raw_batches(rdd)
+    ) -> list[FeedReport]:
         task = FeedTask(
             targets=targets,
             credentials=self._credentials,
             feed=call.feed,
             epoch=call.epoch,
             config=self._feed_config(feed_timeout_s),
-            loads=loads,
         )
         tag = f"tfos-{self._credentials.cluster_id}-{call.feed}-{call.epoch}"
-
-        def run() -> list[Any]:
-            results: list[Any] = rdd.mapPartitionsWithIndex(task).collect()
-            return results
-
         job = SparkJob(
             self._sc,
             tag,
             f"tfos {self._credentials.cluster_id}: epoch {call.epoch} of {call.feed}",
-            run,
+            lambda: source.reports(task),
             lambda _: self._coordinator.wake(),
         )
         job.start(count_tasks=True)
@@ -287,15 +278,6 @@ class FeedJobs:
         )
 
 
-def as_rdd(data: Any) -> Any:
-    """Return the RDD behind an RDD or DataFrame."""
-    if hasattr(data, "mapPartitionsWithIndex"):
-        return data
-    if hasattr(data, "rdd") and hasattr(data, "schema"):
-        return data.rdd
-    raise SettingsError(f"data must be an RDD or a DataFrame, got {type(data).__qualname__}.")
-
-
 def _check_wanted(call: FeedCall) -> None:
     if call.is_left():
         raise FeedError(f"epoch {call.epoch} of {call.feed!r} was interrupted")
@@ -332,7 +314,7 @@ def _counts(state: ClusterState, feed: str) -> dict[str, tuple[int, int]]:
 def _account(
     feed: str,
     epoch: int,
-    results: list[Any],
+    results: list[FeedReport],
     before: dict[str, tuple[int, int]],
     after: dict[str, tuple[int, int]],
     *,

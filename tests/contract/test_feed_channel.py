@@ -1,6 +1,7 @@
 """Feeders and a worker's channel over each transport: what one sends the other reads, in order."""
 
 import dataclasses
+import functools
 import pickle
 from typing import Any
 
@@ -13,6 +14,7 @@ from feeding.data_feed import DataFeed
 from feeding.errors import FeedClosed, FeedError, FeedTimeout, RowError, TrainerFailed
 from feeding.feed_task import FeedTask
 from feeding.messages import Hello, encode
+from feeding.pickled import PickledPacker
 from feeding.schema import ColumnSpec, Schema
 from rpc.connection import connect
 from rpc.errors import RemoteError
@@ -105,11 +107,12 @@ def test_two_workers_that_read_nothing_yet_share_evenly(transport):
 def test_pickled_batches_arrive_as_their_rows():
     rows = [([r % 256, 7], r % 10) for r in range(100)]
     batches = [pickle.dumps(rows[at : at + 30], 5) for at in range(0, 100, 30)]
+    stored = functools.partial(PickledPacker, loads=pickle.loads)
     with workers(1) as (worker,):
-        (report,) = run(feed_task([worker], loads=pickle.loads), 0, batches)
+        (report,) = run(feed_task([worker], packer=stored), 0, batches)
         assert (report.rows, report.worker_rows) == (100, {0: 100})
         worker.channel.drain()
-        (report,) = run(feed_task([worker], epoch=1, loads=pickle.loads), 0, batches)
+        (report,) = run(feed_task([worker], epoch=1, packer=stored), 0, batches)
         assert (report.rows, report.worker_rows[0] + report.dropped_rows) == (100, 100)
 
 
@@ -388,7 +391,7 @@ def test_tasks_carry_only_what_they_need():
             assert repr(CREDENTIALS.secret) not in repr(task)
             names = {field.name for field in dataclasses.fields(task)}
             assert names == {"targets", "credentials", "config", "feed"} | (
-                {"epoch", "loads"} if isinstance(task, FeedTask) else set()
+                {"epoch", "packer"} if isinstance(task, FeedTask) else set()
             )
 
 

@@ -15,6 +15,7 @@ from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
 from tfos.control.state import Action, ClusterState
 from tfos.errors import SettingsError
+from tfos.feed_request import FeedRequest
 from tfos.node.bundle import NodeSettings
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
@@ -33,13 +34,11 @@ class Feeding:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, int, str]] = []
 
-    def train(
-        self, rdd: Any, num_epochs: int, feed: str, *, feed_timeout_s: float, is_left: Any
-    ) -> None:
-        self.calls.append((rdd, num_epochs, feed))
+    def train(self, request: FeedRequest, is_left: Any) -> None:
+        self.calls.append((request.data, request.num_epochs, request.feed))
 
-    def feed_batch(self, rdd: Any, times: int, feed: str, *, feed_timeout_s: float) -> None:
-        self.calls.append((rdd, times, feed))
+    def feed_batch(self, request: FeedRequest) -> None:
+        self.calls.append((request.data, request.num_epochs, request.feed))
 
 
 class Stream:

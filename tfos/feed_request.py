@@ -1,0 +1,22 @@
+"""What a call that feeds rows was asked for, on its way from the user to the feed task.
+
+Covers: FeedRequest.      Does not: check or feed anything (feed_door, feed_jobs).      Pure data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedRequest:
+    """One call of train() or inference(); checked by feed_door."""
+
+    data: Any
+    """What the user gave."""
+    feed: str
+    """Name of the feed."""
+    feed_timeout_s: float
+    """Without any worker taking a row."""
+    num_epochs: int = 1

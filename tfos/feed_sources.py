@@ -1,0 +1,61 @@
+"""What the Spark job of one epoch runs: a feed task over every partition of the user's data.
+
+Covers: which source fits the data; RDDs of rows, RDDs whose rows Spark stores pickled.
+Does not: start the job, watch it or count (feed_jobs), carry rows (feeding.feed_task).
+Runs in: the driver; `reports` on the job's own thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Protocol
+
+from feeding.feed_task import FeedReport, FeedTask, InferenceTask
+from feeding.pickled import PickledPacker
+from tfos.errors import SettingsError
+from tfos.feed_request import FeedRequest
+from tfos.raw_rows import raw_batches
+
+
+class FeedSource(Protocol):
+    """Rows that can be fed any number of times."""
+
+    def reports(self, task: FeedTask) -> list[FeedReport]:
+        """Run one Spark job that feeds all rows; return what became of each partition."""
+
+    def answers(self, task: InferenceTask) -> Any:
+        """Return a lazy collection of one result per row, in order."""
+
+
+class RddSource:
+    """An RDD."""
+
+    def __init__(self, rdd: Any) -> None:
+        self._rdd = rdd
+
+    def reports(self, task: FeedTask) -> list[FeedReport]:
+        """As FeedSource."""
+        rdd, loads = raw_batches(self._rdd)
+        if loads is not None:
+            task = dataclasses.replace(task, packer=functools.partial(PickledPacker, loads=loads))
+        found: list[FeedReport] = rdd.mapPartitionsWithIndex(task).collect()
+        return found
+
+    def answers(self, task: InferenceTask) -> Any:
+        """As FeedSource."""
+        return self._rdd.mapPartitionsWithIndex(task)
+
+
+def source_of(request: FeedRequest) -> FeedSource:
+    """Return the source for the data of a call; reads no row.
+
+    Raises:
+        SettingsError: the data is nothing that can be fed.
+    """
+    data = request.data
+    if hasattr(data, "mapPartitionsWithIndex"):
+        return RddSource(data)
+    if hasattr(data, "rdd") and hasattr(data, "schema"):
+        return RddSource(data.rdd)
+    raise SettingsError(f"data must be an RDD or a DataFrame, got {type(data).__qualname__}.")
