@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from feeding.array_packer import ArrayPacker, Columns
 from feeding.chunk import Chunk
 from feeding.config import FeedConfig
 from feeding.errors import FeedError, ResultCountError
-from feeding.packer import Packer
 
 
 @dataclass(slots=True)
 class Session:
     """One partition's rows and results; `error` ends it for the feeder."""
 
-    packer: Packer
+    packer: ArrayPacker
     fed_rows: int = 0
     answered_rows: int = 0
     ready: deque[Chunk] = field(default_factory=deque)
@@ -48,7 +48,7 @@ class Answers:
         meta = chunk.meta
         session = self._sessions.get(meta.session)
         if session is None:
-            packer = Packer(
+            packer = ArrayPacker(
                 self._config,
                 feed=self._feed,
                 partition=meta.partition,
@@ -89,7 +89,7 @@ class Answers:
         self._open_session = session
         self._open_rows += num_rows
 
-    def add(self, results: Sequence[Any]) -> None:
+    def add(self, results: Sequence[Any] | Columns) -> None:
         """Take results for rows of the open batch.
 
         Raises:
@@ -104,8 +104,11 @@ class Answers:
         if session is None or not results:
             return
         try:
-            for part in _slices(results, self._config.chunk_rows):
-                session.ready.append(session.packer.pack(part))
+            if isinstance(results, Columns):
+                session.ready.extend(session.packer.pack_columns(results))
+            else:
+                for part in _slices(results, self._config.chunk_rows):
+                    session.ready.append(session.packer.pack(part))
         except FeedError as error:
             session.error = type(error)(f"{self._worker}: result that cannot travel: {error}")
             raise

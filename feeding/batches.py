@@ -118,7 +118,7 @@ class BatchReader:
                 slices.append(item)
                 missing -= item.num_rows
         if slices:
-            return self._assemble(slices)
+            return self.assemble(slices)
         end = self._end
         if isinstance(end, FeedEnd):
             return end
@@ -149,7 +149,12 @@ class BatchReader:
         _check_cast(spec, asked, self._feed)
         return ColumnSpec(spec.name, spec.kind, spec.value, asked, spec.shape)
 
-    def _assemble(self, slices: list[Slice]) -> Batch:
+    def assemble(self, slices: list[Slice]) -> Batch:
+        """Return these slices (at least one) as one batch.
+
+        Raises:
+            SchemaError: as `next_batch`.
+        """
         for part in slices:
             found = part.chunk.meta.schema
             if self._source is None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from feeding.array_packer import Columns
 from feeding.chunk import Chunk
 from feeding.config import FeedConfig
 from feeding.errors import FeedClosed, FeedTimeout, TrainerFailed
@@ -144,7 +145,7 @@ class FeedChannel:
             self._state.answers_of(feed).begin_batch()
             self._state.changed.notify_all()
 
-    def answer(self, feed: str, results: Sequence[Any]) -> None:
+    def answer(self, feed: str, results: Sequence[Any] | Columns) -> None:
         """Take results for the rows given last, one per row, in order.
 
         Raises:

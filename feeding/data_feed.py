@@ -1,7 +1,7 @@
 """DataFeed: rows for a training loop written for TensorFlowOnSpark.
 
-Covers: next_batch, should_stop, batch_results, terminate.
-Does not: make numpy batches (batches).
+Covers: next_batch, next_arrays, should_stop, batch_results, terminate.
+Does not: make numpy batches (batches), pack results (answers).
 Threads: one consumer.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from feeding.array_packer import columns_of
+from feeding.batches import BatchReader
 from feeding.channel import FeedChannel
 from feeding.cursor import Cursor, Slice, check_batch_size
 from feeding.errors import SchemaError
@@ -48,6 +50,7 @@ class DataFeed:
         self.done_feeding = False
         self._channel = channel
         self._cursor = Cursor(channel, qname_in)
+        self._reader = BatchReader(channel, qname_in)
         # Sorted by column, as `df.select(sorted(columns))` orders the values of a row.
         self._mapping = dict(sorted(input_mapping.items())) if input_mapping else None
 
@@ -62,6 +65,75 @@ class DataFeed:
             ResultCountError: the batch before came from `inference` and is not answered.
             FeedClosed: the cluster is stopping.
         """
+        slices = self._take(batch_size)
+        if self._mapping is None:
+            return [row for part in slices for row in rows_of(part.chunk, part.start, part.stop)]
+        batch: dict[str, list[Any]] = {tensor: [] for tensor in self._mapping.values()}
+        for part in slices:
+            self._append_columns(batch, part)
+        return batch
+
+    def next_arrays(self, batch_size: int) -> Any:
+        """Return the rows that `next_batch` would, as numpy arrays; None where it has no rows.
+
+        Returns:
+            Arranged as a row is: one array, a tuple or a dict of arrays; with `input_mapping` a
+            dict by tensor name. They may be read-only. Rows of differing lengths are a
+            `feeding.batches.Ragged`.
+
+        Raises:
+            ResultCountError, FeedClosed: as `next_batch`.
+            SchemaError: the rows do not fit together, or not the `input_mapping`.
+        """
+        slices = self._take(batch_size)
+        if not slices:
+            return None
+        batch = self._reader.assemble(slices)
+        if self._mapping is None:
+            return batch.nest()
+        columns = batch.columns
+        if set(self._mapping) <= set(columns):
+            return {tensor: columns[column] for column, tensor in self._mapping.items()}
+        if len(columns) != len(self._mapping):
+            raise _misfit(self._mapping, len(columns))
+        return dict(zip(self._mapping.values(), batch.arrays, strict=True))
+
+    def should_stop(self) -> bool:
+        """Tell whether the end of the feed was seen; the last batch may have been empty."""
+        return self.done_feeding
+
+    def batch_results(self, results: Any) -> None:
+        """Return results for the rows of the last batch, one per row, in order.
+
+        May be called several times per batch; the next `next_batch` needs all rows answered.
+
+        Args:
+            results: a sequence of results; or an array whose first dimension is the rows, or a dict
+                of such arrays (numpy, or what converts to it): no row of it is touched by Python.
+
+        Raises:
+            ResultCountError: more results than rows: `worker:1 returned 101 results for 100 rows`.
+            RowError: a result that is no number, text, bytes, array, or group of them.
+        """
+        columns = columns_of(results)
+        if columns is not None:
+            self._channel.answer(self.qname_in, columns)
+            return
+        rows = results if isinstance(results, list | tuple) else list(results)
+        self._channel.answer(self.qname_in, rows)
+
+    def terminate(self) -> None:
+        """Take no more rows: those unread and those that still come are counted as dropped.
+
+        Raises:
+            ResultCountError: rows of `inference` were handed out and not answered.
+        """
+        self._cursor.discard()
+        self.done_feeding = True
+        self._channel.drain(self.qname_in)
+
+    def _take(self, batch_size: int) -> list[Slice]:
+        """Take rows from the feed up to where their batch ends."""
         missing = check_batch_size(batch_size)
         self._channel.begin_batch(self.qname_in)
         slices: list[Slice] = []
@@ -79,38 +151,7 @@ class DataFeed:
                     break
             else:
                 self.done_feeding = True
-        if self._mapping is None:
-            return [row for part in slices for row in rows_of(part.chunk, part.start, part.stop)]
-        batch: dict[str, list[Any]] = {tensor: [] for tensor in self._mapping.values()}
-        for part in slices:
-            self._append_columns(batch, part)
-        return batch
-
-    def should_stop(self) -> bool:
-        """Tell whether the end of the feed was seen; the last batch may have been empty."""
-        return self.done_feeding
-
-    def batch_results(self, results: Sequence[Any]) -> None:
-        """Return results for the rows of the last batch, one per row, in order.
-
-        May be called several times per batch; the next `next_batch` needs all rows answered.
-
-        Raises:
-            ResultCountError: more results than rows: `worker:1 returned 101 results for 100 rows`.
-            RowError: a result that is no number, text, bytes, array, or group of them.
-        """
-        rows = results if isinstance(results, list | tuple) else list(results)
-        self._channel.answer(self.qname_in, rows)
-
-    def terminate(self) -> None:
-        """Take no more rows: those unread and those that still come are counted as dropped.
-
-        Raises:
-            ResultCountError: rows of `inference` were handed out and not answered.
-        """
-        self._cursor.discard()
-        self.done_feeding = True
-        self._channel.drain(self.qname_in)
+        return slices
 
     def _ends_batch(self, item: Slice) -> bool:
         inference = item.chunk.meta.mode == "inference"
@@ -139,8 +180,12 @@ class DataFeed:
         else:
             values = list(row) if isinstance(row, Sequence) else [row]
         if len(values) != len(mapping):
-            raise SchemaError(
-                f"input_mapping names {len(mapping)} columns {list(mapping)}, a row has "
-                f"{len(values)} values; select the columns before feeding"
-            )
+            raise _misfit(mapping, len(values))
         return values
+
+
+def _misfit(mapping: Mapping[str, str], num_values: int) -> SchemaError:
+    return SchemaError(
+        f"input_mapping names {len(mapping)} columns {list(mapping)}, a row has "
+        f"{num_values} values; select the columns before feeding"
+    )

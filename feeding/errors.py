@@ -8,6 +8,7 @@ FeedError
 ├── ChunkError           a peer sent a malformed chunk          → fix the deployment
 ├── LateChunk            a chunk of an epoch that has ended     → a task outlived its job
 ├── ResultCountError     not one result per row                 → fix main_fun
+├── ResultTypeError      a result does not fit its column       → fix main_fun or output=
 ├── FeedTimeout          nobody consumed anything for too long  → slow step or stuck trainer
 ├── NoWorkerLeft         every worker is gone                   → the workers' own failure says why
 ├── TrainerFailed        main_fun raised; carries its error     → fix main_fun
@@ -73,6 +74,12 @@ class ResultCountError(FeedError):
     """`batch_results` got more or fewer results than rows were handed out."""
 
     code = "feed_results"
+
+
+class ResultTypeError(FeedError):
+    """A result of inference does not fit its column; names column, what came and what fits."""
+
+    code = "feed_result_type"
 
 
 class FeedTimeout(FeedError):

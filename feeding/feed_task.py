@@ -7,6 +7,7 @@ Runs in: a Spark task.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from feeding.feeder import Feeder, FeedReport
 from feeding.inference import InferenceFeeder
 from feeding.lane import FeedTarget, LostWorker
 from feeding.packer import Packer
+from feeding.rows import rows_of
 from rpc.handshake import Credentials
 
 __all__ = ["FeedReport", "FeedTarget", "FeedTask", "InferenceTask", "LostWorker"]
@@ -73,4 +75,6 @@ class InferenceTask:
             feed=self.feed,
             partition=partition,
         )
-        return feeder.run(iter(rows))
+        with contextlib.closing(feeder.run(iter(rows))) as chunks:
+            for chunk in chunks:
+                yield from rows_of(chunk)

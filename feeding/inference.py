@@ -1,7 +1,8 @@
 """Sends the rows of one partition to one worker and yields its results, one per row, in order.
 
 Covers: choosing the worker, sending ahead while results come back, giving up.
-Does not: pack (packer), hold the connection (lane).
+Does not: pack (packer), make rows or Arrow arrays of results (rows, arrow_results), hold the
+connection (lane).
 Runs in: a Spark task.      Threads: one.
 
 The whole partition goes to one worker, so results need no merging; rows are sent ahead of their
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Literal, Protocol
 
 from feeding.chunk import Chunk
 from feeding.config import FeedConfig
@@ -22,15 +23,40 @@ from feeding.feeder import Stall, gone_text
 from feeding.lane import FeedTarget, Lane, greet, hold_s, wait_lanes
 from feeding.messages import Hello, Wait
 from feeding.packer import Packer
-from feeding.rows import rows_of
 from rpc.errors import RpcError
 from rpc.handshake import Credentials, Identity, Role
 
 
-class InferenceFeeder:
-    """Answers one partition; used once."""
+class MakePacker(Protocol):
+    """Makes the packer of one session."""
 
-    def __init__(
+    def __call__(
+        self,
+        config: FeedConfig,
+        *,
+        feed: str,
+        partition: int,
+        mode: Literal["inference"],
+        session: int,
+    ) -> Packer:
+        """Return it."""
+
+
+class InferenceFeeder:
+    """Answers one partition; used once.
+
+    Args:
+        targets: the workers.
+        credentials: of the cluster.
+        config: limits and deadlines.
+        feed: which feed.
+        partition: its number.
+        make_packer: what packs the rows.
+        held_bytes: bytes of rows that wait here for their results. Beyond `max_inflight_bytes`
+            nothing is sent but what a worker needs to fill its batch.
+    """
+
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         targets: Sequence[FeedTarget],
         credentials: Credentials,
@@ -38,6 +64,8 @@ class InferenceFeeder:
         *,
         feed: str,
         partition: int,
+        make_packer: MakePacker = Packer,
+        held_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._credentials = credentials
         self._config = config
@@ -45,14 +73,15 @@ class InferenceFeeder:
         self._partition = partition
         # 0 means "no session"; the worker tells from the connection's incarnation whose it was.
         self._session = secrets.randbits(62) + 1
-        self._packer = Packer(
+        self._packer = make_packer(
             config, feed=feed, partition=partition, mode="inference", session=self._session
         )
         self._lanes = [Lane(target) for target in targets]
+        self._held_bytes = held_bytes
         self._received = 0
 
-    def run(self, rows: Iterator[Any]) -> Iterator[Any]:
-        """Yield one result per row.
+    def run(self, rows: Iterator[Any]) -> Generator[Chunk]:
+        """Yield chunks of results, altogether one per row.
 
         Raises:
             ResultCountError: `main_fun` returned more or fewer results than rows.
@@ -97,16 +126,20 @@ class InferenceFeeder:
                 lane.close()
         return best
 
-    def _put(self, lane: Lane, chunk: Chunk) -> Iterator[Any]:
-        """Send a chunk, and yield results until the worker has room for the next."""
+    def _put(self, lane: Lane, chunk: Chunk) -> Iterator[Chunk]:
+        """Send a chunk, and yield results until the next may follow."""
         stall = Stall(self._config.feed_timeout_s)
         self._ask(lane, stall, chunk)
         yield from self._results(lane, stall)
-        while not lane.status.room and not chunk.meta.last_in_partition:
-            self._ask(lane, stall, None, room=True)
+        while not chunk.meta.last_in_partition:
+            is_full = self._held_bytes() > self._config.max_inflight_bytes
+            # A worker that has taken all rows may wait for more to fill its batch.
+            if not lane.status.session_bytes or (lane.status.room and not is_full):
+                return
+            self._ask(lane, stall, None, room=not is_full, drained=is_full)
             yield from self._results(lane, stall)
 
-    def _results(self, lane: Lane, stall: Stall) -> Iterator[Any]:
+    def _results(self, lane: Lane, stall: Stall) -> Iterator[Chunk]:
         while lane.status.ready:
             try:
                 chunk = lane.fetch(self._feed, self._session, self._config.feed_timeout_s)
@@ -119,17 +152,25 @@ class InferenceFeeder:
                     f"{lane.target.name} returned {self._received} results for "
                     f"{self._packer.rows_read} rows"
                 )
-            yield from rows_of(chunk)
+            yield chunk
             # The task that takes the results may be slow: that is no stall of the trainer.
             stall.moved()
 
-    def _ask(self, lane: Lane, stall: Stall, chunk: Chunk | None, *, room: bool = False) -> None:
+    def _ask(
+        self,
+        lane: Lane,
+        stall: Stall,
+        chunk: Chunk | None,
+        *,
+        room: bool = False,
+        drained: bool = False,
+    ) -> None:
         """Send a chunk or ask for news, and hear the answer."""
         before = (lane.status.taken_bytes, lane.status.answered_rows)
         if chunk is not None:
             sent = lane.put(chunk, self._config.feed_timeout_s)
         else:
-            wait = Wait(self._feed, hold_s(self._config), self._session, room)
+            wait = Wait(self._feed, hold_s(self._config), self._session, room, drained)
             sent = lane.ask(wait, self._config.feed_timeout_s)
         while sent and lane.pending is not None and stall.left_s > 0:
             for done in wait_lanes([lane], stall.left_s):

@@ -47,6 +47,8 @@ class Wait(msgspec.Struct, frozen=True, array_like=True, tag=True):
     hold_s: Seconds
     session: Count = 0
     room: bool = True
+    drained: bool = False
+    """Reply, too, when the worker has taken every row of this session."""
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -72,6 +74,8 @@ class Status(msgspec.Struct, frozen=True, array_like=True):
     ready_bytes: Count = 0
     answered_rows: Count = 0
     """Inference: rows of the session that have results, fetched or not."""
+    session_bytes: Count = 0
+    """Inference: unread bytes of the session."""
 
 
 class Results(msgspec.Struct, frozen=True, array_like=True):

@@ -113,7 +113,8 @@ class Reception:
 
         def done() -> bool | None:
             ready = bool(number) and bool(session(number).ready)
-            return ready or (request.room and self._has_room(feed, number)) or None
+            drained = request.drained and not self._state.queue(feed).session_bytes(number)
+            return ready or drained or (request.room and self._has_room(feed, number)) or None
 
         self._state.wait_for(done, request.hold_s, call.peer_gone)
         self._state.check_open()
@@ -139,6 +140,7 @@ class Reception:
             ready=ready is not None,
             ready_bytes=payload_bytes(ready.meta) if ready else 0,
             answered_rows=session.answered_rows if session else 0,
+            session_bytes=queue.session_bytes(number),
         )
 
     def _fetch(self, request: Fetch) -> tuple[Chunk, Status]:

@@ -118,15 +118,13 @@ def build_model(learning_rate=1e-3):
 def predict_fun(args, ctx):
     """Answer every row of a feed with the predicted digit, until the feed ends."""
     import keras
-    import numpy as np
 
     model = keras.models.load_model(args.model_file)
     feed = ctx.get_data_feed(train_mode=False)
     while not feed.should_stop():
-        batch = feed.next_batch(args.batch_size)
-        if batch:  # the last one of a partition may be empty
-            scores = model.predict_on_batch(np.stack(batch))
-            feed.batch_results(scores.argmax(axis=1).tolist())
+        images = feed.next_arrays(args.batch_size)
+        if images is not None:  # the end of the feed has no rows
+            feed.batch_results(model.predict_on_batch(images).argmax(axis=1))
 
 
 def predict(sc, args, held_out):
