@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from ps.applied import RequestId
 from ps.errors import PSError, RequestTimeout
+from ps.notes import PushedNote
 from ps.params import Hyper, WorkerRank
 
 Gradient = TypeVar("Gradient")
@@ -28,6 +29,8 @@ class Arrival(Generic[Gradient]):
     gradient: Gradient | None = None
     """What was staged; None for a null push and for one that was applied as it arrived."""
     staleness: int = 0
+    note: PushedNote | None = None
+    """What is kept once it is part of the parameters."""
     is_applied: bool = False
     """Whether it is part of the parameters; in ssp before its sender is answered."""
     clock: int | None = None

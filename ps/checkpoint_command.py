@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 
@@ -22,6 +23,7 @@ from ps.inspection import DirectoryReport, StepReport, export_npz, inspect
 from rpc.errors import RpcError
 
 NOTHING = "no step can be restored"
+_NOTE_CHARS = 200
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,6 +91,8 @@ def _step_lines(step: StepReport) -> Iterator[str]:
             f"  table {table.name}: {table.dtype}[{table.dim}], rule {table.rule}{slots}, "
             f"{table.rows:,} {kind}rows, {table.nbytes:,} bytes"
         )
+    for name, text in sorted(step.notes.items()):
+        yield f"  note {name}: {textwrap.shorten(text, _NOTE_CHARS)}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ Threads: any; one call at a time, `_lock` makes others wait. `close` waits for t
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ps import messages
+from ps import messages, notes
 from ps.checkpoint_restore import AS_SAVED, Restoring, find
 from ps.dense_client import DenseClient
 from ps.errors import SettingsError
@@ -24,7 +25,9 @@ from ps.fleet import Answer, Fleet, check_serving, joined
 from ps.link_stats import LinkStats
 from ps.links import Outgoing
 from ps.messages import Ack, Description, Met
+from ps.notes import PushedNote
 from ps.params import Hyper, Layout, Manifest
+from ps.request_fields import MAX_REASON_LENGTH, MAX_WAIT_S, Number
 from ps.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.stats import ServerStats
 from ps.table_client import TableClient
@@ -64,10 +67,8 @@ class PSClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         reconnect_s: float = DEFAULT_RECONNECT_S,
     ) -> None:
-        if not 0 < timeout_s <= messages.MAX_WAIT_S:
-            raise SettingsError(
-                f"timeout_s must be in (0, {messages.MAX_WAIT_S:g}], got {timeout_s}"
-            )
+        if not 0 < timeout_s <= MAX_WAIT_S:
+            raise SettingsError(f"timeout_s must be in (0, {MAX_WAIT_S:g}], got {timeout_s}")
         self.identity = identity
         self.num_workers = num_workers
         self.timeout_s = timeout_s
@@ -84,6 +85,7 @@ class PSClient:
         )
         self._saver = Saver(credentials.cluster_id)
         self._meetings: dict[str, int] = {}
+        self._note_numbers = itertools.count(1)
 
     def __enter__(self) -> PSClient:
         return self
@@ -143,8 +145,18 @@ class PSClient:
         with self._lock:
             return self._dense.pull(into, averages=averages)
 
-    def push(self, grads: Mapping[str, Array], *, hyper: Hyper, rows: int) -> Ack:
+    def push(
+        self,
+        grads: Mapping[str, Array],
+        *,
+        hyper: Hyper,
+        rows: int,
+        note: PushedNote | None = None,
+    ) -> Ack:
         """Bring a gradient of `rows` rows; in sync mode wait until everybody's is applied.
+
+        `note` (ps.notes.pushed) is kept at the moment at which the gradient is part of the
+        parameters of ps:0: a checkpoint holds both or neither.
 
         In ssp it is applied at once, and the call waits while this worker is more than the
         manifest's `staleness_bound` pushes ahead of the slowest.
@@ -157,7 +169,7 @@ class PSClient:
             RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
         """
         with self._lock:
-            return self._dense.push(grads, None, hyper, rows)
+            return self._dense.push(grads, None, hyper, rows, note=note)
 
     def push_pull(
         self,
@@ -167,13 +179,14 @@ class PSClient:
         hyper: Hyper,
         rows: int,
         lag: int = 0,
+        note: PushedNote | None = None,
     ) -> Ack:
         """Push, and fill `into` with the values after it, in one round trip. Raises as push().
 
         `lag`: earlier calls of this that the parameters of the gradients did not contain.
         """
         with self._lock:
-            return self._dense.push(grads, into, hyper, rows, lag)
+            return self._dense.push(grads, into, hyper, rows, lag, note)
 
     def push_null(self, *, rows: int = 0, into: Mapping[str, Array] | None = None) -> Ack:
         """Push nothing: a barrier stays whole, ssp's clock goes on; `into` gets the values."""
@@ -233,6 +246,31 @@ class PSClient:
             (reply,) = self._fleet.send([call], timeout_s=timeout_s)
             self._meetings[key] = uses + 1
         return messages.decode_reply(reply.meta, Met).values(reply.payload)
+
+    def set_note(self, name: str, value: Any) -> None:
+        """Keep a value under a name; checkpoints from now on hold it, and a restore brings it back.
+
+        Args:
+            name: 1 to 200 of the characters 0-9 A-Z a-z . _ : / -; what it named before is gone.
+            value: what JSON has, up to 1 MiB; None removes the note.
+
+        Raises:
+            SettingsError: another name or value, or no room: 4096 notes, 16 MiB.
+            PhaseError: the servers are not seeded yet.
+        """
+        text = notes.text_of(name, value).encode()
+        with self._lock:
+            number = Number(self._fleet.session, next(self._note_numbers))
+            request = messages.SetNote(number, name)
+            call = Outgoing(self._fleet.links[0], lambda _: request, [text])
+            self._fleet.answers([call], Description, timeout_s=self.timeout_s)
+
+    def notes(self) -> dict[str, Any]:
+        """Every note that is kept, by name; none on servers that are EMPTY."""
+        with self._lock:
+            call = Outgoing(self._fleet.links[0], lambda _: messages.FetchNotes())
+            (reply,) = self._fleet.send([call], timeout_s=self.timeout_s)
+        return notes.decode(reply.payload)
 
     def save(
         self,
@@ -322,7 +360,7 @@ class PSClient:
 
     def stop_servers(self, reason: str = "") -> None:
         """Drain and end the servers. Drivers and supervisors only."""
-        self._ask(messages.Stop(reason[: messages.MAX_REASON_LENGTH]), Description)
+        self._ask(messages.Stop(reason[:MAX_REASON_LENGTH]), Description)
 
     def close(self) -> None:
         """Close the connections and give checkpoint directories back. Idempotent."""

@@ -104,6 +104,7 @@ class DenseShard:
         self.layout = Layout.of(manifest)
         self._num_pushers = 1 if manifest.has_barrier else num_workers
         kernels.warm_for(manifest)
+        self.rank = rank
         owned = deal(self.layout.bucket_bytes(), num_servers)[rank]
         self.buckets: tuple[Bucket, ...] = self.layout.buckets[owned.start : owned.stop]
         """Owned buckets by ascending id."""

@@ -23,9 +23,11 @@ from ps.errors import NonFiniteGradient, PhaseError, PSError, SettingsError
 from ps.fleet import Fleet, joined
 from ps.links import Outgoing
 from ps.messages import Ack, Description
+from ps.notes import PushedNote
 from ps.packed_push import Packer
 from ps.params import Hyper, Layout, Manifest
 from ps.pieces import Piece, check_arrays, cut_pieces, views_of
+from ps.request_fields import MAX_MANIFEST_BYTES
 
 Array = np.ndarray[Any, Any]
 
@@ -84,9 +86,9 @@ class DenseClient:
         layout = Layout.of(manifest)
         check_arrays(layout, values, "values")
         encoded = manifest.encode()
-        if len(encoded) > messages.MAX_MANIFEST_BYTES:
+        if len(encoded) > MAX_MANIFEST_BYTES:
             raise SettingsError(
-                f"the manifest has {len(encoded)} bytes, limit {messages.MAX_MANIFEST_BYTES}; "
+                f"the manifest has {len(encoded)} bytes, limit {MAX_MANIFEST_BYTES}; "
                 "shorten the parameters' names"
             )
         request = messages.Seed(manifest.hash(), len(encoded))
@@ -117,6 +119,7 @@ class DenseClient:
         hyper: Hyper | None,
         rows: int,
         lag: int = 0,
+        note: PushedNote | None = None,
     ) -> Ack:
         """Push a gradient, or none, and fill `into` if it is given. Raises as PSClient.push."""
         digest = self.known_hash()
@@ -134,7 +137,7 @@ class DenseClient:
         with packing:
             acks = change(
                 lambda number, wait_s: messages.Push(
-                    digest, number, rows, hyper, into is not None, grads is None, wait_s, lag
+                    digest, number, rows, hyper, into is not None, grads is None, wait_s, lag, note
                 ),
                 timeout_s=self._timeout_s,
                 payload=lambda link: self._payload(link.server, ready) if ready else (),

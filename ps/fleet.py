@@ -25,9 +25,10 @@ from ps.errors import (
 from ps.exchange import exchange
 from ps.link_stats import LinkStats
 from ps.links import Link, Outgoing
-from ps.messages import Ack, Description, Number
+from ps.messages import Ack, Description
 from ps.params import Manifest
 from ps.permissions import Phase
+from ps.request_fields import Number
 from ps.stats import ServerStats
 from rpc.address import Endpoint
 from rpc.connection import Buffer, Reply

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ps.applied import RequestId
-from ps.messages import Number
 from ps.params import WorkerRank
+from ps.request_fields import Number
 from rpc.connection import Buffer
 from rpc.handshake import Identity
 

@@ -76,6 +76,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[TableReport, ...] = ()
     files: dict[str, int] = {}
     """Bytes of each server's file."""
+    notes: dict[str, str] = {}
+    """JSON texts by name; see ps.notes."""
 
 
 class DirectoryReport(msgspec.Struct, frozen=True):
@@ -95,6 +97,7 @@ class _Cut(msgspec.Struct):
 
     clock: int = 0
     saved_at_s: float = 0.0
+    notes: dict[str, str] = {}
 
 
 def inspect(root: Root) -> DirectoryReport:
@@ -143,6 +146,7 @@ def _inspect_step(storage: Storage, step: int, unsound: dict[int, str]) -> StepR
         groups=tuple(_groups(checkpoint)),
         tables=tables,
         files={shard.file_name: shard.nbytes for shard in checkpoint.shards},
+        notes=cut.notes,
     )
 
 

@@ -18,6 +18,8 @@ Pure; no threads.
     Scan                                            Scanned        ids, rows
     Join, Leave, Finish                             Ack
     Meet           the value                        Met            the values, as in `ranks`
+    SetNote        the note's JSON                  Description
+    FetchNotes                                      Description    the notes, ps.notes.encode
     Cut                                             CutMade
     Save                                            Saved
     Restore        manifest                         Description
@@ -41,46 +43,27 @@ from ps import decoding
 from ps.checkpoint_format import ShardRecord
 from ps.decoding import UNREADABLE
 from ps.errors import SettingsError
+from ps.notes import NoteName, PushedNote
 from ps.params import MAX_LAG, MAX_PERMITS, Hyper
 from ps.record_cut import MAX_SEQUENCE
 from ps.rendezvous import MAX_KEY_LENGTH
-from ps.table_spec import MAX_SEGMENTS, MAX_TABLES
-
-MAX_MANIFEST_BYTES = 16 << 20
-"""100,000 parameters with names of 150 characters."""
-MAX_WAIT_S = 86_400.0
-MAX_PATH_LENGTH = 4096
-MAX_REASON_LENGTH = 1024
-
-Sequence = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCE)]
-Session = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
-Incarnation = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
-Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
-Rows = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_WAIT_S)]
-Digest = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-SaveId = Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{1,64}$")]
-TableNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_TABLES)]
-TableNumbers = Annotated[tuple[TableNumber, ...], msgspec.Meta(max_length=MAX_TABLES)]
-DirectoryName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATH_LENGTH)]
-
-
-class Number(msgspec.Struct, frozen=True, array_like=True):
-    """What makes a changing request of one worker unique; see ps.applied."""
-
-    session: Session
-    sequence: Sequence
-    acknowledged: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
-    """The last of this session's requests that this server has answered with success."""
-    told_clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
-    """The newest clock in those answers; a server that was restored learns by it how far it was."""
-
-
-class BatchName(msgspec.Struct, frozen=True, array_like=True):
-    """A batch whose rows were looked up to train on: the number of that lookup."""
-
-    session: Session
-    sequence: Sequence
+from ps.request_fields import (
+    MAX_MANIFEST_BYTES,
+    BatchName,
+    Digest,
+    DirectoryName,
+    Incarnation,
+    Number,
+    Rank,
+    Reason,
+    Rows,
+    SaveId,
+    Seconds,
+    Sequence,
+    TableNumber,
+    TableNumbers,
+)
+from ps.table_spec import MAX_SEGMENTS
 
 
 class Describe(msgspec.Struct, frozen=True, tag="describe"):
@@ -120,6 +103,8 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     wait_s: Seconds = 0.0
     lag: Annotated[int, msgspec.Meta(ge=0, le=MAX_LAG)] = 0
     """The worker's own last pushes that its parameters did not contain; see ps.staleness."""
+    note: PushedNote | None = None
+    """To keep once the gradient is part of the parameters: both are in a checkpoint, or neither."""
 
 
 class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
@@ -210,6 +195,18 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
     wait_s: Seconds
 
 
+class SetNote(msgspec.Struct, frozen=True, tag="set_note"):
+    """Keep the payload, a JSON text, under a name, in the place of what was there; ps:0 only."""
+
+    number: Number
+    """Of a sequence of its own; see ps.notes."""
+    name: NoteName
+
+
+class FetchNotes(msgspec.Struct, frozen=True, tag="notes"):
+    """Ask for all notes; an EMPTY shard has none."""
+
+
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
     """Keep the shard for this save as it is now, or will be at `clock`; training goes on."""
 
@@ -263,7 +260,7 @@ class Lose(msgspec.Struct, frozen=True, tag="worker_lost"):
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Drain and close the shard."""
 
-    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_LENGTH)] = ""
+    reason: Reason = ""
 
 
 Changing = Push | Settle | LookupBatch | PushRows | Assign | Join | Leave | Finish
@@ -283,6 +280,8 @@ Request = (
     | Leave
     | Finish
     | Meet
+    | SetNote
+    | FetchNotes
     | Cut
     | Save
     | Restore

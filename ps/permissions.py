@@ -79,6 +79,8 @@ _RULES: dict[type, _Rule] = {
     messages.Leave: _Rule(_WORKERS, _LOADED),
     messages.Finish: _Rule(_WORKERS, _ANY_PHASE),
     messages.Meet: _Rule(_WORKERS, _FILLING),
+    messages.SetNote: _Rule(_WORKERS_AND_DRIVER, _SERVING),
+    messages.FetchNotes: _Rule(_READERS, _ANY_PHASE),
     messages.Seed: _Rule(_WORKERS, _FILLING, chief_only=True),
     messages.Assign: _Rule(_WORKERS, _SERVING, chief_only=True),
     messages.Cut: _Rule(_WORKERS_AND_DRIVER | _LEADER, _SERVING, chief_only=True),

@@ -72,6 +72,14 @@ class RecordCut:
             return 0
         return sum(min(seen) > live.completed for live, seen in self._pairs)
 
+    def has_changed_all(self, session: int, sequence: int, num_buckets: int) -> bool:
+        """Whether this push was not completed at the cut, but had changed all buckets by then."""
+        return any(
+            live.session == session and live.completed < sequence == min(seen[:num_buckets])
+            for live, seen in self._pairs
+            if num_buckets
+        )
+
     def sessions(self) -> tuple[SessionCut, ...]:
         """Return what a checkpoint keeps, once every unit is noted."""
         return tuple(

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ps import messages
+from ps import messages, notes
 from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_reader import read_manifest, steps_after
 from ps.checkpoint_restore import Restoring
@@ -39,6 +39,7 @@ from ps.stats import ServerStats
 from ps.table import Table, make_tables
 from ps.table_serving import TableRequest
 from ps.undone import Undone
+from rpc.handshake import Role
 from rpc.listener import Call
 
 
@@ -85,6 +86,8 @@ class Service:
             messages.Leave: self._change_membership,
             messages.Finish: self._change_membership,
             messages.Meet: self._meet,
+            messages.SetNote: self._set_note,
+            messages.FetchNotes: self._fetch_notes,
             messages.Cut: self._cut,
             messages.Save: self._save,
             messages.Restore: self._restore,
@@ -293,6 +296,24 @@ class Service:
             messages.encode(Met(tuple(values), sizes)), [item for item in values.values() if item]
         )
 
+    def _set_note(self, call: Call, request: messages.SetNote) -> None:
+        if self.settings.rank != 0:
+            raise SettingsError(f"notes are kept on ps:0, this is ps:{self.settings.rank}")
+        text = notes.read_text(request.name, call)
+        shard = self.life.loaded()
+        if call.peer.role is Role.WORKER:
+            self.life.refuse_stale(WorkerRank(call.peer.rank), call.peer.incarnation)
+        with shard.gate.between_clocks():
+            shard.notes.put_once(
+                request.number.session, request.number.sequence, request.name, text
+            )
+        self._reply_description(call)
+
+    def _fetch_notes(self, call: Call, _request: messages.FetchNotes) -> None:
+        shard = self.life.shard
+        kept = {} if shard is None else shard.notes.texts()
+        call.reply(messages.encode(self.life.describe()), [notes.encode(kept)])
+
     def _cut(self, call: Call, request: messages.Cut) -> None:
         made = self._saving.cut(self.life.loaded(), request, call.peer_gone)
         call.reply(messages.encode(made))
@@ -335,7 +356,9 @@ class Service:
             place=self.settings,
             reset_optimizer=like.reset_optimizer,
         )
-        if not self.life.install(self._new_shard(dense, tables, extra.clock, extra.sessions)):
+        shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
+        shard.notes.fill(extra.notes)
+        if not self.life.install(shard):
             return False
         self._saving.passed_over = newer
         age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0

@@ -48,6 +48,7 @@ from ps.gate import Gate
 from ps.incoming import Incoming, request_id
 from ps.intake import Intake, Part
 from ps.messages import Ack
+from ps.notes import Notes
 from ps.optimizers import step_scalars
 from ps.params import Hyper, Manifest, WorkerRank
 from ps.record_cut import SessionCut
@@ -99,7 +100,8 @@ class ServingShard:
         self.gate: Gate[StagedGradient] = Gate(
             policy, self._record, self._reduce, self._count, on_failed
         )
-        self._guard = CopyOnWrite(dense, tables, self._record)
+        self.notes = Notes(is_kept=dense.rank == 0)
+        self._guard = CopyOnWrite(dense, tables, self._record, self.notes)
         notebook = Notebook(self._record, self.gate, self._guard, first_unit=len(dense.buckets))
         self.tables = TableServing(tables, notebook, counters)
         self.reduction = Reduction(dense, self._guard, self._pool, counters, on_failed)
@@ -244,6 +246,8 @@ class ServingShard:
             raise SettingsError("a push needs the learning rate: send `hyper`, or push_null()")
         if request.rows < 1:
             raise SettingsError(f"a push stands for at least 1 row, got {request.rows}")
+        if request.note is not None:
+            self.notes.check_room(request.note.name, request.note.text)
         self._check_hyper(request.hyper)
 
     def _check_hyper(self, hyper: Hyper) -> None:
@@ -272,6 +276,8 @@ class ServingShard:
     ) -> int:
         """Apply each bucket when it is here; returns how many buckets' values were sent back."""
         hyper = request.hyper or Hyper(0.0)
+        if request.note is not None:
+            self.notes.expect(sender.session, sender.sequence, request.note)
         sent, unsent_bytes, apply_s = 0, 0, 0.0
         try:
             for run, parts in self._gradients_in.runs(call):
@@ -357,6 +363,7 @@ class ServingShard:
             None if request.null else request.hyper,
             gradient,
             staleness=staleness,
+            note=request.note,
             clock=clock,
         )
 
@@ -368,3 +375,5 @@ class ServingShard:
             self._pool.give(arrival.gradient)
             arrival.gradient = None
         self._counters.count_push(arrival.id.worker, arrival.rows, arrival.staleness)
+        if arrival.note is not None:
+            self.notes.put_pushed(arrival.id.session, arrival.note)

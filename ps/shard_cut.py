@@ -4,9 +4,9 @@
     push     about to change a marked bucket, copies it aside first; of a segment only its own rows
     save     takes bucket after bucket, live or from its copy, and writes it
 
-So dense parameters, tables, the exactly-once record and the clock are of one moment, and nothing
-waits longer than the copy of one bucket. What was in flight at the moment is in the buckets that it
-had changed, and the record says so.
+So dense parameters, tables, notes, the exactly-once record and the clock are of one moment, and
+nothing waits longer than the copy of one bucket. What was in flight at the moment is in the buckets
+that it had changed, and the record says so.
 
 Covers: the marks, the copies, what is told of the cut.
 Does not: choose the moment (ps.cutting), write (ps.checkpoint).
@@ -29,6 +29,7 @@ import numpy as np
 from ps.applied import AppliedRecord
 from ps.checkpoint_format import new_arrays
 from ps.dense import DenseShard
+from ps.notes import Notes
 from ps.record_cut import SessionCut
 from ps.table import Table
 from ps.table_copy import SegmentCopy
@@ -63,6 +64,8 @@ class ShardCut:
         self.buckets = dense.buckets
         self.clock = clock
         self.save_id = save_id
+        self._notes = guard.notes.texts()
+        self._coming_notes = guard.notes.coming()
         self._ending = threading.Lock()
         self._is_written = self._is_released = False
         self._expires_s = time.monotonic() + UNWRITTEN_S
@@ -145,6 +148,15 @@ class ShardCut:
         """The record, once all buckets and segments were copied."""
         return self._record.sessions()
 
+    def notes(self) -> dict[str, str]:
+        """The notes by name, once all buckets were copied; also of a push that all contain."""
+        notes = Notes()
+        notes.fill(self._notes)
+        for session, (sequence, note) in self._coming_notes.items():
+            if self._record.has_changed_all(session, sequence, len(self.buckets)):
+                notes.put(note.name, note.text)
+        return notes.texts()
+
     def versions(self) -> dict[Place, int]:
         """Of each bucket and segment as the save or its base holds it, once all are copied."""
         versions = self._versions.copy()
@@ -192,12 +204,20 @@ class CopyOnWrite:
         dense: the buckets, which are the first units.
         tables: their segments are the units after them.
         record: of all units.
+        notes: what is saved with them.
     """
 
-    def __init__(self, dense: DenseShard, tables: Sequence[Table], record: AppliedRecord) -> None:
+    def __init__(
+        self,
+        dense: DenseShard,
+        tables: Sequence[Table],
+        record: AppliedRecord,
+        notes: Notes | None = None,
+    ) -> None:
         self.dense = dense
         self.tables = tuple(tables)
         self.record = record
+        self.notes = Notes() if notes is None else notes
         self.locks = tuple(threading.Lock() for _ in dense.buckets)
         """Of the buckets: what makes "apply and note it in the record" one step."""
         self.cut: ShardCut | None = None

@@ -47,6 +47,8 @@ class ShardExtra(msgspec.Struct, frozen=True):
     """None: after a restore into another number of servers; their numbers mean nothing here."""
     saved_at_s: float = 0.0
     """When the cut was made, in seconds since 1970: only to tell users how much was lost."""
+    notes: dict[str, str] = {}
+    """Of ps:0: JSON texts by name. Versions that know no notes pass them over."""
 
 
 class SavedVersions:
@@ -130,7 +132,7 @@ class ShardSaving:
 
             def extra() -> bytes:
                 return msgspec.msgpack.encode(
-                    ShardExtra(cut.num_updates(), cut.sessions(), saved_at_s)
+                    ShardExtra(cut.num_updates(), cut.sessions(), saved_at_s, cut.notes())
                 )
 
             record = write_shard(
@@ -154,7 +156,7 @@ def restore_into(
     place: ServerSettings,
     reset_optimizer: bool = False,
 ) -> ShardExtra:
-    """Fill a shard and tables that nobody uses yet; returns its clock and record.
+    """Fill a shard and tables that nobody uses yet; returns its clock, record and notes.
 
     With another number of servers or segments the sessions are not taken over: their numbers count
     requests to one server, and those servers are gone.
@@ -173,7 +175,8 @@ def restore_into(
     units = {len(session.applied) for session in own.sessions or ()}
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
     is_known = units <= {num_units} and is_same_cut(checkpoint, tables, place)
-    return ShardExtra(clock, own.sessions if is_known else None, saved_at_s)
+    notes = extras[0].notes if extras and place.rank == 0 else {}
+    return ShardExtra(clock, own.sessions if is_known else None, saved_at_s, notes)
 
 
 def _decode(data: bytes, server: int) -> ShardExtra:

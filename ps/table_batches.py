@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ps.errors import ClosedError, ManifestMismatch, PhaseError, PSError, ShapeError
-from ps.messages import Ack, BatchName
+from ps.messages import Ack
 from ps.params import Hyper
+from ps.request_fields import BatchName
 
 if TYPE_CHECKING:
     from ps.table_routing import RoutedIds

@@ -21,8 +21,9 @@ from ps import messages
 from ps.errors import ManifestMismatch, PhaseError, ShapeError
 from ps.fleet import Fleet, joined
 from ps.links import Link, Outgoing
-from ps.messages import Ack, BatchName, Number, Scanned
+from ps.messages import Ack, Scanned
 from ps.params import Hyper, Manifest
+from ps.request_fields import BatchName, Number
 from ps.table_batches import Batch, OpenBatches
 from ps.table_clipping import clipped
 from ps.table_ids import from_bits

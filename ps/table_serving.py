@@ -29,6 +29,7 @@ from ps.gate import Gate
 from ps.incoming import Incoming, request_id
 from ps.messages import Ack
 from ps.params import Hyper
+from ps.request_fields import BatchName
 from ps.shard_cut import CopyOnWrite
 from ps.stats import TableStats
 from ps.table import Table
@@ -249,7 +250,7 @@ IdRequest = messages.Lookup | messages.LookupBatch | messages.PushRows
 TableRequest = IdRequest | messages.Scan
 
 
-def _batch_of(sender: RequestId, name: messages.BatchName | None) -> RequestId | None:
+def _batch_of(sender: RequestId, name: BatchName | None) -> RequestId | None:
     """Return the name of a push's batch as its lookup bore it."""
     if name is None:
         return None

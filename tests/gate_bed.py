@@ -27,8 +27,8 @@ from ps.errors import (
 )
 from ps.fleet import Answer
 from ps.lifecycle import ServerSettings
-from ps.messages import BatchName, Number
 from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.request_fields import BatchName, Number
 from ps.saver import Saver
 from ps.service import Service
 from rpc.errors import PeerGone, RpcError

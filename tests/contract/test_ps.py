@@ -24,9 +24,9 @@ from ps.errors import (
     StaleIncarnation,
     WorkerLost,
 )
-from ps.messages import Number
 from ps.params import Adam, GroupSpec, Hyper, Layout, Manifest, ParamSpec
 from ps.pieces import cut_pieces, views_of
+from ps.request_fields import Number
 from ps.server import PSServer
 from rpc.handshake import Role
 from tests.ps_bed import (

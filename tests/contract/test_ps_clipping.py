@@ -10,8 +10,8 @@ import pytest
 
 from ps import messages
 from ps.errors import NonFiniteGradient, RequestTimeout, ServerError, SettingsError, WorkerLost
-from ps.messages import Number
 from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.request_fields import Number
 from rpc.errors import RemoteError
 from tests.ps_bed import cluster, filled, make_manifest, random_arrays, raw_call, run_all, succeeded
 

@@ -14,11 +14,11 @@ from ps.checkpoint_restore import Restoring
 from ps.client import PSClient
 from ps.clipping import Clipper
 from ps.errors import ManifestMismatch, NonFiniteGradient, StaleIncarnation
-from ps.messages import Number
 from ps.packed_push import Packer
 from ps.packing import Compression
 from ps.packing_kernels import ALL_KINDS, unpack, warm_client, warm_server
 from ps.params import SGD, Adam, Consistency, GroupSpec, Hyper, Layout, Manifest, ParamSpec
+from ps.request_fields import Number
 from rpc.errors import RemoteError
 from rpc.handshake import Role
 from tests.proxied_bed import proxied

@@ -11,8 +11,8 @@ import pytest
 from ps import messages
 from ps.client import PSClient
 from ps.errors import NonFiniteGradient, PhaseError, RequestTimeout, SettingsError, StaleIncarnation
-from ps.messages import Number
 from ps.params import Hyper
+from ps.request_fields import Number
 from tests.ps_bed import (
     ADD,
     Cluster,

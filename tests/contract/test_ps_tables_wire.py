@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ps import messages
-from ps.messages import Number
 from ps.params import Hyper
+from ps.request_fields import Number
 from ps.table_routing import Router
 from rpc.connection import Connection, connect
 from rpc.errors import RemoteError

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from ps import messages
-from ps.messages import Ack, Number
+from ps.messages import Ack
 from ps.params import Hyper
+from ps.request_fields import Number
 from rpc.connection import Connection, connect
 from rpc.errors import RemoteError
 from rpc.handshake import Identity, Role

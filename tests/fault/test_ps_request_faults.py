@@ -16,6 +16,7 @@ import pytest
 
 from ps import messages
 from ps.client import PSClient
+from ps.notes import pushed
 from ps.params import Hyper, Manifest
 from ps.rules import SGD
 from rpc.handshake import Role
@@ -67,6 +68,10 @@ class Scene:
     def row(self) -> float:
         """What a table's row is."""
         return float(self._looker_on(lambda c: c.tables.lookup({"user": IDS}))["user"][0, 0])
+
+    def notes(self) -> dict[str, Any]:
+        """What is kept."""
+        return self._looker_on(lambda client: client.notes())
 
     def _looker_on(self, look: Callable[[PSClient], Any]) -> Any:
         client = self.parts.bed.client()
@@ -141,6 +146,10 @@ CASES: dict[type, list[Case]] = {
             lambda s, r: s.value() == 1.0 and r.clock == 1,
         ),
         Case(lambda s: s.client.push_null(), lambda s, r: r.clock == 0),
+        Case(
+            lambda s: s.client.push(s.one(), hyper=HYPER, rows=1, note=pushed("n", 7)),
+            lambda s, _: s.value() == 1.0 and s.notes() == {"n": 7},
+        ),
     ],
     messages.Lookup: [
         Case(lambda s: s.client.tables.lookup({"user": IDS}), lambda s, _: s.row() == 0.0),
@@ -163,6 +172,10 @@ CASES: dict[type, list[Case]] = {
     messages.Meet: [
         Case(lambda s: s.client.rendezvous("k", b"v", timeout_s=10), lambda s, r: r == {0: b"v"}),
     ],
+    messages.SetNote: [
+        Case(lambda s: s.client.set_note("n", [1]), lambda s, _: s.notes() == {"n": [1]}),
+    ],
+    messages.FetchNotes: [Case(lambda s: s.client.notes(), lambda s, r: r == {})],
     messages.Cut: [
         Case(lambda s: s.client.save(s.directory, 5), lambda s, r: r.name == "step-5"),
     ],

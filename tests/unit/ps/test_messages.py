@@ -10,9 +10,10 @@ import pytest
 
 from ps import messages
 from ps.errors import PhaseError, RoleError, SettingsError
-from ps.messages import Ack, Number, Push, Request, decode_reply, decode_request, encode
+from ps.messages import Ack, Push, Request, decode_reply, decode_request, encode
 from ps.params import Hyper
 from ps.permissions import Phase, check_caller, check_move, check_phase
+from ps.request_fields import BatchName, Number
 from rpc.handshake import Identity, Role
 
 NUMBER = Number(5, 2, 1)
@@ -25,13 +26,15 @@ SAMPLES: dict[type, Request] = {
     messages.Settle: messages.Settle("h", NUMBER, 3),
     messages.Lookup: messages.Lookup("h", (0, 2)),
     messages.LookupBatch: messages.LookupBatch("h", NUMBER, (0,), (1, 2), 1.0),
-    messages.PushRows: messages.PushRows("h", NUMBER, Hyper(0.1), (1,), messages.BatchName(5, 2)),
+    messages.PushRows: messages.PushRows("h", NUMBER, Hyper(0.1), (1,), BatchName(5, 2)),
     messages.Scan: messages.Scan("h", 1, 3, 2**63 - 1, with_slots=True),
     messages.Assign: messages.Assign("h", NUMBER),
     messages.Join: messages.Join(NUMBER),
     messages.Leave: messages.Leave(NUMBER),
     messages.Finish: messages.Finish(NUMBER),
     messages.Meet: messages.Meet("k", 1.0),
+    messages.SetNote: messages.SetNote(NUMBER, "a/b"),
+    messages.FetchNotes: messages.FetchNotes(),
     messages.Cut: messages.Cut("id", "base", 9, 1.5),
     messages.Save: messages.Save("/tmp/x", "id"),
     messages.Restore: messages.Restore("/tmp/x", 1, "ab", 10),
@@ -55,9 +58,10 @@ def test_requests_survive_the_wire(request_: Request):
 def test_the_wire_format_of_a_push_is_fixed():
     push = Push("ab", Number(5, 7, 6, 4), 32, Hyper(0.5, {"t": (0.25,)}), pull=True, wait_s=2.0)
     assert encode(push).hex() == (
-        "89a474797065a470757368ad6d616e69666573745f68617368a26162a66e756d6265729405070604a4726f777320"
+        "8aa474797065a470757368ad6d616e69666573745f68617368a26162a66e756d6265729405070604a4726f777320"
         "a5687970657282ad6c6561726e696e675f72617465cb3fe0000000000000a77363616c61727381a17491cb3f"
-        "d0000000000000a470756c6cc3a46e756c6cc2a6776169745f73cb4000000000000000a36c616700"
+        "d0000000000000a470756c6cc3a46e756c6cc2a6776169745f73cb4000000000000000a36c616700a46e6f7465"
+        "c0"
     )
 
 
@@ -163,10 +167,11 @@ MAY_CALL: dict[str, set[type]] = {
     "driver:0": {
         messages.Describe, messages.FetchManifest, messages.FetchStats, messages.Pull,
         messages.Lookup, messages.Scan, messages.Cut, messages.Save, messages.Restore,
+        messages.SetNote, messages.FetchNotes,
         messages.Fence, messages.Lose, messages.Stop,
     },
     "supervisor:0": {
-        messages.Describe, messages.FetchManifest, messages.FetchStats,
+        messages.Describe, messages.FetchManifest, messages.FetchStats, messages.FetchNotes,
         messages.Fence, messages.Lose, messages.Stop,
     },
     "feeder:0": set(),
@@ -195,8 +200,8 @@ def test_a_worker_rank_that_does_not_exist_is_refused():
 
 
 LEGAL_WHEN_EMPTY = {
-    messages.Describe, messages.FetchStats, messages.Seed, messages.Restore, messages.Meet,
-    messages.Finish, messages.Fence, messages.Lose, messages.Stop,
+    messages.Describe, messages.FetchStats, messages.FetchNotes, messages.Seed, messages.Restore,
+    messages.Meet, messages.Finish, messages.Fence, messages.Lose, messages.Stop,
 }  # fmt: skip
 
 
