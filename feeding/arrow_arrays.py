@@ -11,7 +11,10 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from feeding.arrow_version import check_pyarrow
 from feeding.chunk import Array
+
+check_pyarrow()  # before anything is looked up that old ones lack
 
 _EXACT_DIGITS = 15
 """Integers of so many digits and powers of ten up to 10**22 are exact float64, so that one division

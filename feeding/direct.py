@@ -38,7 +38,10 @@ class Source(Protocol):
         """
 
     def read(self, split: Split) -> Iterator[Columns]:
-        """Yield the rows of a split as columns, some rows at a time; the same ones every time."""
+        """Yield the rows of a split as columns, some rows at a time; the same ones every time.
+
+        The call may begin to fetch what the first rows need: it comes before the split's turn.
+        """
 
 
 class DirectReader:
@@ -125,12 +128,23 @@ class DirectReader:
     def _epoch_rows(self) -> Iterator[Columns]:
         mine = splits.share(self._files, *self._share, seed=self._seed, epoch=self._epoch)
         source = self._source  # not self: a reader that is dropped closes its file at once
-        parts = (part for split in mine for part in source.read(split))
+        parts = (part for split_rows in _begun_ahead(source, mine) for part in split_rows)
         rows = (part for part in parts if _num_rows(part))
         if self._window == 1:
             return rows
         seeds = (self._seed or 0, self._epoch, self._share[0])
         return _shuffled(rows, self._window, np.random.default_rng([abs(each) for each in seeds]))
+
+
+def _begun_ahead(source: Source, mine: Sequence[Split]) -> Iterator[Iterator[Columns]]:
+    """Yield each split's rows, with the next split begun."""
+    coming: Iterator[Columns] | None = None
+    for split in mine:
+        ready, coming = coming, source.read(split)
+        if ready is not None:
+            yield ready
+    if coming is not None:
+        yield coming
 
 
 def _shuffled(

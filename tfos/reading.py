@@ -8,7 +8,7 @@ Runs in: the worker's process.      Threads: main_fun's.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from feeding.direct import DirectReader, Source
     from feeding.example import Feature
     from feeding.filesystem.interface import Path
+    from feeding.parquet_footer import ParquetLimits
     from feeding.tfrecord import RecordLimits
     from tfos.context import NodeContext
     from tfos.keras.dataset import BatchDataset
@@ -59,23 +60,72 @@ class Reading:
             DataError: the columns are to be inferred, and no record has any.
         """
         from feeding.bad_data import BadData
-        from feeding.data_files import path_list
         from feeding.tfrecord_source import TFRecordSource
 
-        source = TFRecordSource(
-            [self._ctx.absolute_path(path) for path in path_list(paths)],
-            columns,
-            bad=BadData(on_bad_data, max_skipped),
-            limits=limits,
+        bad = BadData(on_bad_data, max_skipped)
+        return self._rows(TFRecordSource(self._absolute(paths), columns, bad=bad, limits=limits))
+
+    def parquet(  # noqa: PLR0913 - what a user may say about files, all but two by keyword
+        self,
+        paths: Path | Iterable[Path],
+        columns: Sequence[str] | None = None,
+        *,
+        filters: Any = None,
+        nulls: Mapping[str, Any] | None = None,
+        shapes: Mapping[str, tuple[int, ...] | None] | None = None,
+        on_bad_data: Literal["fail", "skip"] = "fail",
+        max_skipped: int = 100,
+        limits: ParquetLimits | None = None,
+    ) -> FileRows:
+        """Return the rows of Parquet files; only the columns asked for are read.
+
+        The footers of all files are read and compared here.
+
+        Args:
+            paths: as for `tfrecord`.
+            columns: names, of fields in structs `parent.child`, and keys of directories
+                (`day=2026-01-31`). None: all that the files store.
+            filters: [("column", ">", 3), …] of which all must hold, or a pyarrow.compute
+                expression; row groups that cannot match are not read.
+            nulls: what stands in the place of a null, by column; others may hold none.
+            shapes: of columns of lists, by name; None for any number of values. Of others it is
+                found in the files.
+            on_bad_data: "fail": the first damaged file or row group raises DataError. "skip": what
+                is left of it is logged, counted and left out.
+            max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
+            limits: what a file may ask for.
+
+        Raises:
+            FileNotFoundError: a path has no file.
+            SettingsError: no path, or a setting that cannot work.
+            DataError: a file is damaged, has other columns than the first one, or no such column.
+            MissingPackage: pyarrow is too old.
+        """
+        from feeding.bad_data import BadData
+        from feeding.parquet_plan import ParquetRequest
+        from feeding.parquet_source import ParquetSource
+
+        request = ParquetRequest(
+            columns=columns, filters=filters, nulls=nulls or {}, shapes=shapes or {}
         )
+        bad = BadData(on_bad_data, max_skipped)
+        return self._rows(ParquetSource(self._absolute(paths), request, bad=bad, limits=limits))
+
+    def _absolute(self, paths: Path | Iterable[Path]) -> list[str]:
+        from feeding.data_files import path_list
+
+        return [self._ctx.absolute_path(path) for path in path_list(paths)]
+
+    def _rows(self, source: Source) -> FileRows:
         return FileRows(source, self._ctx.rank, self._ctx.num_workers)
 
 
 class FileRows:
     """One worker's share of the rows of some files. Each method reads from epoch 0 on.
 
-    Together the workers get every row of every epoch once. Shares are even in bytes, not in rows:
-    workers may have a different number of batches, and `fit` waits for none that has finished.
+    Together the workers get every row of every epoch once. Shares of Parquet are even in rows,
+    those of others in bytes: then workers may have a different number of batches, and `fit` waits
+    for none that has finished.
 
     Args:
         source: the files.

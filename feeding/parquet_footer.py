@@ -1,0 +1,207 @@
+"""The footer of a Parquet file: read, bounded and made harmless before pyarrow looks at it.
+
+Covers: Footer, ParquetLimits; where a row group's columns lie.
+Does not: read pages (parquet_pages), choose columns (parquet_schema).
+Threads: any.
+
+A writer may leave an Arrow schema in the footer, and pyarrow then hands extension types of that
+schema to whoever registered them, who may run code (CVE-2023-47248, CVE-2026-41486). It is never
+looked at here: what a column is, Parquet's own types say, and an extension is read as its storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feeding.config import MIB
+from feeding.errors import DataError, SettingsError
+from feeding.filesystem.interface import RangeReader
+
+_MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
+_ENDING_BYTES = 8
+_FIRST_TRY_BYTES = 64 << 10
+"""Most footers are shorter: one request is enough."""
+_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"arrow_schema"
+_PADDING_BYTES = 128
+"""Old writers forget the header of a dictionary in a column's size (PARQUET-816)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetLimits:
+    """What a file may ask of its reader."""
+
+    max_footer_bytes: int = 64 * MIB
+    """Larger footers are refused before they are read."""
+    max_row_group_bytes: int = 2048 * MIB
+    """Of the columns that are asked for, before compression. Two row groups are held in memory as
+    they are stored: a smaller limit bounds that."""
+    max_page_bytes: int = 256 * MIB
+    """One page before compression; usual ones have 1 MiB."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_footer_bytes", "max_row_group_bytes", "max_page_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One column of one row group, in bytes of the file."""
+
+    start: int
+    stop: int
+    uncompressed_bytes: int
+    num_values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What one file says of itself.
+
+    Args:
+        path: the file.
+        size_bytes: of the whole file.
+        tail: the footer to the end of the file, as pyarrow gets it.
+        metadata: the same, parsed.
+    """
+
+    path: str
+    size_bytes: int
+    tail: bytes
+    metadata: pq.FileMetaData
+
+    @property
+    def start(self) -> int:
+        """Where the footer begins; all pages lie before it."""
+        return self.size_bytes - len(self.tail)
+
+    @property
+    def alone(self) -> bytes:
+        """A Parquet file of this footer without the pages."""
+        return _MAGIC + self.tail
+
+    @property
+    def group_rows(self) -> tuple[int, ...]:
+        """Rows of each row group."""
+        found = self.metadata
+        return tuple(found.row_group(n).num_rows for n in range(found.num_row_groups))
+
+    def leaves(self, paths: Collection[str]) -> tuple[int, ...]:
+        """Return the stored columns that make up the columns at `paths`, in pyarrow's sense."""
+        schema = self.metadata.schema
+        stored = [schema.column(n).path for n in range(len(schema))]
+        starts = tuple(f"{path}." for path in paths)
+        return tuple(n for n, path in enumerate(stored) if path in paths or path.startswith(starts))
+
+    def chunks(self, group: int, leaves: Sequence[int], limits: ParquetLimits) -> list[Chunk]:
+        """Return where a row group's columns lie.
+
+        Raises:
+            DataError: that cannot be, or is more than the limits allow.
+        """
+        found = self.metadata.row_group(group)
+        chunks = [self._chunk(group, found.column(leaf)) for leaf in leaves]
+        total = sum(chunk.uncompressed_bytes for chunk in chunks)
+        if total > limits.max_row_group_bytes:
+            raise DataError(
+                f"{self.path}: row group {group}: the columns asked for have {total} bytes before "
+                f"compression, max_row_group_bytes is {limits.max_row_group_bytes}; ask for fewer "
+                "columns, write smaller row groups or raise the limit"
+            )
+        return chunks
+
+    def check_nulls(self, group: int, names: Sequence[str]) -> None:
+        """Refuse a row group whose statistics count nulls in a column.
+
+        Raises:
+            DataError: names file, row group, column and how many.
+        """
+        found = self.metadata.row_group(group)
+        for name in names:
+            for leaf in self.leaves([name]):
+                column = found.column(leaf)
+                statistics = column.statistics if column.is_stats_set else None
+                if statistics is not None and statistics.has_null_count and statistics.null_count:
+                    raise DataError(
+                        f"{self.path}: row group {group}: column {name!r} has "
+                        f"{statistics.null_count} nulls; pass nulls={{{name!r}: value}} to replace "
+                        "them, or filter such rows out"
+                    )
+
+    def _chunk(self, group: int, column: Any) -> Chunk:
+        start = column.data_page_offset
+        if column.dictionary_page_offset is not None and 0 < column.dictionary_page_offset < start:
+            start = column.dictionary_page_offset
+        size, whole = column.total_compressed_size, column.total_uncompressed_size
+        is_possible = size >= 0 and whole >= 0 and column.num_values >= 0
+        if not (is_possible and len(_MAGIC) <= start <= start + size <= self.start):
+            raise DataError(
+                f"{self.path}: row group {group}: column {column.path_in_schema!r} is said to be "
+                f"{size} bytes at byte {start}, but pages lie between 4 and {self.start}; the file "
+                "is damaged"
+            )
+        stop = min(start + size + _PADDING_BYTES, self.start)
+        return Chunk(start, stop, whole, column.num_values)
+
+
+def read_footer(file: RangeReader, limits: ParquetLimits) -> Footer:
+    """Read the footer of an open file.
+
+    Raises:
+        DataError: this is no whole Parquet file; names it.
+        OSError: it cannot be read.
+    """
+    size = file.size_bytes
+    if size < len(_MAGIC) + _ENDING_BYTES:
+        raise DataError(f"{file.path} has {size} bytes: too few for a Parquet file")
+    first = min(size, _FIRST_TRY_BYTES)
+    tail = file.read_range(size - first, first)
+    length = _footer_bytes(file.path, size, tail[-_ENDING_BYTES:], limits)
+    whole = length + _ENDING_BYTES
+    if whole > len(tail):
+        missing = whole - len(tail)
+        tail = file.read_range(size - whole, missing) + tail
+    tail = tail[-whole:].replace(_ARROW_SCHEMA, _UNUSED)
+    return Footer(file.path, size, tail, _parsed(file.path, tail))
+
+
+def _footer_bytes(path: str, size: int, ending: bytes, limits: ParquetLimits) -> int:
+    length = int.from_bytes(ending[:4], "little")
+    if ending[4:] == _ENCRYPTED:
+        raise DataError(f"{path} is an encrypted Parquet file; write it without encryption")
+    if ending[4:] != _MAGIC:
+        raise DataError(
+            f"{path} does not end as a Parquet file does: its last 4 bytes are {ending[4:]!r}, not "
+            f"{_MAGIC!r}; it is cut short or of another format"
+        )
+    if not 0 < length <= size - len(_MAGIC) - _ENDING_BYTES:
+        raise DataError(f"{path} is damaged: a footer of {length} bytes in a file of {size}")
+    if length > limits.max_footer_bytes:
+        raise DataError(
+            f"{path} has a footer of {length} bytes, max_footer_bytes is {limits.max_footer_bytes}"
+        )
+    return length
+
+
+def _parsed(path: str, tail: bytes) -> pq.FileMetaData:
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(_MAGIC + tail))
+        groups = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise DataError(f"{path}: its footer is damaged: {one_line(error)}") from None
+    if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:
+        raise DataError(
+            f"{path}: its footer is damaged: {metadata.num_rows} rows in row groups of {groups[:9]}"
+        )
+    return metadata
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of an error of pyarrow, which may have several lines."""
+    return " ".join(str(error).split())[:400]

@@ -1,0 +1,76 @@
+"""Which rows of Parquet files are wanted: row groups that have none are not read.
+
+Covers: RowFilter, from tuples or a pyarrow expression.
+Does not: read files (parquet_pages).      Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from feeding.errors import SettingsError
+
+
+class RowFilter:
+    """Keeps the rows for which an expression is true.
+
+    Args:
+        filters: [("column", ">", 3), …] of which all must hold, a list of such lists of which one
+            must, or a pyarrow.compute expression.
+
+    Raises:
+        SettingsError: it is none of these.
+    """
+
+    def __init__(self, filters: Any) -> None:
+        try:
+            found = (
+                filters if isinstance(filters, pc.Expression) else pq.filters_to_expression(filters)
+            )
+        except (ValueError, TypeError, pa.ArrowException) as error:
+            raise SettingsError(
+                f"filters must be [(column, operator, value), …] or a pyarrow.compute expression, "
+                f"got {filters!r}: {error}"
+            ) from None
+        self._expression: pc.Expression = found
+        self._text = str(found)
+
+    def may_use(self, path: Iterable[str]) -> bool:
+        """Whether it may look at the column with these field names; True of a few others too."""
+        return all(name in self._text for name in path)
+
+    def groups(self, footer: bytes, schema: pa.Schema, constants: Mapping[str, Any]) -> set[int]:
+        """Return the row groups that may have wanted rows, by their statistics.
+
+        Args:
+            footer: a Parquet file without its pages.
+            schema: of the rows, constants included.
+            constants: values of columns that are the same in all its rows.
+
+        Raises:
+            SettingsError: the expression does not fit the columns.
+        """
+        known: Any = pc.scalar(True)
+        for name, value in constants.items():
+            known &= pc.field(name) == pa.scalar(value, schema.field(name).type)
+        try:
+            file = pa.BufferReader(footer)
+            whole = ds.ParquetFileFormat().make_fragment(file, partition_expression=known)
+            found = whole.subset(self._expression, schema=schema).row_groups
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise SettingsError(
+                f"filters do not fit the columns: {' '.join(str(error).split())[:300]}"
+            ) from None
+        return {group.id for group in found}
+
+    def rows(self, batch: pa.RecordBatch, constants: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
+        """Return the wanted rows of a batch."""
+        for name, value in constants.items():
+            batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
+        return batch.filter(self._expression)

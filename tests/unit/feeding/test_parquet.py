@@ -1,0 +1,385 @@
+"""Parquet files read directly: every row once, equal shares, the types that are promised."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feeding.batches import Batch, Ragged
+from feeding.direct import DirectReader
+from feeding.errors import DataError, SettingsError
+from feeding.feed_queue import EpochEnd
+from feeding.filesystem.local import LocalReader
+from feeding.parquet_plan import ParquetRequest
+from feeding.parquet_source import ParquetSource
+
+UTC = datetime.UTC
+
+
+def table(numbers: range) -> pa.Table:
+    return pa.table(
+        {
+            "n": pa.array(list(numbers), pa.int64()),
+            "some": pa.array([[n] * (n % 3) for n in numbers], pa.list_(pa.float32())),
+            "pair": pa.array([[n, -n] for n in numbers], pa.list_(pa.int16())),
+            "s": pa.array([f"row {n}" for n in numbers], pa.string()),
+        }
+    )
+
+
+def write(path: Path, rows: pa.Table, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, path, **options)
+    return path
+
+
+def epoch(reader: DirectReader, batch_size: int) -> list[Batch]:
+    batches = []
+    while isinstance(batch := reader.next_batch(batch_size), Batch):
+        batches.append(batch)
+    assert isinstance(batch, EpochEnd)
+    assert all(each.num_rows == batch_size for each in batches[:-1])
+    return batches
+
+
+def values(column: Any) -> list[Any]:
+    if isinstance(column, Ragged):
+        return [each.tolist() for each in np.split(column.values, column.offsets[1:-1])]
+    return column.tolist()
+
+
+def rows_of(source: ParquetSource, batch_size: int = 7) -> dict[str, list[Any]]:
+    batches = epoch(DirectReader(source, 0, 1), batch_size)
+    return {
+        name: [value for batch in batches for value in values(batch.columns[name])]
+        for name in source.schema.names
+    }
+
+
+def read(path: Path | str, **request: Any) -> dict[str, list[Any]]:
+    return rows_of(ParquetSource(str(path), ParquetRequest(**request)))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("parquet")
+    write(root / "part-0.parquet", table(range(70)), row_group_size=16, compression="zstd")
+    write(root / "part-1.parquet", table(range(70, 70)))
+    write(root / "sub" / "part-0.parquet", table(range(70, 120)), data_page_version="2.0")
+    (root / "_SUCCESS").write_bytes(b"")
+    (root / "_metadata").write_bytes(b"no Parquet")
+    (root / ".part-0.parquet.crc").write_bytes(b"neither")
+    return root
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 50),
+    st.none() | st.integers(-(2**70), 2**70),
+    st.integers(1, 60),
+)
+def test_the_workers_get_every_row_once_and_equally_many(
+    directory, num_workers, batch_size, seed, window
+):
+    source = ParquetSource(str(directory))
+    window = window if seed is not None else 1
+    readers = [
+        DirectReader(source, worker, num_workers, seed=seed, shuffle_rows=window)
+        for worker in range(num_workers)
+    ]
+    for _ in range(2):
+        shares = [epoch(reader, batch_size) for reader in readers]
+        found = []
+        for batches in shares:
+            for batch in batches:
+                ns, some, pair, texts = (
+                    values(batch.columns[name]) for name in source.schema.names
+                )
+                assert some == [[float(n)] * (n % 3) for n in ns]
+                assert pair == [[n, -n] for n in ns]
+                assert texts == [f"row {n}" for n in ns]
+                found += ns
+        assert sorted(found) == list(range(120))
+        counts = [sum(batch.num_rows for batch in batches) for batches in shares]
+        assert max(counts) - min(counts) <= 1
+
+
+NAMED: dict[str, tuple[pa.Array, list[Any], str]] = {
+    "bool": (pa.array([True, False, True]), [True, False, True], "bool"),
+    "int8": (pa.array([1, -2, 3], pa.int8()), [1, -2, 3], "int8"),
+    "uint64": (pa.array([1, 2**64 - 1, 3], pa.uint64()), [1, 2**64 - 1, 3], "uint64"),
+    "half": (pa.array(np.array([1, 0.5, 3], np.float16)), [1, 0.5, 3], "float16"),
+    "double": (pa.array([0.1, 2, 3]), [0.1, 2, 3], "float64"),
+    "decimal": (
+        pa.array([decimal.Decimal("0.10"), decimal.Decimal("-7.25"), decimal.Decimal(3)]),
+        [0.1, -7.25, 3.0],
+        "float64",
+    ),
+    "long_decimal": (
+        pa.array(
+            [decimal.Decimal("1e20"), decimal.Decimal(2), decimal.Decimal(3)], pa.decimal128(38, 3)
+        ),
+        [1e20, 2.0, 3.0],
+        "float64",
+    ),
+    "date": (
+        pa.array(
+            [datetime.date(1969, 12, 31), datetime.date(1970, 1, 2), datetime.date(2026, 1, 1)]
+        ),
+        [-1, 1, 20454],
+        "int32",
+    ),
+    "when": (
+        pa.array(
+            [datetime.datetime(1970, 1, 1, 0, 0, n, n, UTC) for n in range(3)],
+            pa.timestamp("us", "UTC"),
+        ),
+        [0, 1_000_001, 2_000_002],
+        "int64",
+    ),
+    "nanos": (pa.array([-1001, 0, 1999], pa.timestamp("ns")), [-1, 0, 1], "int64"),
+    "millis": (pa.array([-1, 0, 5], pa.timestamp("ms")), [-1000, 0, 5000], "int64"),
+    "text": (pa.array(["ä", "", "b"]), ["ä", "", "b"], ""),
+    "coded": (pa.array(["x", "y", "x"]).dictionary_encode(), ["x", "y", "x"], ""),
+    "binary": (pa.array([b"\xff", b"", b"b"]), [b"\xff", b"", b"b"], ""),
+    "fixed_binary": (pa.array([b"ab", b"cd", b"ef"], pa.binary(2)), [b"ab", b"cd", b"ef"], ""),
+    "fixed_list": (
+        pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2)),
+        [[1, 2], [3, 4], [5, 6]],
+        "int32",
+    ),
+    "ragged": (pa.array([[1.5], [], [2.5, 3.5]]), [[1.5], [], [2.5, 3.5]], "float64"),
+    "flags": (
+        pa.array([[True, False], [False, False], [True, True]]),
+        [[True, False], [False, False], [True, True]],
+        "bool",
+    ),
+}
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_types_become_what_is_promised(tmp_path, version):
+    stored = pa.table({name: array for name, (array, _, _) in NAMED.items()})
+    path = write(tmp_path / "file", stored, data_page_version=version, row_group_size=2)
+    source = ParquetSource(str(path))
+    assert {spec.name: spec.dtype for spec in source.schema.columns} == {
+        name: dtype for name, (_, _, dtype) in NAMED.items()
+    }
+    for batch in epoch(DirectReader(source, 0, 1), 2):
+        for name, (_, _, dtype) in NAMED.items():
+            column = batch.columns[name]
+            held = column.values if isinstance(column, Ragged) else column
+            assert held.dtype == (dtype or object)
+    assert rows_of(source) == {name: expected for name, (_, expected, _) in NAMED.items()}
+
+
+def test_int96_timestamps_of_spark_keep_their_years(tmp_path):
+    years = [datetime.datetime(year, 7, 1, 12, 0, 0, 5, UTC) for year in (1000, 1969, 2026, 3000)]
+    rows = pa.table({"at": pa.array(years, pa.timestamp("us", "UTC"))})
+    path = write(tmp_path / "file", rows, use_deprecated_int96_timestamps=True)
+    zero = datetime.datetime(1970, 1, 1, tzinfo=UTC)
+    assert read(path)["at"] == [
+        (year - zero) // datetime.timedelta(microseconds=1) for year in years
+    ]
+
+
+def test_fields_of_structs_and_vectors_are_columns(tmp_path):
+    vector = pa.struct(
+        [
+            ("type", pa.int8()),
+            ("size", pa.int32()),
+            ("indices", pa.list_(pa.int32())),
+            ("values", pa.list_(pa.float64())),
+        ]
+    )
+    rows = pa.table(
+        {
+            "s": [{"a": 1, "deep": {"b": "x"}}, {"a": 2, "deep": {"b": "y"}}],
+            "v": pa.array(
+                [
+                    {"type": 1, "values": [1.0, 0.0, 2.0]},
+                    {"type": 0, "size": 3, "indices": [2], "values": [5.0]},
+                ],
+                vector,
+            ),
+            "a.b": [7, 8],
+        }
+    )
+    path = write(tmp_path / "file", rows)
+    assert read(path) == {
+        "s.a": [1, 2],
+        "s.deep.b": ["x", "y"],
+        "v": [[1.0, 0.0, 2.0], [0.0, 0.0, 5.0]],
+        "a.b": [7, 8],
+    }
+    assert read(path, columns=["s.deep.b"]) == {"s.deep.b": ["x", "y"]}
+    assert read(path, columns=["a.b", "s.a"]) == {"a.b": [7, 8], "s.a": [1, 2]}
+
+
+def test_what_has_no_place_in_a_column_is_refused_unless_it_is_not_asked_for(tmp_path):
+    rows = pa.table(
+        {
+            "n": [1],
+            "words": [["a"]],
+            "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+        }
+    )
+    path = write(tmp_path / "file", rows)
+    with pytest.raises(SettingsError, match="column 'words' is list<element: string>; a column is"):
+        ParquetSource(str(path))
+    assert read(path, columns=["n"]) == {"n": [1]}
+    with pytest.raises(DataError, match=r"has no column 'm'; it has n: int64, words"):
+        read(path, columns=["n", "m"])
+
+
+def test_nulls_are_refused_or_replaced(tmp_path):
+    rows = pa.table(
+        {
+            "n": [1, None, 3],
+            "s": ["a", None, "a"],
+            "l": pa.array([[1.0], [None], [3.0]]),
+            "d": pa.array([None, datetime.date(1970, 1, 2), None]),
+            "st": pa.array([{"x": 1}, None, {"x": 3}]),
+        }
+    )
+    path = write(tmp_path / "file", rows, write_statistics=False)
+    fills = {"n": -1, "s": "none", "l": 0.5, "d": 9, "st.x": 0}
+    assert read(path, nulls=fills) == {
+        "n": [1, -1, 3],
+        "s": ["a", "none", "a"],
+        "l": [[1.0], [0.5], [3.0]],
+        "d": [9, 1, 9],
+        "st.x": [1, 0, 3],
+    }
+    for name in fills:
+        row = 0 if name == "d" else 1
+        with pytest.raises(DataError, match=rf"row group 0, row {row}: column '{name}': null"):
+            read(path, columns=[name])
+    with pytest.raises(SettingsError, match="the column is int64, which cannot hold that"):
+        read(path, nulls={**fills, "n": "x"})
+    with pytest.raises(SettingsError, match="'x' is none of the columns"):
+        read(path, nulls={"x": 1})
+
+
+def test_shapes_are_found_or_said(tmp_path):
+    rows = pa.table({"image": [[float(n)] * 4 for n in range(5)]})
+    path = write(tmp_path / "file", rows)
+    assert ParquetSource(str(path)).schema.columns[0].shape == (4,)
+    batch = epoch(
+        DirectReader(ParquetSource(str(path), ParquetRequest(shapes={"image": (2, 2)})), 0, 1), 5
+    )[0]
+    np.testing.assert_array_equal(
+        np.asarray(batch.columns["image"]), np.arange(5.0)[:, None, None] * np.ones((2, 2))
+    )
+    spec = ParquetSource(str(path), ParquetRequest(shapes={"image": None})).schema.columns[0]
+    assert spec.kind == "ragged"
+    by_chance = write(tmp_path / "chance", pa.table({"l": [[1], [2, 3, 4]]}))  # 2 on average
+    assert read(by_chance) == {"l": [[1], [2, 3, 4]]}
+    late = write(tmp_path / "late", pa.table({"l": [[1, 2]] * 256 + [[1], [2, 3, 4]]}))
+    with pytest.raises(
+        DataError,
+        match=r"row 256: column 'l': 1 values, expected 2 \(shape \(2,\)\); pass shapes={'l': No",
+    ):
+        read(late)
+
+
+def test_keys_of_directories_are_columns_if_they_are_asked_for(tmp_path):
+    for day, name in (("2026-01-31", "a%20b"), ("2026-02-01", "__HIVE_DEFAULT_PARTITION__")):
+        for hour in (1, 23):
+            write(
+                tmp_path / f"day={day}" / f"hour={hour}" / f"who={name}" / "f.parquet",
+                table(range(2)),
+            )
+    assert set(read(tmp_path)) == {"n", "some", "pair", "s"}
+    found = read(tmp_path, columns=["hour", "n", "day", "who"], nulls={"who": "nobody"})
+    assert found["hour"] == [1, 1, 23, 23] * 2
+    assert found["day"] == ["2026-01-31"] * 4 + ["2026-02-01"] * 4
+    assert found["who"] == ["a b"] * 4 + ["nobody"] * 4
+    with pytest.raises(DataError, match="'who' is null"):
+        read(tmp_path, columns=["who"])
+    assert read(tmp_path, columns=["n"], filters=[("hour", ">", 20), ("n", "=", 1)]) == {
+        "n": [1, 1]
+    }
+
+
+FILTERS = [
+    [("n", ">", 40)],
+    [("n", ">=", 16), ("n", "<", 20)],
+    [[("n", "<", 3)], [("s", "==", "row 90")]],
+    [("s", "in", ["row 1", "row 2", "no"])],
+    [("n", ">", 1000)],
+    pc.field("n") % 2 == 0 if hasattr(pc.Expression, "__mod__") else pc.field("n") > 7,
+    (pc.field("n") + 1 < 20) & ~pc.field("s").isin(["row 3"]),
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_filters_keep_the_rows_that_pyarrow_keeps(directory, filters):
+    parts = [directory / "part-0.parquet", directory / "sub" / "part-0.parquet"]
+    oracle = [n for part in parts for n in pq.read_table(part, filters=filters)["n"].to_pylist()]
+    found = read(directory, columns=["pair"], filters=filters)
+    assert found == {"pair": [[n, -n] for n in oracle]}
+
+
+def test_row_groups_without_a_wanted_row_are_not_dealt(directory):
+    source = ParquetSource(
+        str(directory), ParquetRequest(filters=[("n", ">=", 64), ("n", "<", 90)])
+    )
+    assert [file.piece_rows for file in source.files()] == [(0, 0, 0, 0, 6), (0,), (50,)]
+
+
+@pytest.mark.parametrize(
+    "filters", [5, "n > 3", [("n", "~", 3)], [("n", ">")], [("zz", ">", 3)], [("n", ">", "x")]]
+)
+def test_filters_that_cannot_be_are_refused(directory, filters):
+    with pytest.raises(SettingsError, match="filters"):
+        ParquetSource(str(directory), ParquetRequest(filters=filters))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"columns": "n"},
+        {"columns": []},
+        {"columns": ["n", "n"]},
+        {"columns": [1]},
+        {"shapes": {"n": (2,)}},
+        {"shapes": {"pair": (0,)}},
+    ],
+)
+def test_requests_that_cannot_be_are_refused(directory, request_):
+    with pytest.raises(SettingsError):
+        ParquetSource(str(directory), ParquetRequest(**request_))
+
+
+def test_only_the_columns_asked_for_are_read(tmp_path, monkeypatch):
+    rows = pa.table({name: np.random.default_rng(1).random(20_000) for name in "abcdefgh"})
+    path = write(tmp_path / "file", rows, row_group_size=10_000)
+    ranges: list[int] = []
+    whole = LocalReader.read_range
+
+    def counted(self: LocalReader, offset: int, length: int) -> bytes:
+        ranges.append(length)
+        return whole(self, offset, length)
+
+    monkeypatch.setattr(LocalReader, "read_range", counted)
+    assert read(path, columns=["d"]) == {"d": rows["d"].to_pylist()}
+    needed = sum(
+        pq.read_metadata(path).row_group(n).column(3).total_compressed_size for n in (0, 1)
+    )
+    assert sum(ranges) < needed + (66 << 10)
+    ranges.clear()
+    assert len(read(path, columns=["a", "b", "c"])["a"]) == 20_000
+    assert len(ranges) == 3  # the footer, and one for each row group: neighbours come together
