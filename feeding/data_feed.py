@@ -50,7 +50,6 @@ class DataFeed:
         self.done_feeding = False
         self._channel = channel
         self._cursor = Cursor(channel, qname_in)
-        self._reader = BatchReader(channel, qname_in)
         # Sorted by column, as `df.select(sorted(columns))` orders the values of a row.
         self._mapping = dict(sorted(input_mapping.items())) if input_mapping else None
 
@@ -88,7 +87,8 @@ class DataFeed:
         slices = self._take(batch_size)
         if not slices:
             return None
-        batch = self._reader.assemble(slices)
+        # A reader of its own: the rows of another inference() may look different.
+        batch = BatchReader(self._channel, self.qname_in).assemble(slices)
         if self._mapping is None:
             return batch.nest()
         columns = batch.columns

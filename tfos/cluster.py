@@ -10,7 +10,7 @@ thread of its own (errands), so that Ctrl-C finds the user's thread waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from tfos import pickling, preflight, reports, reservation
@@ -218,13 +218,43 @@ class TFCluster:
             )
         )
 
-    def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
-        """Return a lazy RDD with one result of main_fun per row, in order.
+    def inference(
+        self,
+        dataRDD: Any,
+        feed_timeout: float = 600,
+        qname: str = "input",
+        *,
+        columns: Sequence[str] | None = None,
+        output: Any = None,
+    ) -> Any:
+        """Return main_fun's results, one per row, in order: an RDD of an RDD, or a DataFrame.
 
-        Rows are fed when the result is acted on, and again at every further action.
+        Lazy: rows are fed when the result is acted on, and again at every further action.
+
+        Args:
+            dataRDD: as for `train`, but no DStream. A DataFrame keeps its columns and gets those of
+                the results beside them.
+            feed_timeout: as for `train`.
+            qname: which feed.
+            columns: of a DataFrame: those that main_fun is given; None: all.
+            output: of a DataFrame: the result columns, as a name ("prediction", the default, an
+                array<float>), as names and types ("digit int, scores array<float>") or as a
+                StructType. Several are answered by dicts, or by tuples in this order.
+
+        Raises:
+            SettingsError: columns or output do not fit the DataFrame.
+
+        When acted on it fails with a ResultTypeError where a result does not fit its column, with a
+        ResultCountError where there is not one for each row.
         """
         return self._feed_door.inference(
-            FeedRequest(data=dataRDD, feed_timeout_s=feed_timeout, feed=qname)
+            FeedRequest(
+                data=dataRDD,
+                feed_timeout_s=feed_timeout,
+                feed=qname,
+                columns=columns,
+                output=output,
+            )
         )
 
     def shutdown(

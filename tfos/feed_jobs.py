@@ -27,7 +27,7 @@ from tfos.control.state import ClusterState
 from tfos.errors import FeedError, FeedTimeout, PhaseError, TFOSError
 from tfos.feed_calls import FeedCall, FeedCalls
 from tfos.feed_request import FeedRequest
-from tfos.feed_sources import FeedSource, source_of
+from tfos.feed_sources import FeedSource, answers_of, source_of
 from tfos.phases import ClusterPhase
 from tfos.progress import Progress, Sample
 from tfos.spark_jobs import SparkJob, TaskCounts, reason_of
@@ -105,7 +105,6 @@ class FeedJobs:
 
     def inference(self, request: FeedRequest) -> Any:
         """Return a lazy collection of results; see TFCluster.inference."""
-        source = source_of(request)
         targets = self._coordinator.read(_targets)
         if not targets:
             raise FeedError("no worker takes rows: main_fun has returned on every worker")
@@ -115,7 +114,7 @@ class FeedJobs:
             feed=request.feed,
             config=self._feed_config(request.feed_timeout_s),
         )
-        return source.answers(task)
+        return answers_of(request, task)
 
     def _epoch(
         self, source: FeedSource, call: FeedCall, feed_timeout_s: float, progress: Progress

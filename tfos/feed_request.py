@@ -5,6 +5,7 @@ Covers: FeedRequest.      Does not: check or feed anything (feed_door, feed_jobs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,3 +21,7 @@ class FeedRequest:
     feed_timeout_s: float
     """Without any worker taking a row."""
     num_epochs: int = 1
+    columns: Sequence[str] | None = None
+    """Of a DataFrame: which are fed; None: all."""
+    output: Any = None
+    """inference() of a DataFrame: the result columns; see frame_answers."""

@@ -15,6 +15,7 @@ from feeding.feed_task import FeedReport, FeedTask, InferenceTask
 from feeding.pickled import PickledPacker
 from tfos.errors import SettingsError
 from tfos.feed_request import FeedRequest
+from tfos.frame_answers import answered, is_frame
 from tfos.raw_rows import raw_batches
 
 
@@ -23,9 +24,6 @@ class FeedSource(Protocol):
 
     def reports(self, task: FeedTask) -> list[FeedReport]:
         """Run one Spark job that feeds all rows; return what became of each partition."""
-
-    def answers(self, task: InferenceTask) -> Any:
-        """Return a lazy collection of one result per row, in order."""
 
 
 class RddSource:
@@ -42,10 +40,6 @@ class RddSource:
         found: list[FeedReport] = rdd.mapPartitionsWithIndex(task).collect()
         return found
 
-    def answers(self, task: InferenceTask) -> Any:
-        """As FeedSource."""
-        return self._rdd.mapPartitionsWithIndex(task)
-
 
 def source_of(request: FeedRequest) -> FeedSource:
     """Return the source for the data of a call; reads no row.
@@ -58,4 +52,27 @@ def source_of(request: FeedRequest) -> FeedSource:
         return RddSource(data)
     if hasattr(data, "rdd") and hasattr(data, "schema"):
         return RddSource(data.rdd)
-    raise SettingsError(f"data must be an RDD or a DataFrame, got {type(data).__qualname__}.")
+    raise _no_data(data)
+
+
+def answers_of(request: FeedRequest, task: InferenceTask) -> Any:
+    """Return a lazy collection of one result per row, in order: an RDD or a DataFrame.
+
+    Raises:
+        SettingsError: the data is neither, or what is asked of it does not fit.
+    """
+    data = request.data
+    if is_frame(data):
+        return answered(request, task)
+    if not hasattr(data, "mapPartitionsWithIndex"):
+        raise _no_data(data)
+    if request.columns is not None or request.output is not None:
+        raise SettingsError(
+            "columns= and output= are for a DataFrame; an RDD's rows are fed whole, and their "
+            "results are the elements of another RDD"
+        )
+    return data.mapPartitionsWithIndex(task)
+
+
+def _no_data(data: Any) -> SettingsError:
+    return SettingsError(f"data must be an RDD or a DataFrame, got {type(data).__qualname__}.")

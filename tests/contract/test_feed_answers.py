@@ -160,3 +160,13 @@ def test_a_mapping_names_the_arrays():
         worker.channel.close()
         with pytest.raises(Exception, match="stopping"):
             feeding.result()
+
+
+def test_rows_of_different_inferences_may_look_different():
+    with workers(1) as (worker,):
+        loop = answer_arrays(worker, lambda x: x["a"] if isinstance(x, dict) else x)
+        assert run(inference_task([worker]), [{"a": r, "b": 0} for r in range(5)]) == [*range(5)]
+        assert run(inference_task([worker]), [{"b": "text", "a": 0.5}] * 5) == [0.5] * 5
+        assert run(inference_task([worker]), range(5)) == [*range(5)]
+        finish(worker)
+        loop.result()

@@ -1,0 +1,109 @@
+"""Record batches in, the same with columns of results beside theirs out.
+
+Covers: ArrowInferenceTask; rows that wait for their results, in which pieces they leave.
+Does not: import pyspark; convert rows (arrow_columns) or results (arrow_results), talk (inference).
+Runs in: a Spark task, as `df.mapInArrow(...)`.      Threads: one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from feeding.arrow_packer import ArrowPacker
+from feeding.arrow_results import arrays_of
+from feeding.config import FeedConfig
+from feeding.feed_task import FeedTarget
+from feeding.inference import InferenceFeeder
+from feeding.packer import Packer
+from rpc.handshake import Credentials
+
+
+class Waiting:
+    """Batches whose rows wait for their results, in order; iterate to take them from their source.
+
+    Attributes:
+        num_bytes: of the batches that wait.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._waiting: deque[pa.RecordBatch] = deque()
+        self._results: list[pa.RecordBatch] = []
+        self._missing = 0
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        batch = next(batch for batch in self._batches if batch.num_rows)
+        self._waiting.append(batch)
+        self.num_bytes += batch.nbytes
+        return batch
+
+    def answered(self, results: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take results for the rows that wait longest; yield batches with all their results."""
+        while results.num_rows:
+            batch = self._waiting[0]
+            if not self._results:
+                self._missing = batch.num_rows
+            part = results.slice(0, self._missing)
+            self._missing -= part.num_rows
+            self._results.append(part)
+            results = results.slice(part.num_rows)
+            if not self._missing:
+                yield self._leave()
+
+    def _leave(self) -> pa.RecordBatch:
+        batch = self._waiting.popleft()
+        self.num_bytes -= batch.nbytes
+        parts, self._results = self._results, []
+        results = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+        names = [*batch.schema.names, *results.schema.names]
+        return pa.RecordBatch.from_arrays([*batch.columns, *results.columns], names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrowInferenceTask:
+    """Has a partition's rows answered by one worker; yields its batches with result columns."""
+
+    targets: tuple[FeedTarget, ...]
+    credentials: Credentials
+    config: FeedConfig
+    feed: str
+    columns: tuple[str, ...]
+    """Which of the batches' columns are sent."""
+    fields: tuple[pa.Field, ...]
+    """The result columns."""
+    packer: Callable[..., Packer] = ArrowPacker
+
+    def __call__(
+        self, partition: int, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield each batch once all its rows have their results.
+
+        Raises:
+            ResultTypeError: a result does not fit its column.
+            FeedError: see feeding.inference.InferenceFeeder.run.
+        """
+        waiting = Waiting(iter(batches))
+        feeder = InferenceFeeder(
+            self.targets,
+            self.credentials,
+            self.config,
+            feed=self.feed,
+            partition=partition,
+            make_packer=self.packer,
+            held_bytes=lambda: waiting.num_bytes,
+        )
+        names = [field.name for field in self.fields]
+        rows = (batch.select(self.columns) for batch in waiting)
+        with contextlib.closing(feeder.run(rows)) as chunks:
+            for chunk in chunks:
+                arrays = arrays_of(chunk, self.fields)
+                yield from waiting.answered(pa.RecordBatch.from_arrays(arrays, names))

@@ -1,0 +1,132 @@
+"""inference() of DataFrames: their rows come back with result columns, in order, in any batches."""
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tfos import InputMode, TFCluster
+from tfos.errors import NodeFailedError, SettingsError
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(170),
+    pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
+]
+
+NUM_ROWS = 500
+
+
+def answer(args, ctx):
+    """Answer as the rows' own column `how` says; every row of a batch says the same."""
+    import numpy as np
+
+    feed = ctx.get_data_feed(train_mode=False)
+    while not feed.should_stop():
+        batch = feed.next_arrays(args["batch"])
+        if batch is None:
+            continue
+        names, how, x = sorted(batch), batch["how"][0], batch["x"]
+        if how == "vectors":
+            feed.batch_results(np.stack([x.sum(axis=1), np.full(len(x), len(x))], axis=1))
+        elif how == "named":
+            feed.batch_results({"columns": np.array([" ".join(names)] * len(x)), "sum": x.sum(1)})
+        elif how == "rows":
+            feed.batch_results([(int(row.sum()), "text") for row in x])
+        elif how == "too few":
+            feed.batch_results(x[1:])
+
+
+def frame_of(sql, how, num_rows=NUM_ROWS, partitions=4):
+    return sql.range(num_rows, numPartitions=partitions).selectExpr(
+        "id",
+        f"'{how}' as how",
+        "array(float(id), 1f, 2f) as x",
+        "map(id, id) as unfed",
+        "if(id % 3 = 0, null, 'name') as missing",
+    )
+
+
+@pytest.fixture(scope="module")
+def sql(spark):
+    session = SparkSession(spark).newSession()
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "23")
+    return session
+
+
+@pytest.fixture(scope="module")
+def cluster(spark):
+    with TFCluster.reserve(spark, 2, num_ps=0, input_mode=InputMode.SPARK) as cluster:
+        cluster.start(answer, {"batch": 40})
+        yield cluster
+
+
+def test_rows_keep_their_columns_and_order_and_get_results(sql, cluster):
+    frame = frame_of(sql, "vectors").union(frame_of(sql, "vectors", 0))
+    answered = cluster.inference(frame, columns=["how", "x"])
+    assert answered.columns == [*frame.columns, "prediction"]
+    assert answered.schema["prediction"].dataType.simpleString() == "array<float>"
+    rows, given = answered.collect(), frame.collect()
+    assert [row[:-1] for row in rows] == [tuple(row) for row in given]
+    assert [row.prediction[0] for row in rows] == [row.id + 3.0 for row in given]
+    # Batches cross those of Arrow, 23 rows, and end with their partition.
+    assert {int(row.prediction[1]) for row in rows} >= {40}
+    assert sum(1 / row.prediction[1] for row in rows) < NUM_ROWS / 40 + 4
+
+
+def test_several_result_columns_by_name_and_by_place(sql, cluster):
+    named = cluster.inference(
+        frame_of(sql, "named", 50), columns=["x", "how"], output="sum double, columns string"
+    )
+    assert [(row["sum"], row["columns"]) for row in named.orderBy("id").collect()] == [
+        (row + 3.0, "how x") for row in range(50)
+    ]
+    by_place = cluster.inference(
+        frame_of(sql, "rows", 50).select("how", "x"), output="total long, kind string"
+    )
+    assert [tuple(row)[-2:] for row in by_place.collect()] == [(i + 3, "text") for i in range(50)]
+
+
+@pytest.mark.fault("F38")
+def test_results_that_do_not_fit_fail_the_action_by_name(sql, cluster):
+    frame = frame_of(sql, "vectors", 20, 1)
+    answered = cluster.inference(frame, columns=["how", "x"], output="prediction int")
+    with pytest.raises(PySparkException) as caught:
+        answered.collect()
+    assert "ResultTypeError: results for column 'prediction'" in str(caught.value)
+    assert "are float64[2], expected int32" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"columns": ["x", "y"]}, r"columns=\['x', 'y'\], but the DataFrame has \['id', 'how', "),
+        ({"columns": []}, "name what main_fun is to be given"),
+        ({"output": "X"}, "has a column 'X', and the DataFrame has one already"),
+        ({"output": "a int, b"}, "'a int, b' names no columns"),
+        ({"output": "a date"}, "'a' is date; results can be boolean, tinyint, .* or arrays of"),
+        ({"output": "a array<string>"}, "'a' is array<string>; results can be"),
+        ({"output": ["a"]}, "output must be a string or a StructType, got list"),
+    ],
+)
+def test_what_does_not_fit_the_frame_is_refused_at_once(sql, cluster, asked, text):
+    with pytest.raises(SettingsError, match=text):
+        cluster.inference(frame_of(sql, "vectors"), **asked)
+
+
+def test_options_of_frames_are_refused_for_rdds(spark, cluster):
+    with pytest.raises(SettingsError, match="are for a DataFrame"):
+        cluster.inference(spark.parallelize([1]), output="a int")
+
+
+@pytest.mark.fault("F38")
+def test_too_few_results_end_action_and_cluster_with_both_numbers(spark, sql):
+    cluster = TFCluster.reserve(spark, 2, num_ps=0, input_mode=InputMode.SPARK)
+    try:
+        cluster.start(answer, {"batch": 40})
+        answered = cluster.inference(frame_of(sql, "too few", 100, 1), columns=["how", "x"])
+        with pytest.raises(PySparkException):
+            answered.collect()  # Spark shows its last attempt, when the worker is gone
+        with pytest.raises(NodeFailedError, match="returned 39 results for 40 rows"):
+            cluster.shutdown()
+    finally:
+        cluster.abort("the test is over")

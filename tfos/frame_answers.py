@@ -1,0 +1,149 @@
+"""`cluster.inference(df)`: a DataFrame whose rows carry main_fun's results as further columns.
+
+Covers: names and types of the result columns, the lazy DataFrame.
+Does not: carry rows (feeding.arrow_answers does, in Spark's tasks).
+Runs in: the driver; the returned function in Spark's tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from feeding.arrow_answers import ArrowInferenceTask
+from feeding.feed_task import InferenceTask
+from tfos.errors import SettingsError
+from tfos.feed_request import FeedRequest
+
+_DEFAULT = ("prediction", "array<float>")
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+_TEXTS = ("string", "binary")
+
+
+def result_columns(output: Any, given: Sequence[str]) -> Any:
+    """Return the result columns as a StructType.
+
+    Args:
+        output: a column's name, whose type is then array<float> (None: "prediction"); or names and
+            types as Spark writes them, "digit int, scores array<float>", or as a StructType.
+        given: the DataFrame's own columns, which stay.
+
+    Raises:
+        SettingsError: no such types, or a name that is taken.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    output = _DEFAULT[0] if output is None else output
+    if isinstance(output, str):
+        text = output.strip()
+        text = f"`{text}` {_DEFAULT[1]}" if text.isidentifier() else text
+        try:
+            columns = StructType.fromDDL(text)
+        except PySparkException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise SettingsError(
+                f"output={output!r} names no columns ({reason}); write a name, or names and types: "
+                "'digit int, scores array<float>'"
+            ) from None
+    elif isinstance(output, StructType):
+        columns = output
+    else:
+        raise SettingsError(
+            f"output must be a string or a StructType, got {type(output).__qualname__}"
+        )
+    taken = {name.lower() for name in given}
+    for field in columns.fields:
+        if field.name.lower() in taken:
+            raise SettingsError(
+                f"output= has a column {field.name!r}, and the DataFrame has one already: "
+                f"{list(given)}; name it otherwise"
+            )
+        taken.add(field.name.lower())
+    if not columns.fields:
+        raise SettingsError("output= names no column")
+    return columns
+
+
+def arrow_fields(columns: Any) -> tuple[pa.Field, ...]:
+    """Return the result columns of a StructType as Arrow's.
+
+    Raises:
+        SettingsError: a type that results cannot have.
+    """
+    return tuple(pa.field(field.name, _arrow_type(field, field.dataType)) for field in columns)
+
+
+def _arrow_type(field: Any, kind: Any, *, inside: bool = False) -> pa.DataType:
+    name = kind.simpleString()
+    if name in _PLAIN and not (inside and name in _TEXTS):
+        return _PLAIN[name]
+    if hasattr(kind, "elementType"):
+        return pa.list_(_arrow_type(field, kind.elementType, inside=True))
+    raise SettingsError(
+        f"output= column {field.name!r} is {field.dataType.simpleString()}; results can be "
+        f"{', '.join(_PLAIN)}, or arrays of numbers and booleans, however nested"
+    )
+
+
+def is_frame(data: Any) -> bool:
+    """Tell a DataFrame from an RDD."""
+    return hasattr(data, "mapInArrow") and hasattr(data, "schema")
+
+
+def answered(request: FeedRequest, task: InferenceTask) -> Any:
+    """Return the lazy DataFrame of the given one's columns and the result columns.
+
+    Raises:
+        SettingsError: columns= or output= does not fit the DataFrame.
+    """
+    from pyspark.sql.types import StructType
+
+    frame = request.data
+    results = result_columns(request.output, frame.columns)
+    in_task = _in_task(
+        ArrowInferenceTask(
+            targets=task.targets,
+            credentials=task.credentials,
+            config=task.config,
+            feed=task.feed,
+            columns=_fed_columns(request.columns, frame.columns),
+            fields=arrow_fields(results),
+        )
+    )
+    return frame.mapInArrow(in_task, StructType([*frame.schema.fields, *results.fields]))
+
+
+def _fed_columns(asked: Sequence[str] | None, given: Sequence[str]) -> tuple[str, ...]:
+    if asked is None:
+        return tuple(given)
+    names = (asked,) if isinstance(asked, str) else tuple(asked)
+    missing = [name for name in names if name not in given]
+    if missing or not names:
+        raise SettingsError(
+            f"columns={list(names)}, but the DataFrame has {list(given)}; name what main_fun is to "
+            "be given"
+        )
+    return names
+
+
+def _in_task(task: ArrowInferenceTask) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def answer(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        return task(context.partitionId() if context is not None else 0, batches)
+
+    return answer
