@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from feeding.example import Feature
     from feeding.filesystem.interface import Path
     from feeding.parquet_footer import ParquetLimits
+    from feeding.text_lines import LineLimits
     from feeding.tfrecord import RecordLimits
     from tfos.context import NodeContext
     from tfos.keras.dataset import BatchDataset
@@ -110,6 +111,82 @@ class Reading:
         )
         bad = BadData(on_bad_data, max_skipped)
         return self._rows(ParquetSource(self._absolute(paths), request, bad=bad, limits=limits))
+
+    def csv(  # noqa: PLR0913 - what a user may say about files, all but two by keyword
+        self,
+        paths: Path | Iterable[Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        *,
+        header: bool | Sequence[str] = True,
+        delimiter: str = ",",
+        quoted_newlines: bool = False,
+        nulls: Mapping[str, Any] | None = None,
+        on_bad_data: Literal["fail", "skip"] = "fail",
+        max_skipped: int = 100,
+        limits: LineLimits | None = None,
+    ) -> FileRows:
+        """Return the rows of CSV files, UTF-8, plain or gzip.
+
+        Args:
+            paths: as for `tfrecord`.
+            columns: names, or names with dtypes ("int64", "float32", "bool", "str", "bytes", …);
+                None: all. Types that are not said are those of the first lines of the first file.
+            header: whether the first line of each file has the names; or the names, for files
+                without; False: _c0, _c1, …
+            delimiter: one character between values.
+            quoted_newlines: whether quoted values may hold line ends; files are then not cut, but
+                dealt whole.
+            nulls: what stands in the place of an empty value, by column; in columns of numbers that
+                are not named an empty value is refused.
+            on_bad_data: "fail": the first bad line raises DataError. "skip": it is logged, counted
+                and left out.
+            max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
+            limits: what a file may ask for.
+
+        Raises:
+            FileNotFoundError: a path has no file.
+            SettingsError: no path, or a setting that cannot work.
+            DataError: the first file has no such column.
+        """
+        from feeding.bad_data import BadData
+        from feeding.csv_source import CsvRequest, CsvSource
+
+        request = CsvRequest(
+            columns=columns,
+            header=header,
+            delimiter=delimiter,
+            quoted_newlines=quoted_newlines,
+            nulls=nulls or {},
+        )
+        bad = BadData(on_bad_data, max_skipped)
+        return self._rows(CsvSource(self._absolute(paths), request, bad=bad, limits=limits))
+
+    def text(
+        self,
+        paths: Path | Iterable[Path],
+        *,
+        on_bad_data: Literal["fail", "skip"] = "fail",
+        max_skipped: int = 100,
+        limits: LineLimits | None = None,
+    ) -> FileRows:
+        """Return the lines of text files, UTF-8, plain or gzip, as one column `value`.
+
+        Args:
+            paths: as for `tfrecord`.
+            on_bad_data: "fail": the first line that is no UTF-8 raises DataError. "skip": it is
+                logged, counted and left out.
+            max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
+            limits: what a file may ask for.
+
+        Raises:
+            FileNotFoundError: a path has no file.
+            SettingsError: no path, or a setting that cannot work.
+        """
+        from feeding.bad_data import BadData
+        from feeding.text_source import TextSource
+
+        bad = BadData(on_bad_data, max_skipped)
+        return self._rows(TextSource(self._absolute(paths), bad=bad, limits=limits))
 
     def _absolute(self, paths: Path | Iterable[Path]) -> list[str]:
         from feeding.data_files import path_list

@@ -1,0 +1,203 @@
+"""Text files in blocks of whole lines, from any byte on.
+
+Covers: LineReader, LineBlock; gzip files without their compression (GzipBytes); limits.
+Does not: open files (filesystem), look into lines (text_source, csv_source).
+Threads: a reader belongs to one thread.
+Memory: one block, or one line that is longer.
+"""
+
+from __future__ import annotations
+
+import gzip as gzip_format
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+from feeding.config import MIB
+from feeding.errors import DataError, SettingsError
+from feeding.filesystem.readahead import ReadAhead
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_RATIO_FROM_BYTES = 16 * MIB
+"""Below this a high ratio harms nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineLimits:
+    """What a file may ask of its reader."""
+
+    max_line_bytes: int = 64 * MIB
+    """Longer lines are refused."""
+    max_gzip_ratio: int = 250
+    """Bytes that one byte of a gzip file may become, on the whole file."""
+    block_bytes: int = 2 * MIB
+    """Read and parsed at a time."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_line_bytes", "max_gzip_ratio", "block_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class LineBlock:
+    """Consecutive whole lines; the file's last one may lack its end.
+
+    Args:
+        data: the lines.
+        first_byte: where they begin in the file (after decompression).
+        first_line: number of the first one in the file, from 1; None where reading began within.
+    """
+
+    data: bytes
+    first_byte: int
+    first_line: int | None
+
+    @property
+    def place(self) -> str:
+        """Where it begins, for messages."""
+        return f"byte {self.first_byte}" if self.first_line is None else f"line {self.first_line}"
+
+    def halves(self) -> tuple[LineBlock, LineBlock] | None:
+        """Return the lines as two blocks; None if there is only one."""
+        middle = self.data.rfind(b"\n", 0, len(self.data) // 2) + 1
+        middle = middle or self.data.find(b"\n") + 1
+        if not 0 < middle < len(self.data):
+            return None
+        head, tail = self.data[:middle], self.data[middle:]
+        line = None if self.first_line is None else self.first_line + head.count(b"\n")
+        return (
+            LineBlock(head, self.first_byte, self.first_line),
+            LineBlock(tail, self.first_byte + middle, line),
+        )
+
+
+class LineReader:
+    """The lines of one file that begin in one range of its bytes.
+
+    Readers of ranges that adjoin give every line once.
+
+    Args:
+        file: its bytes from the range on, with the one before it; closed by the caller.
+        name: for messages.
+        span: first byte of the range and of what follows it; None for the second: the file's end.
+        limits: what the file may ask for.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        name: str,
+        *,
+        span: tuple[int, int | None] = (0, None),
+        limits: LineLimits | None = None,
+    ) -> None:
+        self._file = file
+        self._name = name
+        self._start = span[0]
+        self._stop = sys.maxsize if span[1] is None else span[1]
+        self._limits = limits or LineLimits()
+
+    def blocks(self) -> Iterator[LineBlock]:
+        """Yield the lines, some at a time.
+
+        Raises:
+            DataError: a line is too long, or compressed data is damaged.
+            OSError: the file cannot be read.
+        """
+        at, held = self._first_line()
+        line = None if self._start else 1
+        while at < self._stop:
+            more = self._file.read(self._limits.block_bytes)
+            held += more
+            end = self._end_of_lines(held, at, is_over=not more)
+            if end:
+                block = LineBlock(held[:end], at, line)
+                yield block
+                line = None if line is None else line + block.data.count(b"\n")
+                at, held = at + end, held[end:]
+            if not more:
+                return
+
+    def _end_of_lines(self, held: bytes, at: int, *, is_over: bool) -> int:
+        """Return how many of the held bytes are whole lines of the range."""
+        if at + len(held) > self._stop:
+            end = held.find(b"\n", max(self._stop - at - 1, 0)) + 1
+            if end:
+                return end
+        end = len(held) if is_over else held.rfind(b"\n") + 1
+        if not end and len(held) > self._limits.max_line_bytes:
+            raise DataError(
+                f"{self._name}: the line at byte {at} has more than {len(held)} bytes, "
+                f"max_line_bytes is {self._limits.max_line_bytes}"
+            )
+        return end
+
+    def _first_line(self) -> tuple[int, bytes]:
+        """Pass the line of the byte before the range; return where the next begins, and bytes."""
+        if not self._start:
+            return 0, b""
+        at = self._start - 1
+        while held := self._file.read(self._limits.block_bytes):
+            found = held.find(b"\n") + 1
+            if found:
+                return at + found, held[found:]
+            at += len(held)
+        return sys.maxsize, b""
+
+
+class GzipBytes(io.RawIOBase):
+    """What a gzip file holds.
+
+    Args:
+        file: its bytes; closed with this.
+        name: for messages.
+        limits: what the file may ask for.
+    """
+
+    def __init__(self, file: ReadAhead, name: str, limits: LineLimits) -> None:
+        super().__init__()
+        self._file = file
+        self._name = name
+        self._limits = limits
+        self._zipped = gzip_format.GzipFile(fileobj=cast(BinaryIO, file))
+        self._made = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer, except at the end.
+
+        Raises:
+            DataError: compressed data is damaged, or grows too much.
+        """
+        try:
+            count = self._zipped.readinto(buffer)
+        except (zlib.error, EOFError, gzip_format.BadGzipFile) as error:
+            raise DataError(
+                f"{self._name}: the compressed data is damaged behind byte {self._made}: {error}"
+            ) from None
+        self._made += count
+        stored, ratio = self._file.tell(), self._limits.max_gzip_ratio
+        if self._made > max(_RATIO_FROM_BYTES, ratio * stored):
+            raise DataError(
+                f"{self._name}: {stored} compressed bytes became {self._made}, max_gzip_ratio is "
+                f"{ratio}"
+            )
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+
+def is_gzip(head: bytes) -> bool:
+    """Whether a file of lines is compressed, by its first bytes."""
+    return head.startswith(_GZIP_MAGIC)

@@ -1,0 +1,262 @@
+"""Lines and CSV read directly: every line once wherever files are cut, types, bad lines named."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import gzip
+import io
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feeding import splits
+from feeding.bad_data import BadData
+from feeding.batches import Batch
+from feeding.csv_source import CsvRequest, CsvSource
+from feeding.direct import DirectReader, Source
+from feeding.errors import DataError, FileChanged, SettingsError
+from feeding.splits import Split
+from feeding.text_lines import LineLimits, LineReader
+from feeding.text_source import TextSource
+
+CSV = "n,x,s,flag\n1,0.5,a b,true\n2,-1e3,,false\n3,nan,ü,true\n"
+
+
+def rows_of(source: Source, worker: int = 0, num_workers: int = 1) -> dict[str, list[Any]]:
+    reader = DirectReader(source, worker, num_workers)
+    batches = []
+    while isinstance(batch := reader.next_batch(3), Batch):
+        batches.append(batch)
+    return {
+        name: [value for batch in batches for value in batch.arrays[place].tolist()]  # type: ignore[union-attr]
+        for place, name in enumerate(source.schema.names)
+    }
+
+
+def read(path: Path | str, **request: Any) -> dict[str, list[Any]]:
+    return rows_of(CsvSource(str(path), CsvRequest(**request)))
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.sampled_from(["", "a", "bc", "ü", "longer line"]), max_size=12),
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+    st.lists(st.integers(0, 80), max_size=4),
+    st.integers(1, 9),
+)
+def test_ranges_that_adjoin_give_every_line_once(lines, end, has_end, cuts, block_bytes):
+    text = end.join(lines) + (end if has_end and lines else "")
+    data = text.encode()
+    bounds = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    found = b""
+    numbers = []
+    for start, stop in itertools.pairwise(bounds):
+        file = io.BytesIO(data[max(start - 1, 0) :])
+        limits = LineLimits(block_bytes=block_bytes)
+        for block in LineReader(file, "f", span=(start, stop), limits=limits).blocks():
+            assert block.first_byte == len(found)
+            assert start <= block.first_byte < stop
+            found += block.data
+            numbers += [] if block.first_line is None else [block.first_line]
+    assert found == data
+    assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_workers_get_every_line_once(tmp_path, zipped, num_workers, monkeypatch):
+    monkeypatch.setattr(splits, "PIECE_BYTES", 100)
+    lines = [f"line {n}" * (n % 5) for n in range(200)]
+    for part in range(4):
+        data = "\n".join(lines[50 * part : 50 * part + 50]).encode()
+        path = tmp_path / (f"{part}.gz" if zipped and part % 2 else f"{part}")
+        path.write_bytes(gzip.compress(data) if zipped else data)  # gzip by name, and without
+    source = TextSource(str(tmp_path))
+    shares = [rows_of(source, worker, num_workers)["value"] for worker in range(num_workers)]
+    assert sorted(line for share in shares for line in share) == sorted(lines)
+
+
+def test_types_are_found_or_said(tmp_path):
+    (tmp_path / "a.csv").write_text("\ufeff" + CSV)
+    found = read(tmp_path)
+    rows = list(csv_format.DictReader(io.StringIO(CSV)))
+    assert found["n"] == [int(row["n"]) for row in rows]
+    np.testing.assert_array_equal(found["x"], [float(row["x"]) for row in rows])
+    assert found["s"] == [row["s"] for row in rows]
+    assert found["flag"] == [row["flag"] == "true" for row in rows]
+    source = CsvSource(
+        str(tmp_path), CsvRequest(columns={"x": "float32", "n": "uint8", "s": "bytes"})
+    )
+    assert [str(spec) for spec in source.schema.columns] == ["x: float32", "n: uint8", "s: bytes"]
+    assert rows_of(source)["s"] == [b"a b", b"", "ü".encode()]
+    assert read(tmp_path, columns=["flag", "n"]) == {"flag": [True, False, True], "n": [1, 2, 3]}
+
+
+def test_formats(tmp_path):
+    (tmp_path / "a").write_text("1;x\n2;y\n")
+    assert read(tmp_path, header=False, delimiter=";") == {"_c0": [1, 2], "_c1": ["x", "y"]}
+    assert read(tmp_path, header=["n", "s"], delimiter=";", columns=["s"]) == {"s": ["x", "y"]}
+    (tmp_path / "a").write_text('n,s\n1,"x, ""y"""\r\n\n2,z')
+    assert read(tmp_path) == {"n": [1, 2], "s": ['x, "y"', "z"]}
+    (tmp_path / "a").write_bytes(gzip.compress(b'n,s\n1,"x\ny"\n2,z\n'))
+    assert read(tmp_path, quoted_newlines=True) == {"n": [1, 2], "s": ["x\ny", "z"]}
+    (tmp_path / "b").write_text("s,more,n\nw,0,3\n")  # other columns and another order
+    assert read(tmp_path, quoted_newlines=True) == {"n": [1, 2, 3], "s": ["x\ny", "z", "w"]}
+    (tmp_path / "a").write_text("s,n\n")
+    assert read(tmp_path / "a") == {"s": [], "n": []}
+    assert read(tmp_path, columns={"s": "str", "n": "int64"}) == {"s": ["w"], "n": [3]}
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(2**62), 2**62),
+            st.text(st.characters(exclude_categories=["C", "Z"]), max_size=5),
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    st.integers(1, 3),
+    st.integers(1, 60),
+)
+def test_what_python_writes_is_read(tmp_path_factory, rows, num_workers, block_bytes):
+    path = tmp_path_factory.getbasetemp() / "rows.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv_format.writer(file).writerows([("n", "s"), *rows])
+    source = CsvSource(
+        str(path),
+        CsvRequest(columns={"n": "int64", "s": "str"}),
+        limits=LineLimits(block_bytes=block_bytes),
+    )
+    shares = [rows_of(source, worker, num_workers) for worker in range(num_workers)]
+    found = [row for share in shares for row in zip(share["n"], share["s"], strict=True)]
+    assert found == rows
+
+
+BAD = {
+    "values": ("n,s\n1,a\n2\n3,c\n4,d\n", r"line 3: .*Expected 2 columns, got 1", [1, 3, 4]),
+    "no number": (
+        "n,s\n1,a\n2,b\nx,c\n4,d\n",
+        r"line 4: .*column #0.* invalid value 'x'",
+        [1, 2, 4],
+    ),
+    "empty": (
+        "n,s\n1,a\n,b\n3,c\n4,d\n",
+        r"line 3: column 'n': null; pass nulls={'n': value}",
+        [1, 3, 4],
+    ),
+    "too large": (f"n,s\n1,a\n2,b\n{2**64},c\n", r"line 4: .* invalid value", [1, 2]),
+}
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_is_named_or_left_out(tmp_path, name, caplog):
+    text, expected, numbers = BAD[name]
+    (tmp_path / "a.csv").write_text(text)
+    (tmp_path / "b.csv").write_text("n,s\n9,z\n")
+    request = CsvRequest(columns={"n": "int64", "s": "str"})
+    with pytest.raises(DataError, match=rf"a\.csv: {expected}"):
+        rows_of(CsvSource(str(tmp_path), request))
+    caplog.set_level(logging.WARNING)
+    source = CsvSource(str(tmp_path), request, bad=BadData("skip"))
+    for _ in range(2):
+        assert rows_of(source)["n"] == [*numbers, 9]
+    assert source.num_skipped == 1
+    assert "a.csv: line" in caplog.text
+
+
+def test_empty_values_are_replaced(tmp_path):
+    (tmp_path / "a").write_text("n,s\n1,a\n,b\n")
+    assert read(tmp_path, nulls={"n": -1}) == {"n": [1, -1], "s": ["a", "b"]}
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (gzip.compress(b"n\n" * 900)[:-9], "the compressed data is damaged behind byte"),
+        (b"\x1f\x8bnoise", "the compressed data is damaged behind byte 0"),
+        pytest.param(
+            gzip.compress(bytes(18 << 20)),
+            "compressed bytes became .*, max_gzip_ratio is 250",
+            marks=pytest.mark.slow,
+        ),
+        (b"n\n" + b"1" * 5000, "line at byte 2 has more than .* max_line_bytes is 2000"),
+    ],
+)
+def test_a_damaged_file_is_named_or_left_out(tmp_path, data, expected):
+    (tmp_path / "a").write_bytes(data)
+    (tmp_path / "b").write_bytes(b"n\n7\n")
+    limits = LineLimits(max_line_bytes=2000, block_bytes=512)
+    if "ratio" in expected:
+        limits = LineLimits(max_line_bytes=1 << 40)
+    for make in (
+        lambda bad: TextSource(str(tmp_path), bad=bad, limits=limits),
+        lambda bad: CsvSource(
+            str(tmp_path), CsvRequest(columns={"n": "str"}), bad=bad, limits=limits
+        ),
+    ):
+        with pytest.raises(DataError, match=f"a: .*{expected}"):
+            rows_of(make(BadData()))
+        source = make(BadData("skip"))
+        assert rows_of(source)[source.schema.names[0]][-1] == "7"
+        assert source.num_skipped >= 1
+
+
+@pytest.mark.fault("F45")
+def test_text_that_is_no_utf8_is_named_by_line_or_byte(tmp_path):
+    (tmp_path / "a").write_bytes(b"one\ntw\xff\nthree\n")
+    with pytest.raises(DataError, match="a: line 2: it is no UTF-8: invalid start byte"):
+        rows_of(TextSource(str(tmp_path)))
+    assert rows_of(TextSource(str(tmp_path), bad=BadData("skip")))["value"] == ["one", "three"]
+    with pytest.raises(DataError, match="a: byte 4: it is no UTF-8"):
+        list(TextSource(str(tmp_path)).read(Split(f"{tmp_path}/a", 1, 8)))
+
+
+@pytest.mark.fault("F46")
+def test_other_columns_and_changed_files_are_named(tmp_path):
+    (tmp_path / "a").write_text("n,s\n1,a\n")
+    (tmp_path / "b").write_text("n,t\n1,a\n")
+    with pytest.raises(DataError, match=r"b has no column 's'; it has \['n', 't'\]"):
+        read(tmp_path)
+    with pytest.raises(DataError, match="a has no column 'z'"):
+        read(tmp_path, columns=["z"])
+    (tmp_path / "b").write_text("n,n\n1,a\n")
+    with pytest.raises(DataError, match="b: two columns have one name"):
+        read(tmp_path)
+    source = TextSource(str(tmp_path))
+    (tmp_path / "b").write_text("longer than before")
+    with pytest.raises(FileChanged):
+        rows_of(source)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"columns": "n"},
+        {"columns": []},
+        {"columns": {"n": "float16"}},
+        {"delimiter": "ab"},
+        {"header": "n"},
+        {"nulls": {"z": 1}},
+        {"nulls": {"n": "x"}},
+    ],
+)
+def test_requests_that_cannot_be_are_refused(tmp_path, request_):
+    (tmp_path / "a").write_text("n,s\n1,a\n")
+    with pytest.raises(SettingsError):
+        CsvSource(str(tmp_path), CsvRequest(**request_))
+    for name in ("max_line_bytes", "max_gzip_ratio", "block_bytes"):
+        with pytest.raises(SettingsError, match=name):
+            LineLimits(**{name: 0})
