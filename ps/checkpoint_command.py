@@ -1,6 +1,6 @@
 """The command line `python -m ps`: `inspect DIR` and `export DIR` for checkpoints, and `stats`.
 
-Covers: arguments and what is printed of checkpoints.
+Covers: arguments and what is printed of checkpoints, also for the command `tfos`.
 Does not: look into files (ps.inspection), ask servers (ps.stats_command).
 Runs in: the main thread of its own process.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ps import stats_command
-from ps.checkpoint_reader import read_manifest
+from ps.checkpoint_reader import Root, read_manifest
 from ps.checkpoint_restore import newest_sound
 from ps.errors import PSError
 from ps.inspection import DirectoryReport, StepReport, export_npz, inspect
@@ -33,27 +33,29 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "stats":
             return stats_command.run(options)
         if options.command == "export":
-            return _export(options)
-        return _inspect(options)
+            step, slots = options.step, options.slots
+            return export(options.directory, options.npz, step=step, slots=slots)
+        return show(options.directory, as_json=options.json)
     except (PSError, RpcError, OSError) as error:
         sys.stderr.write(f"ps {options.command}: {error}\n")
         return 2
 
 
-def _inspect(options: argparse.Namespace) -> int:
-    report = inspect(options.directory)
-    if options.json:
+def show(root: Root, *, as_json: bool = False) -> int:
+    """Print what a directory holds; returns the exit status."""
+    report = inspect(root)
+    if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
     else:
         sys.stdout.writelines(f"{line}\n" for line in _lines(report))
     return 0 if report.newest is not None else 1
 
 
-def _export(options: argparse.Namespace) -> int:
-    directory, step = options.directory, options.step
-    found = newest_sound(directory) if step is None else read_manifest(directory, step)
-    count = export_npz(directory, found, options.npz, slots=options.slots)
-    sys.stdout.write(f"{options.npz}: {count} arrays of step {found.step}\n")
+def export(root: Root, npz: str, *, step: int | None = None, slots: bool = False) -> int:
+    """Write one step's parameters to a file for numpy.load; returns the exit status."""
+    found = newest_sound(root) if step is None else read_manifest(root, step)
+    count = export_npz(root, found, npz, slots=slots)
+    sys.stdout.write(f"{npz}: {count} arrays of step {found.step}\n")
     return 0
 
 

@@ -30,6 +30,7 @@ from ps.params import Hyper, Layout, Manifest
 from ps.request_fields import MAX_REASON_LENGTH, MAX_WAIT_S, Number
 from ps.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.stats import ServerStats
+from ps.storage import OpenStorage, storage_at
 from ps.table_client import TableClient
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity, Role
@@ -55,9 +56,10 @@ class PSClient:
         num_workers: of the whole cluster.
         timeout_s: for every call that does not say otherwise, waiting at a sync barrier included.
         reconnect_s: a server that cannot be reached for so long is gone.
+        open_storage: opens a checkpoint directory as its user named it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword per setting, with defaults
         self,
         endpoints: Sequence[Endpoint],
         credentials: Credentials,
@@ -66,6 +68,7 @@ class PSClient:
         num_workers: int,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         reconnect_s: float = DEFAULT_RECONNECT_S,
+        open_storage: OpenStorage = storage_at,
     ) -> None:
         if not 0 < timeout_s <= MAX_WAIT_S:
             raise SettingsError(f"timeout_s must be in (0, {MAX_WAIT_S:g}], got {timeout_s}")
@@ -83,7 +86,8 @@ class PSClient:
             timeout_s=timeout_s,
             pushes=identity.role is Role.WORKER,
         )
-        self._saver = Saver(credentials.cluster_id)
+        self._open_storage = open_storage
+        self._saver = Saver(credentials.cluster_id, open_storage)
         self._meetings: dict[str, int] = {}
         self._note_numbers = itertools.count(1)
 
@@ -279,7 +283,7 @@ class PSClient:
         *,
         timeout_s: float = DEFAULT_SAVE_TIMEOUT_S,
         options: SaveOptions = DEFAULT_OPTIONS,
-    ) -> Path:
+    ) -> str:
         """Save all servers' shards as the checkpoint of `step`; training goes on meanwhile.
 
         Each shard is saved as at one moment, in sync mode all at one clock; `step` None takes that.
@@ -327,7 +331,7 @@ class PSClient:
             CheckpointError: there is none, or the one asked for is damaged or of another model.
             PhaseError: a server was seeded or restored already.
         """
-        found, manifest = find(directory, step, like)
+        found, manifest = find(self._open_storage(directory), step, like)
         encoded, digest = manifest.encode(), manifest.hash()
         request = messages.Restore(
             str(directory), found.step, digest, len(encoded), like.reset_optimizer

@@ -141,7 +141,7 @@ class PeriodicSaver:
                 client = self._client()
                 self._attach(client)
                 path = client.save(period.directory, None, options=period.options)
-                step = step_of(path.name)
+                step = step_of(path.rpartition("/")[2])
             self._saved_step = -1 if step is None else step
             self._num_failed = 0
             wait_s = period.every_s

@@ -22,7 +22,7 @@ from ps.checkpoint_format import STAGING_PREFIX
 from ps.checkpoint_lease import Lease
 from ps.errors import CheckpointError, RequestTimeout, SettingsError
 from ps.params import Manifest
-from ps.storage import Storage, storage_at, typed_errors
+from ps.storage import OpenStorage, Storage, storage_at, typed_errors
 
 _logger = logging.getLogger(__name__)
 
@@ -88,10 +88,12 @@ class Saver:
 
     Args:
         owner: the job's name in the leases.
+        open_storage: opens a directory as its user named it.
     """
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, open_storage: OpenStorage = storage_at) -> None:
         self._owner = owner
+        self._open_storage = open_storage
         self._places: dict[str, _Place] = {}
 
     def save(
@@ -103,11 +105,11 @@ class Saver:
         servers: Servers,
         timeout_s: float,
         options: SaveOptions = DEFAULT_OPTIONS,
-    ) -> Path:
+    ) -> str:
         """Make a checkpoint; returns its directory. Raises as PSClient.save."""
         if step is not None and step < 0:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
-        storage = storage_at(directory)
+        storage = self._open_storage(directory)
         place = self._place(directory)
         with typed_errors(storage, "", "save into"):
             self._clean(storage, place)
@@ -137,7 +139,7 @@ class Saver:
                 raise
         place.base = Base(step, save_id)
         place.num_deltas = place.num_deltas + 1 if base else 0
-        return Path(path)
+        return path
 
     def close(self) -> None:
         """Give the directories back to other jobs. Idempotent."""
@@ -160,7 +162,7 @@ class Saver:
     def _place(self, directory: str | Path) -> _Place:
         name = str(directory)
         if name not in self._places:
-            self._places[name] = _Place(Lease(storage_at(directory), self._owner))
+            self._places[name] = _Place(Lease(self._open_storage(directory), self._owner))
         return self._places[name]
 
     def _base_for(self, place: _Place, step: int | None, options: SaveOptions) -> Base | None:

@@ -21,7 +21,7 @@ from ps.params import WorkerRank
 from ps.permissions import Phase
 from ps.service import Service
 from ps.stats import ServerStats
-from ps.storage import storage_at
+from ps.storage import OpenStorage, storage_at
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity, Role
 from rpc.listener import Listener
@@ -39,6 +39,7 @@ class PSServer:
         credentials: the cluster's secret.
         incarnation: grows when this server is replaced.
         guard: tells when another process has taken this server's place; has the incarnation then.
+        open_storage: opens a checkpoint directory as clients name it.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class PSServer:
         *,
         incarnation: int = 0,
         guard: EpochGuard | None = None,
+        open_storage: OpenStorage = storage_at,
     ) -> None:
         self.settings = settings
         self._guard = guard
+        self._open_storage = open_storage
         if guard is not None:
             incarnation = guard.number
         identity = Identity(Role.SERVER, settings.rank, incarnation)
@@ -58,6 +61,7 @@ class PSServer:
             settings,
             open_connections=lambda: self._listener.stats().open_connections,
             refuse_if_replaced=self._refuse_if_replaced,
+            open_storage=open_storage,
         )
         self._listener = Listener(self._service.handle, credentials, identity)
 
@@ -107,12 +111,12 @@ class PSServer:
         Raises:
             CheckpointError: there is none, or it is damaged or of another model.
         """
-        storage = storage_at(directory)
+        storage = self._open_storage(directory)
         while True:
             newest = steps_on_disk(storage)[:1]
             try:
                 checkpoint, _ = find(storage, step, like)
-                self._service.restore(str(directory), checkpoint, like)
+                self._service.restore(storage, checkpoint, like)
             except CheckpointError:
                 # A save that was committed meanwhile may have removed what was being read.
                 if step is not None or steps_on_disk(storage)[:1] == newest:

@@ -16,7 +16,7 @@ import msgspec
 
 from ps import messages, notes
 from ps.checkpoint_format import Checkpoint
-from ps.checkpoint_reader import read_manifest, steps_after
+from ps.checkpoint_reader import Root, read_manifest, steps_after
 from ps.checkpoint_restore import Restoring
 from ps.consistency import make_policy
 from ps.counters import Counters
@@ -36,6 +36,7 @@ from ps.serving import ServingShard
 from ps.shard_saving import ShardSaving, restore_into
 from ps.sharding import deal
 from ps.stats import ServerStats
+from ps.storage import OpenStorage, storage_at
 from ps.table import Table, make_tables
 from ps.table_serving import TableRequest
 from ps.undone import Undone
@@ -60,6 +61,7 @@ class Service:
         *,
         open_connections: Callable[[], int],
         refuse_if_replaced: Callable[[], None] = lambda: None,
+        open_storage: OpenStorage = storage_at,
     ) -> None:
         self.settings = settings
         self._refuse_if_replaced = refuse_if_replaced
@@ -67,7 +69,8 @@ class Service:
         self._open_connections = open_connections
         self._counters = Counters()
         self._meetings = Meetings(settings.num_workers)
-        self._saving = ShardSaving(settings.rank)
+        self._open_storage = open_storage
+        self._saving = ShardSaving(settings.rank, open_storage)
         self._restored: messages.Restore | None = None
         self._undone = Undone()
         self._handlers: dict[type, Callable[[Call, Any], None]] = {
@@ -332,26 +335,27 @@ class Service:
             self._reply_description(call)  # a retry
             return
         manifest = self._read_manifest(call, request)
-        checkpoint = read_manifest(request.directory, request.step)
+        storage = self._open_storage(request.directory)
+        checkpoint = read_manifest(storage, request.step)
         like = Restoring(manifest=manifest, reset_optimizer=request.reset_optimizer)
-        if self.restore(request.directory, checkpoint, like):
+        if self.restore(storage, checkpoint, like):
             self._restored = request
         self._refuse_other(manifest)
         self._reply_description(call)
 
-    def restore(self, directory: str, checkpoint: Checkpoint, like: Restoring) -> bool:
+    def restore(self, root: Root, checkpoint: Checkpoint, like: Restoring) -> bool:
         """Fill the shard from a checkpoint; False when another one was faster.
 
         Raises:
             CheckpointError: it is damaged or of another model.
         """
-        newer = steps_after(directory, checkpoint)
+        newer = steps_after(root, checkpoint)
         manifest = like.manifest or checkpoint.manifest
         dense, tables = self._new_dense(manifest), self._new_tables(manifest)
         extra = restore_into(
             dense,
             tables,
-            directory,
+            root,
             checkpoint,
             place=self.settings,
             reset_optimizer=like.reset_optimizer,

@@ -16,13 +16,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from ps import decoding, messages
 from ps.checkpoint import Portion, write_shard
 from ps.checkpoint_format import Checkpoint
+from ps.checkpoint_reader import Root
 from ps.checkpoint_restore import read_extra, restore_shard
 from ps.cutting import CutOrder
 from ps.decoding import UNREADABLE
@@ -32,6 +32,7 @@ from ps.lifecycle import ServerSettings
 from ps.record_cut import SessionCut
 from ps.serving import ServingShard
 from ps.shard_cut import Place
+from ps.storage import OpenStorage, storage_at
 from ps.table import Table
 from ps.table_restore import is_same_cut, restore_tables
 
@@ -73,9 +74,11 @@ class ShardSaving:
 
     Args:
         rank: of the server.
+        open_storage: opens a directory as clients name it.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, open_storage: OpenStorage = storage_at) -> None:
+        self._open_storage = open_storage
         self._rank = rank
         self._writing = threading.Lock()
         self._known = SavedVersions()
@@ -136,7 +139,7 @@ class ShardSaving:
                 )
 
             record = write_shard(
-                request.directory,
+                self._open_storage(request.directory),
                 request.save_id,
                 rank=self._rank,
                 shard=cut,
@@ -150,7 +153,7 @@ class ShardSaving:
 def restore_into(
     dense: DenseShard,
     tables: Sequence[Table],
-    root: str | Path,
+    root: Root,
     checkpoint: Checkpoint,
     *,
     place: ServerSettings,

@@ -1,7 +1,8 @@
 """Where checkpoints lie: one root, its files and directories by their names below it.
 
 Covers: the few operations that a checkpoint needs of a file system, and the local one.
-Does not: know what the files hold (ps.checkpoint_format).
+Does not: know what the files hold (ps.checkpoint_format), nor other file systems: who has one hands
+in what opens it (OpenStorage).
 Threads: any; every call stands alone, `locked` shuts out other threads and processes.
 
 Names are relative to the root, with `/`, at most one directory deep, and made by this program, so
@@ -16,7 +17,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -85,8 +86,12 @@ class Storage(Protocol):
         """Say how much room is left."""
 
 
+OpenStorage = Callable[[str | Path], Storage]
+"""Returns the storage of a root as users name it; `storage_at`, or one that knows URLs."""
+
+
 def storage_at(root: str | Path | Storage) -> Storage:
-    """Return the storage of a root as users name it.
+    """Return the storage of a local root.
 
     Raises:
         CheckpointError: not a path of a file system that is known here.
@@ -94,7 +99,10 @@ def storage_at(root: str | Path | Storage) -> Storage:
     if not isinstance(root, str | Path):
         return root
     if "\0" in str(root) or "://" in str(root) or not str(root):
-        raise CheckpointError(f"checkpoints need a local directory, got {str(root)!r}")
+        raise CheckpointError(
+            f"checkpoints need a local directory, got {str(root)!a}; a URL works in a cluster's "
+            "Checkpoints(directory=...), and with the commands `tfos inspect` and `tfos export`"
+        )
     return LocalStorage(Path(root))
 
 

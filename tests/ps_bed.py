@@ -18,6 +18,7 @@ from ps.decisions import OnLost
 from ps.messages import Ack
 from ps.params import SGD, Add, Average, GroupSpec, Manifest, ParamSpec, RuleConfig
 from ps.server import PSServer, ServerSettings
+from ps.storage import OpenStorage, storage_at
 from rpc.address import Endpoint
 from rpc.connection import Buffer, connect
 from rpc.handshake import Credentials, Identity, Role
@@ -85,18 +86,20 @@ class Cluster:
         num_workers: int = 1,
         on_lost: OnLost = "fail",
         integrity: Literal["header", "payload"] = "header",
+        open_storage: OpenStorage = storage_at,
     ) -> None:
         self.credentials = Credentials(f"test-{next(_names)}", b"s" * 32, integrity)
         if transport == "tls":
             self.credentials = over_tls(self.credentials)
         self.num_workers = num_workers
+        self.open_storage = open_storage
         self.servers: list[PSServer] = []
         self.clients: list[PSClient] = []
         for rank in range(num_servers):
             settings = ServerSettings(
                 rank=rank, num_servers=num_servers, num_workers=num_workers, on_lost=on_lost
             )
-            server = PSServer(settings, self.credentials)
+            server = PSServer(settings, self.credentials, open_storage=open_storage)
             if transport in ("tcp", "tls"):
                 server.bind_tcp("127.0.0.1")
             elif transport == "shm":
@@ -127,6 +130,7 @@ class Cluster:
             num_workers=self.num_workers,
             timeout_s=timeout_s,
             reconnect_s=reconnect_s,
+            open_storage=self.open_storage,
         )
         self.clients.append(client)
         return client

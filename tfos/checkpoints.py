@@ -10,12 +10,14 @@ import math
 import os
 from dataclasses import dataclass
 
+from feeding.filesystem.location import LOCAL, shown
+from tfos import paths
 from tfos.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """`ClusterConfig(checkpoints=Checkpoints(directory="/shared/run", every_s=60, keep=3))`.
+    """`ClusterConfig(checkpoints=Checkpoints(directory="hdfs:///runs/7", every_s=60, keep=3))`.
 
     The chief saves while training goes on: once the servers hold parameters, then periodically, and
     when its main_fun has returned. A save that fails is a line in the log, never the end of the
@@ -23,7 +25,8 @@ class Checkpoints:
     """
 
     directory: str
-    """An absolute path that every node sees. One cluster at a time saves there."""
+    """An absolute path that every node sees, or a URL (`hdfs://…`; see docs/files.md). One cluster
+    at a time saves there."""
     every_s: float = 60.0
     """Seconds between saves. A dead server loses at most these and the time that two saves take.
     Smaller: less lost, more writing. A save that failed is tried again after 1 s, then 2 s, 4 s."""
@@ -42,10 +45,13 @@ class Checkpoints:
     than 10 s. 0: its end fails the cluster."""
 
     def __post_init__(self) -> None:
-        directory: object = self.directory
-        if not isinstance(directory, str) or not os.path.isabs(directory):
+        if not isinstance(self.directory, str):
+            raise SettingsError(f"checkpoints need a directory as a str, got {self.directory!r}")
+        location = paths.user_location(self.directory, "checkpoints")
+        if location.scheme == LOCAL and not os.path.isabs(location.path):
             raise SettingsError(
-                f"checkpoints need an absolute directory that every node sees, got {directory!r}"
+                "checkpoints need an absolute directory that every node sees, or a URL such as "
+                f"hdfs:///runs/7, got {shown(self.directory)}"
             )
         every_s: object = self.every_s
         is_number = isinstance(every_s, int | float) and not isinstance(every_s, bool)

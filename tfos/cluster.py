@@ -80,7 +80,7 @@ class TFCluster:
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
-            log_dir: TensorBoard's directory; None: one of the chief's own.
+            log_dir: TensorBoard's directory or URL (docs/files.md); None: one of the chief's own.
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
             tensorboard_host: address TensorBoard binds; empty: loopback on the driver's host.
             metrics_port: serve the whole cluster's metrics for Prometheus on this port of the

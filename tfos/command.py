@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from rich.table import Table
 import tfos
 
 if TYPE_CHECKING:
+    from ps.storage import Storage
     from tfos.bench.harness import Bench, GivenServers, Line
 
 FAILED_STATUS = 2
@@ -97,6 +98,43 @@ def bench(  # noqa: PLR0913  # one parameter per option
         _fail(f"{name} compares with {error.name}, which is not installed; pip install 'tfos[cpu]'")
     except (PSError, RpcError, OSError) as error:
         _fail(str(error))
+
+
+@app.command()
+def inspect(
+    directory: Annotated[str, typer.Argument(help="A path, or a URL such as hdfs://…")],
+    json_lines: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Print what each checkpoint in a directory holds and if it is whole."""
+    from ps import checkpoint_command
+
+    _looking(directory, lambda root: checkpoint_command.show(root, as_json=json_lines))
+
+
+@app.command()
+def export(
+    directory: Annotated[str, typer.Argument(help="A path, or a URL such as hdfs://…")],
+    npz: Annotated[str, typer.Option(metavar="OUT", help="The local file to write.")],
+    step: Annotated[int, typer.Option(help="Default: the newest that is whole.")] = -1,
+    slots: Annotated[bool, typer.Option(help="The optimizer's slots as well.")] = False,
+) -> None:
+    """Write one checkpoint's parameters for numpy.load."""
+    from ps import checkpoint_command
+
+    at = None if step < 0 else step
+    _looking(directory, lambda root: checkpoint_command.export(root, npz, step=at, slots=slots))
+
+
+def _looking(directory: str, work: Callable[[Storage], int]) -> None:
+    from ps.errors import PSError
+    from tfos.remote_storage import Storages
+
+    try:
+        status = work(Storages()(directory))
+    except (PSError, OSError) as error:
+        _fail(str(error))
+    else:
+        raise typer.Exit(status)
 
 
 def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:

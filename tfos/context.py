@@ -17,6 +17,7 @@ from tfos.control.messages import RosterEntry
 from tfos.errors import SettingsError
 from tfos.node.errors import NoServersError
 from tfos.node.spec import ChildSpec
+from tfos.remote_storage import Storages
 
 if TYPE_CHECKING:
     from feeding.channel import FeedChannel
@@ -46,7 +47,8 @@ class NodeContext:
         cluster_spec: job name -> `host:port` of each node by index; also in TF_CONFIG.
         defaultFS: Hadoop's default file system.
         working_dir: the executor's working directory; relative local paths mean this one.
-        log_dir: where TensorBoard's event files go.
+        log_dir: where TensorBoard's event files go; a local directory even if they are sent on.
+        staging_dir: a local directory for files that are on their way elsewhere.
         feed_channel: the rows that arrive here; `get_data_feed` and `dataset` read it.
     """
 
@@ -73,6 +75,8 @@ class NodeContext:
         self.feed_channel = feed_channel
         self._feeds = bundle.settings.feeds
         self._checkpoints = bundle.settings.checkpoints
+        self.staging_dir = spec.executor.scratch_dir
+        self._storages = Storages(self.staging_dir)
         self._name = bundle.name
         self._attempt = spec.attempt
         self._servers = sorted(
@@ -139,7 +143,7 @@ class NodeContext:
 
         if self._checkpoints is None or not self.is_chief or not self._servers:
             return None
-        return ChiefSaver(self._checkpoints, self.new_ps_client)
+        return ChiefSaver(self._checkpoints, self.new_ps_client, self._storages)
 
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
@@ -153,6 +157,7 @@ class NodeContext:
             Identity(Role.WORKER, self.rank, self._attempt),
             num_workers=self.num_workers,
             reconnect_s=RESTART_S if restarts else DEFAULT_RECONNECT_S,
+            open_storage=self._storages,
         )
 
     def dataset(self, batch_size: int, *, feed: str = "input", **options: Any) -> Any:
@@ -185,11 +190,15 @@ class NodeContext:
 
         return list(callbacks(self))
 
-    def export(self, model: Any, path: str) -> None:
-        """Save the model with the servers' parameters as a plain Keras model or SavedModel."""
+    def export(self, model: Any, path: str) -> str:
+        """Save the model with the servers' parameters as a plain Keras model or SavedModel.
+
+        Returns:
+            The absolute path or URL; `tfos.keras.export.load_model` opens both.
+        """
         from tfos.keras.export import export
 
-        export(model, path, self)
+        return export(model, path, self)
 
     def report_progress(
         self, step: int, rows: int, loss: float | None = None, **metrics: float

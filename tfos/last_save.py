@@ -20,11 +20,11 @@ from ps.client import PSClient
 from ps.errors import CheckpointError, PSError, RequestTimeout
 from ps.permissions import Phase
 from ps.saver import SaveOptions
-from ps.storage import storage_at
 from rpc.errors import RpcError
 from rpc.handshake import Credentials, Identity, Role
 from tfos.console import Console
 from tfos.control.coordinator import Coordinator
+from tfos.remote_storage import Storages
 
 _DESCRIBE_SHARE = 0.3
 """Part of the time in which the servers say what they hold; the rest is for writing it."""
@@ -46,6 +46,7 @@ class LastSave:
         self, directory: str, coordinator: Coordinator, credentials: Credentials, console: Console
     ) -> None:
         self._directory = directory
+        self._storages = Storages()
         self._coordinator = coordinator
         self._credentials = credentials
         self._console = console
@@ -92,6 +93,7 @@ class LastSave:
             num_workers=workers,
             timeout_s=left_s * _DESCRIBE_SHARE,
             reconnect_s=left_s * _DESCRIBE_SHARE,
+            open_storage=self._storages,
         ) as client:
             described = client.describe()
             if any(server.phase == Phase.EMPTY.value for server in described):
@@ -107,7 +109,7 @@ class LastSave:
 
     def _saved_already(self, step: int) -> str:
         """Return where the chief has saved this step; empty if it has not."""
-        storage = storage_at(self._directory)
+        storage = self._storages(self._directory)
         if step not in steps_on_disk(storage):
             return ""
         with contextlib.suppress(CheckpointError):  # an unfinished one of another run

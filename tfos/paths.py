@@ -1,4 +1,4 @@
-"""Resolving a user's path against the cluster's default file system, as TensorFlowOnSpark does.
+"""Users' paths: refusing those that lead astray, resolving them as TensorFlowOnSpark does.
 
 Pure: touches no file system.
 """
@@ -9,10 +9,30 @@ import getpass
 import logging
 import re
 
+from feeding.errors import PathError
+from feeding.filesystem.location import Location, parse
+from tfos.errors import SettingsError
+
 _logger = logging.getLogger(__name__)
 
 _COMPLETE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 """A path with a scheme is passed through, whatever serves it."""
+
+
+def user_location(path: str, what: str) -> Location:
+    """Take apart the path or URL of a directory that a user has named.
+
+    Args:
+        path: as it was given.
+        what: is to go there; for the message.
+
+    Raises:
+        SettingsError: the path is refused, and shown escaped.
+    """
+    try:
+        return parse(path)
+    except PathError as error:
+        raise SettingsError(f"{what} cannot go there: {error}") from error
 
 
 def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "") -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tfos import paths
 from tfos.config import ClusterConfig, InputMode
 from tfos.errors import ConfigError, SettingsError, UnsupportedError
 from tfos.spark_facts import SparkFacts
@@ -69,6 +70,16 @@ def notes(facts: SparkFacts) -> list[str]:
                 f"{NODE_MEMORY_MIB}m per node on an executor is a good start"
             )
     return lines
+
+
+def check_log_dir(log_dir: str | None) -> None:
+    """Refuse a directory that leads astray.
+
+    Raises:
+        SettingsError: shows it escaped.
+    """
+    if log_dir:
+        paths.user_location(log_dir, "TensorBoard's files")
 
 
 def check_queues(queues: Iterable[object]) -> tuple[str, ...]:

@@ -105,6 +105,7 @@ def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
     plan = topology.plan(request.cluster_size, request.num_ps, master_node=request.master_node)
     mode = preflight.check_mode(request.input_mode)
     feeds = preflight.check_queues(request.queues)
+    preflight.check_log_dir(request.log_dir)
     sc = spark_facts.classic_context(request.sc)
     facts = spark_facts.read_facts(sc)
     preflight.check_spark(facts.conf, config)

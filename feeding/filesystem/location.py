@@ -21,6 +21,7 @@ MAX_NAME_BYTES = 255
 """Of one component, on Linux and by default on HDFS."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:]*)(:[0-9]{1,5})?")
 _SHOWN = 60
 _SEPARATORS = frozenset("/\\:")
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
@@ -126,6 +127,8 @@ def _check_remote(given: str, authority: str, path: str) -> None:
         raise PathError(f"{shown(given)} is refused: it holds characters that cannot be seen")
     if "\\" in authority:
         raise PathError(f"{shown(given)} is refused: a backslash in the name of a host")
+    if not _AUTHORITY.fullmatch(authority):
+        raise PathError(f"{shown(given)} is refused: behind a host and ':' goes a port's number")
     _check_components(given, path)
     _check_length(path)
 

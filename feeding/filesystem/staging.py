@@ -42,10 +42,11 @@ def collected(publish: Callable[[Pieces], None]) -> Iterator[BinaryIO]:
     with tempfile.TemporaryFile(prefix="tfos-") as file:
         yield cast(BinaryIO, file)
         file.flush()
-        publish(lambda: _pieces_of_file(cast(BinaryIO, file)))
+        publish(lambda: pieces_of_file(cast(BinaryIO, file)))
 
 
-def _pieces_of_file(file: BinaryIO) -> Iterator[bytes]:
+def pieces_of_file(file: BinaryIO) -> Iterator[bytes]:
+    """Read a file of this host from its beginning, whatever its position is."""
     # Its own descriptor: a write that was given up may read on after the file is closed, but must
     # not begin to read what then has the file's number.
     own = os.dup(file.fileno())

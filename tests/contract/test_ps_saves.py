@@ -91,7 +91,7 @@ def test_a_save_is_one_also_if_older_ones_cannot_be_removed(
 
     monkeypatch.setattr("ps.saver.keep_newest", fails)
     with seeded(make_manifest()) as (_, client):
-        assert client.save(tmp_path, 1, options=SaveOptions(keep=1)) == tmp_path / "step-1"
+        assert client.save(tmp_path, 1, options=SaveOptions(keep=1)) == str(tmp_path / "step-1")
     assert "older checkpoints in" in caplog.text
 
 

@@ -35,21 +35,11 @@ def test_a_killed_tensorboard_is_told_and_training_goes_on(bed):
 
 
 @pytest.mark.fault("F58")
-@pytest.mark.parametrize(
-    ("settings", "variables", "reason"),
-    [
-        ({"log_dir": "hdfs://nn/logs"}, {}, "cannot read log_dir='hdfs://nn/logs'"),
-        ({}, {"TENSORBOARD_PORT": "not-a-port"}, "TensorBoard ended with exit code"),
-    ],
-    ids=["remote log_dir", "bad port"],
-)
-def test_a_tensorboard_that_cannot_start_is_a_reason_and_no_failure(
-    bed, monkeypatch, settings, variables, reason
-):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    run = bed.start(bed.bundle("worker:0", lambda args, ctx: None, tensorboard=True, **settings))
-    assert reason in bed.event("worker:0", messages.TensorBoardUp).reason
+def test_a_tensorboard_that_cannot_start_is_a_reason_and_no_failure(bed, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_PORT", "not-a-port")
+    run = bed.start(bed.bundle("worker:0", lambda args, ctx: None, tensorboard=True))
+    up = bed.event("worker:0", messages.TensorBoardUp)
+    assert "TensorBoard ended with exit code" in up.reason
     bed.release("worker:0")
     bed.event("worker:0", messages.Done)
     bed.order("worker:0", messages.Stop("over"))

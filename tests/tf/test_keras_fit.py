@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 import threading
@@ -11,12 +12,14 @@ import keras
 import numpy as np
 import pytest
 
+from feeding.filesystem.choose import filesystem_for
+from tests.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.tf.training import Context, blobs, serving, together
-from tfos.errors import SettingsError, UnsupportedError
+from tfos.errors import SettingsError
 from tfos.keras.callbacks import callbacks
 from tfos.keras.distribute import distribute
 from tfos.keras.epochs import Report, combine
-from tfos.keras.export import export
+from tfos.keras.export import export, load_model
 
 tf = pytest.importorskip("tensorflow")
 
@@ -279,7 +282,7 @@ def test_exported_model_loads_without_tfos(cluster, tmp_path):
     model.fit(X, Y, batch_size=64, verbose=0)
     target = tmp_path / "out" / "model.keras"
     moved(cluster, 0.01)
-    assert export(model, f"file://{target}", ctx) == target
+    assert export(model, f"file://{target}", ctx) == str(target)
     export(model, str(target), ctx)  # replaces
     assert [path.name for path in target.parent.iterdir()] == ["model.keras"]
     result = subprocess.run(
@@ -297,17 +300,41 @@ def test_saved_model_directory_is_replaced_whole(cluster, tmp_path):
     ctx = cluster.contexts[0]
     model = distribute(make_model(), ctx)
     for _ in range(2):
-        assert export(model, str(tmp_path / "saved"), ctx) == tmp_path / "saved"
+        assert export(model, str(tmp_path / "saved"), ctx) == str(tmp_path / "saved")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     loaded = tf.saved_model.load(str(tmp_path / "saved"))
     served = loaded.serve(X[:4])
     np.testing.assert_allclose(served.numpy(), model.predict(X[:4], verbose=0), rtol=1e-5)
 
 
+def test_exports_to_a_url_are_replaced_whole_and_load_again(cluster):
+    ctx = cluster.contexts[0]
+    model = distribute(make_model(), ctx)
+    root = f"memory://exports/{secrets.token_hex(4)}"
+    for _ in range(2):
+        moved(cluster, 0.01)
+        for name in ("model.keras", "saved"):
+            assert export(model, f"{root}/{name}", ctx) == f"{root}/{name}"
+    expected = model.predict(X[:4], verbose=0)
+    loaded = load_model(f"{root}/model.keras")
+    np.testing.assert_allclose(loaded.predict(X[:4], verbose=0), expected, rtol=1e-5)
+    fs = filesystem_for(root)
+    assert [entry.name for entry in fs.entries(root)] == ["model.keras", "saved"]
+    names = {entry.name for entry in fs.entries(f"{root}/saved")}
+    assert {"saved_model.pb", "variables"} <= names
+    with pytest.raises(FileNotFoundError, match=f"{root}/none.keras"):
+        load_model(f"{root}/none.keras")
+
+
+@pytest.mark.attack("A18")
 def test_exports_that_cannot_work_are_refused(cluster, tmp_path):
     ctx = cluster.contexts[0]
-    with pytest.raises(UnsupportedError, match=r"hdfs://nn/x\.keras.*local and mounted"):
-        export(make_model(), "hdfs://nn/x.keras", ctx)
+    for path in PATHS_THAT_LEAD_ASTRAY:
+        with pytest.raises(SettingsError) as refused:
+            export(make_model(), path, ctx)
+        assert str(refused.value).isascii()
+        assert str(refused.value).isprintable()
+        assert "secret" not in str(refused.value)
     with pytest.raises(SettingsError, match="never built"):
         export(keras.Sequential([keras.layers.Dense(1)]), str(tmp_path / "x.keras"), ctx)
     assert not any(Path(tmp_path).iterdir())

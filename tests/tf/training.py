@@ -6,6 +6,7 @@ No Spark and no supervisors: each worker of a test is a thread with a context of
 from __future__ import annotations
 
 import itertools
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,10 @@ class Context:
         self, step: int, rows: int, loss: float | None = None, **metrics: float
     ) -> None:
         self.progress.append((step, rows, loss))
+
+    @property
+    def staging_dir(self) -> str:
+        return tempfile.gettempdir()
 
     def absolute_path(self, path: str) -> str:
         return path

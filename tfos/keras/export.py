@@ -1,6 +1,7 @@
 """`ctx.export(model, path)`: the trained model as a plain file that needs no tfos.
 
-Covers: taking the servers' parameters, writing beside the target, renaming when complete.
+Covers: taking the servers' parameters, writing beside the target or on this host first, renaming
+when complete; `load_model` for files that Keras cannot open by itself.
 Does not: checkpoint optimizer slots (ps).      Threads: the caller's.
 """
 
@@ -9,24 +10,31 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 import uuid
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
 
 import keras
 
-from tfos.errors import SettingsError, UnsupportedError
+from feeding.errors import PathError
+from feeding.filesystem.location import LOCAL, Location, parse
+from tfos import remote_files
+from tfos.errors import SettingsError
 
 
 class PathContext(Protocol):
     """The part of `NodeContext` that exporting uses."""
 
+    @property
+    def staging_dir(self) -> str:
+        """Where files lie that are on their way to another file system."""
+
     def absolute_path(self, path: str) -> str:
         """Return the path with scheme and directory."""
 
 
-def export(model: Any, path: str, ctx: PathContext) -> Path:
+def export(model: Any, path: str, ctx: PathContext) -> str:
     """Write the model with the servers' newest parameters.
 
     Call it on one worker, usually `if ctx.is_chief:`. An existing file or directory is replaced
@@ -34,16 +42,17 @@ def export(model: Any, path: str, ctx: PathContext) -> Path:
 
     Args:
         model: any Keras model, distributed or not.
-        path: ending in `.keras`: one file for `keras.models.load_model`; otherwise a directory for
-            TensorFlow Serving (SavedModel). Relative paths mean `ctx.working_dir`.
+        path: a path or a URL, for example `hdfs://nn:8020/models/digits.keras`. Ending in `.keras`:
+            one file for `keras.models.load_model`; otherwise a directory for TensorFlow Serving
+            (SavedModel). Relative paths mean `ctx.working_dir`.
         ctx: the node's context.
 
     Returns:
-        The absolute path that was written.
+        The absolute path or URL that was written.
 
     Raises:
-        UnsupportedError: the path is on a file system that this version does not write.
-        SettingsError: not a Keras model, or one that was never built.
+        SettingsError: not a Keras model, one that was never built, or a path that is refused.
+        OSError: the disk or the file system failed.
     """
     if not isinstance(model, keras.Model):
         raise SettingsError(f"ctx.export takes a Keras model, got {type(model).__qualname__}")
@@ -52,34 +61,67 @@ def export(model: Any, path: str, ctx: PathContext) -> Path:
             "the model was never built, so it has no weights to export; train it first, or call "
             "model.build(input_shape)"
         )
-    target = local_path(ctx.absolute_path(os.fspath(path)))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    suffix = ".keras" if target.suffix == ".keras" else ""
-    temporary = target.with_name(f".{target.stem}.{uuid.uuid4().hex[:12]}{suffix}")
+    target = _location(ctx.absolute_path(os.fspath(path)))
+    if target.scheme == LOCAL:
+        _export_here(model, Path(target.path))
+        return target.path
+    with tempfile.TemporaryDirectory(prefix="tfos-export-", dir=ctx.staging_dir) as staging:
+        whole = Path(staging) / ("model.keras" if _is_file(target.name) else "model")
+        _save(model, whole)
+        try:
+            remote_files.upload(whole, target)
+        except PathError as error:
+            raise SettingsError(f"cannot export to {target}: {error}") from error
+    return str(target)
+
+
+def load_model(path: str, **options: Any) -> Any:
+    """Load a `.keras` file from a path or URL; for a local path just `keras.models.load_model`.
+
+    Args:
+        path: absolute, or relative to this process's directory.
+        options: as `keras.models.load_model` takes them: `custom_objects`, `compile`, `safe_mode`.
+
+    Raises:
+        SettingsError: a path that is refused.
+        OSError: there is no such file, or the file system failed.
+    """
+    source = _location(os.fspath(path))
+    if source.scheme == LOCAL:
+        return keras.models.load_model(source.path, **options)
+    with tempfile.TemporaryDirectory(prefix="tfos-model-") as staging:
+        local = Path(staging) / "model.keras"
+        remote_files.download(source, local)
+        return keras.models.load_model(local, **options)
+
+
+def _location(path: str) -> Location:
     try:
-        if suffix:
-            model.save(temporary)  # of a distributed model: pulls first
-        else:
-            model.export(temporary, verbose=False)
+        return parse(path)
+    except PathError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".keras")
+
+
+def _save(model: Any, target: Path) -> None:
+    if _is_file(target.name):
+        model.save(target)  # of a distributed model: pulls first
+    else:
+        model.export(target, verbose=False)
+
+
+def _export_here(model: Any, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    suffix = ".keras" if _is_file(target.name) else ""
+    temporary = target.with_name(f".{uuid.uuid4().hex[:12]}{suffix}")
+    try:
+        _save(model, temporary)
         _replace(temporary, target)
     finally:
         _remove(temporary)
-    return target
-
-
-def local_path(location: str) -> Path:
-    """Return the path that a location with scheme means on this machine.
-
-    Raises:
-        UnsupportedError: it is not local.
-    """
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file"):
-        raise UnsupportedError(
-            f"cannot export to {location!r}: this version writes to local and mounted paths only; "
-            f"use file:///shared/dir, or export locally and copy it to {parts.scheme}://"
-        )
-    return Path(unquote(parts.path) if parts.scheme else location)
 
 
 def _replace(temporary: Path, target: Path) -> None:
@@ -87,7 +129,7 @@ def _replace(temporary: Path, target: Path) -> None:
         temporary.replace(target)
         return
     # A directory cannot be renamed over one with content: move the old one aside first.
-    old = target.with_name(f".{target.name}.old-{uuid.uuid4().hex[:12]}")
+    old = target.with_name(f".{uuid.uuid4().hex[:12]}.old")
     target.rename(old)
     try:
         temporary.replace(target)

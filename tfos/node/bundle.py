@@ -30,7 +30,7 @@ class NodeSettings:
     """Everything runs on the driver's host: bind and advertise 127.0.0.1."""
     default_fs: str = "file://"
     log_dir: str = ""
-    """TensorBoard's directory as the user gave it; empty: a directory of the chief's own."""
+    """TensorBoard's directory or URL as the user gave it; empty: one of each node's own."""
     tensorboard: bool = False
     tensorboard_host: str = ""
     """Address TensorBoard binds; empty: loopback on the driver's host, else the advertised one."""

@@ -17,7 +17,7 @@ from ps.checkpoint_reader import latest, steps_on_disk
 from ps.errors import CheckpointError
 from ps.periodic import Period, PeriodicSaver
 from ps.saver import SaveOptions
-from ps.storage import storage_at
+from ps.storage import OpenStorage, storage_at
 from tfos.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -32,10 +32,17 @@ class ChiefSaver:
     Args:
         plan: what the user asked for.
         make_client: makes a connection to the servers that nobody else uses.
+        open_storage: opens the plan's directory.
     """
 
-    def __init__(self, plan: Checkpoints, make_client: Callable[[], PSClient]) -> None:
+    def __init__(
+        self,
+        plan: Checkpoints,
+        make_client: Callable[[], PSClient],
+        open_storage: OpenStorage = storage_at,
+    ) -> None:
         self._plan = plan
+        self._open_storage = open_storage
         self._client = make_client()
         period = Period(
             directory=plan.directory,
@@ -52,11 +59,12 @@ class ChiefSaver:
             CheckpointError: no checkpoint there is whole, or the directory is another run's.
         """
         directory, step = self._plan.directory, -1
-        if steps_on_disk(storage_at(directory)):
+        storage = self._open_storage(directory)
+        if steps_on_disk(storage):
             if not self._plan.resume:
                 raise CheckpointError(
                     f"{directory} holds checkpoints of another run, newest step "
-                    f"{latest(directory)}; pass Checkpoints(..., resume=True) to go on from it, or "
+                    f"{latest(storage)}; pass Checkpoints(..., resume=True) to go on from it, or "
                     "name an empty directory"
                 )
             step = self._client.restore(directory)

@@ -24,6 +24,7 @@ from tfos.node import failure
 from tfos.node.link import Link, Progress, Raised
 from tfos.node.obey import start_obeying
 from tfos.node.spec import ChildSpec
+from tfos.remote_storage import Storages
 
 PROGRESS_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
@@ -45,7 +46,10 @@ class ServerProcess:
         )
         credentials = bundle.data_credentials(spec.cluster_id)
         incarnation = (spec.attempt << 16) + spec.restart
-        self._server = PSServer(settings, credentials, incarnation=incarnation)
+        storages = Storages(spec.executor.scratch_dir)
+        self._server = PSServer(
+            settings, credentials, incarnation=incarnation, open_storage=storages
+        )
         self._losses = LossReport()
 
     def run(self) -> None:

@@ -143,7 +143,7 @@ class Supervisor:
             executor=spec.executor,
             link_fd=theirs.fileno(),
             socket_dir=str(self._workspace.socket_dir),
-            log_dir=spec.bundle.settings.log_dir or tensorboard.default_log_dir(self._workspace),
+            log_dir=tensorboard.event_dir(spec.bundle.settings.log_dir, self._workspace),
             restart=self._restarts.count,
             listen_fds=self._restarts.descriptors,
         )

@@ -61,13 +61,9 @@ class TensorBoardKeeper:
 
     def start(self, spec: SupervisorSpec, workspace: Workspace, env: Mapping[str, str]) -> None:
         """Start TensorBoard for the cluster's log directory, or report why there will be none."""
-        log_dir = spec.bundle.settings.log_dir
         self._advertised_host = spec.executor.host
         try:
-            directory = local_log_dir(log_dir) if log_dir else default_log_dir(workspace)
-            if not directory:
-                self._report_reason(f"cannot read log_dir={log_dir!r}; use a local or shared path")
-                return
+            directory = event_dir(spec.bundle.settings.log_dir, workspace)
             arguments = ("--logdir", directory, "--host", _host(spec), "--port", _port(env))
             private = {
                 "TMPDIR": str(workspace.subdirectory("tensorboard-tmp")),  # it leaves files there
@@ -146,15 +142,16 @@ def _port(env: Mapping[str, str]) -> str:
     return env.get("TENSORBOARD_PORT") or "0"
 
 
-def default_log_dir(workspace: Workspace) -> str:
-    """Return the directory of a node whose user named none; it ends with the node."""
-    return str(workspace.subdirectory("tensorboard"))
+def event_dir(log_dir: str, workspace: Workspace) -> str:
+    """Return the local directory where a node's event files are written and read.
 
-
-def local_log_dir(log_dir: str) -> str:
-    """Return the path of a local directory, or an empty string for another file system's."""
+    It ends with the node where the user named none, or a URL; then the worker sends on what it
+    holds (node.log_mirror).
+    """
     path = log_dir.removeprefix("file://")
-    return "" if "://" in path else path
+    if not path or "://" in path:
+        return str(workspace.subdirectory("tensorboard"))
+    return path
 
 
 def main(body: bytes) -> None:

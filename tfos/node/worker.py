@@ -1,6 +1,7 @@
 """A worker's process: accepts rows from the start, runs main_fun once the roster is there.
 
-Covers: listening for feeders, the environment that main_fun finds, its end in all its forms.
+Covers: listening for feeders, the environment that main_fun finds, its end in all its forms, and
+its event files on their way to a log directory elsewhere.
 Does not: feed or batch (feeding), exchange parameters (ps), report to the driver (supervisor).
 Runs in: a child of the supervisor; main_fun runs in the main thread.
 Threads: `tfos-obey` carries out orders, `tfos-progress` reports numbers, one short-lived thread
@@ -33,6 +34,7 @@ from tfos.context import NodeContext
 from tfos.control import messages
 from tfos.node import failure
 from tfos.node.link import Link, Progress, Raised
+from tfos.node.log_mirror import LogMirror
 from tfos.node.obey import start_obeying
 from tfos.node.spec import ChildSpec
 
@@ -40,6 +42,8 @@ PROGRESS_S = 1.0
 _MAX_MESSAGE_CHARS = 16_000
 _MAX_TRACEBACK_CHARS = 128_000
 _FLUSH_WAIT_S = 60.0
+_LAST_LOGS_S = 2.0
+"""For event files of a training that failed or is stopped."""
 
 _logger = logging.getLogger(__name__)
 
@@ -96,8 +100,10 @@ class WorkerProcess:
 
     def _run_main_fun(self, main_fun: Callable[[Any, Any], Any], args: Any) -> int:
         context = self._make_context()
+        mirror: LogMirror | None = None
         try:
             self._prepare_environment(context)
+            mirror = self._mirror_logs(context.log_dir)
             sys.argv = list(args) if isinstance(args, list) else [self._spec.bundle.name]
             saver = context.saver()
             if saver is not None:
@@ -109,8 +115,13 @@ class WorkerProcess:
             if saver is not None:
                 saver.close()
             context.finish()
+            if mirror is not None:
+                mirror.close(self._spec.bundle.settings.abort_s)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
-            return self._raised(error)
+            code = self._raised(error)
+            if mirror is not None:
+                mirror.close(_LAST_LOGS_S)
+            return code
         self._send_progress()
         self._link.send(messages.Done())
         if self._spec.bundle.settings.feeds:
@@ -209,6 +220,19 @@ class WorkerProcess:
             credentials=self._credentials,
             on_progress=self._note_progress,
         )
+
+    def _mirror_logs(self, directory: str) -> LogMirror | None:
+        """Begin to send event files to the log directory if that is not where they are written."""
+        url = self._spec.bundle.settings.log_dir
+        if "://" not in url or url.startswith("file://"):
+            return None
+        try:
+            mirror = LogMirror(directory, url)
+        except FeedError as error:
+            _logger.warning("no log files in %s: %s; training goes on", url, error)
+            return None
+        mirror.start()
+        return mirror
 
     def _prepare_environment(self, context: NodeContext) -> None:
         task = {"type": context.job_name, "index": context.task_index}

@@ -1,0 +1,243 @@
+"""Checkpoints on a real HDFS whose servers die, freeze and refuse, and on one that works."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from feeding.filesystem.config import FileSystemConfig
+from ps.checkpoint_format import step_name
+from ps.checkpoint_reader import latest, read_manifest, steps_on_disk
+from ps.checkpoint_restore import verify
+from ps.client import PSClient
+from ps.errors import CheckpointError
+from ps.params import Hyper
+from ps.saver import SaveOptions
+from scripts.local_hdfs.cluster import LocalHdfs
+from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, random_arrays, wait_until
+from tfos.checkpoints import Checkpoints
+from tfos.command import app
+from tfos.node.saver import ChiefSaver
+from tfos.remote_storage import RemoteStorage, Storages
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PATIENT = Storages(config=FileSystemConfig(call_timeout_s=3, patience_s=100))
+HURRIED = Storages(config=FileSystemConfig(call_timeout_s=0.5, patience_s=2))
+MANIFEST = make_manifest(20_000, rule=ADD)
+ONES = filled(MANIFEST, 1.0)
+HYPER = Hyper(1.0)
+
+
+@pytest.fixture
+def directory(hdfs: LocalHdfs) -> str:
+    return f"{hdfs.url}/{secrets.token_hex(4)}"
+
+
+def pushed(client: PSClient, count: int) -> None:
+    for _ in range(count):
+        client.push(ONES, hyper=HYPER, rows=1)
+
+
+class Trainer:
+    """Pushes until it is stopped; a save that blocked it would show in its count."""
+
+    def __init__(self, bed: Cluster) -> None:
+        self.client = bed.client(1)
+        self.client.attach()
+        self.pushes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self.client.push(ONES, hyper=HYPER, rows=1)
+            self.pushes += 1
+
+    def await_more(self, count: int, what: str) -> None:
+        seen = self.pushes
+        wait_until(lambda: self.pushes >= seen + count, what, 60.0)
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def test_saves_go_on_after_everything_was_killed_with_another_number_of_servers(
+    hdfs: LocalHdfs, directory: str, tmp_path: Path
+):
+    start = random_arrays(MANIFEST, 0)
+    with cluster(num_servers=2, open_storage=PATIENT) as bed:
+        (client,) = bed.workers(MANIFEST, start)
+        for step in (1, 2, 3):
+            pushed(client, 1)
+            path = client.save(directory, step, options=SaveOptions(keep=2, full_every=3))
+            assert path == f"{directory}/{step_name(step)}"
+        expected = bed.pulled(client)
+        with pytest.raises(CheckpointError, match=f"step 3 exists in {directory}"):
+            client.save(directory, 3)
+    storage = PATIENT(directory)
+    assert sorted(storage.names()) == ["step-1", "step-2", "step-3"]  # what the deltas need stays
+    verify(storage, read_manifest(storage, 3))
+    with cluster(num_servers=3, open_storage=PATIENT) as bed:
+        client = bed.client()
+        assert client.restore(directory) == 3
+        found = bed.pulled(client)
+        assert np.array_equal(found["trainable"], expected["trainable"])
+        pushed(client, 1)
+        client.save(directory, None)
+        assert latest(storage) == 4
+    shown = CliRunner().invoke(app, ["inspect", directory])
+    assert shown.exit_code == 0
+    assert shown.output.startswith(f"{directory}: newest step 4\nlease: nobody saves here\n")
+    assert shown.output.count("whole: every digest is right") == 4
+    out = tmp_path / "out.npz"
+    told = CliRunner().invoke(app, ["export", directory, "--npz", str(out), "--step", "3"])
+    assert told.output == f"{out}: 2 arrays of step 3\n"
+    with np.load(out) as arrays:
+        flat = np.concatenate([arrays["trainable/dense/kernel"], arrays["trainable/dense/bias"]])
+    assert np.array_equal(flat, expected["trainable"])
+
+
+@pytest.mark.fault("F40")
+def test_a_save_is_repeated_when_a_datanode_is_killed_while_it_is_written(
+    hdfs: LocalHdfs, directory: str, monkeypatch
+):
+    write = RemoteStorage.sync
+    killed: list[BinaryIO] = []
+
+    def kill_first(self: RemoteStorage, file: BinaryIO) -> None:
+        if not killed:
+            killed.append(file)
+            hdfs.kill_datanode(0)
+        write(self, file)
+
+    with cluster(num_servers=2, num_workers=2, open_storage=PATIENT) as bed:
+        client = bed.client()
+        client.seed(MANIFEST, filled(MANIFEST))
+        client.save(directory, 1)
+        storage = PATIENT(directory)
+        monkeypatch.setattr(RemoteStorage, "sync", kill_first)
+        trainer = Trainer(bed)
+        saving = threading.Thread(target=client.save, args=(directory, 2))
+        saving.start()
+        try:
+            wait_until(lambda: bool(killed), "the kill")
+            trainer.await_more(20, "steps beside a save that waits for a DataNode")
+            if saving.is_alive():
+                assert latest(storage) == 1
+            saving.join(200)
+            assert latest(storage) == 2
+        finally:
+            hdfs.start_datanode(0)
+            trainer.close()
+    verify(storage, read_manifest(storage, 2))
+    assert sorted(storage.names()) == ["step-1", "step-2"]
+
+
+@pytest.mark.fault("F40")
+def test_a_frozen_namenode_fails_saves_by_name_and_never_a_step(
+    hdfs: LocalHdfs, directory: str, caplog
+):
+    plan = Checkpoints(directory=directory, every_s=0.2, keep=2)
+    with cluster(num_servers=2, num_workers=2, open_storage=HURRIED) as bed:
+        saver = ChiefSaver(plan, bed.client, HURRIED)
+        saver.start()
+        client = bed.client()
+        client.seed(MANIFEST, filled(MANIFEST))
+        trainer = Trainer(bed)
+        storage = PATIENT(directory)
+        try:
+            wait_until(lambda: (latest(storage) or 0) > 0, "the first save", 60.0)
+            hdfs.freeze_namenode()
+            try:
+                wait_until(lambda: "not saved: " in caplog.text, "a save that fails", 60.0)
+                trainer.await_more(50, "steps while HDFS is away")
+            finally:
+                hdfs.thaw_namenode()
+            seen = latest(storage)
+            assert seen is not None
+            wait_until(lambda: (latest(storage) or 0) > seen, "a save afterwards", 60.0)
+        finally:
+            trainer.close()
+            saver.close()
+        verify(storage, read_manifest(storage))
+    told = [line for line in caplog.messages if "not saved: " in line]
+    assert all("training goes on, the last save is step" in line for line in told)
+    assert any(f" {directory}/" in line and f"NameNode {hdfs.url}" in line for line in told)
+    assert [name for name in storage.names() if not name.startswith((".tmp-", "step-"))] == []
+
+
+@pytest.mark.long
+@pytest.mark.fault("F40")
+def test_a_namenode_that_is_away_for_a_minute_delays_a_save(hdfs: LocalHdfs, directory: str):
+    with cluster(num_servers=2, num_workers=2, open_storage=PATIENT) as bed:
+        client = bed.client()
+        client.seed(MANIFEST, filled(MANIFEST))
+        client.save(directory, 1)
+        trainer = Trainer(bed)
+        hdfs.kill_namenode()
+        away_s = time.monotonic()
+        saving = threading.Thread(target=client.save, args=(directory, 2))
+        saving.start()
+        try:
+            trainer.await_more(1000, "steps while HDFS is away")
+            threading.Event().wait(60)
+            assert saving.is_alive()
+        finally:
+            hdfs.start_namenode()
+            trainer.close()
+        saving.join(200)
+        assert time.monotonic() - away_s > 60
+    storage = PATIENT(directory)
+    assert latest(storage) == 2
+    verify(storage, read_manifest(storage, 2))
+
+
+@pytest.mark.fault("F40")
+def test_a_refusal_names_the_user_and_the_whole_path(hdfs: LocalHdfs, directory, monkeypatch):
+    with cluster(open_storage=HURRIED) as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        client.save(directory, 1)
+        client.close()
+        monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+        other = bed.client(0, 1)
+        other.attach()
+        with pytest.raises(CheckpointError, match=f"{directory}.*user 'alice'") as refused:
+            other.save(directory, 2)
+        assert "\tat " not in str(refused.value)
+    with cluster(open_storage=HURRIED) as bed:
+        none = f"{directory}/none"
+        with pytest.raises(CheckpointError, match=f"no complete checkpoint in {none}; steps on"):
+            bed.client().restore(none)
+    assert steps_on_disk(HURRIED(directory)) == [1]
+
+
+@pytest.mark.fault("F41")
+def test_a_shard_that_was_cut_short_is_refused_and_the_one_before_is_taken(
+    hdfs: LocalHdfs, directory: str, caplog
+):
+    caplog.set_level(logging.WARNING)
+    with cluster(open_storage=PATIENT) as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        for step in (1, 2):
+            pushed(client, 1)
+            client.save(directory, step)
+    storage = PATIENT(directory)
+    with storage.open("step-2/ps-0.data") as file:
+        whole = file.read()
+    with storage.create("step-2/ps-0.data") as file:
+        file.write(whole[:-1])
+        storage.sync(file)
+    with cluster(open_storage=PATIENT) as bed:
+        assert bed.client().restore(directory) == 1
+    assert f"{directory}/step-2/ps-0.data has {len(whole) - 1} bytes, the manifest" in caplog.text

@@ -1,0 +1,110 @@
+"""Whole files and directories between this host and a URL.
+
+Covers: sending under a temporary name and renaming; fetching.
+Does not: know what the files hold, retry (feeding.filesystem does).
+Runs in: workers and drivers.      Threads: the caller's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from feeding.filesystem.choose import filesystem_for
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.interface import FileSystem
+from feeding.filesystem.location import Location
+from feeding.filesystem.readahead import ReadAhead
+from feeding.filesystem.staging import PIECE_BYTES, staging_name
+
+DEFAULTS = FileSystemConfig()
+
+
+def upload(source: Path, target: Location, config: FileSystemConfig = DEFAULTS) -> None:
+    """Make a file or directory of this host appear as `target`, in place of what is there.
+
+    A file is replaced at once. A directory's predecessor is renamed aside first: for the moment
+    between two renames there is none, and afterwards it is removed.
+
+    Raises:
+        OSError: the file system fails; what was there before is there still.
+        PathError: a file's name is refused.
+    """
+    fs = filesystem_for(str(target), config)
+    if not source.is_dir():
+        fs.write(str(target), pieces_maker(source))
+        return
+    staged = target.sibling(staging_name(target.name))
+    try:
+        fs.mkdirs(str(staged))
+        for path in sorted(source.rglob("*")):
+            name = path.relative_to(source).as_posix()
+            if path.is_dir():
+                fs.mkdirs(str(staged.child(name)))
+            else:
+                fs.write(str(staged.child(name)), pieces_maker(path))
+        _replace(fs, staged, target)
+    except BaseException:
+        with suppress(OSError):
+            fs.delete(str(staged), recursive=True)
+        raise
+
+
+def download(source: Location, target: Path, config: FileSystemConfig = DEFAULTS) -> None:
+    """Copy a file, or a directory with all that is in it, to a new path of this host.
+
+    Raises:
+        FileNotFoundError: there is none.
+        PathError: a name below it could lead out of `target`.
+    """
+    fs = filesystem_for(str(source), config)
+    status = fs.status(str(source))
+    if not status.is_directory:
+        _fetch(fs, str(source), target, config)
+        return
+    target.mkdir()
+    for entry in fs.entries(str(source)):
+        child = source.child(entry.name)
+        download(child, target / child.name, config)
+
+
+def pieces_maker(path: Path) -> Callable[[], Iterator[bytes]]:
+    """Return what makes a file's content, as often as it is called."""
+    return lambda: file_pieces(path)
+
+
+def file_pieces(path: Path, limit_bytes: int | None = None) -> Iterator[bytes]:
+    """Read a regular file of this host, its first `limit_bytes` at most; a link is refused."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        left = os.fstat(descriptor).st_size if limit_bytes is None else limit_bytes
+        while left and (piece := file.read(min(left, PIECE_BYTES))):
+            left -= len(piece)
+            yield piece
+
+
+def _fetch(fs: FileSystem, source: str, target: Path, config: FileSystemConfig) -> None:
+    with ReadAhead(fs.open(source), config) as file, target.open("xb") as copy:
+        for piece in file.ranges():
+            copy.write(piece)
+
+
+def _replace(fs: FileSystem, staged: Location, target: Location) -> None:
+    if not fs.exists(str(target)):
+        fs.rename(str(staged), str(target))
+        return
+    old = target.sibling(staging_name(target.name))
+    fs.rename(str(target), str(old))
+    try:
+        fs.rename(str(staged), str(target))
+    except OSError:
+        fs.rename(str(old), str(target))
+        raise
+    with suppress(OSError):
+        fs.delete(str(old), recursive=True)
