@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,13 @@ from ps.errors import CheckpointError, PhaseError
 from ps.params import Hyper
 from ps.periodic import Period, PeriodicSaver
 from ps.storage import LocalStorage, storage_at
+from tests.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.ps_bed import ADD, cluster, filled, make_manifest, wait_until
 from tfos.checkpoints import Checkpoints
 from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.node.saver import ChiefSaver
+from tfos.preflight import check_log_dir
 
 HYPER = Hyper(1.0)
 
@@ -193,8 +196,8 @@ def test_a_run_goes_on_from_an_earlier_one(tmp_path: Path):
     ("fields", "message"),
     [
         ({"directory": "relative/path"}, "an absolute directory"),
-        ({"directory": "hdfs://nn/x"}, "an absolute directory"),
-        ({"directory": None}, "an absolute directory"),
+        ({"directory": "file:relative"}, "an absolute directory"),
+        ({"directory": None}, "a directory as a str"),
         ({"every_s": 0}, "every_s must be > 0"),
         ({"every_s": float("nan")}, "every_s must be > 0"),
         ({"every_s": True}, "every_s must be > 0"),
@@ -207,6 +210,19 @@ def test_a_run_goes_on_from_an_earlier_one(tmp_path: Path):
 def test_a_plan_that_cannot_work_is_refused(fields: dict, message: str):
     with pytest.raises(SettingsError, match=message):
         Checkpoints(**{"directory": "/tmp/x", **fields})
+
+
+@pytest.mark.attack("A18")
+@pytest.mark.parametrize("path", PATHS_THAT_LEAD_ASTRAY, ids=lambda path: ascii(path)[:30])
+def test_directories_that_lead_astray_are_refused_escaped_before_anything_starts(path: str):
+    doors: list[Callable[[], object]] = [lambda: Checkpoints(directory=path)]
+    doors += [lambda: check_log_dir(path)] if path else []  # no log_dir is none
+    for door in doors:
+        with pytest.raises(SettingsError) as refused:
+            door()
+        assert str(refused.value).isascii()
+        assert str(refused.value).isprintable()
+        assert "secret" not in str(refused.value)
 
 
 def test_the_cluster_takes_a_plan_and_nothing_else():

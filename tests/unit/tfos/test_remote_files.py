@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_a_directory_that_cannot_be_replaced_stays(model, tmp_path, monkeypatch,
     (model / "saved_model.pb").write_bytes(b"another")
     rename, calls = LocalFileSystem.rename, []
 
-    def refuse(fs: LocalFileSystem, *args: str, **options: bool) -> None:
+    def refuse(fs: LocalFileSystem, *args: str, **options: Any) -> None:
         calls.append(args)
         if len(calls) == refused:
             raise OSError("the NameNode is away")
