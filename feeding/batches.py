@@ -19,6 +19,7 @@ from feeding.columns import offsets_of
 from feeding.cursor import Cursor, Slice, check_batch_size
 from feeding.errors import SchemaError, SettingsError
 from feeding.feed_queue import EpochEnd, FeedEnd
+from feeding.positions import Position
 from feeding.rows import column_values
 from feeding.schema import DTYPES, ColumnSpec, Group, Schema
 
@@ -41,6 +42,8 @@ class Batch:
     num_rows: int
     schema: Schema
     arrays: tuple[BatchColumn, ...]
+    position: Position | None = None
+    """Where a reader of files is after it."""
 
     @property
     def columns(self) -> dict[str, BatchColumn]:

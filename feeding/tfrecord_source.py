@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from feeding import frame_kernels
 from feeding.bad_data import BadData
+from feeding.column_cuts import Columns
 from feeding.config import MIB
 from feeding.data_files import data_files
-from feeding.direct import Columns
 from feeding.errors import DataError, FileChanged
 from feeding.example import ExampleDecoder, Feature
 from feeding.example_writer import infer_features
