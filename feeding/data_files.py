@@ -20,6 +20,7 @@ from feeding.splits import SourceFile
 _MAGIC = set("*?[{")
 _HIDDEN = set("._")
 _MAX_DEPTH = 32
+_GZIP_NAMES = (".gz", ".gzip")
 
 
 def data_files(
@@ -28,8 +29,8 @@ def data_files(
     """Return the files below paths, sorted by path.
 
     Directories are walked (`key=value` ones of partitioned data included); names that begin with
-    `_` or `.` are left out, as Spark does, unless a path or pattern says them. Patterns match names
-    as in a shell.
+    `_` or `.` are left out, as Spark does, unless they are partitions (`_day=1`) or a path or
+    pattern says them. Patterns match names as in a shell.
 
     Args:
         paths: files, directories and patterns, with a scheme or local.
@@ -50,6 +51,14 @@ def data_files(
         for status in files:
             found[status.path] = SourceFile(status.path, status.size_bytes, can_be_cut(status))
     return sorted(found.values())
+
+
+def is_plain(status: FileStatus) -> bool:
+    """Whether a file does not look compressed by its name.
+
+    Shares are even only if compressed files are known by name; each is read once in any case.
+    """
+    return not status.path.endswith(_GZIP_NAMES)
 
 
 def path_list(paths: Path | Iterable[Path]) -> list[str]:
@@ -84,6 +93,11 @@ def _parts(path: str) -> list[str]:
     return parse(path).path.split("/")
 
 
+def _is_hidden(name: str) -> bool:
+    """Whether Spark passes over a name: `_SUCCESS` and `.crc`, but not a partition `_day=1`."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
 def _walk(filesystem: FileSystem, status: FileStatus, depth: int) -> Iterable[FileStatus]:
     if not status.is_directory:
         yield status
@@ -91,5 +105,5 @@ def _walk(filesystem: FileSystem, status: FileStatus, depth: int) -> Iterable[Fi
     if depth == _MAX_DEPTH:
         raise DataError(f"{status.path} is nested more than {_MAX_DEPTH} directories deep")
     for entry in filesystem.entries(status.path):
-        if entry.name[:1] not in "._":
+        if not _is_hidden(entry.name):
             yield from _walk(filesystem, entry, depth + 1)

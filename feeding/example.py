@@ -18,7 +18,8 @@ from feeding import example_kernels as kernels
 from feeding.bad_data import BadData
 from feeding.batches import BatchColumn, Ragged
 from feeding.chunk import Array
-from feeding.errors import DataError, SettingsError
+from feeding.errors import SettingsError
+from feeding.record_damage import RecordDamage, without_damaged
 from feeding.tfrecord import RecordBlock
 
 _KINDS = {"bytes": 1, "float": 2, "int64": 3}
@@ -115,24 +116,15 @@ class ExampleDecoder:
         Raises:
             DataError: names file, record, byte and feature.
         """
-        starts, lengths = block.starts, block.lengths
-        numbers = np.arange(len(starts)) + block.first_record
-        while True:
-            try:
-                return self._columns(block.buffer, starts, lengths)
-            except _Damage as damage:
-                at = damage.record
-                byte = int(block.first_byte + starts[at])
-                text = f"{file}: record {numbers[at]} at byte {byte}: {damage}"
-                bad.skip(file, byte, DataError(text))
-                keep = np.arange(len(starts)) != at
-                starts, lengths, numbers = starts[keep], lengths[keep], numbers[keep]
+        return without_damaged(
+            block, file, bad, lambda starts, lengths: self._columns(block.buffer, starts, lengths)
+        )
 
     def _columns(self, buffer: Array, starts: Array, lengths: Array) -> dict[str, BatchColumn]:
         spans = np.empty((2, len(self.features), len(starts)), np.int64)
         record = kernels.locate(buffer, starts, lengths, self._names, spans)
         if record >= 0:
-            raise _Damage(record, "it is no tf.Example")
+            raise RecordDamage(record, "it is no tf.Example")
         return {
             name: _column(buffer, name, feature, spans[:, index])
             for index, (name, feature) in enumerate(self.features.items())
@@ -146,23 +138,17 @@ def packed_names(names: Iterable[str]) -> tuple[Array, Array]:
     return np.frombuffer(b"".join(encoded), np.uint8), bounds
 
 
-class _Damage(Exception):  # becomes a DataError where file and byte are known
-    def __init__(self, record: int, text: str) -> None:
-        super().__init__(text)
-        self.record = record
-
-
 def _column(buffer: Array, name: str, feature: Feature, spans: Array) -> BatchColumn:
     if feature.shape is not None and feature.num_values == 1:
         single = _single(buffer, feature, spans)
         if single is not None:
-            return _narrowed(name, feature.dtype, single).reshape((-1, *feature.shape))
+            return narrowed(name, feature.dtype, single).reshape((-1, *feature.shape))
     counts = np.empty(spans.shape[1], np.int64)
     record, fault = kernels.count_values(buffer, spans, feature.kind, counts)
     if fault == kernels.MALFORMED:
-        raise _Damage(record, f"its feature {name!r} is no tf.train.Feature")
+        raise RecordDamage(record, f"its feature {name!r} is no tf.train.Feature")
     if fault == kernels.WRONG_KIND:
-        raise _Damage(
+        raise RecordDamage(
             record,
             f"its feature {name!r} holds no {_KIND_NAMES[feature.kind]} list, which "
             f"Feature({feature.dtype!r}) reads; floats are in a float list, integers and bools in "
@@ -205,7 +191,7 @@ def _check_counts(name: str, feature: Feature, counts: Array, lacking: Array) ->
         return
     record = int(wrong.argmax())
     found = "lacks" if lacking[record] else f"has {counts[record]} values of"
-    raise _Damage(
+    raise RecordDamage(
         record,
         f"it {found} feature {name!r}, asked for {feature.num_values} (shape {feature.shape}); "
         "pass a default, or shape=None for any number",
@@ -218,13 +204,15 @@ def _values(buffer: Array, name: str, feature: Feature, spans: Array, offsets: A
     if feature.kind == _KINDS["float"]:
         floats = np.empty(total, np.float32)
         kernels.copy_floats(buffer, spans, offsets, floats.view(np.uint8))
-        return _narrowed(name, feature.dtype, floats)
+        return narrowed(name, feature.dtype, floats)
     if feature.kind == _KINDS["int64"]:
         ints = np.empty(total, np.int64)
         record = kernels.copy_ints(buffer, spans, offsets, ints)
         if record >= 0:
-            raise _Damage(record, f"its feature {name!r} holds an integer of more than 64 bits")
-        return _narrowed(name, feature.dtype, ints, offsets)
+            raise RecordDamage(
+                record, f"its feature {name!r} holds an integer of more than 64 bits"
+            )
+        return narrowed(name, feature.dtype, ints, offsets)
     found = np.empty((2, total), np.int64)
     kernels.find_bytes(buffer, spans, offsets, found)
     view = buffer.data
@@ -233,8 +221,18 @@ def _values(buffer: Array, name: str, feature: Feature, spans: Array, offsets: A
     return out
 
 
-def _narrowed(name: str, dtype: str, values: Array, offsets: Array | None = None) -> Array:
-    """Return the values as the dtype asked for; offsets tell which record a value is of."""
+def narrowed(name: str, dtype: str, values: Array, offsets: Array | None = None) -> Array:
+    """Return the values as the dtype asked for.
+
+    Args:
+        name: the feature, for messages.
+        dtype: of the result.
+        values: float32 or int64.
+        offsets: int64[n + 1], which record a value is of; None: one value for each.
+
+    Raises:
+        RecordDamage: a value that the dtype cannot hold.
+    """
     if values.dtype.kind == "f":
         return values.astype(dtype, copy=False)
     if dtype == "int64":
@@ -244,7 +242,7 @@ def _narrowed(name: str, dtype: str, values: Array, offsets: Array | None = None
     if outside.any():
         at = int(outside.argmax())
         record = at if offsets is None else int(np.searchsorted(offsets, at, "right")) - 1
-        raise _Damage(
+        raise RecordDamage(
             record, f"its feature {name!r} holds {values[at]}, which {dtype} cannot; ask for int64"
         )
     return values.astype(dtype)

@@ -178,3 +178,27 @@ def find_record(buffer: Array, start: int, stop: int, max_record_bytes: int) -> 
         ):
             return at, np.int64(length)
     return -1, 0
+
+
+@_kernel
+def seal(buffer: Array, starts: Array, lengths: Array) -> None:
+    """Write the frames around records that lie in a buffer with room for them.
+
+    Args:
+        buffer: uint8, with 12 bytes before and 4 behind each record.
+        starts: int64[n], where each record begins.
+        lengths: int64[n], bytes of each.
+    """
+    for index in range(starts.size):
+        start, length = starts[index], lengths[index]
+        for place in range(8):
+            buffer[start - FRAME_HEAD + place] = (length >> (8 * place)) & 255
+        head = start - FRAME_HEAD
+        _store(buffer, start - 4, masked_crc(buffer, head, head + 8))
+        _store(buffer, start + length, masked_crc(buffer, start, start + length))
+
+
+@_inline
+def _store(buffer: Array, at: int, value: Any) -> None:
+    for place in range(4):
+        buffer[at + place] = (value >> np.uint32(8 * place)) & np.uint32(255)

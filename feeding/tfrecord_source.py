@@ -7,28 +7,23 @@ Threads: one reader.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from feeding import frame_kernels
 from feeding.bad_data import BadData
-from feeding.column_cuts import Columns
 from feeding.config import MIB
-from feeding.data_files import data_files
-from feeding.errors import DataError, FileChanged
+from feeding.data_files import data_files, is_plain
+from feeding.direct import Columns
+from feeding.errors import DataError
 from feeding.example import ExampleDecoder, Feature
-from feeding.example_writer import infer_features
-from feeding.filesystem.choose import DEFAULTS, filesystem_for
-from feeding.filesystem.interface import FileStatus, Path
-from feeding.filesystem.readahead import ReadAhead
+from feeding.example_survey import infer_features
+from feeding.filesystem.interface import Path
+from feeding.record_ranges import record_blocks
 from feeding.schema import ColumnSpec, Group, Schema
 from feeding.splits import SourceFile, Split
-from feeding.tfrecord import RecordLimits, RecordReader, is_gzip
+from feeding.tfrecord import RecordLimits
 
-_SAMPLE_RECORDS = 256
 _SAMPLE_BYTES = 16 * MIB
-_GZIP_NAMES = (".gz", ".gzip")
 
 
 class TFRecordSource:
@@ -56,7 +51,7 @@ class TFRecordSource:
     ) -> None:
         self._bad = bad or BadData()
         self._limits = limits
-        self._files = data_files(paths, can_be_cut=_is_plain)
+        self._files = data_files(paths, can_be_cut=is_plain)
         self._sizes = {file.path: file.size_bytes for file in self._files}
         self._decoder = ExampleDecoder(self._inferred() if features is None else features)
 
@@ -78,31 +73,14 @@ class TFRecordSource:
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See direct.Source."""
-        with contextlib.closing(filesystem_for(split.path).open(split.path)) as file:
-            if file.size_bytes != self._sizes[split.path]:
-                raise FileChanged(
-                    f"{split.path} had {self._sizes[split.path]} bytes when it was listed, now "
-                    f"{file.size_bytes}; train on files that are not written to any more"
-                )
-            if split.start and is_gzip(file.read_range(0, frame_kernels.FRAME_HEAD)):
-                return  # whoever reads its beginning reads all of it
-            reader = RecordReader(
-                ReadAhead(file, DEFAULTS, begin=split.start),
-                split.path,
-                span=(split.start, split.stop),
-                limits=self._limits,
-                bad=self._bad,
-            )
-            for block in reader.blocks():
-                yield tuple(self._decoder.decode(block, split.path, self._bad).values())
+        size_bytes = self._sizes[split.path]
+        for block in record_blocks(split, size_bytes, self._bad, self._limits):
+            yield tuple(self._decoder.decode(block, split.path, self._bad).values())
 
     def _inferred(self) -> dict[str, Feature]:
         for file in self._files:
-            with contextlib.closing(filesystem_for(file.path).open(file.path)) as opened:
-                stream = ReadAhead(opened, DEFAULTS)
-                bad = BadData(self._bad.action, self._bad.max_skipped)
-                reader = RecordReader(stream, file.path, limits=self._limits, bad=bad)
-                sample = list(_sample(reader))
+            bad = BadData(self._bad.action, self._bad.max_skipped)
+            sample = sample_of(file, bad, self._limits)
             try:
                 found = infer_features(sample)
             except DataError as error:
@@ -117,20 +95,22 @@ class TFRecordSource:
         )
 
 
-def _sample(reader: RecordReader) -> Iterator[bytes]:
-    """Yield the first records, the fewer the larger they are."""
+def sample_of(
+    file: SourceFile, bad: BadData, limits: RecordLimits | None = None, num_records: int = 256
+) -> list[bytes]:
+    """Return a file's first records, the fewer the larger they are (16 MiB in all)."""
+    whole = Split(file.path, 0, file.size_bytes)
+    sample: list[bytes] = []
     left = _SAMPLE_BYTES
-    records = (record for block in reader.blocks() for record in block.records())
-    for record in itertools.islice(records, _SAMPLE_RECORDS):
-        yield record
-        left -= len(record)
-        if left <= 0:
-            return
-
-
-def _is_plain(status: FileStatus) -> bool:
-    """Shares are even only if compressed files are known by name; each is read once in any case."""
-    return not status.path.endswith(_GZIP_NAMES)
+    for block in record_blocks(whole, file.size_bytes, bad, limits):
+        for record in itertools.islice(block.records(), num_records - len(sample)):
+            sample.append(record)
+            left -= len(record)
+            if left <= 0:
+                return sample
+        if len(sample) == num_records:
+            break
+    return sample
 
 
 def _spec(name: str, feature: Feature) -> ColumnSpec:

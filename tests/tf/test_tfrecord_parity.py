@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 
 from feeding.bad_data import BadData
 from feeding.batches import BatchColumn, Ragged
 from feeding.example import ExampleDecoder, Feature
-from feeding.example_writer import encode_example, infer_features
+from feeding.example_arrow_writer import ArrowEncoder
+from feeding.example_survey import infer_features
+from feeding.example_writer import encode_example
 from feeding.tfrecord import RecordReader, RecordWriter
 
 pytestmark = pytest.mark.tf
@@ -52,7 +55,9 @@ def by_tensorflow(row: dict[str, Any]) -> bytes:
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=texts))
 
     features = {name: feature(value) for name, value in row.items()}
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(
+        deterministic=True
+    )
 
 
 def read(path: Path) -> tuple[list[bytes], list[dict[str, BatchColumn]]]:
@@ -110,3 +115,28 @@ def test_what_is_written_here_is_read_by_tensorflow(tmp_path: Path, compression:
             if value.WhichOneof("kind") and ours.features.feature[name] != value:
                 assert not row[name], name  # an empty list has no kind here
     assert infer_features(records).keys() == FEATURES.keys()
+
+
+def test_columns_are_written_as_tensorflow_writes_their_rows_to_the_byte(tmp_path: Path):
+    table = pa.table(
+        {
+            "floats": pa.array(
+                [list(row["floats"].ravel()) for row in rows()], pa.list_(pa.float32())
+            ),
+            "any_ints": pa.array([list(row["any_ints"]) for row in rows()], pa.list_(pa.int64())),
+            "any_texts": pa.array([row["any_texts"] for row in rows()], pa.list_(pa.binary())),
+            "one": pa.array([row["one"] if row["one"] % 3 else None for row in rows()], pa.int64()),
+            "\u20ac" * 60: pa.array([row["text"] for row in rows()], pa.binary()),
+        }
+    )
+    (batch,) = table.to_batches()
+    (tmp_path / "part-0").write_bytes(ArrowEncoder(batch.schema).encode(batch).data)
+
+    expected = []
+    for row in batch.to_pylist():
+        row["floats"] = np.array(row["floats"], np.float32)
+        row["any_ints"] = np.array(row["any_ints"], np.int64)
+        row["one"] = row["one"] if row["one"] is None else np.int64(row["one"])
+        expected.append(by_tensorflow({k: v for k, v in row.items() if v is not None}))
+    found = tf.data.TFRecordDataset(str(tmp_path / "part-0"))
+    assert [item.numpy() for item in found] == expected

@@ -15,7 +15,8 @@ from feeding.bad_data import BadData
 from feeding.batches import BatchColumn, Ragged
 from feeding.errors import DataError, RowError, SettingsError
 from feeding.example import ExampleDecoder, Feature
-from feeding.example_writer import encode_example, infer_features
+from feeding.example_survey import infer_features
+from feeding.example_writer import encode_example
 from feeding.tfrecord import RecordBlock
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first

@@ -1,0 +1,54 @@
+"""The records that begin in one range of a TFRecord file, wherever the file is.
+
+Covers: opening, reading ahead, a file that changed, who reads a compressed file.
+Does not: list files (data_files), cut them (splits), decode records (example, example_arrow).
+Threads: an iterator belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from feeding import frame_kernels
+from feeding.bad_data import BadData
+from feeding.errors import FileChanged
+from feeding.filesystem.choose import DEFAULTS, filesystem_for
+from feeding.filesystem.readahead import ReadAhead
+from feeding.splits import Split
+from feeding.tfrecord import RecordBlock, RecordLimits, RecordReader, is_gzip
+
+
+def record_blocks(
+    split: Split, size_bytes: int, bad: BadData, limits: RecordLimits | None = None
+) -> Iterator[RecordBlock]:
+    """Yield the records of a range, some at a time; see RecordReader.blocks.
+
+    A compressed file is read whole by whoever reads its beginning.
+
+    Args:
+        split: file and range.
+        size_bytes: of the whole file when it was listed.
+        bad: what becomes of damaged records.
+        limits: what the file may ask for.
+
+    Raises:
+        DataError: a record is damaged and the policy is to fail.
+        FileChanged: the file has another size now.
+        OSError: it cannot be read.
+    """
+    with contextlib.closing(filesystem_for(split.path).open(split.path)) as file:
+        if file.size_bytes != size_bytes:
+            raise FileChanged(
+                f"{split.path} had {size_bytes} bytes when it was listed, now {file.size_bytes}; "
+                "read files that are not written to any more"
+            )
+        if split.start and is_gzip(file.read_range(0, frame_kernels.FRAME_HEAD)):
+            return
+        yield from RecordReader(
+            ReadAhead(file, DEFAULTS, begin=split.start),
+            split.path,
+            span=(split.start, split.stop),
+            limits=limits,
+            bad=bad,
+        ).blocks()
