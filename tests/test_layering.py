@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("rpc", "ps", "feeding", "tfos")
+NAMED_FOR_SPARK = "pyspark_tfrecord"  # one name that Spark looks for; no room
 MAY_IMPORT = {
     "rpc": {"rpc", "msgspec", "numpy", "cryptography"},
     "ps": {"ps", "rpc", "msgspec", "numpy", "numba", "llvmlite", "prometheus_client"},
@@ -119,12 +120,11 @@ def test_arrows_only_point_down(path):
 
 @every_module
 def test_heavy_packages_are_imported_inside_functions(path):
-    if path.relative_to(ROOT).parts[:2] == ("tfos", "keras") and path.name != "__init__.py":
-        heavy = IN_FUNCTIONS_ONLY - {
-            "keras"
-        }  # loaded by ctx.distribute, after the user's own import
-    else:
-        heavy = IN_FUNCTIONS_ONLY
+    subpackage = path.relative_to(ROOT).parts[1]
+    heavy = IN_FUNCTIONS_ONLY
+    if path.name != "__init__.py":
+        # Loaded by ctx.distribute, after the user's own import; loaded by Spark itself.
+        heavy = heavy - {{"keras": "keras", "datasource": "pyspark"}.get(subpackage, "")}
     found = [(name, line) for name, line in _imports(_tree(path), True) if name in heavy]
     assert not found, f"import these inside the function that needs them (name, line): {found}"
 
@@ -199,6 +199,12 @@ def test_only_the_command_knows_the_benchmarks():
         if "tfos.bench" in path.read_text() and not name.startswith("tfos/bench/")
     }
     assert knowing == {"tfos/command.py"}
+
+
+def test_what_spark_looks_for_is_one_name_and_loads_no_tensorflow():
+    (module,) = (ROOT / NAMED_FOR_SPARK).rglob("*.py")
+    assert {name for name, _ in _imports(_tree(module), False)} == {"tfos"}
+    assert not {"keras", "tensorflow", "hdfs_native"} & _modules_after(f"import {NAMED_FOR_SPARK}")
 
 
 def test_a_supervisor_stays_small():

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tfos.checkpoints import Checkpoints
     from tfos.cluster import TFCluster
     from tfos.config import ClusterConfig, InputMode
+    from tfos.datasource import register_data_sources
     from tfos.errors import NodeFailedError, TFOSError
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "NodeFailedError",
     "TFCluster",
     "TFOSError",
+    "register_data_sources",
 ]
 
 _HOMES = {
@@ -34,6 +36,7 @@ _HOMES = {
     "NodeFailedError": "tfos.errors",
     "TFCluster": "tfos.cluster",
     "TFOSError": "tfos.errors",
+    "register_data_sources": "tfos.datasource",
 }
 
 

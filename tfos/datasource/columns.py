@@ -1,0 +1,136 @@
+"""Which of Spark's types a record can hold, and Arrow's name for them.
+
+Covers: checking a schema, its data columns apart from its partition columns, types for a survey.
+Does not: look at files (inference) or values (feeding.example_arrow).      Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types
+
+from feeding.errors import SettingsError
+from tfos.datasource.options import RecordType
+from tfos.datasource.partition_paths import WRITABLE_KINDS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from feeding.example_survey import FeatureSurvey
+
+_VALUES = (
+    types.BooleanType,
+    types.ByteType,
+    types.ShortType,
+    types.IntegerType,
+    types.LongType,
+    types.FloatType,
+    types.DoubleType,
+    types.StringType,
+    types.BinaryType,
+)
+_ADVICE: tuple[tuple[type[types.DataType], str], ...] = (
+    (types.DecimalType, "cast it to double, which rounds, or to string"),
+    (types.DateType, "cast it to string, or to a number with unix_date"),
+    (types.TimestampType, "cast it to string, or to a number with unix_micros"),
+    (types.TimestampNTZType, "cast it to string"),
+    (types.UserDefinedType, "vector_to_array of pyspark.ml.functions makes an array of a vector"),
+    (types.StructType, "select its fields as columns of their own"),
+    (types.MapType, "select its values as columns of their own"),
+    (types.ArrayType, "only recordType SequenceExample holds arrays of arrays, two deep"),
+)
+RECORD_SCHEMA = types.StructType([types.StructField("byteArray", types.BinaryType())])
+"""Of records that are left alone."""
+
+
+def check_schema(schema: types.StructType, record_type: RecordType) -> None:
+    """Refuse columns that a record cannot hold.
+
+    Raises:
+        SettingsError: names the column, its type and what to do.
+    """
+    names = schema.fieldNames()
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise SettingsError(f"columns {twice} are there twice; every feature needs its own name")
+    if record_type == "ByteArray":
+        kinds = [field.dataType for field in schema.fields]
+        if kinds != [types.BinaryType()]:
+            raise SettingsError(
+                "recordType ByteArray is one column of binary, got "
+                f"{schema.simpleString()}; partition columns do not count"
+            )
+        return
+    for field in schema.fields:
+        depth, innermost = _taken_apart(field.dataType)
+        deepest = 2 if record_type == "SequenceExample" else 1
+        if depth > deepest or not isinstance(innermost, _VALUES):
+            kind = field.dataType if depth > deepest else innermost
+            advice = next((text for base, text in _ADVICE if isinstance(kind, base)), "drop it")
+            raise SettingsError(
+                f"column {field.name!r} is {field.dataType.simpleString()}, which no {record_type} "
+                f"holds; {advice}"
+            )
+
+
+def check_partition_columns(schema: types.StructType, names: Iterable[str]) -> None:
+    """Refuse columns that cannot become directories.
+
+    Raises:
+        SettingsError: there is no such column, or its values name no directory.
+    """
+    for name in names:
+        if name not in schema.fieldNames():
+            raise SettingsError(
+                f"partitionBy names {name!r}; there are the columns {', '.join(schema.names)}"
+            )
+        kind = schema[name].dataType.simpleString()
+        if kind not in WRITABLE_KINDS:
+            raise SettingsError(
+                f"partitionBy names {name!r}, which is {kind}; it must be one of "
+                f"{', '.join(sorted(WRITABLE_KINDS))}; cast it to string"
+            )
+
+
+def without(schema: types.StructType, names: Iterable[str]) -> types.StructType:
+    """Return the columns that are in the records, not in the names of directories."""
+    apart = set(names)
+    kept = types.StructType([field for field in schema.fields if field.name not in apart])
+    if not kept.fields:
+        raise SettingsError("every column is a partition column; a record needs at least one")
+    return kept
+
+
+def spark_schema(
+    found: Mapping[str, FeatureSurvey], binary_features: Iterable[str] = ()
+) -> types.StructType:
+    """Return the columns for a survey: one value is a scalar, any other number an array."""
+    binary = set(binary_features)
+    fields = []
+    for name, seen in found.items():
+        value: types.DataType = types.LongType()
+        if seen.kind == "float32":
+            value = types.FloatType()
+        elif seen.kind == "bytes":
+            is_text = seen.is_text and name not in binary
+            value = types.StringType() if is_text else types.BinaryType()
+        is_scalar = seen.least == seen.most == 1
+        fields.append(types.StructField(name, value if is_scalar else types.ArrayType(value)))
+    return types.StructType(fields)
+
+
+def arrow_schema(schema: types.StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark expects of a reader's batches."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    made: Any = to_arrow_schema(schema)
+    return made
+
+
+def _taken_apart(kind: types.DataType) -> tuple[int, types.DataType]:
+    depth = 0
+    while isinstance(kind, types.ArrayType):
+        kind, depth = kind.elementType, depth + 1
+    return depth, kind

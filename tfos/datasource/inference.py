@@ -1,0 +1,72 @@
+"""The schema of TFRecord files, from a sample of several of them.
+
+Runs in: a Python process on the driver's host.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.types import (
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from feeding.errors import DataError
+from feeding.example_survey import FeatureSurvey, survey
+from feeding.tfrecord_source import sample_of
+from tfos.datasource.columns import RECORD_SCHEMA, spark_schema
+from tfos.datasource.listing import Listing
+from tfos.datasource.options import TFRecordOptions
+
+_TYPES = {"int": IntegerType(), "bigint": LongType(), "date": DateType(), "string": StringType()}
+"""Of partition columns."""
+
+
+def infer_schema(listing: Listing, options: TFRecordOptions) -> StructType:
+    """Return the columns that a sample of the records has, then those of the directories.
+
+    Columns are in the order of their names. All may be null: records that were not looked at may
+    lack a feature.
+
+    Raises:
+        DataError: a feature has another type in one file than in another, or there is none.
+    """
+    if options.record_type == "ByteArray":
+        columns = RECORD_SCHEMA
+    else:
+        columns = spark_schema(_surveyed(listing, options), options.binary_features)
+    fields = [field for field in columns.fields if field.name not in listing.kinds]
+    for name, kind in listing.kinds.items():
+        fields.append(StructField(name, _TYPES[kind]))
+    return StructType(fields)
+
+
+def _surveyed(listing: Listing, options: TFRecordOptions) -> dict[str, FeatureSurvey]:
+    found: dict[str, FeatureSurvey] = {}
+    seen_in: dict[str, str] = {}
+    for file in listing.sample(options.sample_files):
+        records = sample_of(file, options.bad_data(), num_records=options.sample_records)
+        try:
+            surveyed = survey(records)
+        except DataError as error:
+            raise DataError(f"{file.path}: {error}; give a schema") from None
+        for name, seen in surveyed.items():
+            before = found.get(name, seen)
+            if before.kind != seen.kind:
+                raise DataError(
+                    f"feature {name!r} is a {before.kind} list in {seen_in[name]} and a "
+                    f"{seen.kind} list in {file.path}; give a schema without it, or read the "
+                    "files apart"
+                )
+            found[name] = before.merged(seen)
+            seen_in.setdefault(name, file.path)
+    if not found:
+        raise DataError(
+            f"no schema can be inferred: {len(listing.files)} files"
+            f"{f', the first is {listing.files[0].path},' if listing.files else ''} hold no "
+            "tf.Example with a feature; give a schema"
+        )
+    return dict(sorted(found.items()))

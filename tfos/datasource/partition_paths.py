@@ -1,0 +1,154 @@
+"""`key=value` directories: names for values that lead nowhere else, and values back from names.
+
+Covers: escaping as Spark and Hive do; which columns and types directories have.
+Does not: list directories.      Pure.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from feeding.errors import DataError, RowError
+from feeding.filesystem.location import MAX_NAME_BYTES, shown
+
+NULL_NAME = "__HIVE_DEFAULT_PARTITION__"
+"""The value's place where it is null or empty."""
+_ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
+_CODE = re.compile("%([0-9A-Fa-f]{2})")
+_INT32, _INT64 = 2**31, 2**63
+
+Kind = Literal["int", "bigint", "date", "string"]
+
+
+def directory_name(column: str, value: Any) -> str:
+    """Return the one path component that stands for a value of a partition column.
+
+    Raises:
+        RowError: the name would be longer than file systems take, or holds a NUL.
+    """
+    text = "" if value is None else _text(value)
+    name = f"{_escape(column)}={_escape(text) if text else NULL_NAME}"
+    if "\0" in name:
+        raise RowError(f"partition column {column!r} holds {shown(text)}: a NUL names no directory")
+    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+        raise RowError(
+            f"partition column {column!r} holds {shown(text)}, which makes a directory's name of "
+            f"more than {MAX_NAME_BYTES} bytes"
+        )
+    return name
+
+
+def partition_values(path: str, base: str) -> dict[str, str | None]:
+    """Return the values that the directories between a base and a file stand for, in order."""
+    found: dict[str, str | None] = {}
+    below = path.removeprefix(base.rstrip("/") + "/")
+    if below == path:
+        return found
+    for part in below.split("/")[:-1]:
+        column, equals, value = part.partition("=")
+        if equals and column:
+            found[_unescape(column)] = None if value == NULL_NAME else _unescape(value)
+    return found
+
+
+def partition_kinds(files: Mapping[str, Mapping[str, str | None]]) -> dict[str, Kind]:
+    """Return the partition columns of files, and what type all of a column's values have.
+
+    Args:
+        files: by path, its values (see partition_values).
+
+    Raises:
+        DataError: files lie below directories of different columns.
+    """
+    first, columns = "", None
+    for path, values in files.items():
+        if columns is None:
+            first, columns = path, list(values)
+        elif list(values) != columns:
+            raise DataError(
+                f"{first} has the partition columns {columns}, {path} has {list(values)}; read "
+                "them apart, or say basePath"
+            )
+    return {column: _kind(values[column] for values in files.values()) for column in columns or ()}
+
+
+def partition_value(column: str, text: str | None, kind: str) -> Any:
+    """Return the value of a directory as a type that Spark calls `kind`.
+
+    Raises:
+        DataError: it is no such value.
+    """
+    if text is None:
+        return None
+    try:
+        return _READERS[kind](text)
+    except (KeyError, ValueError):
+        raise DataError(
+            f"the directory {column}={shown(text)} cannot be read as {kind}; read the column as "
+            "string"
+        ) from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if isinstance(value, datetime.date) else str(value)
+
+
+def _escape(text: str) -> str:
+    return "".join(f"%{ord(letter):02X}" if letter in _ESCAPED else letter for letter in text)
+
+
+def _unescape(text: str) -> str:
+    return _CODE.sub(lambda match: chr(int(match[1], 16)), text)
+
+
+def _kind(texts: Iterable[str | None]) -> Kind:
+    said: Sequence[str] = [text for text in texts if text is not None]
+    for kind in ("int", "bigint", "date"):
+        if said and all(_reads_as(kind, text) for text in said):
+            return kind
+    return "string"
+
+
+def _reads_as(kind: str, text: str) -> bool:
+    try:
+        _READERS[kind](text)
+    except ValueError:
+        return False
+    return True
+
+
+def _integer(text: str, bound: int) -> int:
+    if not re.fullmatch("[+-]?[0-9]+", text) or not -bound <= int(text) < bound:
+        raise ValueError(text)
+    return int(text)
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _date(text: str) -> datetime.date:
+    if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
+        raise ValueError(text)
+    return datetime.date.fromisoformat(text)
+
+
+_READERS: dict[str, Any] = {
+    "tinyint": lambda text: _integer(text, 2**7),
+    "smallint": lambda text: _integer(text, 2**15),
+    "int": lambda text: _integer(text, _INT32),
+    "bigint": lambda text: _integer(text, _INT64),
+    "boolean": _boolean,
+    "date": _date,
+    "float": float,
+    "double": float,
+    "string": str,
+}
+"""By Spark's name of a type."""
+READABLE_KINDS = frozenset(_READERS)
+WRITABLE_KINDS = READABLE_KINDS - {"float", "double"}

@@ -1,0 +1,148 @@
+"""Reading for Spark: which task gets which bytes, and records as Arrow batches.
+
+Covers: RecordFilesReader, cut into partitions.
+Does not: list files (listing), decode records (feeding.example_arrow).
+Runs in: `partitions` on the driver's host, `read` on executors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from feeding.config import MIB
+from feeding.splits import SourceFile, Split
+from tfos.datasource.columns import arrow_schema, check_schema, without
+from tfos.datasource.listing import Listing, list_files
+from tfos.datasource.options import TFRecordOptions
+from tfos.datasource.partition_paths import partition_value
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from feeding.bad_data import BadData
+    from feeding.tfrecord import RecordBlock
+
+_OPEN_BYTES = 4 * MIB
+"""What opening a file costs, in bytes that could be read instead; Spark's own guess."""
+_BLOCK_BYTES = 2 * MIB
+"""An Arrow batch of Spark's is as large as one block of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Bytes of one file, and the values of its directories in the schema's order."""
+
+    split: Split
+    size_bytes: int
+    """Of the whole file when it was listed."""
+    values: tuple[Any, ...]
+
+
+class FilePartition(InputPartition):  # type: ignore[misc]  # pyspark is untyped
+    """What one task reads."""
+
+    def __init__(self, ranges: Sequence[FileRange]) -> None:
+        super().__init__(tuple(ranges))
+
+
+class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
+    """See pyspark's DataSourceReader.
+
+    Args:
+        schema: what Spark expects, partition columns included.
+        options: paths, and how they are read.
+    """
+
+    def __init__(self, schema: StructType, options: TFRecordOptions) -> None:
+        listing = list_files(options, may_be_empty=True)
+        self._options = options
+        self._schema = schema
+        self._apart = tuple(name for name in schema.names if name in listing.kinds)
+        self._data = without(schema, self._apart)
+        check_schema(self._data, options.record_type)
+        self._planned = self._plan(listing)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planned": []}  # no task needs what the others read
+
+    def partitions(self) -> list[FilePartition]:
+        """Return about equal parts of the files' bytes."""
+        return self._planned
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition, some at a time.
+
+        Raises:
+            DataError: a record is damaged or does not fit the schema; names file, record and byte.
+        """
+        import pyarrow as pa
+
+        from feeding.record_ranges import record_blocks
+        from feeding.tfrecord import RecordLimits
+
+        limits = RecordLimits(block_bytes=_BLOCK_BYTES)
+        schema = arrow_schema(self._schema)
+        decode = _decoder(arrow_schema(self._data), self._options)
+        bad = self._options.bad_data()
+        for part in partition.value or ():
+            for block in record_blocks(part.split, part.size_bytes, bad, limits):
+                num_rows, arrays = decode(block, part.split.path, bad)
+                columns = dict(zip(self._data.names, arrays, strict=True))
+                for name, value in zip(self._apart, part.values, strict=True):
+                    kind = schema.field(name).type
+                    columns[name] = pa.repeat(pa.scalar(value, kind), num_rows)
+                if num_rows:
+                    in_order = [columns[name] for name in self._schema.names]
+                    yield pa.RecordBatch.from_arrays(in_order, schema=schema)
+
+    def _plan(self, listing: Listing) -> list[FilePartition]:
+        kinds = {name: self._schema[name].dataType.simpleString() for name in self._apart}
+        ranges = [
+            FileRange(
+                split,
+                file.size_bytes,
+                tuple(partition_value(name, said[name], kind) for name, kind in kinds.items()),
+            )
+            for file, said in zip(listing.files, listing.values, strict=True)
+            for split in cut(file, self._options.partition_bytes)
+        ]
+        return [FilePartition(part) for part in pack(ranges, self._options.partition_bytes)]
+
+
+def cut(file: SourceFile, partition_bytes: int) -> list[Split]:
+    """Return about equal ranges of a file of at most so many bytes; all of it if it is gzip."""
+    size = file.size_bytes
+    count = -(-size // partition_bytes) if file.can_be_cut else 1
+    bounds = [size * number // count for number in range(count + 1)] if size else []
+    return [Split(file.path, start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
+def pack(ranges: Sequence[FileRange], partition_bytes: int) -> list[list[FileRange]]:
+    """Put small ranges together, the largest first, up to the size of a partition."""
+    parts: list[list[FileRange]] = []
+    room = 0
+    for each in sorted(ranges, key=lambda each: -each.split.size):
+        if not parts or each.split.size > room:
+            parts.append([])
+            room = partition_bytes
+        parts[-1].append(each)
+        room -= each.split.size + _OPEN_BYTES
+    return [sorted(part, key=lambda each: each.split) for part in parts]
+
+
+def _decoder(schema: pa.Schema, options: TFRecordOptions) -> Any:
+    from feeding.example_arrow import ArrowDecoder, records_as_binary
+
+    if options.record_type == "ByteArray":
+
+        def whole(block: RecordBlock, _file: str, _bad: BadData) -> tuple[int, list[pa.Array]]:
+            return len(block), [records_as_binary(block)]
+
+        return whole
+    return ArrowDecoder(schema).decode

@@ -1,0 +1,140 @@
+"""What a write job has on the file system, and when others see it.
+
+Covers: where tasks put files, making them visible together, taking everything back.
+Does not: write records (writer).
+Runs in: tasks (`attempt`), a Python process on the driver's host (`commit`, `abort`).
+
+    root/_temporary/JOB/ATTEMPT/day=1/part-00000-JOB.c000.tfrecord   while tasks write
+    root/_temporary/JOB/replaced/…                                   while the job commits
+    root/day=1/part-00000-JOB.c000.tfrecord, root/_SUCCESS           afterwards
+Names that begin with `_` or `.` are hidden from readers. An attempt that nobody commits, because
+Spark repeated its task, goes with its job's directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from feeding.filesystem.choose import filesystem_for
+from feeding.filesystem.interface import FileStatus, FileSystem
+
+_logger = logging.getLogger(__name__)
+TEMPORARY, SUCCESS = "_temporary", "_SUCCESS"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file that a task has written whole."""
+
+    staged: str
+    """Where it is."""
+    name: str
+    """Where it belongs, below the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedJob:
+    """One write below one directory.
+
+    Args:
+        root: the directory, with what makes it the same on every host.
+        job_id: different for every write.
+        replaces: whether what is there goes when the new files come.
+        makes_root: whether there was nothing at `root` before.
+    """
+
+    root: str
+    job_id: str
+    replaces: bool
+    makes_root: bool
+
+    def attempt(self) -> str:
+        """Return a new directory for the files of one attempt of a task."""
+        return f"{self._directory}/{secrets.token_hex(6)}"
+
+    def commit(self, files: Iterable[StagedFile]) -> None:
+        """Make files visible, instead of what was there if the job replaces it.
+
+        When this raises, what was there is there again and nothing new is.
+
+        Raises:
+            OSError: a file cannot be moved.
+        """
+        fs = filesystem_for(self.root)
+        fs.mkdirs(self.root)
+        undo: list[tuple[str, str]] = []
+        try:
+            if self.replaces:
+                self._set_aside(fs, undo)
+            made = {self.root}
+            for file in files:
+                target = f"{self.root}/{file.name}"
+                directory = target.rpartition("/")[0]
+                if directory not in made:
+                    fs.mkdirs(directory)
+                    made.add(directory)
+                fs.rename(file.staged, target)
+                undo.append((file.staged, target))
+            fs.write(f"{self.root}/{SUCCESS}", b"")
+        except BaseException:
+            for before, after in reversed(undo):
+                with _told(f"{after} could not be moved back to {before}"):
+                    fs.rename(after, before)
+            raise
+        self._clean(fs)
+
+    def abort(self) -> None:
+        """Take back everything; fine if there is nothing.
+
+        What a commit set aside and could not move back stays where it is.
+        """
+        fs = filesystem_for(self.root)
+        if self.replaces and status_of(self._aside) is not None and fs.entries(self._aside):
+            _logger.error("what was at %s is in %s; move it back by hand", self.root, self._aside)
+            return
+        self._clean(fs)
+        if self.makes_root:
+            with contextlib.suppress(OSError):  # another job has files there by now
+                fs.delete(self.root)
+
+    @property
+    def _directory(self) -> str:
+        return f"{self.root}/{TEMPORARY}/{self.job_id}"
+
+    @property
+    def _aside(self) -> str:
+        return f"{self._directory}/replaced"
+
+    def _set_aside(self, fs: FileSystem, undo: list[tuple[str, str]]) -> None:
+        aside = self._aside
+        fs.mkdirs(aside)
+        for entry in fs.entries(self.root):
+            if entry.name != TEMPORARY:
+                fs.rename(entry.path, f"{aside}/{entry.name}")
+                undo.append((f"{self.root}/{entry.name}", f"{aside}/{entry.name}"))
+
+    def _clean(self, fs: FileSystem) -> None:
+        with _told(f"{self._directory} could not be removed; remove it by hand"):
+            fs.delete(self._directory, recursive=True)
+        with contextlib.suppress(OSError):  # other jobs' directories are in it
+            fs.delete(f"{self.root}/{TEMPORARY}")
+
+
+def status_of(path: str) -> FileStatus | None:
+    """Return what is at a path, None if there is nothing."""
+    try:
+        return filesystem_for(path).status(path)
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def _told(text: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        _logger.warning("%s: %s", text, error)
