@@ -19,6 +19,7 @@ from feeding.columns import offsets_of
 from feeding.cursor import Cursor, Slice, check_batch_size
 from feeding.errors import SchemaError, SettingsError
 from feeding.feed_queue import EpochEnd, FeedEnd
+from feeding.positions import Position
 from feeding.rows import column_values
 from feeding.schema import DTYPES, ColumnSpec, Group, Schema
 
@@ -41,6 +42,8 @@ class Batch:
     num_rows: int
     schema: Schema
     arrays: tuple[BatchColumn, ...]
+    position: Position | None = None
+    """Where a reader of files is after it."""
 
     @property
     def columns(self) -> dict[str, BatchColumn]:
@@ -61,6 +64,8 @@ class BatchReader:
         dtypes: what numeric columns become: one dtype for all, or by name; others keep theirs.
         columns: only these columns, in this order; `nest` then gives a dict.
         schema: what rows will look like, if known; else the first feeder says it.
+        ragged: a column whose rows had one length so far becomes Ragged when other lengths come;
+            False: it is refused.
     """
 
     def __init__(
@@ -71,11 +76,13 @@ class BatchReader:
         dtypes: str | Mapping[str, str] | None = None,
         columns: Sequence[str] | None = None,
         schema: Schema | None = None,
+        ragged: bool = True,
     ) -> None:
         self._channel = channel
         self._feed = feed
         self._dtypes = dtypes
         self._selected = columns
+        self._may_be_ragged = ragged
         self._cursor = Cursor(channel, feed)
         self._end: EpochEnd | FeedEnd | None = None
         self._source: Schema | None = None
@@ -176,16 +183,36 @@ class BatchReader:
             return
         if found.names != before.names:
             raise SchemaError(f"feed {self._feed!r} had rows of {before}, now come {found}")
-        for index, target in zip(self._picked, self._schema.columns, strict=True):
+        for place, index in enumerate(self._picked):
             spec, first = found.columns[index], before.columns[index]
-            ragged = first.kind == "ragged" and spec.kind == "tensor" and len(spec.shape) == 1
-            if not ragged and (spec.kind, spec.shape) != (first.kind, first.shape):
-                raise SchemaError(
-                    f"feed {self._feed!r}: column {first.name!r} had rows of {first}, "
-                    f"now come rows of {spec}; pad them to one length"
-                )
-            if target.dtype:
-                _check_cast(spec, target.dtype, self._feed)
+            if (spec.kind, spec.shape) != (first.kind, first.shape):
+                self._widen(place, spec, first)
+            target = self._schema.columns[place].dtype
+            if target:
+                _check_cast(spec, target, self._feed)
+
+    def _widen(self, place: int, spec: ColumnSpec, first: ColumnSpec) -> None:
+        """Go on as ragged with a column whose rows turn out to have differing lengths."""
+        if not (_is_row_of_items(spec) and _is_row_of_items(first)):
+            raise SchemaError(
+                f"feed {self._feed!r}: column {first.name!r} had rows of {first}, "
+                f"now come rows of {spec}"
+            )
+        if first.kind == "ragged" or self._schema is None:
+            return
+        if not self._may_be_ragged:
+            raise SchemaError(
+                f"feed {self._feed!r}: column {first.name!r} had rows of {first}, "
+                f"now come rows of {spec}; pad them to one length"
+            )
+        target = self._schema.columns[place]
+        ragged = ColumnSpec(target.name, "ragged", target.value, target.dtype)
+        columns = (*self._schema.columns[:place], ragged, *self._schema.columns[place + 1 :])
+        self._schema = Schema(columns, self._schema.layout)
+
+
+def _is_row_of_items(spec: ColumnSpec) -> bool:
+    return spec.kind == "ragged" or (spec.kind == "tensor" and len(spec.shape) == 1)
 
 
 def _check_cast(spec: ColumnSpec, dtype: str, feed: str) -> None:

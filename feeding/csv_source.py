@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 
 from feeding.arrow_arrays import DTYPES, TEXTS
 from feeding.bad_data import BadData
-from feeding.direct import Columns
+from feeding.column_cuts import Columns
 from feeding.errors import DataError, SettingsError
 from feeding.filesystem.interface import Path, RangeReader
 from feeding.parquet_columns import BadValue, ColumnReader, StoredColumn, column_spec

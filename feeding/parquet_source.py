@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from feeding.bad_data import BadData
+from feeding.column_cuts import Columns
 from feeding.config import MIB
 from feeding.data_files import data_files
-from feeding.direct import Columns
 from feeding.errors import DataError
 from feeding.filesystem.choose import DEFAULTS
 from feeding.filesystem.interface import Path, RangeReader

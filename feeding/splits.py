@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from feeding.config import MIB
@@ -21,6 +21,9 @@ from feeding.errors import SettingsError
 
 PIECE_BYTES = 32 * MIB
 """Files are cut into pieces of about this size, which an epoch's order shuffles."""
+MOST_PIECES = 8
+"""That are read in one go where nothing is shuffled. Whoever goes on where a reader has stopped
+reads what that one had read of them again, to find the place."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -149,19 +152,68 @@ def _deal(pieces: Sequence[tuple[Split, bool]], num_workers: int) -> list[list[S
     ]
 
 
+def deal_beside(
+    parts: Sequence[Split], loads: Sequence[int], whole: Collection[str]
+) -> list[list[Split]]:
+    """Share out parts among workers that have something to read already; their order is kept.
+
+    Args:
+        parts: of any files, each byte or row once.
+        loads: bytes or rows that each worker has.
+        whole: paths of files that cannot be cut; dealt as they are.
+
+    Returns:
+        One list for each worker; the sums with `loads` are as even as cuts allow.
+    """
+    sums = list(loads)
+    dealt: list[list[Split]] = [[] for _ in loads]
+    for part in sorted((each for each in parts if each.path in whole), key=lambda p: -p.size):
+        least = sums.index(min(sums))
+        dealt[least].append(part)
+        sums[least] += part.size
+    pieces = [part for part in parts if part.path not in whole]
+    at = 0
+    for worker, size in enumerate(_evened(sums, sum(part.size for part in pieces))):
+        dealt[worker] += _between(pieces, at, at + size)
+        at += size
+    return dealt
+
+
+def _evened(loads: Sequence[int], total: int) -> list[int]:
+    """Return how much each gets of `total`, so that the sums with the loads are even."""
+    order = sorted(range(len(loads)), key=lambda worker: loads[worker])
+    gets = [0] * len(loads)
+    for count in range(1, len(order) + 1):
+        level, more = divmod(total + sum(loads[worker] for worker in order[:count]), count)
+        if count == len(order) or level < loads[order[count]]:
+            for number, worker in enumerate(order[:count]):
+                gets[worker] = level + (number < more) - loads[worker]
+            break
+    return gets
+
+
 def _cut(pieces: Sequence[Split], worker: int, num_workers: int) -> list[Split]:
-    """Return the worker's part of all bytes or rows, cut out of the pieces laid end to end."""
+    """Return the worker's part of all bytes or rows."""
     total = sum(piece.size for piece in pieces)
-    first, last = total * worker // num_workers, total * (worker + 1) // num_workers
+    return _between(pieces, total * worker // num_workers, total * (worker + 1) // num_workers)
+
+
+def _between(pieces: Sequence[Split], first: int, last: int) -> list[Split]:
+    """Return what stands between two places in the pieces laid end to end."""
     mine: list[Split] = []
     at = 0
     for piece in pieces:
         start, stop = max(first - at, 0), min(last - at, piece.size)
         if start < stop:
             part = Split(piece.path, piece.start + start, piece.start + stop, piece.piece)
-            is_next = mine and part.piece is None and mine[-1].stop == part.start
-            if is_next and mine[-1].path == part.path:
+            if mine and _adjoin(mine[-1], part):
                 part = Split(part.path, mine.pop().start, part.stop)
             mine.append(part)
         at += piece.size
     return mine
+
+
+def _adjoin(one: Split, other: Split) -> bool:
+    """Whether two ranges of bytes are read in one go; not so many that one could hardly be left."""
+    is_next = one.path == other.path and other.piece is None and one.stop == other.start
+    return is_next and one.size + other.size <= MOST_PIECES * PIECE_BYTES

@@ -14,8 +14,8 @@ from typing import BinaryIO, Protocol, cast
 import numpy as np
 
 from feeding.bad_data import BadData
+from feeding.column_cuts import Columns
 from feeding.data_files import data_files
-from feeding.direct import Columns
 from feeding.errors import DataError, FileChanged
 from feeding.filesystem.choose import DEFAULTS, filesystem_for
 from feeding.filesystem.interface import FileStatus, Path, RangeReader

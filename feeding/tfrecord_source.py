@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from feeding.bad_data import BadData
+from feeding.column_cuts import Columns
 from feeding.config import MIB
 from feeding.data_files import data_files, is_plain
-from feeding.direct import Columns
 from feeding.errors import DataError
 from feeding.example import ExampleDecoder, Feature
 from feeding.example_survey import infer_features

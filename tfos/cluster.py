@@ -193,6 +193,9 @@ class TFCluster:
         num_epochs: int = 0,
         feed_timeout: float = 600,
         qname: str = "input",
+        *,
+        columns: Sequence[str] | None = None,
+        nulls: Any = "error",
     ) -> reports.TrainReport | None:
         """Feed an RDD or DataFrame to the workers and return once they took every row.
 
@@ -203,6 +206,9 @@ class TFCluster:
                 batch of a DStream.
             feed_timeout: seconds without any worker taking a row until feeding fails.
             qname: which feed.
+            columns: of a DataFrame, in this order; None: all of them.
+            nulls: what missing values of a DataFrame become: "error" refuses them; a value fills
+                the columns that it fits, as df.na.fill does; a dict has values by column.
 
         Returns:
             Where the rows of each epoch went.
@@ -214,7 +220,12 @@ class TFCluster:
         """
         return self._feed_door.train(
             FeedRequest(
-                data=dataRDD, num_epochs=num_epochs, feed_timeout_s=feed_timeout, feed=qname
+                data=dataRDD,
+                num_epochs=num_epochs,
+                feed_timeout_s=feed_timeout,
+                feed=qname,
+                columns=columns,
+                nulls=nulls,
             )
         )
 

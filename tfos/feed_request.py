@@ -25,3 +25,5 @@ class FeedRequest:
     """Of a DataFrame: which are fed; None: all."""
     output: Any = None
     """inference() of a DataFrame: the result columns; see frame_answers."""
+    nulls: Any = "error"
+    """What missing values of a DataFrame become; see tfos.frame_columns."""

@@ -1,7 +1,8 @@
 """What the Spark job of one epoch runs: a feed task over every partition of the user's data.
 
 Covers: which source fits the data; RDDs of rows, RDDs whose rows Spark stores pickled.
-Does not: start the job, watch it or count (feed_jobs), carry rows (feeding.feed_task).
+Does not: read DataFrames (frame_source), start the job, watch it or count (feed_jobs), carry rows
+(feeding.feed_task).
 Runs in: the driver; `reports` on the job's own thread.
 """
 
@@ -16,6 +17,7 @@ from feeding.pickled import PickledPacker
 from tfos.errors import SettingsError
 from tfos.feed_request import FeedRequest
 from tfos.frame_answers import answered, is_frame
+from tfos.frame_source import FrameSource
 from tfos.raw_rows import raw_batches
 
 
@@ -45,14 +47,16 @@ def source_of(request: FeedRequest) -> FeedSource:
     """Return the source for the data of a call; reads no row.
 
     Raises:
-        SettingsError: the data is nothing that can be fed.
+        SettingsError: the data is nothing that can be fed; names the column of a DataFrame.
     """
     data = request.data
-    if hasattr(data, "mapPartitionsWithIndex"):
-        return RddSource(data)
-    if hasattr(data, "rdd") and hasattr(data, "schema"):
-        return RddSource(data.rdd)
-    raise _no_data(data)
+    if is_frame(data):
+        return FrameSource(request)
+    if not hasattr(data, "mapPartitionsWithIndex"):
+        raise _no_data(data)
+    if request.columns is not None or request.nulls != "error":
+        raise SettingsError("columns= and nulls= are for a DataFrame; an RDD's rows are fed whole")
+    return RddSource(data)
 
 
 def answers_of(request: FeedRequest, task: InferenceTask) -> Any:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from feeding.batches import BatchColumn
-    from feeding.direct import DirectReader, Source
+    from feeding.direct import DirectReader
     from feeding.example import Feature
     from feeding.filesystem.interface import Path
     from feeding.parquet_footer import ParquetLimits
+    from feeding.runs import Source
     from feeding.text_lines import LineLimits
     from feeding.tfrecord import RecordLimits
     from tfos.context import NodeContext
@@ -271,8 +272,10 @@ class FileRows:
 
     def _reader(self, first_epoch: int = 0) -> DirectReader:
         from feeding.direct import DirectReader
+        from feeding.positions import Course
 
-        return DirectReader(self._source, *self._share, **self._shuffle, first_epoch=first_epoch)
+        course = Course(first_epoch=first_epoch)
+        return DirectReader(self._source, *self._share, **self._shuffle, course=course)
 
 
 def _one_epoch(reader: DirectReader, batch_size: int) -> Iterator[dict[str, BatchColumn]]:

@@ -51,10 +51,9 @@ FED: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "many empty partitions": (3, lambda sc: sc.parallelize(range(3), 32)),
     "partitions of different types": (20, lambda sc: sc.parallelize([1] * 10 + ["x"] * 10, 2)),
 }
-HOLDS = r"a column holds numbers, text, bytes, or arrays and lists of numbers; fill or drop others"
 REFUSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a null in a DataFrame": (
-        rf"partition 0, row 1, column 'b': None; {HOLDS}",
+        r"partition 0, row 1, column 'b': null; train\(\.\.\., nulls=",
         lambda sc: _frame(sc, [(1, 2.0), (2, None)], "a int, b double").coalesce(1),
     ),
     "a row of None": (

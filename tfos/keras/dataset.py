@@ -206,7 +206,9 @@ class FeedDataset(BatchDataset):
     def __init__(
         self, ctx: WorkerContext, batch_size: int, *, feed: str = "input", **options: Any
     ) -> None:
-        super().__init__(BatchReader(ctx.feed_channel, feed), batch_size, name=feed, **options)
+        ragged = options.get("map_fn") is not None  # Keras takes arrays only
+        reader = BatchReader(ctx.feed_channel, feed, ragged=ragged)
+        super().__init__(reader, batch_size, name=feed, **options)
 
 
 def is_end(item: Any) -> bool:

@@ -186,7 +186,22 @@ def test_chunks_of_ints_and_floats_join_only_where_nothing_is_lost():
 def test_partitions_that_do_not_match_are_refused(later, text):
     channel = channel_with([[[1, 2]] * 3, later])
     with pytest.raises(SchemaError, match=text):
-        read(BatchReader(channel), 2)
+        read(BatchReader(channel, ragged=False), 2)
+
+
+def test_rows_of_one_length_become_ragged_when_others_come():
+    channel = channel_with([[[1, 2]] * 3, [[1], []], [[3, 4]] * 2])
+    batches = [item for item in read(BatchReader(channel), 2) if isinstance(item, Batch)]
+    rows = []
+    for batch in batches:
+        (column,) = batch.arrays
+        if isinstance(column, Ragged):
+            assert batch.schema.columns[0].kind == "ragged"
+            rows += [part.tolist() for part in np.split(column.values, column.offsets[1:-1])]
+        else:
+            rows += column.tolist()
+    assert rows == [[1, 2]] * 3 + [[1], []] + [[3, 4]] * 2
+    assert [type(batch.arrays[0]) for batch in batches] == [np.ndarray, *[Ragged] * 3]
 
 
 def test_a_batch_within_one_chunk_is_a_view():

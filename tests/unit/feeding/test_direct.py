@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from feeding.errors import DataError, FileChanged, SettingsError
 from feeding.example import Feature
 from feeding.example_writer import encode_example
 from feeding.feed_queue import EpochEnd
+from feeding.positions import START, course_after
 from feeding.tfrecord import RecordWriter
 from feeding.tfrecord_source import TFRecordSource
 
@@ -101,6 +103,35 @@ def test_the_workers_get_every_row_of_every_epoch_once(
     assert numbers(epoch(again, 7)) == orders[1][0]
     if seed is None:
         assert orders[0] == orders[1]
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=3), min_size=1, max_size=3),
+    st.none() | st.integers(0, 9),
+)
+def test_other_workers_go_on_where_those_before_have_stopped(directory, stops, seed):
+    """Each stop: batches that each worker has read by then."""
+    source = TFRecordSource(str(directory), COLUMNS)
+    shuffle = {"seed": seed, "shuffle_rows": 1 if seed is None else 20}
+    course, rows = START, []
+    for counts in [*stops, [9, 9]]:
+        readers = [
+            DirectReader(source, worker, len(counts), **shuffle, course=course)
+            for worker in range(len(counts))
+        ]
+        for reader, count in zip(readers, counts, strict=True):
+            first = reader.position.place.epoch
+            batches: list[Batch] = []
+            while len(batches) < count and isinstance(batch := reader.next_batch(9), Batch):
+                batches.append(batch)
+            rows += [(first, n) for n in numbers(batches)]
+        found = [reader.position for reader in readers]
+        course = course_after(course, found, source.files(), found[0])
+    epochs = sorted({epoch for epoch, _ in rows})
+    for epoch in epochs[:-1]:
+        assert sorted(n for each, n in rows if each == epoch) == list(range(120))
+    assert max(Counter(rows).values()) == 1
 
 
 def test_hidden_names_are_left_out_of_patterns_too(directory, tmp_path):

@@ -19,8 +19,9 @@ from feeding import splits
 from feeding.bad_data import BadData
 from feeding.batches import Batch
 from feeding.csv_source import CsvRequest, CsvSource
-from feeding.direct import DirectReader, Source
+from feeding.direct import DirectReader
 from feeding.errors import DataError, FileChanged, SettingsError
+from feeding.runs import Source
 from feeding.splits import Split
 from feeding.text_lines import LineLimits, LineReader
 from feeding.text_source import TextSource

@@ -219,19 +219,17 @@ def _then(watcher: threading.Thread, answer: threading.Event) -> None:
     answer.set()
 
 
-def _slow_frame(rdd: FakeRdd, asked: threading.Event, answer: threading.Event) -> Any:
-    """Return a DataFrame that is asked for its RDD, and answers later."""
+def _slow_rdd(rdd: FakeRdd, asked: threading.Event, answer: threading.Event) -> Any:
+    """Return an RDD that is asked what it can do, and answers later."""
 
-    class Frame:
-        schema = None
-
+    class Slow:
         @property
-        def rdd(self) -> FakeRdd:
+        def mapPartitionsWithIndex(self) -> Any:
             asked.set()
             assert answer.wait(WAIT_S)
-            return rdd
+            return rdd.mapPartitionsWithIndex
 
-    return Frame()
+    return Slow()
 
 
 @pytest.mark.fault("F15")
@@ -242,7 +240,7 @@ def test_a_train_that_is_interrupted_before_it_feeds_gives_its_feed_back(spark, 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(_then, watcher, answer)
         with pytest.raises(KeyboardInterrupt):
-            cluster.train(_slow_frame(rdd, asked, answer), 1)
+            cluster.train(_slow_rdd(rdd, asked, answer), 1)
     assert cluster.train(FakeRdd(spark, [1]), 1).fed_rows == 1
 
 
@@ -256,7 +254,7 @@ def test_an_interrupted_train_does_not_end_the_one_of_another_thread(spark, clus
         assert rdd.started.wait(WAIT_S)
         pool.submit(_then, watcher, answer)
         with pytest.raises(KeyboardInterrupt):
-            cluster.train(_slow_frame(FakeRdd(spark, [1]), asked, answer), 1)
+            cluster.train(_slow_rdd(FakeRdd(spark, [1]), asked, answer), 1)
         rdd.gate.set()
         assert other.result(WAIT_S).fed_rows == 3
 

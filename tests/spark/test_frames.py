@@ -1,0 +1,224 @@
+"""DataFrames are fed by Arrow: every kind of column, holes, what is refused before any job."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfos import InputMode, TFCluster
+from tfos.errors import FeedError, SettingsError
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(240, func_only=True),
+    pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
+]
+
+FEED_TIMEOUT_S = 60.0
+EPOCH = datetime.datetime(1970, 1, 1)
+
+
+def keep(args, ctx):
+    """Write every row that this worker took, plain."""
+
+    def plain(value):
+        if hasattr(value, "tolist"):
+            return value.tolist()
+        if hasattr(value, "asDict"):
+            return {name: plain(part) for name, part in value.asDict().items()}
+        return value.decode("latin-1") if isinstance(value, bytes) else value
+
+    feed = ctx.get_data_feed()
+    with Path(args, f"{ctx.task_index}.jsonl").open("w") as out:
+        while not feed.should_stop():
+            out.writelines(json.dumps(plain(row)) + "\n" for row in feed.next_batch(64))
+            out.flush()
+
+
+class Kept:
+    """Rows that workers wrote since the last look."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen: dict[Path, int] = {}
+
+    def new(self) -> list[Any]:
+        rows = []
+        for path in self._directory.glob("*.jsonl"):
+            lines = path.read_text().splitlines()
+            rows += [json.loads(line) for line in lines[self._seen.get(path, 0) :]]
+            self._seen[path] = len(lines)
+        return rows
+
+
+def all_kinds(session: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """A DataFrame with every kind of column in 7 partitions, some empty, and the rows expected."""
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql import types as t
+
+    when = datetime.datetime(2024, 2, 29, 12, 30, 1, 250)
+    rows = [
+        (
+            i,
+            i % 7,
+            i / 4,
+            i / 8,
+            i % 2 == 0,
+            f"täxt {i}",
+            bytes([i % 256]) * (i % 3),
+            [float(i), 1.5],
+            list(range(i % 4)),
+            [[i, 1, 2], [3, 4, 5]],
+            (i, (f"s{i}",)),
+            Decimal(i) / 100,
+            when.date() + datetime.timedelta(days=i),
+            when + datetime.timedelta(seconds=i),
+            Vectors.sparse(4, {1: float(i)}) if i % 3 else Vectors.dense([i, 0, 1, 2]),
+        )
+        for i in range(300)
+    ]
+    inner = t.StructType([t.StructField("text", t.StringType())])
+    schema = t.StructType(
+        [
+            t.StructField("id", t.LongType()),
+            t.StructField("small", t.ByteType()),
+            t.StructField("double", t.DoubleType()),
+            t.StructField("single", t.FloatType()),
+            t.StructField("flag", t.BooleanType()),
+            t.StructField("text", t.StringType()),
+            t.StructField("raw", t.BinaryType()),
+            t.StructField("pair", t.ArrayType(t.FloatType())),
+            t.StructField("ragged", t.ArrayType(t.IntegerType())),
+            t.StructField("grid", t.ArrayType(t.ArrayType(t.IntegerType()))),
+            t.StructField(
+                "nest",
+                t.StructType([t.StructField("n", t.IntegerType()), t.StructField("in", inner)]),
+            ),
+            t.StructField("price", t.DecimalType(10, 2)),
+            t.StructField("day", t.DateType()),
+            t.StructField("time.ntz", t.TimestampNTZType()),
+            t.StructField("vector", VectorUDT()),
+        ]
+    )
+    frame = (
+        session.createDataFrame(rows, schema)
+        .repartitionByRange(3, "id")
+        .unionByName(session.createDataFrame([], schema).repartition(4))
+    )
+    wanted = [
+        {
+            **dict(zip(schema.names, row, strict=True)),
+            "raw": row[6].decode("latin-1"),
+            "nest": {"n": row[10][0], "in": {"text": row[10][1][0]}},
+            "price": float(row[11]),
+            "day": (row[12] - EPOCH.date()).days,
+            "time.ntz": (row[13] - EPOCH) // datetime.timedelta(microseconds=1),
+            "vector": row[14].toArray().tolist(),
+        }
+        for row in rows
+    ]
+    return frame, wanted
+
+
+@pytest.fixture
+def session(spark):
+    from pyspark.sql import SparkSession
+
+    return SparkSession(spark)
+
+
+@pytest.mark.fault("F46")
+def test_columns_arrive_as_they_were_and_what_cannot_is_refused(spark, session, tmp_path):
+    from pyspark.sql import functions as f
+
+    frame, wanted = all_kinds(session)
+    limits = {
+        key: session.conf.get(f"spark.sql.execution.arrow.{key}")
+        for key in ("maxRecordsPerBatch", "maxBytesPerBatch")
+    }
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK) as cluster:
+        cluster.start(keep, str(tmp_path))
+        kept = Kept(tmp_path)
+
+        def fed(frame: Any, **options: Any) -> list[Any]:
+            report = cluster.train(frame, 1, FEED_TIMEOUT_S, **options)
+            rows = kept.new()
+            assert report is not None
+            assert (report.fed_rows, report.trained_rows) == (len(rows), len(rows))
+            return rows
+
+        assert sorted(fed(frame), key=lambda row: row["id"]) == wanted
+
+        # Columns by name, in the order asked for; names that Spark reads otherwise.
+        rows = fed(frame, columns=["time.ntz", "id"])
+        assert {tuple(row) for row in rows} == {("time.ntz", "id")}
+        twice = frame.select(f.col("id").alias("A"), f.col("small").alias("a"))
+        assert sorted(row["A"] for row in fed(twice)) == list(range(300))
+
+        # Nothing to feed is no error.
+        assert fed(frame.where("id < 0")) == []
+        assert fed(session.createDataFrame([], "x int")) == []
+
+        holes = session.createDataFrame(
+            [(1, 0.5, "a"), (2, None, None), (None, float("nan"), "")], "n int, x double, s string"
+        ).coalesce(1)
+        with pytest.raises(FeedError, match=r"RowError: partition 0, row 2, column 'n': null"):
+            cluster.train(holes, 1, FEED_TIMEOUT_S)
+        kept.new()
+        rows = fed(holes, nulls={"n": 0, "x": -1.0, "s": "?"})
+        assert [(row["n"], row["s"]) for row in rows] == [(1, "a"), (2, "?"), (0, "")]
+        assert [row["x"] for row in rows[:2]] == [0.5, -1.0]
+        assert np.isnan(rows[2]["x"])
+        rows = fed(holes.drop("s"), nulls=0)
+        assert [row["n"] for row in rows] == [1, 2, 0]
+
+        frames = [(text, make(session, f), options) for text, make, options in REFUSED]
+        jobs = spark._jsc.sc().dagScheduler().numTotalJobs()
+        for text, refused, options in frames:
+            with pytest.raises(SettingsError, match=text):
+                cluster.train(refused, 1, FEED_TIMEOUT_S, **options)
+        assert spark._jsc.sc().dagScheduler().numTotalJobs() == jobs
+        assert cluster.phase.name == "RUNNING"
+    assert limits == {key: session.conf.get(f"spark.sql.execution.arrow.{key}") for key in limits}
+
+
+REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
+    ("no column 'y': it has", lambda s, f: s.range(3), {"columns": ["y"]}),
+    ("must be a list of names", lambda s, f: s.range(3), {"columns": "id"}),
+    ("no columns to feed", lambda s, f: s.range(3).select(), {}),
+    ("'id' stands there twice", lambda s, f: s.range(3).select("id", "id"), {}),
+    (
+        r"'m' is map<string,int>.*F\.col",
+        lambda s, f: s.range(3).select(f.expr("map('a', 1)").alias("m")),
+        {},
+    ),
+    (
+        r"'m' is interval day.*cast",
+        lambda s, f: s.range(3).select(f.expr("interval '1' day").alias("m")),
+        {},
+    ),
+    (
+        r"'m\.v' is variant",
+        lambda s, f: s.range(3).select(f.expr("struct(parse_json('1') as v)").alias("m")),
+        {},
+    ),
+    (
+        r"'m' is array<string>.*array_join",
+        lambda s, f: s.range(3).select(f.expr("array('a')").alias("m")),
+        {},
+    ),
+    ("names 'x', which is not fed", lambda s, f: s.range(3), {"nulls": {"x": 0}}),
+    (r"0\.5 does not fit column id: long", lambda s, f: s.range(3), {"nulls": {"id": 0.5}}),
+    ("nulls must be 'error'", lambda s, f: s.range(3), {"nulls": None}),
+    (
+        "writeStream.foreachBatch",
+        lambda s, f: s.readStream.format("rate").load(),
+        {},
+    ),
+]

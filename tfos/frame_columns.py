@@ -1,0 +1,216 @@
+"""The columns of a DataFrame: which a feed can carry, and what their missing values become.
+
+Covers: refusing columns by name and type before a job runs, `columns=` and `nulls=` of train().
+Does not: read rows (feeding.arrow_columns), import pyspark: types are known by their typeName().
+Runs in: the driver.      Pure.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from feeding.schema import MAX_COLUMNS, MAX_DEPTH, MAX_NAME
+from tfos.errors import SettingsError
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_INTEGER_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
+_NUMBERS = {*_INTEGER_BITS, "float", "double", "decimal"}
+_TEXTS = {"string", "char", "varchar"}
+_SCALARS = {*_NUMBERS, *_TEXTS, "boolean", "binary", "date", "timestamp", "timestamp_ntz"}
+_REMEDIES = {
+    "map": "take what you need of it: F.col(name)['key']",
+    "void": "it holds nothing but nulls: drop it",
+    "variant": "take what you need of it: F.variant_get(name, '$.path', 'double')",
+    "daytimeinterval": "cast it to a number: F.col(name).cast('long')",
+    "yearmonthinterval": "cast it to a number of months: F.col(name).cast('int')",
+    "interval": "make a number of it: F.extract(F.lit('DAYS'), name)",
+    "time": "make a number of it: F.hour(name) * 60 + F.minute(name)",
+    "matrixudt": "make an array of it: a udf that returns its toArray().tolist()",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One column of the feed; `kind` is Spark's name of its type, of the items for lists."""
+
+    name: str
+    kind: str
+    is_list: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: array<{self.kind}>" if self.is_list else f"{self.name}: {self.kind}"
+
+
+def select(names: Sequence[str], columns: object) -> tuple[int, ...]:
+    """Return the places of the chosen columns; all for None.
+
+    Raises:
+        SettingsError: one is missing or stands there twice, or there is none.
+    """
+    if columns is None:
+        chosen = list(names)
+    elif isinstance(columns, str) or not isinstance(columns, Sequence):
+        raise SettingsError(f"columns must be a list of names, got {columns!r}.")
+    else:
+        chosen = list(columns)
+    if not chosen:
+        raise SettingsError("the DataFrame has no columns to feed; select at least one.")
+    for name in chosen:
+        if name not in names:
+            raise SettingsError(f"the DataFrame has no column {name!r}: it has {list(names)}.")
+        if list(names).count(name) > 1 or chosen.count(name) > 1:
+            raise SettingsError(
+                f"column {name!r} stands there twice: rename one, for example by df.toDF(...)."
+            )
+    return tuple(map(list(names).index, chosen))
+
+
+def leaves(fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:
+    """Return the columns of the feed for these columns of a DataFrame, given as (name, type).
+
+    Raises:
+        SettingsError: a type that a feed cannot carry; names column, type and remedy.
+    """
+    found = tuple(leaf for name, kind in fields for leaf in _leaves(name, kind, 1))
+    if len(found) > MAX_COLUMNS:
+        raise SettingsError(
+            f"{len(found)} columns, a feed carries {MAX_COLUMNS}; make arrays of them: F.array()."
+        )
+    names = [leaf.name for leaf in found]
+    for name in names:
+        if len(name) > MAX_NAME:
+            raise SettingsError(f"a column name of {len(name)} characters, at most {MAX_NAME}.")
+    twice = next(iter(Counter(names) - Counter(set(names))), None)
+    if twice is not None:
+        raise SettingsError(f"column {twice!r} is also a field of a struct; rename one of them.")
+    return found
+
+
+def _leaves(name: str, kind: Any, depth: int) -> Iterator[Leaf]:
+    type_name = kind.typeName()
+    if type_name == "struct":
+        if depth >= MAX_DEPTH:
+            raise SettingsError(f"column {name!r}: structs nest deeper than {MAX_DEPTH}.")
+        if not kind.fields:
+            raise SettingsError(f"column {name!r} is a struct without fields: drop it.")
+        for field in kind.fields:
+            yield from _leaves(f"{name}.{field.name}", field.dataType, depth + 1)
+    elif type_name == "vectorudt":
+        yield Leaf(name, "double", is_list=True)
+    elif type_name == "array":
+        item = kind.elementType
+        while item.typeName() == "array":
+            item = item.elementType
+        if item.typeName() not in _SCALARS - _TEXTS - {"binary"}:
+            remedy = "explode it, or make one string of it: F.array_join(name, ' ')"
+            raise _refused(name, kind, remedy)
+        yield Leaf(name, item.typeName(), is_list=True)
+    elif type_name in _SCALARS:
+        yield Leaf(name, type_name)
+    else:
+        raise _refused(name, kind, _REMEDIES.get(type_name, "cast or drop it"))
+
+
+def _refused(name: str, kind: Any, remedy: str) -> SettingsError:
+    return SettingsError(
+        f"column {name!r} is {kind.simpleString()}, which a feed cannot carry; {remedy}."
+    )
+
+
+def fills(found: Sequence[Leaf], nulls: object) -> dict[str, Any]:
+    """Return what missing values become, by column; columns left out may miss nothing.
+
+    Args:
+        found: the columns.
+        nulls: "error"; a value for every column that it fits, as df.na.fill; or values by column.
+
+    Raises:
+        SettingsError: a column that is not there, or a value that does not fit it.
+    """
+    if isinstance(nulls, str) and nulls == "error":
+        return {}
+    if isinstance(nulls, Mapping):
+        by_name = {leaf.name: leaf for leaf in found}
+        for name in nulls:
+            if name not in by_name:
+                raise SettingsError(
+                    f"nulls= names {name!r}, which is not fed: {list(by_name)} are."
+                )
+        return {name: _fill(by_name[name], value) for name, value in nulls.items()}
+    kinds = next(
+        (kinds for types, kinds in _FILLED_BY if isinstance(nulls, types)), frozenset[str]()
+    )
+    if not kinds:
+        raise SettingsError(
+            f"nulls must be 'error', a number, a bool, a str or a dict of values by column, "
+            f"got {nulls!r}."
+        )
+    return {leaf.name: _fill(leaf, nulls) for leaf in found if leaf.kind in kinds}
+
+
+_FILLED_BY: tuple[tuple[Any, frozenset[str]], ...] = (
+    (bool, frozenset(["boolean"])),
+    ((int, float), frozenset(_NUMBERS)),
+    (str, frozenset(_TEXTS)),
+)
+
+
+def _fill(leaf: Leaf, value: Any) -> Any:
+    try:
+        if leaf.is_list and isinstance(value, list | tuple):
+            return [_converted(leaf, item) for item in value]
+        return _converted(leaf, value)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"nulls: {value!r} does not fit column {leaf}; {error}.") from None
+
+
+def _converted(leaf: Leaf, value: Any) -> Any:
+    convert = _CONVERTERS.get(leaf.kind)
+    if convert is not None:
+        return convert(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("a number is needed")
+    bits = _INTEGER_BITS.get(leaf.kind)
+    if bits is None:
+        return float(value)
+    if value != int(value) or not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+        raise ValueError(f"a whole number of {bits} bits is needed")
+    return int(value)
+
+
+def _of(kind: type, what: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise TypeError(f"{what} is needed")
+        return value
+
+    return check
+
+
+def _days(value: Any) -> int:
+    if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
+        raise TypeError("a datetime.date is needed")
+    return (value - _EPOCH.date()).days
+
+
+def _microseconds(value: Any) -> int:
+    if not isinstance(value, datetime.datetime):
+        raise TypeError("a datetime.datetime is needed")
+    if value.tzinfo is None:
+        value = value.replace(tzinfo=datetime.UTC)
+    passed: datetime.timedelta = value - _EPOCH
+    return passed // datetime.timedelta(microseconds=1)
+
+
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "boolean": _of(bool, "a bool"),
+    "binary": _of(bytes, "bytes"),
+    "date": _days,
+    "timestamp": _microseconds,
+    "timestamp_ntz": _microseconds,
+    **dict.fromkeys(_TEXTS, _of(str, "a str")),
+}
