@@ -4,8 +4,9 @@ Covers: which column is what, dtypes, the user's own mapping.      Does not: rea
 
 Rows (x, y) or (x, y, weight) need no words. Otherwise `features` and `labels` select:
     an int or a slice    of a row's values by position, or of the row itself where it is one array
-    a str                a value by its name (dict, Row, DataFrame column)
-    a list of these      numbers side by side as one matrix; arrays as several inputs
+    a str                a value by its name (dict, Row, DataFrame column; `struct.field`)
+    a list of these      numbers side by side as one matrix; arrays and text as several inputs
+    a dict of these      inputs by the names that the model's have
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import numpy as np
 from tfos.errors import SettingsError
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Selector = int | str | slice | Sequence[int | str]
-Dtypes = str | Sequence[str | None] | None
+Selector = int | str | slice | Sequence[int | str] | Mapping[str, Any]
+Dtypes = str | Sequence[str | None] | Mapping[str, str] | None
 
 
 class RowMapper:
@@ -28,9 +29,10 @@ class RowMapper:
     Args:
         features: selects x; None with `labels` None: rows are (x, y) or (x, y, weight).
         labels: selects y.
-        dtypes: one for x, or one each for x, y and weight; None leaves a part as it is. Without
-            any, float64 becomes `float_dtype`.
+        dtypes: one for x, or one each for x, y and weight; None leaves a part as it is; or by the
+            name of a column. Without any, float64 becomes `float_dtype`; text stays text.
         map_fn: takes the parts as arrays, a whole batch at once, and returns the parts to train on.
+        weights: selects the sample weights.
         float_dtype: the model's float type.
     """
 
@@ -41,12 +43,16 @@ class RowMapper:
         dtypes: Dtypes = None,
         map_fn: Callable[..., Any] | None = None,
         *,
+        weights: Selector | None = None,
         float_dtype: str = "float32",
     ) -> None:
         self._features = features
         self._labels = labels
-        self._dtypes = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes or ())
-        for dtype in self._dtypes:
+        self._weights = weights
+        self._by_name = dict(dtypes) if isinstance(dtypes, Mapping) else {}
+        by_part = () if isinstance(dtypes, Mapping) else dtypes or ()
+        self._dtypes = (by_part,) if isinstance(by_part, str) else tuple(by_part)
+        for dtype in (*self._dtypes, *self._by_name.values()):
             _check_dtype(dtype)
         if map_fn is not None and not callable(map_fn):
             raise SettingsError(f"map_fn must be a function of numpy arrays, got {map_fn!r}")
@@ -59,6 +65,8 @@ class RowMapper:
         Raises:
             SettingsError: the rows do not have what was selected.
         """
+        if self._by_name:
+            columns = _with_dtypes(columns, self._by_name, self._float_dtype)
         parts = self._parts(columns)
         if self._map_fn is not None:
             mapped = self._map_fn(*parts)
@@ -67,7 +75,7 @@ class RowMapper:
         return tuple(self._cast(part, dtypes[place]) for place, part in enumerate(parts))
 
     def _parts(self, columns: Any) -> tuple[Any, ...]:
-        if self._features is None and self._labels is None:
+        if self._features is None and self._labels is None and self._weights is None:
             return _by_place(columns)
         if self._features is None:
             raise SettingsError(
@@ -76,8 +84,13 @@ class RowMapper:
             )
         x = _select(columns, self._features, "features")
         if self._labels is None:
+            if self._weights is not None:
+                raise SettingsError(f"weights={self._weights!r} without labels to weigh")
             return (x,)
-        return x, _select(columns, self._labels, "labels")
+        y = _select(columns, self._labels, "labels")
+        if self._weights is None:
+            return x, y
+        return x, y, _select(columns, self._weights, "weights")
 
     def _cast(self, part: Any, dtype: str | None) -> Any:
         if isinstance(part, Mapping):
@@ -89,8 +102,10 @@ class RowMapper:
                 f"the batch holds {type(part).__name__}, which is no array; rows of differing "
                 "lengths need map_fn=..., which pads them"
             )
-        if dtype is None and part.dtype == np.float64:
+        if dtype is None and part.dtype == np.float64 and not self._by_name:
             dtype = self._float_dtype
+        if part.dtype == object:  # text
+            return part
         return part if dtype is None else part.astype(dtype, copy=False)
 
 
@@ -106,7 +121,24 @@ def _by_place(columns: Any) -> tuple[Any, ...]:
     return tuple(columns)
 
 
+def _with_dtypes(columns: Any, by_name: Mapping[str, str], float_dtype: str) -> dict[str, Any]:
+    if not isinstance(columns, Mapping):
+        raise SettingsError(f"dtypes={dict(by_name)}, but the rows have values without names")
+    for name in by_name:
+        if not isinstance(_one(columns, name, "dtypes"), np.ndarray):
+            raise SettingsError(f"dtypes={dict(by_name)}, but {name!r} is no column of one dtype")
+    cast = dict(columns)
+    for name, value in columns.items():
+        dtype = by_name.get(name)
+        if dtype is None and isinstance(value, np.ndarray) and value.dtype == np.float64:
+            dtype = float_dtype
+        cast[name] = value if dtype is None else value.astype(dtype, copy=False)
+    return cast
+
+
 def _select(columns: Any, selector: Any, what: str) -> Any:
+    if isinstance(selector, Mapping):
+        return {name: _select(columns, each, what) for name, each in selector.items()}
     if isinstance(columns, np.ndarray):
         return _select_inside(columns, selector, what)
     if isinstance(selector, slice):
@@ -138,6 +170,9 @@ def _one(columns: Any, selector: Any, what: str) -> Any:
     try:
         if isinstance(selector, int) and named:
             return list(columns.values())[selector]
+        if named and selector not in columns and "." in selector:
+            struct, field = selector.split(".", 1)
+            return _one(columns[struct], field, what)
         return columns[selector]
     except (KeyError, IndexError, TypeError):
         have = list(columns) if named else f"{len(columns)} values without names"
@@ -148,9 +183,13 @@ def _side_by_side(values: list[Any], what: str) -> Any:
     """Numbers become the columns of one matrix; anything else stays several inputs."""
     if not values:
         raise SettingsError(f"{what} selects nothing")
-    if all(isinstance(value, np.ndarray) and value.ndim == 1 for value in values):
+    if all(_is_number(value) for value in values):
         return np.stack(values, axis=1)
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype != object
 
 
 def _check_dtype(dtype: Any) -> None:

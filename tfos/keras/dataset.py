@@ -45,8 +45,11 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     Args:
         reader: gives the batches.
         batch_size: rows per batch; the last batch of an epoch may be smaller.
-        features, labels: which values of a row are which, see columns; rows of (x, y) need none.
-        dtypes: one for x, or one each for x, y, weight. Default: float64 becomes Keras' floatx.
+        feature_cols, label_cols, weight_col: which values of a row are x, y and the sample weights,
+            see columns; rows of (x, y) need none.
+        features, labels: other names of the first two.
+        dtypes: one for x, one each for x, y, weight, or by column. Default: float64 becomes Keras'
+            floatx.
         map_fn: vectorised preparation: `map_fn(x, y) -> (x, y)` on numpy arrays of a batch, in the
             reading thread.
         name: of the rows, for that thread's name.
@@ -60,6 +63,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         reader: Reader,
         batch_size: int,
         *,
+        feature_cols: Selector | None = None,
+        label_cols: Selector | None = None,
+        weight_col: Selector | None = None,
         features: Selector | None = None,
         labels: Selector | None = None,
         dtypes: Dtypes = None,
@@ -70,7 +76,14 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             raise SettingsError(
                 f"batch_size must be an int >= 1, got {batch_size!r} ({type(batch_size).__name__})"
             )
-        mapper = RowMapper(features, labels, dtypes, map_fn, float_dtype=keras.config.floatx())
+        mapper = RowMapper(
+            _either("feature_cols", feature_cols, "features", features),
+            _either("label_cols", label_cols, "labels", labels),
+            dtypes,
+            map_fn,
+            weights=weight_col,
+            float_dtype=keras.config.floatx(),
+        )
 
         def read() -> Any:
             found = reader.next_batch(batch_size)
@@ -209,6 +222,12 @@ class FeedDataset(BatchDataset):
         ragged = options.get("map_fn") is not None  # Keras takes arrays only
         reader = BatchReader(ctx.feed_channel, feed, ragged=ragged)
         super().__init__(reader, batch_size, name=feed, **options)
+
+
+def _either(name: str, value: Any, other_name: str, other: Any) -> Any:
+    if value is not None and other is not None:
+        raise SettingsError(f"{name} and {other_name} mean the same; give one of them")
+    return other if value is None else value
 
 
 def is_end(item: Any) -> bool:

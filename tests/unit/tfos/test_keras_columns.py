@@ -61,6 +61,37 @@ def test_dtypes_and_mapping():
     assert nested[0]["a"].dtype == np.float32
 
 
+TEXT = np.array(["a", "b", "c"], object)
+
+
+def test_a_column_of_weights():
+    row = {"a": LABELS, "y": LABELS, "w": np.array([0.5, 1, 2])}
+    x, y, weights = RowMapper("a", "y", weights="w")(row)
+    assert weights.dtype == np.float32
+    np.testing.assert_array_equal(weights, [0.5, 1, 2])
+    np.testing.assert_array_equal(x, y)
+
+
+def test_text_stays_text_beside_numbers():
+    row = {"word": TEXT, "a": LABELS, "b": np.zeros(3)}
+    word, a = RowMapper(["word", "a"], dtypes="float32")(row)[0]
+    assert (word.dtype, a.dtype) == (object, np.float32)
+    assert RowMapper("word")(row)[0].tolist() == ["a", "b", "c"]
+
+
+def test_inputs_by_name_and_fields_of_structs():
+    row = {"word": TEXT, "s": {"a": LABELS, "b": np.zeros(3)}}
+    (x,) = RowMapper({"text": "word", "numbers": ["s.a", "s.b"]})(row)
+    assert list(x) == ["text", "numbers"]
+    assert x["numbers"].tolist() == [[1, 0], [0, 0], [1, 0]]
+
+
+def test_dtypes_by_column():
+    row = {"a": LABELS, "b": np.zeros(3), "c": np.zeros(3)}
+    a, b, c = RowMapper("a", "b", {"a": "uint8", "c": "float64"}, weights="c")(row)
+    assert (a.dtype, b.dtype, c.dtype) == (np.uint8, np.float32, np.float64)
+
+
 @pytest.mark.parametrize(
     ("mapper", "row", "sentence"),
     [
@@ -72,6 +103,11 @@ def test_dtypes_and_mapping():
         (RowMapper(0, 5), (MATRIX, LABELS), "labels=5, but the rows have 2 values"),
         (RowMapper([], 0), (MATRIX, LABELS), "features selects nothing"),
         (RowMapper(), ("ragged", LABELS), "map_fn"),
+        (RowMapper("a", weights="w"), {"a": LABELS}, "weights='w' without labels"),
+        (RowMapper("a", "a", weights="w"), {"a": LABELS}, r"weights='w', but the rows have \['a'"),
+        (RowMapper("s.z"), {"s": {"a": LABELS}}, r"'z', but the rows have \['a'\]"),
+        (RowMapper(dtypes={"z": "int8"}), {"a": LABELS}, r"dtypes='z', but the rows have \['a'\]"),
+        (RowMapper(dtypes={"z": "int8"}), (LABELS,), "values without names"),
     ],
 )
 def test_rows_that_do_not_have_what_is_asked(mapper, row, sentence):
