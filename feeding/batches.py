@@ -16,7 +16,8 @@ import numpy as np
 from feeding.channel import FeedChannel
 from feeding.chunk import Array
 from feeding.columns import offsets_of
-from feeding.cursor import Cursor, Slice, check_batch_size
+from feeding.cursor import Cursor, Slice, check_batch_size, receipt_of
+from feeding.epoch_rows import Receipt
 from feeding.errors import SchemaError, SettingsError
 from feeding.feed_queue import EpochEnd, FeedEnd
 from feeding.positions import Position
@@ -44,6 +45,8 @@ class Batch:
     arrays: tuple[BatchColumn, ...]
     position: Position | None = None
     """Where a reader of files is after it."""
+    receipt: Receipt = ()
+    """Which rows of a feed these are."""
 
     @property
     def columns(self) -> dict[str, BatchColumn]:
@@ -80,6 +83,9 @@ class BatchReader:
     ) -> None:
         self._channel = channel
         self._feed = feed
+        self.reads_ahead = False
+        """Set it where a batch is not trained when the next one is asked for: whoever trains them
+        then says so by `hand` and `settle`."""
         self._dtypes = dtypes
         self._selected = columns
         self._may_be_ragged = ragged
@@ -117,6 +123,8 @@ class BatchReader:
         """
         slices: list[Slice] = []
         missing = check_batch_size(batch_size)
+        if not self.reads_ahead:
+            self.settle()
         while missing and self._end is None:
             item = self._cursor.next(missing, timeout_s)
             if not isinstance(item, Slice):
@@ -125,12 +133,27 @@ class BatchReader:
                 slices.append(item)
                 missing -= item.num_rows
         if slices:
-            return self.assemble(slices)
+            batch = self.assemble(slices)
+            if not self.reads_ahead:
+                self.hand(batch.receipt)
+            return batch
         end = self._end
         if isinstance(end, FeedEnd):
             return end
         self._end = None
-        return end if end is not None else FeedEnd()
+        if end is None:
+            return FeedEnd()
+        if not self.reads_ahead:
+            self.settle(ended=end)
+        return end
+
+    def hand(self, receipt: Receipt) -> None:
+        """The trainer was given the batch of this receipt."""
+        self._channel.hand(self._feed, receipt)
+
+    def settle(self, keep: int = 0, *, ended: EpochEnd | None = None) -> None:
+        """The trainer has come back, and has seen this end; see FeedChannel.settle."""
+        self._channel.settle(self._feed, keep, ended=None if ended is None else ended.epoch)
 
     def _adopt(self, source: Schema) -> None:
         names = source.names
@@ -174,7 +197,8 @@ class BatchReader:
             _column(slices, index, spec, self._feed)
             for index, spec in zip(self._picked, self._schema.columns, strict=True)
         )
-        return Batch(sum(part.num_rows for part in slices), self._schema, arrays)
+        num_rows = sum(part.num_rows for part in slices)
+        return Batch(num_rows, self._schema, arrays, receipt=receipt_of(slices))
 
     def _check_same(self, found: Schema) -> None:
         """Refuse a chunk whose columns cannot be joined with those before."""

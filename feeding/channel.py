@@ -17,6 +17,7 @@ from typing import Any
 from feeding.array_packer import Columns
 from feeding.chunk import Chunk
 from feeding.config import FeedConfig
+from feeding.epoch_rows import Receipt
 from feeding.errors import FeedClosed, FeedTimeout, TrainerFailed
 from feeding.feed_queue import FeedStats, Item
 from feeding.feed_state import FeedState
@@ -135,6 +136,27 @@ class FeedChannel:
             if chunk.meta.mode == "inference":
                 self._state.answers_of(feed).handed_out(chunk.meta.session, num_rows)
 
+    def hand(self, feed: str, receipt: Receipt) -> None:
+        """The trainer was given a batch of these rows."""
+        with self._state.changed:
+            self._state.queue(feed).hand(receipt)
+
+    def settle(self, feed: str, keep: int = 0, *, ended: int | None = None) -> None:
+        """The trainer has come back: the rows that it was handed are trained.
+
+        Args:
+            feed: which feed.
+            keep: so many batches, the last ones, are not: their pushes are under way.
+            ended: the epoch whose end it saw, if it did.
+        """
+        with self._state.changed:
+            queue = self._state.queue(feed)
+            queue.settle(keep)
+            if ended is not None:
+                queue.close_epoch(ended)
+            if queue.is_over(queue.epoch - 1):
+                self._state.changed.notify_all()
+
     def begin_batch(self, feed: str) -> None:
         """The consumer asks for rows: inference rows given before must be answered.
 
@@ -177,10 +199,10 @@ class FeedChannel:
     # Watching.
 
     def wait_flushed(self, feed: str, epoch: int, timeout_s: float) -> bool:
-        """Wait until the consumer reached the end of this epoch; False when the time is over."""
+        """Wait until all rows of this epoch are trained or dropped; False when the time is over."""
         with self._state.changed:
             queue = self._state.queue(feed)
-            reached = self._state.wait_for(lambda: queue.epoch > epoch or None, timeout_s)
+            reached = self._state.wait_for(lambda: queue.is_over(epoch) or None, timeout_s)
             return reached is not None
 
     def stats(self, feed: str) -> FeedStats:

@@ -65,6 +65,13 @@ class Column:
         """Bytes of both arrays."""
         return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
 
+    def cut(self, start: int, stop: int) -> Column:
+        """Return rows `start` to `stop`."""
+        if self.offsets is None:
+            return Column(self.values[start:stop])
+        bounds = self.offsets[start : stop + 1]
+        return Column(self.values[bounds[0] : bounds[-1]], bounds - bounds[0])
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -72,6 +79,8 @@ class Chunk:
 
     meta: ChunkMeta
     columns: tuple[Column, ...]
+    position: int = 0
+    """Given by the worker: where its first row stands among all rows accepted of its epoch."""
 
     @property
     def num_rows(self) -> int:
@@ -82,6 +91,20 @@ class Chunk:
     def num_bytes(self) -> int:
         """Bytes of all columns."""
         return sum(column.num_bytes for column in self.columns)
+
+    def cut(self, start: int, stop: int) -> Chunk:
+        """Return some of its rows as a chunk of their own, over the same memory where possible."""
+        if start == 0 and stop == self.num_rows:
+            return self
+        columns = tuple(column.cut(start, stop) for column in self.columns)
+        meta = msgspec.structs.replace(
+            self.meta,
+            first_row=self.meta.first_row + start,
+            num_rows=stop - start,
+            data_items=data_items(columns),
+            last_in_partition=self.meta.last_in_partition and stop == self.num_rows,
+        )
+        return Chunk(meta, columns)
 
     def encode(self) -> list[bytes | memoryview]:
         """Return the payload as buffers over the columns' own memory."""
@@ -94,6 +117,11 @@ class Chunk:
                 if padding := -array.nbytes % _ALIGNMENT:
                     buffers.append(bytes(padding))
         return buffers
+
+
+def data_items(columns: tuple[Column, ...]) -> tuple[int, ...]:
+    """Return what ChunkMeta says of these columns."""
+    return tuple(0 if column.offsets is None else column.values.size for column in columns)
 
 
 def payload_bytes(meta: ChunkMeta) -> int:

@@ -1,17 +1,20 @@
 """Reads a feed in slices of chunks, so that batches can cross chunk borders.
 
-Covers: Cursor.      Does not: make rows or arrays of a slice (rows, batches).
+Covers: Cursor, which rows a batch holds.
+Does not: make rows or arrays of a slice (rows, batches).
 Threads: one consumer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from feeding.channel import FeedChannel
 from feeding.chunk import Chunk
+from feeding.epoch_rows import INFERENCE, Piece, Receipt
 from feeding.errors import SettingsError
 from feeding.feed_queue import EpochEnd, FeedEnd
 
@@ -33,6 +36,19 @@ class Slice:
     def ends_partition(self) -> bool:
         """Whether no row of the partition comes after this slice."""
         return self.chunk.meta.last_in_partition and self.stop == self.chunk.num_rows
+
+
+def receipt_of(slices: Iterable[Slice]) -> Receipt:
+    """Return which rows a batch of these slices holds; neighbours become one piece."""
+    pieces: list[Piece] = []
+    for part in slices:
+        meta, place = part.chunk.meta, part.chunk.position
+        epoch = meta.epoch if meta.mode == "train" else INFERENCE
+        piece = Piece(epoch, place + part.start, place + part.stop)
+        if pieces and (pieces[-1].epoch, pieces[-1].stop) == (epoch, piece.start):
+            piece = Piece(epoch, pieces.pop().start, piece.stop)
+        pieces.append(piece)
+    return tuple(pieces)
 
 
 def check_batch_size(value: object) -> int:

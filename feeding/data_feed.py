@@ -13,7 +13,7 @@ from typing import Any
 from feeding.array_packer import columns_of
 from feeding.batches import BatchReader
 from feeding.channel import FeedChannel
-from feeding.cursor import Cursor, Slice, check_batch_size
+from feeding.cursor import Cursor, Slice, check_batch_size, receipt_of
 from feeding.errors import SchemaError
 from feeding.feed_queue import EpochEnd
 from feeding.rows import column_values, rows_of
@@ -136,7 +136,9 @@ class DataFeed:
         """Take rows from the feed up to where their batch ends."""
         missing = check_batch_size(batch_size)
         self._channel.begin_batch(self.qname_in)
+        self._channel.settle(self.qname_in)
         slices: list[Slice] = []
+        ended: int | None = None
         while missing and not self.done_feeding:
             session = slices[0].chunk.meta.session if slices else 0
             item = self._cursor.next(missing, session=session)
@@ -147,10 +149,15 @@ class DataFeed:
                 if slices and self._ends_batch(item):
                     break
             elif isinstance(item, EpochEnd):
+                ended = item.epoch
                 if slices:
                     break
+                self._channel.settle(self.qname_in, ended=ended)
             else:
                 self.done_feeding = True
+        self._channel.hand(self.qname_in, receipt_of(slices))
+        if slices and ended is not None:
+            self._channel.settle(self.qname_in, keep=1, ended=ended)
         return slices
 
     def _ends_batch(self, item: Slice) -> bool:

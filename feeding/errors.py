@@ -7,6 +7,7 @@ FeedError
 ├── DataError            a file's content is damaged           → repair it, or skip bad records
 ├── ChunkError           a peer sent a malformed chunk          → fix the deployment
 ├── LateChunk            a chunk of an epoch that has ended     → a task outlived its job
+├── RowsChanged          a partition computed again is another  → cache or sort the data
 ├── ResultCountError     not one result per row                 → fix main_fun
 ├── ResultTypeError      a result does not fit its column       → fix main_fun or output=
 ├── FeedTimeout          nobody consumed anything for too long  → slow step or stuck trainer
@@ -68,6 +69,12 @@ class LateChunk(FeedError):
     """A chunk arrived for an epoch whose end was already ordered."""
 
     code = "feed_late_chunk"
+
+
+class RowsChanged(FeedError):
+    """A partition that was fed in part had other rows when it was computed again."""
+
+    code = "feed_rows_changed"
 
 
 class ResultCountError(FeedError):

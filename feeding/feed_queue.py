@@ -1,19 +1,22 @@
 """One named feed inside a worker: chunks by epoch, markers, exact counts.
 
-Covers: the order of chunks and epoch ends, what is late, what was dropped.
-Does not: lock, wait, talk (channel).      Pure.
+Covers: the order of chunks and epoch ends, what is late, what was trained and dropped.
+Does not: lock, wait, talk (channel), count by epoch (epoch_rows).      Pure.
 
 Epochs end strictly in order. A chunk of epoch 1 that arrives before the order to flush epoch 0
-waits behind that marker; a chunk of epoch 0 that arrives after it is refused. At every moment
-    fed_rows = taken_rows + dropped_rows + unread_rows.
+waits behind that marker; a chunk of epoch 0 that arrives after it is refused, unless the order was
+taken back before its marker was read. At every moment
+    fed_rows = trained_rows + in_flight_rows + dropped_rows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from dataclasses import dataclass, field
 
 from feeding.chunk import Chunk, ChunkMeta
+from feeding.epoch_rows import INFERENCE, EpochRows, EpochStats, Receipt
 from feeding.errors import LateChunk
 from feeding.schema import Schema
 
@@ -31,6 +34,8 @@ class FeedEnd:
 
 
 Item = Chunk | EpochEnd | FeedEnd
+_KEPT_EPOCHS = 8
+"""Counts of so many past epochs are kept for the driver's questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,12 @@ class FeedStats:
     feed: str
     fed_rows: int
     taken_rows: int
+    """Read from the queue, perhaps ahead of the trainer."""
+    trained_rows: int
+    """Of batches from which the trainer has come back; see feeding.epoch_rows."""
     dropped_rows: int
-    unread_rows: int
+    in_flight_rows: int
+    """Unread, read ahead, or at the trainer."""
     unread_bytes: int
     starved_s: float
     epoch: int
@@ -49,6 +58,8 @@ class FeedStats:
     epochs_done: int
     draining: bool
     finished: bool
+    epochs: tuple[EpochStats, ...] = ()
+    """The last epochs, the newest last."""
 
 
 @dataclass(slots=True)
@@ -66,6 +77,7 @@ class FeedQueue:
         self.epochs_done = 0
         self.fed_rows = 0
         self.taken_rows = 0
+        self.trained_rows = 0
         self.dropped_rows = 0
         self.unread_bytes = 0
         self.taken_bytes = 0
@@ -75,12 +87,39 @@ class FeedQueue:
         self.schema: Schema | None = None
         self._epochs: dict[int, _Epoch] = {}
         self._session_bytes: dict[int, int] = {}
+        self._rows: dict[int, EpochRows] = {}
+        self._handed: deque[Receipt] = deque()
 
-    def offer(self, chunk: Chunk) -> None:
+    def rows(self, epoch: int) -> EpochRows:
+        """Return the counts of an epoch, made on first use."""
+        found = self._rows.get(epoch)
+        if found is None:
+            found = self._rows[epoch] = EpochRows()
+            for old in [n for n in self._rows if n < max(self._rows) - _KEPT_EPOCHS]:
+                del self._rows[old]
+        return found
+
+    def reopen(self, epoch: int) -> bool:
+        """Take back the order to end this epoch; False if its end was read."""
+        if epoch < self.epoch or self.finished or self.draining:
+            return False
+        slot = self._epochs.get(epoch)
+        if slot is not None:
+            slot.flushed = False
+        return True
+
+    def offer(self, chunk: Chunk, owner: int = 0) -> int:
         """Accept a chunk; while draining, count and drop it.
 
+        Args:
+            chunk: from a feeder.
+            owner: which feeder, where partitions are claimed.
+
+        Returns:
+            Where its first row stands among all rows accepted of its epoch.
+
         Raises:
-            LateChunk: its epoch was flushed before.
+            LateChunk: its epoch was flushed before, or another feeder claimed its partition.
         """
         inference = chunk.meta.mode == "inference"
         number = self.epoch if inference else chunk.meta.epoch
@@ -92,13 +131,30 @@ class FeedQueue:
                 f"feed {self.feed!r}: {which} had ended when rows {chunk.meta.first_row}.. of "
                 f"partition {chunk.meta.partition} came; their task outlived its job"
             )
+        position = 0
+        if not inference:
+            position = self._accept(chunk.meta, owner)
         self.schema = self.schema or chunk.meta.schema
         self.fed_rows += chunk.num_rows
         if self.draining:
             self.dropped_rows += chunk.num_rows
-            return
+            return position
         self._count_unread(chunk, chunk.num_bytes)
-        self._epochs.setdefault(number, _Epoch()).chunks.append(chunk)
+        placed = dataclasses.replace(chunk, position=position)
+        self._epochs.setdefault(number, _Epoch()).chunks.append(placed)
+        return position
+
+    def _accept(self, meta: ChunkMeta, owner: int) -> int:
+        rows = self.rows(meta.epoch)
+        if rows.is_claimed_from(meta.partition, owner):
+            raise LateChunk(
+                f"feed {self.feed!r}: another attempt feeds partition {meta.partition} of epoch "
+                f"{meta.epoch} now, exactly once; this one's task was given up by Spark"
+            )
+        position = rows.accept(meta.partition, meta.first_row, meta.num_rows)
+        if self.draining:
+            rows.dropped_rows += meta.num_rows
+        return position
 
     def flush(self, epoch: int) -> None:
         """Mark the end of this epoch and of earlier ones that hold rows; repeats are harmless."""
@@ -122,8 +178,11 @@ class FeedQueue:
 
     def drain(self) -> None:
         """The consumer is gone: drop what is unread, and everything that still comes."""
+        self.settle()
         self.draining = True
-        self.dropped_rows = self.fed_rows - self.taken_rows
+        self.dropped_rows = self.fed_rows - self.trained_rows
+        for rows in self._rows.values():
+            rows.close()
         self.unread_bytes = 0
         self._session_bytes.clear()
         done = [number for number, slot in self._epochs.items() if slot.flushed]
@@ -164,6 +223,36 @@ class FeedQueue:
         """The consumer was given rows of a chunk it popped; too late once it drains."""
         if not self.draining:
             self.taken_rows += num_rows
+
+    def hand(self, receipt: Receipt) -> None:
+        """The trainer has a batch; too late once the feed drains."""
+        if self.draining:
+            return
+        self._handed.append(receipt)
+        # Whoever has rows of an epoch has left those before it.
+        self.close_epoch(max((piece.epoch for piece in receipt), default=0) - 1)
+        for piece in receipt:
+            if piece.epoch != INFERENCE:
+                self.rows(piece.epoch).hand(piece)
+
+    def settle(self, keep: int = 0) -> None:
+        """The trainer has come back: all it was handed is trained, but the last `keep` batches."""
+        while len(self._handed) > keep:
+            for piece in self._handed.popleft():
+                self.trained_rows += piece.num_rows
+                if piece.epoch != INFERENCE:
+                    self.rows(piece.epoch).train(piece)
+
+    def close_epoch(self, epoch: int) -> None:
+        """The trainer saw the end of this epoch: what was read and never handed out is lost."""
+        for number, rows in self._rows.items():
+            if number <= epoch < self.epoch:
+                self.dropped_rows += rows.close()
+
+    def is_over(self, epoch: int) -> bool:
+        """Whether the end of this epoch was read and all of its rows are trained or dropped."""
+        rows = self._rows.get(epoch)
+        return epoch < self.epoch and (rows is None or not rows.in_flight_rows)
 
     def abandon(self, session: int) -> None:
         """Drop the unread chunks of an inference session whose feeder left; end its last batch."""
@@ -216,13 +305,18 @@ class FeedQueue:
             fed_rows=self.fed_rows,
             taken_rows=self.taken_rows,
             dropped_rows=self.dropped_rows,
-            unread_rows=self.fed_rows - self.taken_rows - self.dropped_rows,
+            trained_rows=self.trained_rows,
+            in_flight_rows=self.fed_rows - self.trained_rows - self.dropped_rows,
             unread_bytes=self.unread_bytes,
             starved_s=self.starved_s,
             epoch=self.epoch,
             epochs_done=self.epochs_done,
             draining=self.draining,
             finished=self.finished,
+            epochs=tuple(
+                EpochStats(epoch, rows.accepted_rows, rows.trained.first_gap)
+                for epoch, rows in sorted(self._rows.items())
+            ),
         )
 
 

@@ -8,16 +8,20 @@ Runs in: a Spark task.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from feeding.config import FeedConfig
-from feeding.feeder import Feeder, FeedReport
+from feeding.feeder import Feeder, FeedReport, RowPacker
 from feeding.inference import InferenceFeeder
 from feeding.lane import FeedTarget, LostWorker
+from feeding.messages import Hello
 from feeding.packer import Packer
+from feeding.row_ranges import Span
 from feeding.rows import rows_of
+from feeding.schema import Schema
+from feeding.shuffle import Shuffle, ShuffledPacker
 from rpc.handshake import Credentials
 
 __all__ = ["FeedReport", "FeedTarget", "FeedTask", "InferenceTask", "LostWorker"]
@@ -34,6 +38,25 @@ class FeedTask:
     feed: str = "input"
     packer: Callable[..., Packer] = Packer
     """Makes what packs a partition; decides what `rows` may hold."""
+    shuffle: Shuffle | None = None
+    """The order of rows; None: that of the partition."""
+    exactly_once: bool = False
+    """Leave out what earlier attempts of a partition's task have fed to workers that live."""
+    again: Mapping[int, tuple[Span, ...]] | None = None
+    """Feed only these rows of these partitions, which were lost with a worker."""
+
+    @property
+    def feeds_all_in_order(self) -> bool:
+        """Whether all partitions are run, one after the other."""
+        return self.again is None and self.shuffle is None
+
+    def order(self, num_partitions: int) -> list[int]:
+        """Return which partitions to run, in this order."""
+        if self.again is not None:
+            return list(self.again)
+        if self.shuffle is not None:
+            return self.shuffle.partitions(self.epoch, num_partitions)
+        return list(range(num_partitions))
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[FeedReport]:
         """Feed all rows of a partition.
@@ -41,16 +64,27 @@ class FeedTask:
         Raises:
             FeedError: see feeding.feeder.Feeder.run.
         """
-        packer = self.packer(self.config, feed=self.feed, epoch=self.epoch, partition=partition)
-        feeder = Feeder(
-            self.targets,
-            self.credentials,
-            self.config,
-            packer,
-            feed=self.feed,
+        only = None if self.again is None else self.again.get(partition)
+        if self.again is not None and not only:
+            return
+        hello = Hello(
+            self.feed,
+            Schema(()),
+            epoch=self.epoch,
             partition=partition,
+            exactly_once=self.exactly_once,
+            reopen=self.again is not None,
+        )
+        feeder = Feeder(
+            self.targets, self.credentials, self.config, self._pack(partition), hello, only=only
         )
         yield feeder.run(iter(rows))
+
+    def _pack(self, partition: int) -> RowPacker:
+        packer = self.packer(self.config, feed=self.feed, epoch=self.epoch, partition=partition)
+        if self.shuffle is None:
+            return packer
+        return ShuffledPacker(packer, self.shuffle, self.config.max_inflight_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,27 +1,32 @@
 """Sends the rows of one partition to the workers, chunk by chunk.
 
-Covers: routing each chunk, waiting for room, lost workers, giving up.
-Does not: pack (packer), choose (routing), hold connections (lane), send rows that need results
-(inference).
+Covers: routing each chunk, waiting for room, lost workers, giving up; leaving out what earlier
+attempts had fed.
+Does not: pack (packer), shuffle (shuffle), choose rows (selection) or workers (routing), hold
+connections (lane), send rows that need results (inference).
 Runs in: a Spark task.      Threads: one.
 """
 
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from feeding.chunk import Chunk
 from feeding.config import FeedConfig
-from feeding.errors import FeedTimeout, NoWorkerLeft
+from feeding.errors import FeedTimeout, NoWorkerLeft, RowsChanged
 from feeding.lane import PATIENCE_S, FeedTarget, Lane, LostWorker, greet, hold_s, wait_lanes
 from feeding.messages import Hello, Wait
-from feeding.packer import Packer
 from feeding.routing import choose
+from feeding.row_ranges import Span
+from feeding.selection import Selection
 from rpc.handshake import Credentials, Identity, Role
 
 
@@ -30,10 +35,12 @@ class FeedReport:
     """What became of one partition.
 
     rows = sum of worker_rows + dropped_rows + rows accepted by workers that were lost later.
+    Rows that earlier attempts of the task had fed are in them where they are fed exactly once.
     """
 
     partition: int
     rows: int = 0
+    """Of the partition, or those of them that were wanted."""
     num_bytes: int = 0
     chunks: int = 0
     dropped_rows: int = 0
@@ -43,6 +50,22 @@ class FeedReport:
     lost: tuple[LostWorker, ...] = ()
     """Workers that hung up or broke off before this partition's end, whether or not rows were
     still to be sent to them."""
+    accepted: dict[int, bytes] = field(default_factory=dict)
+    """By worker, the lost ones included: `feeding.accepted.Accepted`, packed."""
+
+
+class RowPacker(Protocol):
+    """Makes chunks of the rows of one partition; see feeding.packer.Packer."""
+
+    @property
+    def rows_read(self) -> int:
+        """Rows taken from the partition so far."""
+
+    def chunks(self, rows: Iterator[Any]) -> Iterator[Chunk]:
+        """Yield all rows as chunks."""
+
+    def skip(self, rows: Iterator[Any]) -> int:
+        """Read rows to their end and return how many they are."""
 
 
 class Stall:
@@ -63,23 +86,33 @@ class Stall:
 
 
 class Feeder:
-    """Feeds one partition with the chunks that `packer` makes of its rows; used once."""
+    """Feeds one partition with the chunks that `packer` makes of its rows; used once.
+
+    Args:
+        targets: the workers.
+        credentials, config: for connecting to them and feeding.
+        packer: for this partition.
+        hello: what is fed; the schema is filled in.
+        only: rows to feed, by their number in the order of feeding; None: all.
+    """
 
     def __init__(
         self,
         targets: Sequence[FeedTarget],
         credentials: Credentials,
         config: FeedConfig,
-        packer: Packer,
+        packer: RowPacker,
+        hello: Hello,
         *,
-        feed: str,
-        partition: int,
+        only: Sequence[Span] | None = None,
     ) -> None:
         self._credentials = credentials
         self._config = config
-        self._feed = feed
-        self._partition = partition
+        self._hello = hello
+        self._feed = hello.feed
+        self._partition = hello.partition
         self._packer = packer
+        self._selection = Selection(only)
         self._lanes = [Lane(target) for target in targets]
         self._todo: deque[Chunk] = deque()
 
@@ -92,18 +125,20 @@ class Feeder:
             FeedTimeout: no worker consumed anything for `feed_timeout_s`.
             NoWorkerLeft: every worker is gone.
             FeedClosed: the cluster is stopping.
+            RowsChanged: an earlier attempt found more rows; see `_check_end`.
         """
         chunks = self._packer.chunks(rows)
         first = next(chunks, None)
         if first is None:
-            return FeedReport(self._partition)
+            missing = self._selection.num_rows or 0
+            return FeedReport(self._partition, rows=missing, dropped_rows=missing)
         try:
-            identity = Identity(Role.FEEDER, self._partition)
-            hello = Hello(self._feed, first.meta.schema)
-            greet(self._lanes, identity, self._credentials, hello, self._config.connect_timeout_s)
+            self._greet(first)
             wanted = True
             for chunk in itertools.chain([first], chunks):
-                self._todo.append(chunk)
+                if self._selection.ends_before(chunk.meta.first_row):
+                    break
+                self._todo.extend(self._selection.pick(chunk))
                 wanted = self._send_todo()
                 if not wanted:
                     break
@@ -114,12 +149,23 @@ class Feeder:
             for lane in self._lanes:
                 lane.close()
 
+    def _greet(self, first: Chunk) -> None:
+        """Connect to all workers, and leave out what they have from earlier attempts."""
+        hello = msgspec.structs.replace(self._hello, schema=first.meta.schema)
+        # Workers tell an attempt from an earlier one by it.
+        incarnation = secrets.randbits(62) + 1 if hello.exactly_once else 0
+        identity = Identity(Role.FEEDER, self._partition, incarnation)
+        timeout_s = self._config.connect_timeout_s
+        greet(self._lanes, identity, self._credentials, hello, timeout_s)
+        for lane in self._lanes:
+            lane.accepted = self._selection.leave_out(lane.recall(hello, timeout_s))
+
     def _send_todo(self) -> bool:
         """Send what is to be sent; False when no trainer wants rows any more."""
         stall = Stall(self._config.feed_timeout_s)
         while self._todo:
             alive = self._alive()
-            if all(lane.status.draining for lane in alive):
+            if all(lane.wants_none for lane in alive):
                 return False
             chunk = self._todo[0]
             index = choose([lane.view() for lane in alive], chunk.num_bytes, self._partition)
@@ -168,8 +214,11 @@ class Feeder:
             lane.look()
         lost = tuple(lane.lost for lane in self._lanes if lane.lost is not None)
         accepted = sum(lane.accepted_rows for lane in self._lanes)
-        # Rows nobody wants are still read to their end: their count is part of the report.
-        total = self._packer.rows_read + self._packer.skip(rows)
+        total = self._selection.num_rows
+        if total is None:
+            # Rows nobody wants are still read to their end: their count is part of the report.
+            total = self._packer.rows_read + self._packer.skip(rows)
+            self._check_end(total)
         return FeedReport(
             partition=self._partition,
             rows=total,
@@ -180,7 +229,20 @@ class Feeder:
                 lane.target.worker: lane.accepted_rows for lane in self._lanes if lane.alive
             },
             lost=lost,
+            accepted={
+                lane.target.worker: lane.accepted.pack() for lane in self._lanes if lane.accepted
+            },
         )
+
+    def _check_end(self, total: int) -> None:
+        """Refuse a partition that has fewer rows than an earlier attempt has fed."""
+        if self._selection.last_done > total:
+            raise RowsChanged(
+                f"partition {self._partition} of feed {self._feed!r} has {total} rows, and had at "
+                f"least {self._selection.last_done} when it was fed before: exactly_once needs the "
+                "same rows in the same order each time Spark computes a partition. Cache or sort "
+                "the data, or train with exactly_once=False"
+            )
 
 
 def gone_text(lanes: Sequence[Lane], what: str) -> str:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from feeding import messages
+from feeding.accepted import Accepted
 from feeding.chunk import Chunk, decode, payload_bytes
 from feeding.config import FeedConfig
 from feeding.errors import ChunkError, from_remote
-from feeding.messages import Put, Request, Status
+from feeding.messages import Hello, Put, Recall, Request, Status
 from feeding.routing import LaneView
 from rpc.address import Endpoint, boot_id
 from rpc.connection import Connection, PendingCall, connect, wait_any
@@ -61,8 +62,20 @@ class Lane:
     status: Status = field(default_factory=lambda: Status(0, 0, room=True, draining=False))
     sent_bytes: int = 0
     sent_chunks: int = 0
-    accepted_rows: int = 0
+    accepted: Accepted = field(default_factory=Accepted)
+    ended: bool = False
+    """It has read the end of the epoch and can take none of its rows."""
     lost: LostWorker | None = None
+
+    @property
+    def accepted_rows(self) -> int:
+        """Rows of this partition that it accepted."""
+        return self.accepted.num_rows
+
+    @property
+    def wants_none(self) -> bool:
+        """Whether rows are better sent to others."""
+        return self.ended or self.status.draining
 
     @property
     def alive(self) -> bool:
@@ -123,9 +136,32 @@ class Lane:
         except (RpcError, ChunkError) as error:
             self.lose(f"{type(error).__name__}: {error}", chunk)
             return chunk
+        self.ended = self.ended or self.status.ended
         if chunk is not None:
-            self.accepted_rows += chunk.num_rows
+            self.accepted.add(chunk.meta.first_row, chunk.num_rows, self.status.position)
         return None
+
+    def recall(self, hello: Hello, timeout_s: float) -> Accepted:
+        """Ask what the worker accepted of this partition from earlier feeders.
+
+        Raises:
+            FeedError: the worker refused.
+        """
+        found = Accepted()
+        while self.connection is not None and len(found) < self.status.accepted:
+            request = Recall(hello.feed, hello.epoch, hello.partition, len(found))
+            try:
+                reply = self.connection.call(messages.encode(request), timeout_s=timeout_s)
+                entries = messages.decode_recalled(reply.meta).entries
+            except RemoteError as error:
+                raise from_remote(error, self.target.name) from error
+            except (RpcError, ChunkError) as error:
+                self.lose(f"{type(error).__name__}: {error}")
+                return Accepted()
+            found = Accepted([*found, *entries])
+            if not entries:
+                break
+        return found
 
     def fetch(self, feed: str, session: int, timeout_s: float) -> Chunk:
         """Fetch the results that the last status announced.
@@ -184,7 +220,7 @@ class Lane:
             room=self.status.room,
             busy=self.pending is not None,
             responsive=self.pending is None or waited_s < PATIENCE_S,
-            draining=self.status.draining,
+            draining=self.wants_none,
             local=self.target.endpoint.boot_id == boot_id(),
         )
 

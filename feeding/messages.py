@@ -6,6 +6,7 @@ Covers: requests, replies, their codecs.      Does not: send or decide anything.
     Put     one chunk as payload                            -> Status, at once: it is accepted
     Wait    the last Status had no room, or results are due -> Status, held until that changes
     Fetch   inference: the results that a Status announced  -> Results, payload of `ready_bytes`
+    Recall  exactly once: what a Status said was accepted   -> Recalled
 A feeder sends no Put while the last Status says that there is no room: that is the back-pressure.
 No reply is held longer than the request's `hold_s`: a feeder always hears from a live worker.
 """
@@ -20,9 +21,11 @@ from feeding.chunk import BAD_META, ChunkMeta, Count
 from feeding.errors import ChunkError
 from feeding.schema import Name, Schema
 
-VERSION = 1
+VERSION = 2
 """Of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
+MAX_RECALLED = 1000
+"""Entries of one Recalled: a reply's meta ends at 64 KiB."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_HOLD_S)]
 
 
@@ -32,6 +35,12 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     feed: Name
     schema: Schema
     version: int = VERSION
+    epoch: Count = 0
+    partition: Count = 0
+    exactly_once: bool = False
+    """Say what was accepted of this partition, and take it from no older feeder any more."""
+    reopen: bool = False
+    """Take back the order to end this epoch, if its end was not read yet."""
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -58,7 +67,16 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     session: Count
 
 
-Request = Hello | Put | Wait | Fetch
+class Recall(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Say which rows of a partition were accepted, from entry number `start` on."""
+
+    feed: Name
+    epoch: Count
+    partition: Count
+    start: Count
+
+
+Request = Hello | Put | Wait | Fetch | Recall
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +94,12 @@ class Status(msgspec.Struct, frozen=True, array_like=True):
     """Inference: rows of the session that have results, fetched or not."""
     session_bytes: Count = 0
     """Inference: unread bytes of the session."""
+    position: Count = 0
+    """Put: where the chunk's first row stands among all rows accepted of its epoch."""
+    accepted: Count = 0
+    """Hello: entries that Recall would get."""
+    ended: bool = False
+    """Hello with `reopen`: the epoch's end was read, so its rows cannot be taken any more."""
 
 
 class Results(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +107,14 @@ class Results(msgspec.Struct, frozen=True, array_like=True):
 
     chunk: ChunkMeta
     status: Status
+
+
+class Recalled(msgspec.Struct, frozen=True, array_like=True):
+    """Rows that were accepted; see feeding.accepted."""
+
+    entries: Annotated[
+        tuple[tuple[Count, Count, Count], ...], msgspec.Meta(max_length=MAX_RECALLED)
+    ]
 
 
 def decode_request(meta: bytes) -> Request:
@@ -121,7 +153,20 @@ def decode_results(meta: bytes) -> Results:
         raise ChunkError(f"not results: {error}") from error
 
 
+def decode_recalled(meta: bytes) -> Recalled:
+    """Decode the meta of a reply to Recall.
+
+    Raises:
+        ChunkError: it is none.
+    """
+    try:
+        return _RECALLED.decode(meta)
+    except BAD_META as error:
+        raise ChunkError(f"not accepted rows: {error}") from error
+
+
 _REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _STATUS = msgspec.msgpack.Decoder(Status)
 _RESULTS = msgspec.msgpack.Decoder(Results)
+_RECALLED = msgspec.msgpack.Decoder(Recalled)
 encode = msgspec.msgpack.Encoder().encode

@@ -8,13 +8,15 @@ Threads: one per feeder; shared state is FeedState, under its condition.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from feeding import messages
 from feeding.chunk import Chunk, decode, payload_bytes
 from feeding.errors import ChunkError, FeedError, TrainerFailed
 from feeding.feed_state import FeedState
-from feeding.messages import Fetch, Hello, Put, Results, Status, Wait
+from feeding.messages import Fetch, Hello, Put, Recall, Recalled, Results, Status, Wait
 from rpc.handshake import Identity, Role
 from rpc.listener import Call
 
@@ -54,24 +56,27 @@ class Reception:
     def _answer(self, call: Call) -> None:
         request = messages.decode_request(call.meta)
         if isinstance(request, Put):
-            self._receive(call, request)
+            position = self._receive(call, request)
             with self._state.changed:
-                status = self._status(request.chunk.feed, request.chunk.session)
+                status = self._status(request.chunk.feed, request.chunk.session, position=position)
         elif call.payload_bytes:
             raise ChunkError(f"{type(request).__name__} has no payload, got {call.payload_bytes}")
         elif isinstance(request, Fetch):
             chunk, status = self._fetch(request)
             call.reply(messages.encode(Results(chunk.meta, status)), chunk.encode())
             return
+        elif isinstance(request, Recall):
+            call.reply(messages.encode(self._recall(request)))
+            return
         elif isinstance(request, Hello):
-            status = self._hello(request)
+            status = self._hello(request, call.peer)
         else:
             with self._state.changed:
                 self._state.queue(request.feed)
                 status = self._hold(call, request)
         call.reply(messages.encode(status))
 
-    def _hello(self, request: Hello) -> Status:
+    def _hello(self, request: Hello, peer: Identity) -> Status:
         if request.version != messages.VERSION:
             raise ChunkError(
                 f"{self._state.worker} speaks chunk version {messages.VERSION}, this feeder "
@@ -83,9 +88,21 @@ class Reception:
             queue = self._state.queue(request.feed)
             queue.schema = queue.schema or request.schema
             self._state.changed.notify_all()
-            return self._status(request.feed, 0)
+            accepted = 0
+            if request.exactly_once:
+                rows = queue.rows(request.epoch)
+                accepted = len(rows.claim(request.partition, peer.incarnation))
+            ended = request.reopen and not queue.reopen(request.epoch)
+            return self._status(request.feed, 0, accepted=accepted, ended=ended)
 
-    def _receive(self, call: Call, request: Put) -> None:
+    def _recall(self, request: Recall) -> Recalled:
+        with self._state.changed:
+            self._state.check_open()
+            rows = self._state.queue(request.feed).rows(request.epoch)
+            accepted = rows.accepted_of(request.partition)
+            return Recalled(accepted.page(request.start, messages.MAX_RECALLED))
+
+    def _receive(self, call: Call, request: Put) -> int:
         state, meta = self._state, request.chunk
         expected = payload_bytes(meta)
         if expected != call.payload_bytes:
@@ -99,12 +116,13 @@ class Reception:
         with state.changed:
             state.check_open()
             queue, answers = state.queue(meta.feed), state.answers_of(meta.feed)
-            queue.offer(chunk)
+            position = queue.offer(chunk, call.peer.incarnation)
             if meta.mode == "inference":
                 answers.fed(chunk)
                 if queue.draining:
                     answers.end()
             state.changed.notify_all()
+            return position
 
     def _hold(self, call: Call, request: Wait) -> Status:
         """Keep the reply until there is room or a result, the time is over, or nobody waits."""
@@ -128,7 +146,7 @@ class Reception:
         # when all its rows are taken, a half full batch would wait for ever.
         return bool(number) and not queue.session_bytes(number)
 
-    def _status(self, feed: str, number: int) -> Status:
+    def _status(self, feed: str, number: int, **fields: Any) -> Status:
         queue = self._state.queue(feed)
         session = self._state.answers_of(feed).session(number) if number else None
         ready: Chunk | None = session.ready[0] if session and session.ready else None
@@ -141,6 +159,7 @@ class Reception:
             ready_bytes=payload_bytes(ready.meta) if ready else 0,
             answered_rows=session.answered_rows if session else 0,
             session_bytes=queue.session_bytes(number),
+            **fields,
         )
 
     def _fetch(self, request: Fetch) -> tuple[Chunk, Status]:

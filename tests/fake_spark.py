@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from feeding.feed_task import FeedReport
 from rpc.address import Endpoint
 from rpc.certificates import TlsCredentials
 from tfos.control import messages
@@ -119,7 +120,7 @@ class FakeSpark:
             while not rdd.gate.wait(0.005):
                 if cancelled.is_set():
                     raise RuntimeError("Job 1 cancelled as part of cancellation of all jobs")
-            return [types.SimpleNamespace(rows=len(rdd.elements))]
+            return [FeedReport(0, rows=len(rdd.elements))]
 
     def _job(self, num_tasks: int) -> _Job:
         return _Job(self, num_tasks, self._thread.tag)

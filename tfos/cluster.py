@@ -1,7 +1,7 @@
 """TFCluster: parameter servers and workers on the executors of a running SparkContext.
 
 Covers: the public calls, their phases, the order of starting and ending.
-Does not: decide about nodes (control.state), feed (feed_jobs), start (node_jobs), end (ending).
+Does not: decide about nodes (control.state), feed (feed_jobs), start (starting), end (ending).
 Runs in: the driver. Never calls sc.stop(), sys.exit() or signal.signal, and cancels no job but its
 own: several clusters and other jobs may share the SparkContext.
 Threads: any; shutdown() may come from another thread than train(). What a call does runs on a
@@ -20,8 +20,8 @@ from tfos.ending import Ending
 from tfos.errands import Errand
 from tfos.feed_door import FeedDoor
 from tfos.feed_request import FeedRequest
-from tfos.node_jobs import NodeJobs
 from tfos.phases import ClusterPhase, require
+from tfos.starting import start_nodes
 from tfos.status import cluster_report
 
 _TENSORBOARD_S = 15.0
@@ -179,7 +179,7 @@ class TFCluster:
             pickled = pickling.pickle_main_fun(main_fun, args)
             self._beside(
                 "start()",
-                lambda: self._start(pickled),
+                lambda: start_nodes(self._reserved, self._ending, pickled),
                 lambda: self.abort("start() was interrupted"),
                 spark=self._reserved.sc,
             )
@@ -187,7 +187,7 @@ class TFCluster:
             self.abort("start() was interrupted")
             raise
 
-    def train(
+    def train(  # noqa: PLR0913 - TensorFlowOnSpark's arguments, and ours by keyword
         self,
         dataRDD: Any,
         num_epochs: int = 0,
@@ -196,8 +196,11 @@ class TFCluster:
         *,
         columns: Sequence[str] | None = None,
         nulls: Any = "error",
+        seed: int | None = None,
+        shuffle_rows: int = 1,
+        exactly_once: bool = False,
     ) -> reports.TrainReport | None:
-        """Feed an RDD or DataFrame to the workers and return once they took every row.
+        """Feed an RDD or DataFrame to the workers and return once they trained every row.
 
         Args:
             dataRDD: RDD of numbers, tuples, lists, arrays, dicts, Rows, bytes or str; a DataFrame;
@@ -209,6 +212,11 @@ class TFCluster:
             columns: of a DataFrame, in this order; None: all of them.
             nulls: what missing values of a DataFrame become: "error" refuses them; a value fills
                 the columns that it fits, as df.na.fill does; a dict has values by column.
+            seed: feeds partitions, and rows within `shuffle_rows`, in another order in each epoch,
+                the same for the same seed; None: in the data's own order.
+            shuffle_rows: rows of the windows in which a task shuffles its partition's rows.
+            exactly_once: a task that Spark repeats leaves out the rows that it fed before. Needs
+                the same rows in the same order whenever Spark computes a partition.
 
         Returns:
             Where the rows of each epoch went.
@@ -226,6 +234,9 @@ class TFCluster:
                 feed=qname,
                 columns=columns,
                 nulls=nulls,
+                seed=seed,
+                shuffle_rows=shuffle_rows,
+                exactly_once=exactly_once,
             )
         )
 
@@ -377,22 +388,3 @@ class TFCluster:
     ) -> Result:
         with self._ending.raising():
             return Errand(f"tfos-{call}", function, spark=spark).result(on_interrupt)
-
-    def _start(self, main_fun: bytes) -> None:
-        reserved = self._reserved
-        jobs = NodeJobs(
-            reserved.sc,
-            self._coordinator,
-            reserved.keys,
-            reserved.driver_address,
-            on_cancel=lambda: self._ending.abort("its Spark job was cancelled"),
-        )
-        self._ending.begin(jobs)
-        try:
-            jobs.start(self._settings, main_fun, workers_hold_slots=reserved.workers_hold_slots)
-            reserved.await_roster(reserved.config.reservation_timeout_s)
-            self._ending.raise_failure()
-            require("start()", self.phase, ClusterPhase.RUNNING)
-        except BaseException:
-            self._ending.abort("the start failed")
-            raise

@@ -85,6 +85,7 @@ class FeedDoor:
         reserved = self._reserved
         feeds, feed = reserved.settings.feeds, request.feed
         preflight.check_timeout("feed_timeout", request.feed_timeout_s)
+        preflight.check_shuffle(request.seed, request.shuffle_rows)
         if not feeds:
             raise SettingsError(
                 f"{call} needs input_mode=InputMode.SPARK; this cluster was made with "

@@ -9,25 +9,30 @@ Threads: several calls may run at once, for different feeds.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from feeding.config import FeedConfig
 from feeding.errors import RowError
 from feeding.feed_task import FeedReport, FeedTarget, FeedTask, InferenceTask
+from feeding.shuffle import Shuffle
 from rpc.handshake import Credentials
 from tfos import reports
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control.coordinator import Coordinator
-from tfos.control.members import Member
+from tfos.control.members import Member, NodeStatus
+from tfos.control.messages import EpochRows
 from tfos.control.state import ClusterState
 from tfos.errors import FeedError, FeedTimeout, PhaseError, TFOSError
 from tfos.feed_calls import FeedCall, FeedCalls
 from tfos.feed_request import FeedRequest
 from tfos.feed_sources import FeedSource, answers_of, source_of
+from tfos.ledger import EpochLedger, num_rows
 from tfos.phases import ClusterPhase
 from tfos.progress import Progress, Sample
 from tfos.spark_jobs import SparkJob, TaskCounts, reason_of
@@ -41,6 +46,32 @@ _BLAME_S = 5.0
 """A failed feed job is a symptom if a node's failure arrives within this time."""
 _OF_THE_DATA = f"{RowError.__module__}.{RowError.__qualname__}: "
 """A reason that begins so is nobody else's symptom."""
+
+
+class _EpochRun:
+    """One epoch that is being fed."""
+
+    def __init__(
+        self, source: FeedSource, task: FeedTask, call: FeedCall, progress: Progress
+    ) -> None:
+        self.source = source
+        self.task = task
+        self.call = call
+        self.progress = progress
+        self.ledger = EpochLedger(task.feed, task.epoch)
+
+    def last_of(self, workers: Iterable[Member]) -> dict[int, EpochRows]:
+        """Return what workers said last of this epoch, by rank."""
+        feed, epoch = self.task.feed, self.task.epoch
+        return {worker.planned.rank: worker.feed(feed).epoch(epoch) for worker in workers}
+
+    def new_losses(self, state: ClusterState) -> list[Member]:
+        """Return the lost workers whose rows of this epoch are nobody's yet."""
+        return [
+            worker
+            for worker in state.workers
+            if worker.status is NodeStatus.LOST and self.ledger.counts_on(worker.planned.rank)
+        ]
 
 
 class FeedJobs:
@@ -61,6 +92,7 @@ class FeedJobs:
         self._console = console
         self._lock = threading.Lock()
         self._epochs: dict[str, int] = {}
+        self._again = itertools.count()
         self._calls = FeedCalls()
 
     def train(
@@ -83,7 +115,7 @@ class FeedJobs:
             try:
                 for number in range(num_epochs):
                     progress.start_epoch(number, self._sample(feed))
-                    report = self._epoch(source, call, request.feed_timeout_s, progress)
+                    report = self._epoch(source, call, request, progress)
                     if report is None:
                         self._console.warn(
                             f"main_fun has returned on every worker after {number} of {num_epochs} "
@@ -117,7 +149,7 @@ class FeedJobs:
         return answers_of(request, task)
 
     def _epoch(
-        self, source: FeedSource, call: FeedCall, feed_timeout_s: float, progress: Progress
+        self, source: FeedSource, call: FeedCall, request: FeedRequest, progress: Progress
     ) -> reports.EpochReport | None:
         targets = self._coordinator.read(_targets)
         if not targets:
@@ -126,47 +158,88 @@ class FeedJobs:
         feed = call.feed
         epoch = call.epoch = self._next_epoch(feed)
         started_s = time.monotonic()
-        before = self._coordinator.read(lambda state: _counts(state, feed))
+        run = _EpochRun(source, self._task(call, request, targets), call, progress)
         try:
-            results = self._feed(source, call, targets, feed_timeout_s, progress)
+            run.ledger.add(self._feed(run, run.task))
+            self._feed_lost(run)
         finally:
             # Also if it failed: what a later call feeds waits behind the end of this epoch.
             self._coordinator.act(lambda state: state.flush(feed, epoch))
-        self._watch(
-            lambda state: not state.unflushed(feed, epoch),
-            call,
-            progress,
-            stall_s=feed_timeout_s,
-        )
-        after = self._coordinator.read(lambda state: _counts(state, feed))
-        return _account(feed, epoch, results, before, after, seconds=time.monotonic() - started_s)
+        self._end(run)
+        last = self._coordinator.read(lambda state: run.last_of(state.workers))
+        names = self._coordinator.read(lambda state: [worker.name for worker in state.workers])
+        return run.ledger.report(last, names, seconds=time.monotonic() - started_s)
 
-    def _feed(
-        self,
-        source: FeedSource,
-        call: FeedCall,
-        targets: tuple[FeedTarget, ...],
-        feed_timeout_s: float,
-        progress: Progress,
-    ) -> list[FeedReport]:
-        task = FeedTask(
+    def _end(self, run: _EpochRun) -> None:
+        """Wait until every worker has trained the epoch; feed again what is lost meanwhile."""
+        feed, epoch = run.task.feed, run.task.epoch
+        while True:
+            self._watch(
+                lambda state: not state.unflushed(feed, epoch) or bool(run.new_losses(state)),
+                run.call,
+                run.progress,
+                stall_s=run.task.config.feed_timeout_s,
+            )
+            if self._feed_lost(run):
+                self._coordinator.act(lambda state: state.flush(feed, epoch))
+            elif not self._coordinator.read(lambda state: state.unflushed(feed, epoch)):
+                return
+
+    def _feed_lost(self, run: _EpochRun) -> bool:
+        """Feed again what lost workers had not trained, until nothing is; False if nothing was."""
+        fed = False
+        while lost := self._coordinator.read(run.new_losses):
+            names = ", ".join(worker.name for worker in lost)
+            rows = run.ledger.take_lost(run.last_of(lost))
+            if not rows:
+                continue
+            fed = True
+            count, what = num_rows(rows), f"epoch {run.task.epoch} of {run.task.feed!r}"
+            self._console.line(
+                f"{what}: feeding again {count} rows that {names} had not reported as trained"
+            )
+            targets = self._coordinator.read(_targets)
+            task = dataclasses.replace(run.task, targets=targets, again=rows)
+            dropped = run.ledger.add(self._feed(run, task), again=True)
+            if dropped:
+                self._console.warn(
+                    f"{what}: {dropped} of {count} rows that were lost with {names} count as "
+                    "dropped: the other workers had ended the epoch, or the partitions had other "
+                    "rows when they were computed again"
+                )
+        return fed
+
+    def _task(
+        self, call: FeedCall, request: FeedRequest, targets: tuple[FeedTarget, ...]
+    ) -> FeedTask:
+        seed = request.seed
+        return FeedTask(
             targets=targets,
             credentials=self._credentials,
             feed=call.feed,
             epoch=call.epoch,
-            config=self._feed_config(feed_timeout_s),
+            config=self._feed_config(request.feed_timeout_s),
+            shuffle=None if seed is None else Shuffle(seed, request.shuffle_rows),
+            exactly_once=request.exactly_once,
         )
+
+    def _feed(self, run: _EpochRun, task: FeedTask) -> list[FeedReport]:
+        call, source = run.call, run.source
         tag = f"tfos-{self._credentials.cluster_id}-{call.feed}-{call.epoch}"
+        what = f"epoch {call.epoch} of {call.feed}"
+        if task.again is not None:
+            tag, what = f"{tag}-{next(self._again)}", f"{what}, lost rows again"
         job = SparkJob(
             self._sc,
             tag,
-            f"tfos {self._credentials.cluster_id}: epoch {call.epoch} of {call.feed}",
+            f"tfos {self._credentials.cluster_id}: {what}",
             lambda: source.reports(task),
             lambda _: self._coordinator.wake(),
         )
         job.start(count_tasks=True)
+        stall_s = task.config.feed_timeout_s
         try:
-            self._watch(lambda _: job.is_ended, call, progress, job=job, stall_s=feed_timeout_s)
+            self._watch(lambda _: job.is_ended, call, run.progress, job=job, stall_s=stall_s)
         except BaseException:
             job.cancel(_CANCEL_S)
             raise
@@ -258,7 +331,7 @@ class FeedJobs:
             losses = [value["loss"] for value in values if "loss" in value]
             return Sample(
                 time.monotonic(),
-                sum(worker.feed(feed).taken_rows for worker in state.workers),
+                sum(worker.feed(feed).trained_rows for worker in state.workers),
                 sum(value.get("steps", 0.0) for value in values),
                 sum(losses) / len(losses) if losses else None,
             )
@@ -300,40 +373,6 @@ def _marks(worker: Member) -> float:
         return 0.0
     rows = sum(feed.taken_rows + feed.dropped_rows for feed in worker.heartbeat.feeds)
     return rows + worker.heartbeat.progress.get("steps", 0.0) + len(worker.flushes)
-
-
-def _counts(state: ClusterState, feed: str) -> dict[str, tuple[int, int]]:
-    """Return accepted and taken rows by worker."""
-    return {
-        worker.name: (worker.feed(feed).fed_rows, worker.feed(feed).taken_rows)
-        for worker in state.workers
-    }
-
-
-def _account(
-    feed: str,
-    epoch: int,
-    results: list[FeedReport],
-    before: dict[str, tuple[int, int]],
-    after: dict[str, tuple[int, int]],
-    *,
-    seconds: float,
-) -> reports.EpochReport:
-    fed = sum(result.rows for result in results)
-    accepted = sum(after[name][0] - before[name][0] for name in after)
-    per_worker = {name: after[name][1] - before[name][1] for name in after}
-    trained = sum(per_worker.values())
-    repeated = max(0, accepted - fed)
-    return reports.EpochReport(
-        feed=feed,
-        epoch=epoch,
-        fed_rows=fed,
-        trained_rows=trained,
-        dropped_rows=max(0, fed + repeated - trained),
-        repeated_rows=repeated,
-        seconds=seconds,
-        per_worker=per_worker,
-    )
 
 
 def _final_line(report: reports.EpochReport, progress: Progress) -> str:

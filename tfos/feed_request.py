@@ -27,3 +27,9 @@ class FeedRequest:
     """inference() of a DataFrame: the result columns; see frame_answers."""
     nulls: Any = "error"
     """What missing values of a DataFrame become; see tfos.frame_columns."""
+    seed: int | None = None
+    """Shuffles partitions and rows; None: nothing is shuffled."""
+    shuffle_rows: int = 1
+    """Rows of the windows in which rows are shuffled."""
+    exactly_once: bool = False
+    """Whether a task that Spark repeats leaves out what it had fed before."""

@@ -19,13 +19,18 @@ from tfos.feed_request import FeedRequest
 from tfos.frame_answers import answered, is_frame
 from tfos.frame_source import FrameSource
 from tfos.raw_rows import raw_batches
+from tfos.spark_jobs import collect_in_order
 
 
 class FeedSource(Protocol):
     """Rows that can be fed any number of times."""
 
     def reports(self, task: FeedTask) -> list[FeedReport]:
-        """Run one Spark job that feeds all rows; return what became of each partition."""
+        """Run one Spark job over the partitions of `task.order`, in this order.
+
+        Returns:
+            What became of each partition.
+        """
 
 
 class RddSource:
@@ -39,7 +44,9 @@ class RddSource:
         rdd, loads = raw_batches(self._rdd)
         if loads is not None:
             task = dataclasses.replace(task, packer=functools.partial(PickledPacker, loads=loads))
-        found: list[FeedReport] = rdd.mapPartitionsWithIndex(task).collect()
+        fed = rdd.mapPartitionsWithIndex(task)
+        found: list[FeedReport]
+        found = fed.collect() if task.feeds_all_in_order else collect_in_order(fed, task.order)
         return found
 
 

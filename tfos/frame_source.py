@@ -18,6 +18,7 @@ from tfos import frame_columns
 from tfos.arrow_task import REPORT_SCHEMA, ArrowTask, reports_of
 from tfos.errors import SettingsError
 from tfos.feed_request import FeedRequest
+from tfos.spark_jobs import collect_in_order
 
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 BATCH_BYTES = 1 << 20
@@ -50,7 +51,10 @@ class FrameSource:
         """As FeedSource."""
         packer = functools.partial(ArrowPacker, names=self._names, fills=self._fills)
         arrow_task = ArrowTask(dataclasses.replace(task, packer=packer))
-        return reports_of(self._query().mapInArrow(arrow_task, REPORT_SCHEMA).collect())
+        fed = self._query().mapInArrow(arrow_task, REPORT_SCHEMA)
+        if task.feeds_all_in_order:
+            return reports_of(fed.collect())
+        return reports_of(collect_in_order(fed.rdd, task.order))
 
     def _query(self) -> Any:
         """Return a DataFrame of the chosen columns under names that any query can use."""

@@ -44,8 +44,9 @@ FEED_GAUGES: Fields = {
 }
 FEED_COUNTERS: Fields = {
     "feed_fed_rows": ("fed_rows", "Rows that arrived"),
-    "feed_taken_rows": ("taken_rows", "Rows that main_fun took"),
-    "feed_dropped_rows": ("dropped_rows", "Rows that nobody took"),
+    "feed_taken_rows": ("taken_rows", "Rows that were read, perhaps ahead of main_fun"),
+    "feed_trained_rows": ("trained_rows", "Rows from which main_fun has come back"),
+    "feed_dropped_rows": ("dropped_rows", "Rows that nobody trained"),
     "feed_starved_seconds": ("starved_s", "Time that main_fun waited for rows"),
 }
 CLUSTER_GAUGES: Fields = {

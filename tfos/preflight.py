@@ -157,6 +157,16 @@ def check_epochs(num_epochs: object) -> int:
     return num_epochs or 10
 
 
+def check_shuffle(seed: object, shuffle_rows: object) -> None:
+    """Refuse a seed that is none, and windows without one."""
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
+        raise SettingsError(f"seed must be an int from 0 to 2**64 - 1, or None, got {seed!r}.")
+    if type(shuffle_rows) is not int or shuffle_rows < 1:
+        raise SettingsError(f"shuffle_rows must be an int >= 1, got {shuffle_rows!r}.")
+    if shuffle_rows > 1 and seed is None:
+        raise SettingsError(f"shuffle_rows={shuffle_rows} without a seed; pass seed=.")
+
+
 def check_timeout(name: str, value: object) -> float:
     """Return a positive number of seconds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:

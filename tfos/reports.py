@@ -12,22 +12,24 @@ from tfos.control.messages import NodeFailure
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """Where the rows of one epoch of one feed went."""
+    """Where the rows of one epoch of one feed went: fed = trained + dropped, each row once."""
 
     feed: str
     epoch: int
     """Counts from 0 over the life of the feed, across calls of train()."""
     fed_rows: int
-    """Rows that workers accepted, as the feed tasks counted them."""
+    """Rows of the data."""
     trained_rows: int
-    """Rows that main_fun took, as the workers counted them."""
+    """Rows of batches from which the training has come back, its push acknowledged."""
     dropped_rows: int
-    """Fed but never taken: main_fun had returned, or the worker was lost."""
+    """Not trained: main_fun had returned, or they were lost with a worker when every other one had
+    ended the epoch."""
     repeated_rows: int
-    """Rows that Spark's retries fed a second time."""
+    """Rows that were fed a second time: by a task that Spark repeated, or because they were lost
+    with a worker that had not yet said that it trained them."""
     seconds: float
     per_worker: dict[str, int] = field(default_factory=dict)
-    """Rows that each worker took."""
+    """Rows that each worker trained, repeated ones included; of a lost worker, as it last said."""
 
     def __str__(self) -> str:
         return f"epoch {self.epoch} of {self.feed}: {self.summary}"
@@ -56,13 +58,18 @@ class TrainReport:
 
     @property
     def trained_rows(self) -> int:
-        """Rows taken in all epochs."""
+        """Rows trained in all epochs."""
         return sum(epoch.trained_rows for epoch in self.epochs)
 
     @property
     def dropped_rows(self) -> int:
-        """Rows fed but never taken in all epochs."""
+        """Rows not trained in all epochs."""
         return sum(epoch.dropped_rows for epoch in self.epochs)
+
+    @property
+    def repeated_rows(self) -> int:
+        """Rows fed a second time in all epochs."""
+        return sum(epoch.repeated_rows for epoch in self.epochs)
 
     def __str__(self) -> str:
         return "\n".join(str(epoch) for epoch in self.epochs) or "no epoch was fed"

@@ -156,6 +156,16 @@ def inheriting(spark: Any, function: Callable[[], Result]) -> Callable[[], Resul
     return run
 
 
+def collect_in_order(rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
+    """Collect some or all partitions of an RDD; Spark starts their tasks in the order named.
+
+    Args:
+        rdd: what to run.
+        order: gives the partitions, from their number.
+    """
+    return list(rdd.ctx.runJob(rdd, iter, order(rdd.getNumPartitions())))
+
+
 def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:
     try:
         tracker = sc.statusTracker()

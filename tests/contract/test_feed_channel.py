@@ -68,7 +68,7 @@ def test_rows_come_out_once_in_full_batches_across_partitions(transport):
             assert x.tolist() == [[r, p] for p in range(3) for r in range(33)]
             assert set(y) == {epoch}
         stats = worker.channel.stats("input")
-        assert (stats.fed_rows, stats.taken_rows, stats.dropped_rows) == (198, 198, 0)
+        assert (stats.fed_rows, stats.trained_rows, stats.dropped_rows) == (198, 198, 0)
         assert (stats.epochs_done, stats.unread_bytes) == (2, 0)
 
 
@@ -364,8 +364,8 @@ def test_a_feeder_may_not_open_feeds_without_end():
 def test_a_feeder_of_another_version_is_refused_with_both_versions():
     with workers(1) as (worker,):
         connection = connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS)
-        hello = Hello("input", Schema((ColumnSpec("value", "str", "str"),)), version=2)
-        with connection, pytest.raises(RemoteError, match="speaks chunk version 1, this feeder 2"):
+        hello = Hello("input", Schema((ColumnSpec("value", "str", "str"),)), version=1)
+        with connection, pytest.raises(RemoteError, match="speaks chunk version 2, this feeder 1"):
             connection.call(encode(hello), timeout_s=5.0)
 
 
@@ -391,7 +391,9 @@ def test_tasks_carry_only_what_they_need():
             assert repr(CREDENTIALS.secret) not in repr(task)
             names = {field.name for field in dataclasses.fields(task)}
             assert names == {"targets", "credentials", "config", "feed"} | (
-                {"epoch", "packer"} if isinstance(task, FeedTask) else set()
+                {"epoch", "packer", "shuffle", "exactly_once", "again"}
+                if isinstance(task, FeedTask)
+                else set()
             )
 
 

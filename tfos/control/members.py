@@ -56,6 +56,8 @@ class Member:
     beats: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
     """The last heartbeats, the newest last."""
     flushes: dict[str, FlushReached] = field(default_factory=dict)
+    last_feeds: tuple[FeedSnapshot, ...] = ()
+    """Of a worker whose main_fun has returned."""
 
     @property
     def name(self) -> str:
@@ -97,20 +99,18 @@ class Member:
         self.stop_ordered = False
         self.beats.clear()
         self.flushes = {}
+        self.last_feeds = ()
 
     def feed(self, feed: str) -> FeedSnapshot:
-        """Return the newest counts of one feed: a flush's or a later heartbeat's."""
-        candidates = [
-            snapshot
-            for snapshot in (self.heartbeat.feeds if self.heartbeat else ())
-            if snapshot.feed == feed
-        ]
+        """Return the newest counts of one feed: a flush's, a later heartbeat's, or the last."""
+        known = (*(self.heartbeat.feeds if self.heartbeat else ()), *self.last_feeds)
+        candidates = [snapshot for snapshot in known if snapshot.feed == feed]
         flush = self.flushes.get(feed)
         if flush is not None and flush.stats is not None:
             candidates.append(flush.stats)
         if not candidates:
             return FeedSnapshot(feed)
-        return max(candidates, key=lambda snapshot: snapshot.taken_rows + snapshot.dropped_rows)
+        return max(candidates, key=_progress_of)
 
     def failure(self, error_type: str, message: str) -> NodeFailure:
         """Return a record for a failure that the node could not report by itself."""
@@ -134,3 +134,8 @@ class Member:
             f"{self.name} (executor {self.executor_id} on {self.host}, pid {self.pid}, "
             f"{age_s:.0f} s since it registered, last phase: {self.phase}{gone})"
         )
+
+
+def _progress_of(snapshot: FeedSnapshot) -> tuple[int, int]:
+    """Counts only grow, but for rows that were read ahead and dropped: those are in both."""
+    return snapshot.trained_rows + snapshot.dropped_rows, snapshot.taken_rows

@@ -57,6 +57,14 @@ class RegisterReply(msgspec.Struct, frozen=True):
     """A child that shows no life for so long is to be ended."""
 
 
+class EpochRows(msgspec.Struct, frozen=True, array_like=True):
+    """One epoch of one feed at a worker; see feeding.epoch_rows."""
+
+    epoch: int
+    accepted_rows: int = 0
+    trained_rows: int = 0
+
+
 class FeedSnapshot(msgspec.Struct, frozen=True):
     """Rows of one feed as its worker counts them; see feeding.channel.FeedStats."""
 
@@ -67,6 +75,13 @@ class FeedSnapshot(msgspec.Struct, frozen=True):
     unread_bytes: int = 0
     starved_s: float = 0.0
     epochs_done: int = 0
+    trained_rows: int = 0
+    epochs: tuple[EpochRows, ...] = ()
+    """The last epochs."""
+
+    def epoch(self, number: int) -> EpochRows:
+        """Return the counts of an epoch; none if nothing of it ever came."""
+        return next((each for each in self.epochs if each.epoch == number), EpochRows(number))
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -133,7 +148,7 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
 
 
 class FlushReached(msgspec.Struct, frozen=True, tag=True):
-    """The consumer reached the end of this epoch of this feed.
+    """All rows of this epoch of this feed are trained or dropped.
 
     `stats` are the feed's counts at that moment: a heartbeat's may be two seconds old.
     """
@@ -184,6 +199,9 @@ class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
 
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The child ended well: main_fun returned, or the server was told to stop."""
+
+    feeds: tuple[FeedSnapshot, ...] = ()
+    """What became of its rows: no more of them will be trained."""
 
 
 Event = (

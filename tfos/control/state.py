@@ -229,7 +229,8 @@ class ClusterState:
                 return [Warn(text)]
             case messages.Failed(failure):
                 return self._failed(member, failure)
-            case messages.Done():
+            case messages.Done(feeds):
+                member.last_feeds = feeds
                 return self._done(member)
         return []
 

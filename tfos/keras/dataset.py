@@ -14,12 +14,14 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from feeding.batches import Batch, BatchReader
+from feeding.epoch_rows import Receipt
 from feeding.feed_queue import EpochEnd, FeedEnd
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.keras.columns import Dtypes, RowMapper, Selector
@@ -30,6 +32,14 @@ from tfos.keras.worker import WorkerContext
 
 PREFETCHED_BATCHES = 3
 """Enough to hide a short gap in the feed; more only holds memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A batch that was read ahead."""
+
+    values: Any
+    receipt: Receipt
 
 
 class Reader(Protocol):
@@ -87,7 +97,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
         def read() -> Any:
             found = reader.next_batch(batch_size)
-            return mapper(found.nest()) if isinstance(found, Batch) else found
+            if not isinstance(found, Batch):
+                return found
+            return _Ready(mapper(found.nest()), found.receipt)
 
         self._batch_size = batch_size
         self._prefetcher = Prefetcher(
@@ -98,6 +110,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._batches = 0
         self._warned = False
         weakref.finalize(self, self._prefetcher.close)
+        self.pushes_under_way = 0
+        """So many batches, the last ones, may wait for the servers' word: `pipeline=k`."""
 
     # -- the epoch
 
@@ -126,9 +140,15 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return self._prefetcher.waited_s
 
     def at_end(self) -> bool:
-        """Wait for the next batch or the end of the epoch; whether it is the end."""
+        """Wait for the next batch or the end of the epoch; whether it is the end.
+
+        Whoever asks has trained the batch before, which is noted.
+        """
+        self._came_back()
         head = self._peek()
         self._over = is_end(head)
+        if isinstance(head, EpochEnd):
+            self._came_back(head)
         if isinstance(head, FeedEnd) and not self._batches and not self._warned:
             self._warned = True
             warnings.warn(
@@ -151,9 +171,19 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
         if self.at_end():
             raise StopIteration
-        batch, self._head = self._head, None
+        ready, self._head = self._head, None
         self._batches += 1
-        return keras.tree.map_structure(tf.constant, batch)
+        self._hand(ready.receipt)
+        return keras.tree.map_structure(tf.constant, ready.values)
+
+    def all_acknowledged(self) -> None:
+        """No push of a batch is under way any more."""
+
+    def _hand(self, receipt: Receipt) -> None:
+        """The trainer gets a batch."""
+
+    def _came_back(self, end: EpochEnd | None = None) -> None:
+        """The trainer has come back from the batch before, and sees this end."""
 
     def _begin(self) -> None:
         if self._over and not isinstance(self._head, FeedEnd):
@@ -220,8 +250,19 @@ class FeedDataset(BatchDataset):
         self, ctx: WorkerContext, batch_size: int, *, feed: str = "input", **options: Any
     ) -> None:
         ragged = options.get("map_fn") is not None  # Keras takes arrays only
-        reader = BatchReader(ctx.feed_channel, feed, ragged=ragged)
-        super().__init__(reader, batch_size, name=feed, **options)
+        self._feed = BatchReader(ctx.feed_channel, feed, ragged=ragged)
+        self._feed.reads_ahead = True
+        super().__init__(self._feed, batch_size, name=feed, **options)
+
+    def all_acknowledged(self) -> None:
+        """No push of a batch is under way any more: all that were handed out are trained."""
+        self._feed.settle()
+
+    def _hand(self, receipt: Receipt) -> None:
+        self._feed.hand(receipt)
+
+    def _came_back(self, end: EpochEnd | None = None) -> None:
+        self._feed.settle(self.pushes_under_way, ended=end)
 
 
 def _either(name: str, value: Any, other_name: str, other: Any) -> Any:

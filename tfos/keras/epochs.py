@@ -73,6 +73,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Wait for the epoch's first batch, or learn that there is none and never will be."""
         if self._dataset is not None and not self._dataset.start_epoch():
             raise FeedEnded
+        if self._dataset is not None:
+            self._dataset.pushes_under_way = self._exchange.settings.pipeline
         self._exchange.is_between_epochs = False
         self._exchange.begin_epoch()
         self._rows_before = self._exchange.rows
@@ -82,6 +84,9 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         exchange = self._exchange
         exchange.attach_without_batch()
         exchange.drain()
+        if self._dataset is not None:
+            self._dataset.pushes_under_way = 0
+            self._dataset.all_acknowledged()
         exchange.leave()
         rows = exchange.rows - self._rows_before
         if logs is not None and not rows:

@@ -33,7 +33,7 @@ JOIN_S = 10.0
 Logs = dict[str, Any] | None
 Scalars = Iterator[tuple[str, float]]
 
-_FEED_FIELDS = ("fed_rows", "taken_rows", "dropped_rows", "unread_bytes", "starved_s")
+_FEED_FIELDS = ("fed_rows", "trained_rows", "dropped_rows", "unread_bytes", "starved_s")
 
 
 class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

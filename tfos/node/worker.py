@@ -123,7 +123,7 @@ class WorkerProcess:
                 mirror.close(_LAST_LOGS_S)
             return code
         self._send_progress()
-        self._link.send(messages.Done())
+        self._link.send(messages.Done(self._feeds()))
         if self._spec.bundle.settings.feeds:
             self._stopped.wait()  # feeders may still come; their rows are counted as dropped
         return 0
@@ -203,8 +203,10 @@ class WorkerProcess:
             self._send_progress()
 
     def _send_progress(self) -> None:
-        feeds = tuple(_snapshot(stats) for stats in self._channel.feeds())
-        self._link.send(Progress(dict(self._progress), feeds))
+        self._link.send(Progress(dict(self._progress), self._feeds()))
+
+    def _feeds(self) -> tuple[messages.FeedSnapshot, ...]:
+        return tuple(_snapshot(stats) for stats in self._channel.feeds())
 
     def _note_progress(self, values: dict[str, float]) -> None:
         self._progress = values
@@ -280,4 +282,9 @@ def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:
         unread_bytes=stats.unread_bytes,
         starved_s=stats.starved_s,
         epochs_done=stats.epochs_done,
+        trained_rows=stats.trained_rows,
+        epochs=tuple(
+            messages.EpochRows(each.epoch, each.accepted_rows, each.trained_rows)
+            for each in stats.epochs
+        ),
     )

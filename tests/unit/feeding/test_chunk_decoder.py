@@ -201,7 +201,7 @@ def test_golden_bytes():
     assert messages.encode(messages.Put(chunk.meta)).hex() == GOLDEN_META
     assert bytearray().join(chunk.encode()).hex() == GOLDEN_PAYLOAD
     status = messages.Status(7, 8, room=True, draining=False)
-    assert messages.encode(status).hex() == "980708c3c2c2000000"
+    assert messages.encode(status).hex() == "9b0708c3c2c20000000000c2"
 
 
 def test_golden_bytes_are_read():

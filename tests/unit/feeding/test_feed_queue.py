@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from feeding.chunk import Chunk
 from feeding.config import FeedConfig
+from feeding.cursor import Slice, receipt_of
 from feeding.errors import LateChunk
 from feeding.feed_queue import EpochEnd, FeedEnd, FeedQueue
 from feeding.packer import Packer
@@ -33,9 +34,16 @@ def read(queue):
         elif isinstance(item, FeedEnd):
             return [*out, "over"]
         else:
-            queue.count_taken(item.num_rows)
+            take(queue, item)
             out += rows_of(item)
     return out
+
+
+def take(queue, item, num_rows=None):
+    """Hand rows of a chunk to the trainer, as a batch."""
+    part = Slice(item, 0, item.num_rows if num_rows is None else num_rows)
+    queue.count_taken(part.num_rows)
+    queue.hand(receipt_of([part]))
 
 
 def pop_chunk(queue):
@@ -46,8 +54,11 @@ def pop_chunk(queue):
 
 def consistent(queue):
     stats = queue.stats()
-    assert stats.fed_rows == stats.taken_rows + stats.dropped_rows + stats.unread_rows
-    assert stats.unread_rows >= 0
+    assert stats.fed_rows == stats.trained_rows + stats.dropped_rows + stats.in_flight_rows
+    assert min(stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) >= 0
+    assert stats.trained_rows <= stats.taken_rows
+    for epoch in stats.epochs:
+        assert 0 <= epoch.trained_rows <= epoch.accepted_rows
     assert stats.unread_bytes >= 0
     return stats
 
@@ -82,6 +93,10 @@ def apply(queue, event):
         queue.finish()
     elif event == "d":
         queue.drain()
+    elif event.startswith("s"):
+        queue.settle(int(event[1:] or 0))
+    elif event.startswith("r"):
+        queue.reopen(int(event[1:]))
     elif event.startswith("f"):
         queue.flush(int(event[1:]))
     else:
@@ -104,12 +119,12 @@ def test_draining_drops_what_is_unread_and_what_comes():
     queue = FeedQueue("input")
     queue.offer(chunk(1, 2, 3))
     queue.offer(chunk(4, 5))
-    queue.count_taken(pop_chunk(queue).num_rows - 1)
+    take(queue, pop_chunk(queue), 2)
     queue.drain()
     queue.offer(chunk(6, epoch=0))
     queue.flush(0)
     stats = consistent(queue)
-    assert (stats.fed_rows, stats.taken_rows, stats.dropped_rows) == (6, 2, 4)
+    assert (stats.fed_rows, stats.trained_rows, stats.dropped_rows) == (6, 2, 4)
     assert (stats.unread_bytes, stats.epochs_done, stats.epoch) == (0, 1, 1)
     assert read(queue) == ["over"]
 
@@ -127,7 +142,7 @@ def test_an_abandoned_session_leaves_only_the_end_of_its_batch():
     queue.offer(chunk(1, 2, session=7))
     queue.offer(chunk(3, session=7, last=True))
     queue.offer(chunk(4, session=8, last=True))
-    queue.count_taken(pop_chunk(queue).num_rows)
+    take(queue, pop_chunk(queue))
     queue.abandon(7)
     marker = pop_chunk(queue)
     assert (marker.num_rows, marker.meta.last_in_partition) == (0, True)
@@ -148,21 +163,113 @@ def test_a_session_abandoned_after_the_end_does_not_take_the_end_back():
 
 @hypothesis.given(
     st.lists(
-        st.sampled_from(["+0:1", "+1:1", "+2:1", "f0", "f1", "f2", "pop", "d", "x"]), max_size=25
+        st.sampled_from(
+            [
+                "+0:1",
+                "+1:1",
+                "+2:1",
+                "f0",
+                "f1",
+                "f2",
+                "r0",
+                "r1",
+                "pop",
+                "lose",
+                "s",
+                "s1",
+                "x",
+                "d",
+            ]
+        ),
+        max_size=25,
     )
 )
 def test_counts_hold_whatever_happens(events):
     queue = FeedQueue("input")
     ends: list = []
     for event in events:
-        if event == "pop":
+        if event in ("pop", "lose"):
             item = queue.pop()
             if isinstance(item, EpochEnd):
                 ends.append(item.epoch)
-            elif item is not None and not isinstance(item, FeedEnd):
+                queue.close_epoch(item.epoch)
+            elif isinstance(item, Chunk) and event == "pop":
+                take(queue, item)
+            elif isinstance(item, Chunk):
                 queue.count_taken(item.num_rows)
         else:
             with contextlib.suppress(LateChunk):
                 apply(queue, event)
         consistent(queue)
     assert ends == sorted(set(ends))
+
+
+def epoch_of(queue, number):
+    return next(each for each in queue.stats().epochs if each.epoch == number)
+
+
+def test_a_batch_is_trained_when_the_trainer_comes_back():
+    queue = FeedQueue("input")
+    assert [queue.offer(chunk(1, 2, 3)), queue.offer(chunk(4)), queue.offer(chunk(9, epoch=1))] == [
+        0,
+        3,
+        0,
+    ]
+    take(queue, pop_chunk(queue))
+    assert (queue.trained_rows, queue.taken_rows) == (0, 3)
+    take(queue, pop_chunk(queue))
+    queue.settle(keep=1)
+    assert queue.trained_rows == 3
+    assert epoch_of(queue, 0).trained_rows == 3
+    queue.flush(0)
+    assert queue.pop() == EpochEnd(0)
+    assert not queue.is_over(0)
+    queue.settle()
+    assert queue.is_over(0)
+    assert (epoch_of(queue, 0).accepted_rows, epoch_of(queue, 1).trained_rows) == (4, 0)
+
+
+def test_rows_that_were_read_ahead_and_lost_do_not_hold_up_the_epoch():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1, 2))
+    queue.offer(chunk(3))
+    queue.offer(chunk(4, epoch=1))
+    take(queue, pop_chunk(queue))
+    queue.count_taken(pop_chunk(queue).num_rows)  # by a reader that is closed before it hands it on
+    queue.flush(0)
+    assert queue.pop() == EpochEnd(0)
+    queue.settle()
+    assert not queue.is_over(0)
+    queue.close_epoch(0)
+    assert queue.is_over(0)
+    stats = consistent(queue)
+    assert (stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) == (2, 1, 1)
+    assert epoch_of(queue, 0).trained_rows == 2
+
+
+def test_the_order_to_end_an_epoch_is_taken_back_until_its_end_is_read():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1))
+    queue.flush(0)
+    assert queue.reopen(0)
+    queue.offer(chunk(2))
+    assert read(queue) == [1, 2]
+    queue.flush(0)
+    assert read(queue) == ["end 0"]
+    assert not queue.reopen(0)
+    with pytest.raises(LateChunk):
+        queue.offer(chunk(3))
+    consistent(queue)
+
+
+@pytest.mark.fault("F37")
+def test_a_claimed_partition_takes_rows_of_its_newest_feeder_only():
+    queue = FeedQueue("input")
+    assert list(queue.rows(0).claim(0, 7)) == []
+    queue.offer(chunk(1, 2), owner=7)
+    assert list(queue.rows(0).claim(0, 8)) == [(0, 2, 0)]
+    with pytest.raises(LateChunk, match="another attempt feeds partition 0 of epoch 0 now"):
+        queue.offer(chunk(3), owner=7)
+    assert consistent(queue).fed_rows == 2
+    queue.offer(chunk(3), owner=8)
+    assert consistent(queue).fed_rows == 3

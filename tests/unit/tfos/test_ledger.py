@@ -1,0 +1,140 @@
+"""The driver's ledger of an epoch, beside a simulation that follows every single row."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeding.accepted import Accepted
+from feeding.feeder import FeedReport
+from feeding.row_ranges import RowRanges
+from tfos.control.messages import EpochRows
+from tfos.ledger import EpochLedger, Rows, num_rows
+
+NAMES = [f"worker:{rank}" for rank in range(3)]
+
+
+class Epoch:
+    """Workers that accept rows in chunks and train them in order; it knows where each row is."""
+
+    def __init__(self, seed: int, sizes: list[int]) -> None:
+        self.random = random.Random(seed)
+        self.sizes = sizes
+        self.queues: list[list[tuple[int, int]]] = [[] for _ in NAMES]
+        self.trained = [0] * len(NAMES)
+        self.said = [0] * len(NAMES)
+        self.alive = set(range(len(NAMES)))
+
+    def task(self, partition: int, wanted: list[int], *, fails: bool = False) -> FeedReport | None:
+        """Feed rows of a partition; a task that fails stops somewhere and reports nothing."""
+        accepted = {worker: Accepted() for worker in range(len(NAMES))}
+        stop = self.random.randint(0, len(wanted)) if fails else len(wanted)
+        at = 0
+        while at < stop:
+            worker = self.random.choice(sorted(self.alive))
+            count = 1
+            while count < 4 and at + count < stop and wanted[at + count] == wanted[at] + count:
+                count += 1
+            accepted[worker].add(wanted[at], count, len(self.queues[worker]))
+            self.queues[worker] += [(partition, wanted[at] + i) for i in range(count)]
+            at += count
+        packed = {worker: rows.pack() for worker, rows in accepted.items() if rows}
+        return None if fails else FeedReport(partition, rows=len(wanted), accepted=packed)
+
+    def train_some(self) -> None:
+        for worker in self.alive:
+            self.trained[worker] = self.random.randint(
+                self.trained[worker], len(self.queues[worker])
+            )
+            if self.random.random() < 0.5:
+                self.said[worker] = self.trained[worker]
+
+    def train_all(self) -> None:
+        for worker in self.alive:
+            self.said[worker] = self.trained[worker] = len(self.queues[worker])
+
+    def last(self) -> dict[int, EpochRows]:
+        return {
+            worker: EpochRows(0, len(queue), self.said[worker])
+            for worker, queue in enumerate(self.queues)
+        }
+
+    def feed_again(self, rows: Rows) -> list[FeedReport]:
+        reports = []
+        for partition, spans in rows.items():
+            report = self.task(partition, [row for span in spans for row in range(*span)])
+            assert report is not None
+            reports.append(report)
+        return reports
+
+
+@given(
+    st.integers(0, 1 << 32),
+    st.lists(st.integers(0, 30), max_size=5),
+    st.lists(st.booleans(), min_size=5, max_size=5),
+    st.integers(0, 2),
+)
+def test_every_row_is_trained_whatever_fails_and_all_are_counted(seed, sizes, retried, losses):
+    epoch, ledger = Epoch(seed, sizes), EpochLedger("input", 0)
+    for partition, size in enumerate(sizes):
+        if retried[partition]:
+            assert epoch.task(partition, list(range(size)), fails=True) is None
+        report = epoch.task(partition, list(range(size)))
+        assert report is not None
+        assert ledger.add([report]) == 0
+        epoch.train_some()
+    for lost in range(1, 1 + losses):
+        epoch.alive.remove(lost)
+        again = ledger.take_lost({lost: epoch.last()[lost]})
+        assert ledger.take_lost({lost: epoch.last()[lost]}) == {}
+        ledger.add(epoch.feed_again(again), again=True)
+        epoch.train_some()
+    epoch.train_all()
+    done = ledger.report(epoch.last(), NAMES, seconds=1.0)
+    assert done.fed_rows == sum(sizes)
+    assert (done.trained_rows, done.dropped_rows) == (sum(sizes), 0)
+    known = [row for w, queue in enumerate(epoch.queues) for row in queue[: epoch.said[w]]]
+    assert len(set(known)) == sum(sizes)
+    if not losses:
+        assert done.repeated_rows == len(known) - len(set(known))
+    assert sum(done.per_worker.values()) == len(known)
+
+
+@pytest.mark.fault("F01")
+def test_rows_that_a_lost_worker_said_it_trained_are_not_fed_again():
+    ledger = EpochLedger("input", 3)
+    lost, other = Accepted([(0, 10, 0), (20, 10, 10)]), Accepted([(10, 10, 0)])
+    report = FeedReport(4, rows=30, accepted={0: other.pack(), 1: lost.pack()})
+    assert ledger.add([report]) == 0
+    assert ledger.counts_on(1)
+    again = ledger.take_lost({1: EpochRows(3, accepted_rows=20, trained_rows=13)})
+    assert (again, num_rows(again)) == ({4: ((23, 30),)}, 7)
+    assert not ledger.counts_on(1)
+    fed = FeedReport(4, rows=7, dropped_rows=2, accepted={0: Accepted([(23, 5, 10)]).pack()})
+    assert ledger.add([fed], again=True) == 2
+    last = {0: EpochRows(3, 15, 15), 1: EpochRows(3, 20, 13)}
+    done = ledger.report(last, NAMES, seconds=1.0)
+    assert (done.fed_rows, done.trained_rows, done.dropped_rows) == (30, 28, 2)
+    assert done.repeated_rows == 5
+    assert done.per_worker == {"worker:0": 15, "worker:1": 13}
+
+
+def test_rows_that_a_worker_dropped_when_main_fun_returned_are_dropped_not_repeated():
+    ledger = EpochLedger("input", 0)
+    accepted = Accepted([(0, 50, 0)])
+    ledger.add([FeedReport(0, rows=60, dropped_rows=10, accepted={0: accepted.pack()})])
+    done = ledger.report({0: EpochRows(0, 50, 20)}, NAMES, seconds=1.0)
+    assert (done.fed_rows, done.trained_rows, done.dropped_rows) == (60, 20, 40)
+    assert done.repeated_rows == 0
+
+
+def test_rows_of_several_lost_workers_are_put_together():
+    ledger = EpochLedger("input", 0)
+    accepted = {1: Accepted([(0, 5, 0)]).pack(), 2: Accepted([(5, 5, 0)]).pack()}
+    ledger.add([FeedReport(0, rows=10, accepted=accepted)])
+    again = ledger.take_lost({1: EpochRows(0), 2: EpochRows(0)})
+    assert again == {0: ((0, 10),)}
+    assert RowRanges(again[0]).num_rows == 10
