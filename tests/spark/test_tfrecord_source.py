@@ -16,7 +16,7 @@ from tests.spark.conftest import REPO
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(240, func_only=True),
+    pytest.mark.timeout(480, func_only=True),
     pytest.mark.parametrize("spark", ["local[4]"], indirect=True),
 ]
 SCHEMA = (
@@ -242,3 +242,23 @@ def test_spark_finds_the_format_by_itself(spark):
         [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=60
     )
     assert run.stdout.strip() == "tfrecord", run.stderr
+
+
+def test_tensorflowonsparks_functions_write_where_nothing_is_and_know_what_they_loaded(
+    spark, session, tmp_path
+):
+    from tfos import dfutil
+
+    df = session.createDataFrame(ROWS[:10], SCHEMA)
+    dfutil.saveAsTFRecords(df, str(tmp_path / "data"))
+    with pytest.raises(Exception, match="it exists"):
+        dfutil.saveAsTFRecords(df, str(tmp_path / "data"))
+    loaded = dfutil.loadTFRecords(spark, str(tmp_path / "data"), binary_features=["text"])
+    assert dict(loaded.dtypes) | {"d": "double", "f": "double", "text": "binary"} == dict(
+        loaded.dtypes
+    )
+    assert {row.d for row in loaded.collect()} == {row.d for row in df.collect()}
+    assert (dfutil.isLoadedDF(loaded), dfutil.isLoadedDF(loaded.select("d"))) == (True, False)
+    pairs = df.rdd.mapPartitions(dfutil.toTFExample(df.dtypes))
+    rows = pairs.mapPartitions(lambda part: dfutil.fromTFExample(part, ["raw", "raws"]))
+    assert {row.long for row in rows.collect()} == {row.long for row in df.collect()}

@@ -140,3 +140,16 @@ def test_columns_are_written_as_tensorflow_writes_their_rows_to_the_byte(tmp_pat
         expected.append(by_tensorflow({k: v for k, v in row.items() if v is not None}))
     found = tf.data.TFRecordDataset(str(tmp_path / "part-0"))
     assert [item.numpy() for item in found] == expected
+
+
+def test_tensorflowonsparks_functions_take_tensorflows_objects():
+    from tfos import dfutil
+
+    (first, *_) = rows()
+    example = tf.train.Example.FromString(by_tensorflow(first))
+    assert dfutil.infer_schema(example, ["text"]) == dfutil.infer_schema(
+        by_tensorflow(first), ["text"]
+    )
+    (row,) = dfutil.fromTFExample([example], ["text"])
+    assert (row.one, bytes(row.text)) == (first["one"], first["text"])
+    np.testing.assert_array_equal(row.floats, first["floats"].ravel())

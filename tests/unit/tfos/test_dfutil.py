@@ -1,0 +1,73 @@
+"""TensorFlowOnSpark's conversions of rows and records, without Spark's JVM and TensorFlow."""
+
+from __future__ import annotations
+
+import pytest
+
+from feeding.errors import DataError, SettingsError
+from feeding.example_survey import decode_example
+from feeding.example_writer import encode_example
+from tfos import dfutil
+
+pytestmark = pytest.mark.slow  # imports pyspark
+
+DTYPES = [("f", "double"), ("i", "int"), ("b", "boolean"), ("s", "string"), ("r", "binary")]
+DTYPES += [("l", "array<float>"), ("t", "array<string>"), ("e", "array<bigint>"), ("n", "float")]
+ROW = {
+    "f": 1.5,
+    "i": -3,
+    "b": True,
+    "s": "\u20ac",
+    "r": bytearray(b"\xff"),
+    "l": [0.5, 2.0],
+    "t": ["a", "b"],
+    "e": [],
+    "n": None,
+}
+
+
+def test_rows_become_records_and_rows_again():
+    from pyspark.sql import Row
+
+    pairs = list(dfutil.toTFExample(DTYPES)([Row(**ROW), Row(**ROW)]))
+    assert [rest for _, rest in pairs] == [None, None]
+    assert decode_example(bytes(pairs[0][0]))["t"] == [b"a", b"b"]
+    first, second = dfutil.fromTFExample(iter(pairs), binary_features=["r"])
+    assert first == second
+    back = {**ROW, "b": 1, "e": None}
+    del back["n"]
+    assert first.asDict() == back
+    assert list(first.asDict()) == sorted(back)
+
+
+def test_every_byte_value_is_kept_and_none_is_null():
+    records = [encode_example({"x": [b"1", b"2", b"3"]}), encode_example({"x": []})]
+    assert [row.x for row in dfutil.fromTFExample(records)] == [["1", "2", "3"], None]
+
+
+def test_partitions_are_not_kept_in_a_list():
+    def endless():
+        while True:
+            yield encode_example({"x": 1}), None
+
+    assert next(iter(dfutil.fromTFExample(endless()))).x == 1
+    rows = ({"x": 1} for _ in iter(int, 1))
+    assert next(dfutil.toTFExample([("x", "int")])(rows))[1] is None
+
+
+def test_the_schema_of_a_record():
+    record = encode_example({"f": 1.5, "i": 2, "s": "x", "r": b"\xff", "l": [1.0, 2.0], "e": []})
+    schema = dfutil.infer_schema(record, binary_features=["r"])
+    assert schema.simpleString() == (
+        "struct<e:string,f:double,i:bigint,l:array<double>,r:binary,s:string>"
+    )
+    assert dfutil.infer_schema((bytearray(record), None), ["r"]) == schema
+
+
+def test_what_cannot_be_is_named():
+    with pytest.raises(SettingsError, match=r"column 'd' is decimal\(9,2\)"):
+        dfutil.toTFExample([("d", "decimal(9,2)")])
+    with pytest.raises(DataError, match="'x' holds bytes that are no UTF-8; name it"):
+        list(dfutil.fromTFExample([encode_example({"x": b"\xff"})]))
+    with pytest.raises(DataError, match="got a int"):
+        dfutil.infer_schema(3)

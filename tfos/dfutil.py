@@ -1,0 +1,229 @@
+"""TensorFlowOnSpark's functions between DataFrames and TFRecord files, under their names.
+
+Covers: saveAsTFRecords, loadTFRecords, isLoadedDF, and the conversions of rows and records.
+Does not: have options; the format "tfrecord" of Spark does (tfos.datasource, docs/datasource.md).
+Runs in: the driver; what `toTFExample` returns and `fromTFExample`, in tasks. Imports pyspark only
+inside functions, TensorFlow never: its Example objects are taken, but not needed.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from feeding.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, Row, StructType
+
+loadedDF: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""What loadTFRecords gave in this program, with the directory that it came from."""
+
+_FLOATS = ("float", "double")
+_INTS = ("boolean", "tinyint", "smallint", "int", "bigint", "long")
+_BYTES = ("string", "binary")
+
+
+def saveAsTFRecords(df: Any, output_dir: str) -> None:
+    """Write a DataFrame as TFRecord files of tf.Example.
+
+    Args:
+        df: columns of numbers, booleans, text, bytes, and arrays of these; nulls are left out.
+        output_dir: on any file system that tfos knows; one without a scheme is on `fs.defaultFS`.
+
+    Raises:
+        AnalysisException: Spark's, with our reason in it: the directory holds something, or a
+            column has a type that no record holds.
+    """
+    from tfos.datasource import register_data_sources
+
+    session = df.sparkSession
+    register_data_sources(session)
+    path = _complete(session, output_dir)
+    df.write.format("tfrecord").mode("append").option("ifExists", "error").save(path)
+
+
+def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) -> Any:
+    """Return the records of TFRecord files as a DataFrame, columns in the order of their names.
+
+    The schema is that of a sample of several files: int64 lists are bigint, float lists double,
+    bytes lists string, or binary where they are not UTF-8 in the sample or are named. A feature
+    that has not one value in every record of the sample is an array; one that a record lacks is
+    null.
+
+    Args:
+        sc: SparkContext or SparkSession.
+        input_dir: file, directory or pattern.
+        binary_features: bytes features that are binary whatever they look like.
+
+    Raises:
+        DataError: no schema can be inferred.
+        FileNotFoundError: there is no file.
+    """
+    from pyspark.sql import SparkSession
+
+    from tfos.datasource import register_data_sources
+    from tfos.datasource.inference import infer_schema as infer
+    from tfos.datasource.listing import list_files
+    from tfos.datasource.options import TFRecordOptions
+
+    session = sc if hasattr(sc, "createDataFrame") else SparkSession(sc)
+    register_data_sources(session)
+    path = _complete(session, input_dir)
+    options = TFRecordOptions(paths=(path,), binary_features=frozenset(binary_features))
+    schema = _with_doubles(infer(list_files(options), options))
+    df = session.read.format("tfrecord").schema(schema).load(path)
+    loadedDF[df] = path
+    return df
+
+
+def isLoadedDF(df: Any) -> bool:
+    """Whether loadTFRecords gave this DataFrame; one that was derived from it is another one."""
+    return df in loadedDF
+
+
+def toTFExample(
+    dtypes: Sequence[tuple[str, str]],
+) -> Callable[[Iterable[Any]], Iterator[tuple[bytearray, None]]]:
+    """Return a function for `rdd.mapPartitions` that makes rows pairs of a record and None.
+
+    Args:
+        dtypes: `df.dtypes`: names and types of the columns.
+
+    Raises:
+        SettingsError: a column has a type that no record holds.
+    """
+    kinds = {name: _kind_of(name, dtype) for name, dtype in dtypes}
+
+    def encode(rows: Iterable[Any]) -> Iterator[tuple[bytearray, None]]:
+        import numpy as np
+
+        from feeding.example_writer import encode_example
+
+        for row in rows:
+            values = {name: row[name] for name in kinds}
+            features = {
+                name: np.asarray(value, kinds[name]) if kinds[name] and value is not None else value
+                for name, value in values.items()
+            }
+            yield bytearray(encode_example(features)), None
+
+    return encode
+
+
+def fromTFExample(
+    iter: Iterable[Any],  # noqa: A002 - its name there
+    binary_features: Sequence[str] = (),
+) -> Iterator[Row]:
+    """Yield a Row for each record: one value as it is, several as a list, none as None.
+
+    Args:
+        iter: serialized records, pairs that begin with one, or tf.train.Example objects.
+        binary_features: bytes features that become bytearrays; others become text.
+
+    Raises:
+        DataError: a record is no tf.Example, or text is no UTF-8.
+    """
+    from pyspark.sql import Row
+
+    from feeding.example_survey import decode_example
+
+    for item in iter:
+        values = decode_example(_serialized(item))
+        yield Row(**{name: _value(name, each, binary_features) for name, each in values.items()})
+
+
+def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructType:
+    """Return the schema of one record, columns in the order of their names.
+
+    Args:
+        example: a serialized record, a pair that begins with one, or a tf.train.Example.
+        binary_features: bytes features that are binary; others are string.
+
+    Raises:
+        DataError: it is no tf.Example.
+    """
+    from pyspark.sql import types
+
+    from feeding.example_survey import decode_example, survey
+
+    record = _serialized(example)
+    found = survey([record])
+    kinds = {"float32": types.DoubleType(), "int64": types.LongType(), "bytes": types.StringType()}
+    schema = types.StructType()
+    for name in decode_example(record):
+        kind: DataType = kinds[found[name].kind] if name in found else types.StringType()
+        if name in binary_features:
+            kind = types.BinaryType()
+        is_array = name in found and found[name].most != 1
+        schema.add(name, types.ArrayType(kind) if is_array else kind)
+    return schema
+
+
+def _complete(session: Any, path: str) -> str:
+    """Return a path on the file system that Spark would take it to be on."""
+    from tfos.paths import absolute_path
+    from tfos.spark_facts import classic_context
+
+    hadoop = classic_context(session)._jsc.hadoopConfiguration()
+    default_fs = hadoop.get("fs.defaultFS") or "file:///"
+    return absolute_path(path, default_fs=default_fs, working_dir=os.getcwd())
+
+
+def _with_doubles(schema: StructType) -> StructType:
+    from pyspark.sql import types
+
+    doubles = {
+        types.FloatType(): types.DoubleType(),
+        types.ArrayType(types.FloatType()): types.ArrayType(types.DoubleType()),
+    }
+    fields = [(field.name, doubles.get(field.dataType, field.dataType)) for field in schema.fields]
+    return types.StructType([types.StructField(name, kind) for name, kind in fields])
+
+
+def _kind_of(name: str, dtype: str) -> str:
+    value = dtype.removeprefix("array<").removesuffix(">") if dtype.startswith("array<") else dtype
+    if value in _FLOATS:
+        return "float32"
+    if value in _INTS:
+        return "int64"
+    if value in _BYTES:
+        return ""
+    raise SettingsError(
+        f"column {name!r} is {dtype}; a tf.Example holds numbers, booleans, text, bytes, and "
+        "arrays of these"
+    )
+
+
+def _serialized(item: Any) -> bytes:
+    if isinstance(item, tuple):
+        item = item[0]
+    if hasattr(item, "SerializeToString"):
+        item = item.SerializeToString()
+    if not isinstance(item, bytes | bytearray | memoryview):
+        raise DataError(
+            f"a record must be bytes, a pair that begins with bytes, or a tf.train.Example, got a "
+            f"{type(item).__name__}"
+        )
+    return bytes(item)
+
+
+def _value(name: str, values: list[Any], binary_features: Sequence[str]) -> Any:
+    if values and isinstance(values[0], bytes):
+        values = [_text(name, value, binary_features) for value in values]
+    if len(values) > 1:
+        return values
+    return values[0] if values else None
+
+
+def _text(name: str, value: bytes, binary_features: Sequence[str]) -> str | bytearray:
+    if name in binary_features:
+        return bytearray(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise DataError(
+            f"feature {name!r} holds bytes that are no UTF-8; name it in binary_features"
+        ) from None
