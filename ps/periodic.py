@@ -1,9 +1,11 @@
 """Saves that come again and again beside the training, by time and by the servers' clocks.
 
-Covers: when to save, trying again after a save that failed, a last save at the end.
+Covers: when to save, saves that somebody asks for, moments in which none may begin, trying again
+after a save that failed, a last save at the end.
 Does not: save (ps.saver), choose the servers (ps.self_saving, tfos.node.saver).
 Runs in: the chief's process, or that of the first hand-started server.
-Threads: `tfos-saver` saves; the public calls from any other one.
+Threads: `tfos-saver` saves by time, `save_now` in the thread that calls it; `_lock` is held while a
+save runs. The public calls come from any other thread.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ _FAILED = (PSError, RpcError, OSError)
 _RETRY_S = 1.0
 """After the first save that failed; doubled with each further one, up to the plan's period."""
 _MAX_DOUBLINGS = 16
+_ASKED_TRIES = 4
+"""Of a save that somebody waits for: 1, 2 and 4 s apart, enough for a server that is restarted."""
 _LOOK_S = 0.5
 """How often the servers' clocks are read when saves come by steps, and the end is looked for."""
 
@@ -57,6 +61,8 @@ class PeriodicSaver:
         self._period = period
         self._client = client
         self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._is_held = False
         self._saves_last = True
         self._attached: PSClient | None = None
         self._saved_step = -1
@@ -75,6 +81,30 @@ class PeriodicSaver:
         self._saved_step = saved_step
         self._thread.start()
 
+    def hold(self) -> None:
+        """Let no save begin until `release`, unless it is asked for; waits for one that runs."""
+        with self._lock:
+            self._is_held = True
+
+    def release(self) -> None:
+        """Save by time and steps again."""
+        with self._lock:
+            self._is_held = False
+
+    def save_now(self) -> str:
+        """Save what was trained since the last save, also while saves are held.
+
+        Returns:
+            Why it failed, several times; empty once it is saved.
+        """
+        error = ""
+        for attempt in range(_ASKED_TRIES):
+            with self._lock:
+                error = self._save()
+            if not error or self._ended.wait(_RETRY_S * 2**attempt):
+                break
+        return error
+
     def close(self, *, last: bool = True) -> None:
         """End, after a `last` save of what was trained since the one before. Idempotent."""
         self._saves_last = last
@@ -86,18 +116,24 @@ class PeriodicSaver:
         if not self._wait_seeded():
             return
         # At once: a server that dies before the first period has something to go on from.
-        self._save()
+        self._save_due(is_due=True)
         while not self._ended.wait(_LOOK_S):
-            if time.monotonic() >= self._due_s or self._has_grown():
-                self._save()
+            self._save_due(is_due=time.monotonic() >= self._due_s)
         if self._saves_last:
-            self._save()
+            with self._lock:
+                self._save()
+
+    def _save_due(self, *, is_due: bool) -> None:
+        with self._lock:
+            if not self._is_held and (is_due or self._has_grown()):
+                self._save()
 
     def _wait_seeded(self) -> bool:
         told = ""
         while not self._ended.is_set():
             try:
-                self._attach(self._client(), timeout_s=_LOOK_S)
+                with self._lock:
+                    self._attach(self._client(), timeout_s=_LOOK_S)
             except (ManifestMismatch, SettingsError) as error:
                 _logger.warning("nothing is saved: %s", error)
                 return False
@@ -127,11 +163,15 @@ class PeriodicSaver:
         except _FAILED:
             return False  # the next save will tell
 
-    def _save(self) -> None:
+    def _save(self) -> str:
         """Save unless that step is there already; what failed is tried again before its time.
 
         A server that is dead fails all saves until it is back, and what it holds is not safe then.
+
+        Returns:
+            Why it failed; empty if it did not.
         """
+        failed = ""
         period = self._period
         step: int | None = None
         try:
@@ -146,10 +186,12 @@ class PeriodicSaver:
             self._num_failed = 0
             wait_s = period.every_s
         except _FAILED as error:
+            failed = f"{type(error).__qualname__}: {error}"
             self._tell(step, error)
             wait_s = min(period.every_s, _RETRY_S * 2 ** min(self._num_failed, _MAX_DOUBLINGS))
             self._num_failed += 1
         self._due_s = time.monotonic() + wait_s
+        return failed
 
     def _tell(self, step: int | None, error: Exception) -> None:
         name = "the parameters were" if step is None else f"step {step} was"

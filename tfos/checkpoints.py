@@ -32,6 +32,11 @@ class Checkpoints:
     Smaller: less lost, more writing. A save that failed is tried again after 1 s, then 2 s, 4 s."""
     every_steps: int = 0
     """Also save after so many updates of the servers; 0: by time alone."""
+    every_batches: int = 1
+    """Of a stream: save after so many micro-batches; `every_s` and `every_steps` then save between
+    batches only. 1: whatever stops when, each row is in the saved parameters once. Larger: fewer
+    saves, and after a crash of the whole program the batches since the last one are missing. 0: by
+    time and steps alone; a batch that was under way at a save may be trained twice, too."""
     keep: int = 3
     """Newest complete checkpoints to keep."""
     full_every: int = 10
@@ -57,7 +62,7 @@ class Checkpoints:
         is_number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
         if not is_number or not 0 < self.every_s < math.inf:
             raise SettingsError(f"every_s must be > 0 seconds and finite, got {self.every_s!r}.")
-        least = {"every_steps": 0, "keep": 1, "full_every": 1, "ps_restarts": 0}
+        least = {"every_steps": 0, "every_batches": 0, "keep": 1, "full_every": 1, "ps_restarts": 0}
         for name, at_least in least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < at_least:

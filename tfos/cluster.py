@@ -15,17 +15,16 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from tfos import pickling, preflight, reports, reservation
 from tfos.config import ClusterConfig, InputMode
-from tfos.control.state import ClusterState
 from tfos.ending import Ending
 from tfos.errands import Errand
 from tfos.feed_door import FeedDoor
 from tfos.feed_request import FeedRequest
+from tfos.pages import PageCalls
 from tfos.phases import ClusterPhase, require
 from tfos.starting import start_nodes
 from tfos.status import cluster_report
+from tfos.streaming import StreamCalls, Streams
 
-_TENSORBOARD_S = 15.0
-"""TensorBoard answers within this time after the start, or its reason is known."""
 DEFAULT_SHUTDOWN_S = 259_200.0
 """Three days, as in TensorFlowOnSpark."""
 Mode: TypeAlias = InputMode
@@ -33,7 +32,7 @@ Mode: TypeAlias = InputMode
 Result = TypeVar("Result")
 
 
-class TFCluster:
+class TFCluster(StreamCalls, PageCalls):
     """A cluster of parameter servers and workers; made by `reserve` or `run`.
 
     A context manager: leaving the block shuts the cluster down, in order after success and at once
@@ -52,6 +51,7 @@ class TFCluster:
             reserved.coordinator, reserved.config, reserved.console, reserved.credentials
         )
         self._feed_door = FeedDoor(reserved, self._ending)
+        self._streams = Streams(reserved, self._feed_door, self._ending)
         self._ending.watch(self)
 
     @classmethod
@@ -301,7 +301,8 @@ class TFCluster:
         def shutdown() -> None:
             if ssc is not None:
                 ssc.stop(stopSparkContext=False, stopGraceFully=True)
-            self._ending.shutdown(self._settings.feeds, grace_s=grace_s, timeout_s=timeout_s)
+            with self._streams.stopped():
+                self._ending.shutdown(self._settings.feeds, grace_s=grace_s, timeout_s=timeout_s)
 
         try:
             self._beside("shutdown()", shutdown, lambda: self.abort("shutdown() was interrupted"))
@@ -337,31 +338,6 @@ class TFCluster:
         """Return every node's state and numbers; prints as a table."""
         now_s = self._coordinator.now_s()
         return self._coordinator.read(lambda state: cluster_report(self.cluster_id, state, now_s))
-
-    def tensorboard_url(self) -> str | None:
-        """Return where TensorBoard answers, or None. Waits up to 15 s after the start."""
-        if not self._settings.tensorboard:
-            return None
-
-        def known(state: ClusterState) -> bool:
-            return state.tensorboard is not None or state.phase is not ClusterPhase.RUNNING
-
-        self._beside("tensorboard_url()", lambda: self._coordinator.wait(known, _TENSORBOARD_S))
-        up = self._coordinator.read(lambda state: state.tensorboard)
-        return up.url or None if up is not None else None
-
-    def metrics_url(self) -> str | None:
-        """Return where Prometheus finds the cluster's metrics, or None without `metrics_port`."""
-        page = self._reserved.metrics
-        return page.url if page is not None else None
-
-    def metrics_token(self) -> str | None:
-        """Return what readers of `metrics_url()` send as `Authorization: Bearer`; None: nothing.
-
-        It is written nowhere else: not into logs, Spark's configuration or the environment.
-        """
-        page = self._reserved.metrics
-        return page.token or None if page is not None else None
 
     def __enter__(self) -> TFCluster:
         return self

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from feeding.data_feed import DataFeed
     from ps.client import PSClient
     from rpc.handshake import Credentials
+    from tfos.node.micro_batches import MicroBatches
     from tfos.node.saver import ChiefSaver
     from tfos.reading import Reading
 
@@ -50,6 +51,7 @@ class NodeContext:
         log_dir: where TensorBoard's event files go; a local directory even if they are sent on.
         staging_dir: a local directory for files that are on their way elsewhere.
         feed_channel: the rows that arrive here; `get_data_feed` and `dataset` read it.
+        micro_batches: told by a distributed `fit` which epochs are trained.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class NodeContext:
         feed_channel: FeedChannel,
         credentials: Credentials,
         on_progress: Callable[[dict[str, float]], None],
+        micro_batches: MicroBatches,
     ) -> None:
         bundle = spec.bundle
         self.job_name = bundle.role
@@ -73,6 +76,7 @@ class NodeContext:
         self.working_dir = spec.executor.cwd
         self.log_dir = spec.log_dir
         self.feed_channel = feed_channel
+        self.micro_batches = micro_batches
         self._feeds = bundle.settings.feeds
         self._checkpoints = bundle.settings.checkpoints
         self.staging_dir = spec.executor.scratch_dir
@@ -183,6 +187,13 @@ class NodeContext:
         from tfos.keras.distribute import distribute
 
         return distribute(model, self, **options)
+
+    @property
+    def all_epochs(self) -> int:
+        """For `fit(epochs=ctx.all_epochs)` of a distributed model: until the feed ends."""
+        from tfos.keras.all_epochs import AllEpochs
+
+        return AllEpochs()
 
     def callbacks(self) -> list[Any]:
         """Return the callbacks that `model.fit` needs; see tfos.keras.callbacks."""

@@ -22,7 +22,8 @@ from tfos.reservation import Reservation
 
 if TYPE_CHECKING:
     from tfos.feed_jobs import FeedJobs
-    from tfos.reports import TrainReport
+    from tfos.micro_batch import MicroBatch
+    from tfos.reports import EpochReport, TrainReport
 
 
 class FeedDoor:
@@ -66,6 +67,21 @@ class FeedDoor:
         errand = Errand("tfos-train()", train, spark=self._reserved.sc)
         with self._ending.raising():
             return errand.result(self._reserved.coordinator.wake)
+
+    def train_batch(self, request: FeedRequest, batch: MicroBatch) -> EpochReport | None:
+        """Feed one micro-batch of a stream; None if main_fun has returned on every worker.
+
+        Raises:
+            SettingsError, NodeFailedError, PhaseError: as train.
+        """
+
+        def train_batch() -> EpochReport | None:
+            jobs = self._open("train_batch()", request)
+            return jobs.train_batch(request, batch, lambda: errand.is_left)
+
+        # Spark's thread, not the user's: it is not the user who sees what is raised here.
+        errand = Errand("tfos-train_batch()", train_batch, spark=self._reserved.sc)
+        return errand.result(self._reserved.coordinator.wake)
 
     def inference(self, request: FeedRequest) -> Any:
         """Return a lazy collection of results; see TFCluster.inference.

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from feeding.config import FeedConfig
@@ -25,14 +25,14 @@ from tfos import reports
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control.coordinator import Coordinator
-from tfos.control.members import Member, NodeStatus
-from tfos.control.messages import EpochRows
 from tfos.control.state import ClusterState
+from tfos.epoch_run import EpochRun, final_line, movement, targets_of
 from tfos.errors import FeedError, FeedTimeout, PhaseError, TFOSError
 from tfos.feed_calls import FeedCall, FeedCalls
 from tfos.feed_request import FeedRequest
 from tfos.feed_sources import FeedSource, answers_of, source_of
-from tfos.ledger import EpochLedger, num_rows
+from tfos.ledger import num_rows
+from tfos.micro_batch import MicroBatch
 from tfos.phases import ClusterPhase
 from tfos.progress import Progress, Sample
 from tfos.spark_jobs import SparkJob, TaskCounts, reason_of
@@ -46,32 +46,6 @@ _BLAME_S = 5.0
 """A failed feed job is a symptom if a node's failure arrives within this time."""
 _OF_THE_DATA = f"{RowError.__module__}.{RowError.__qualname__}: "
 """A reason that begins so is nobody else's symptom."""
-
-
-class _EpochRun:
-    """One epoch that is being fed."""
-
-    def __init__(
-        self, source: FeedSource, task: FeedTask, call: FeedCall, progress: Progress
-    ) -> None:
-        self.source = source
-        self.task = task
-        self.call = call
-        self.progress = progress
-        self.ledger = EpochLedger(task.feed, task.epoch)
-
-    def last_of(self, workers: Iterable[Member]) -> dict[int, EpochRows]:
-        """Return what workers said last of this epoch, by rank."""
-        feed, epoch = self.task.feed, self.task.epoch
-        return {worker.planned.rank: worker.feed(feed).epoch(epoch) for worker in workers}
-
-    def new_losses(self, state: ClusterState) -> list[Member]:
-        """Return the lost workers whose rows of this epoch are nobody's yet."""
-        return [
-            worker
-            for worker in state.workers
-            if worker.status is NodeStatus.LOST and self.ledger.counts_on(worker.planned.rank)
-        ]
 
 
 class FeedJobs:
@@ -125,7 +99,7 @@ class FeedJobs:
                     progress.rows_per_epoch = report.fed_rows
                     progress.add(self._sample(feed))
                     done.append(report)
-                    self._console.progress(_final_line(report, progress), final=True)
+                    self._console.progress(final_line(report, progress), final=True)
             finally:
                 self._console.end_progress()
         return reports.TrainReport(tuple(done))
@@ -135,9 +109,28 @@ class FeedJobs:
         if not request.data.isEmpty():
             self.train(request)
 
+    def train_batch(
+        self, request: FeedRequest, batch: MicroBatch, is_left: Callable[[], bool]
+    ) -> reports.EpochReport | None:
+        """Feed a micro-batch of a Structured Stream; None if main_fun has returned everywhere.
+
+        Returns once the chief has said that it was trained, and saved if due, or never will.
+        """
+        progress = Progress(1, title=f"batch {batch.batch_id}")
+        with self._calls.enter(request.feed, is_left) as call:
+            try:
+                progress.start_epoch(0, self._sample(request.feed))
+                report = self._epoch(source_of(request), call, request, progress)
+                if report is not None and report.fed_rows:
+                    progress.add(self._sample(request.feed))
+                    self._console.progress(final_line(report, progress), final=True)
+                return report
+            finally:
+                self._console.end_progress()
+
     def inference(self, request: FeedRequest) -> Any:
         """Return a lazy collection of results; see TFCluster.inference."""
-        targets = self._coordinator.read(_targets)
+        targets = self._coordinator.read(targets_of)
         if not targets:
             raise FeedError("no worker takes rows: main_fun has returned on every worker")
         task = InferenceTask(
@@ -151,26 +144,38 @@ class FeedJobs:
     def _epoch(
         self, source: FeedSource, call: FeedCall, request: FeedRequest, progress: Progress
     ) -> reports.EpochReport | None:
-        targets = self._coordinator.read(_targets)
+        targets = self._coordinator.read(targets_of)
         if not targets:
             return None
         _check_wanted(call)
-        feed = call.feed
+        feed, batch, stall_s = call.feed, request.batch, request.feed_timeout_s
         epoch = call.epoch = self._next_epoch(feed)
+        if batch is not None:
+            self._coordinator.act(lambda state: batch.begin(state, feed, epoch))
+            self._watch(lambda state: batch.may_begin(state, feed), call, progress, stall_s=stall_s)
         started_s = time.monotonic()
-        run = _EpochRun(source, self._task(call, request, targets), call, progress)
+        run = EpochRun(source, self._task(call, request, targets), call, progress)
+        is_empty = False
         try:
-            run.ledger.add(self._feed(run, run.task))
+            results = self._feed(run, run.task)
+            run.ledger.add(results)
             self._feed_lost(run)
+            is_empty = batch is not None and not any(result.rows for result in results)
         finally:
             # Also if it failed: what a later call feeds waits behind the end of this epoch.
-            self._coordinator.act(lambda state: state.flush(feed, epoch))
-        self._end(run)
+            if is_empty:
+                self._epochs[feed] = epoch
+            else:
+                self._coordinator.act(lambda state: state.flush(feed, epoch))
+        if not is_empty:
+            self._end(run)
+        if batch is not None and not is_empty:
+            self._watch(lambda state: batch.is_over(state, feed), call, progress, stall_s=stall_s)
         last = self._coordinator.read(lambda state: run.last_of(state.workers))
         names = self._coordinator.read(lambda state: [worker.name for worker in state.workers])
         return run.ledger.report(last, names, seconds=time.monotonic() - started_s)
 
-    def _end(self, run: _EpochRun) -> None:
+    def _end(self, run: EpochRun) -> None:
         """Wait until every worker has trained the epoch; feed again what is lost meanwhile."""
         feed, epoch = run.task.feed, run.task.epoch
         while True:
@@ -185,7 +190,7 @@ class FeedJobs:
             elif not self._coordinator.read(lambda state: state.unflushed(feed, epoch)):
                 return
 
-    def _feed_lost(self, run: _EpochRun) -> bool:
+    def _feed_lost(self, run: EpochRun) -> bool:
         """Feed again what lost workers had not trained, until nothing is; False if nothing was."""
         fed = False
         while lost := self._coordinator.read(run.new_losses):
@@ -198,7 +203,7 @@ class FeedJobs:
             self._console.line(
                 f"{what}: feeding again {count} rows that {names} had not reported as trained"
             )
-            targets = self._coordinator.read(_targets)
+            targets = self._coordinator.read(targets_of)
             task = dataclasses.replace(run.task, targets=targets, again=rows)
             dropped = run.ledger.add(self._feed(run, task), again=True)
             if dropped:
@@ -223,7 +228,7 @@ class FeedJobs:
             exactly_once=request.exactly_once,
         )
 
-    def _feed(self, run: _EpochRun, task: FeedTask) -> list[FeedReport]:
+    def _feed(self, run: EpochRun, task: FeedTask) -> list[FeedReport]:
         call, source = run.call, run.source
         tag = f"tfos-{self._credentials.cluster_id}-{call.feed}-{call.epoch}"
         what = f"epoch {call.epoch} of {call.feed}"
@@ -278,7 +283,7 @@ class FeedJobs:
             if self._console.is_terminal or now_s - shown_s >= _PLAIN_LINE_S:
                 shown_s = now_s
                 self._console.progress(str(progress))
-            mark = self._coordinator.read(_movement)
+            mark = self._coordinator.read(movement)
             if mark != last or (tasks is not None and tasks.active):
                 # While feed tasks run, they watch the workers themselves.
                 last, moved_s = mark, now_s
@@ -353,32 +358,3 @@ class FeedJobs:
 def _check_wanted(call: FeedCall) -> None:
     if call.is_left():
         raise FeedError(f"epoch {call.epoch} of {call.feed!r} was interrupted")
-
-
-def _targets(state: ClusterState) -> tuple[FeedTarget, ...]:
-    return tuple(
-        FeedTarget(member.planned.rank, member.name, member.endpoint)
-        for member in state.training()
-        if member.endpoint is not None
-    )
-
-
-def _movement(state: ClusterState) -> tuple[float, ...]:
-    """Return numbers that change whenever any worker does something."""
-    return tuple(_marks(worker) for worker in state.workers)
-
-
-def _marks(worker: Member) -> float:
-    if worker.heartbeat is None:
-        return 0.0
-    rows = sum(feed.taken_rows + feed.dropped_rows for feed in worker.heartbeat.feeds)
-    return rows + worker.heartbeat.progress.get("steps", 0.0) + len(worker.flushes)
-
-
-def _final_line(report: reports.EpochReport, progress: Progress) -> str:
-    parts = [f"epoch {progress.epoch + 1} of {progress.num_epochs}: {report.summary}"]
-    if progress.steps_per_s > 0:  # unknown in an epoch shorter than a heartbeat
-        parts.append(f"{progress.steps_per_s:.1f} steps/s")
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4g}")
-    return ", ".join(parts)

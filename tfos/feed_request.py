@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfos.micro_batch import MicroBatch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRequest:
@@ -33,3 +35,5 @@ class FeedRequest:
     """Rows of the windows in which rows are shuffled."""
     exactly_once: bool = False
     """Whether a task that Spark repeats leaves out what it had fed before."""
+    batch: MicroBatch | None = None
+    """Of a stream: the data is one of its micro-batches."""

@@ -28,6 +28,8 @@ class Progress:
     """Numbers of one call of train()."""
 
     num_epochs: int
+    title: str = ""
+    """What is fed instead of an epoch of the call."""
     epoch: int = 0
     """Which of them runs, from 0."""
     rows_per_epoch: int | None = None
@@ -87,7 +89,7 @@ class Progress:
         rows = now.rows - self._epoch_rows if now else 0
         loss = self.loss
         parts = [
-            f"epoch {self.epoch + 1}/{self.num_epochs}",
+            self.title or f"epoch {self.epoch + 1}/{self.num_epochs}",
             f"{rows} rows",
             f"{self.rows_per_s:.0f} rows/s",
             f"{self.steps_per_s:.1f} steps/s",

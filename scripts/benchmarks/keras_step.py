@@ -33,6 +33,7 @@ class OneWorker:
     worker_rank = 0
     is_chief = True
     feed_channel: Any = None
+    micro_batches: Any = None
 
     def __init__(self, client: PSClient, log_dir: Path) -> None:
         self._client = client

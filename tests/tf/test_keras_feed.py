@@ -9,10 +9,13 @@ import pytest
 from feeding.errors import FeedClosed
 from feeding.feed_queue import FeedStats
 from tests.tf.training import Context, blobs, feed_epochs, offer, rows_of, serving, together
+from tfos.control.messages import BatchReport, TrainBatch
 from tfos.errors import SettingsError
+from tfos.keras.all_epochs import AllEpochs
 from tfos.keras.dataset import FeedDataset
 from tfos.keras.distribute import distribute
 from tfos.keras.errors import FeedEndedWarning
+from tfos.node.micro_batches import MicroBatches
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 
@@ -267,3 +270,37 @@ def test_errors_of_feed_and_arguments_reach_fit():
         ctx.feed_channel.close()
         with pytest.raises(FeedClosed):
             next(waiting)
+
+
+def test_all_epochs_of_a_stream_are_trained_and_each_is_told_of_once_every_worker_has_it():
+    said: list[BatchReport] = []
+    with serving(2) as cluster:
+        chief, other = cluster.contexts
+        chief.micro_batches = MicroBatches(said.append)
+        chief.micro_batches.begin(None, chief.ps_client)
+        noted: list[tuple[int, int]] = []
+
+        def expect(epoch):
+            chief.micro_batches.expect(
+                TrainBatch("input", epoch, epoch, "q", epoch + 10, holds=True, saves=False)
+            )
+
+        def note(name, value):
+            noted.append((value["q"], cluster.rows(0) + cluster.rows(1)))
+            expect(value["q"] - 9)
+
+        chief.client.set_note = note  # type: ignore[method-assign]
+        expect(0)
+        feed_epochs(chief.feed_channel, batches(2, 0, 3), finish=True)
+        feed_epochs(other.feed_channel, batches(1, 4, 0), finish=True)
+
+        def train(rank):
+            ctx = cluster.contexts[rank]
+            model = make_model()
+            distribute(model, ctx)
+            history = model.fit(FeedDataset(ctx, BATCH), epochs=AllEpochs(), verbose=0)
+            assert history.epoch == [0, 1, 2]
+
+        together(train, 2)
+        sizes = [13 + 5, 29, 21]
+        assert noted == [(10, sizes[0]), (11, sum(sizes[:2])), (12, sum(sizes))]

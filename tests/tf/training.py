@@ -23,6 +23,7 @@ from ps.client import PSClient
 from ps.params import Manifest
 from ps.server import PSServer, ServerSettings
 from rpc.handshake import Credentials, Identity, Role
+from tfos.node.micro_batches import MicroBatches
 
 DEADLINE_S = 60.0
 _names = itertools.count()
@@ -37,6 +38,7 @@ class Context:
     worker_rank: int = 0
     log_dir: str | None = None
     feed_channel: FeedChannel = field(default_factory=FeedChannel)
+    micro_batches: MicroBatches = field(default_factory=lambda: MicroBatches(lambda _: None))
     make_client: Callable[[], PSClient] = field(repr=False, kw_only=True, default=lambda: None)  # type: ignore[assignment]
     progress: list[tuple[int, int, float | None]] = field(default_factory=list)
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 from rpc.address import Endpoint
 from tfos.control.messages import (
+    BatchReport,
     FeedSnapshot,
     FlushReached,
     Heartbeat,
     NodeFailure,
     NodeId,
+    PhaseChanged,
     Register,
 )
 from tfos.topology import PlannedNode
@@ -58,6 +60,8 @@ class Member:
     flushes: dict[str, FlushReached] = field(default_factory=dict)
     last_feeds: tuple[FeedSnapshot, ...] = ()
     """Of a worker whose main_fun has returned."""
+    batches: dict[str, BatchReport] = field(default_factory=dict)
+    """The chief's last report by feed."""
 
     @property
     def name(self) -> str:
@@ -85,6 +89,16 @@ class Member:
             self.beats.append(heartbeat)
             self.phase = heartbeat.phase or self.phase
 
+    def note(self, event: PhaseChanged | FlushReached | BatchReport) -> None:
+        """Keep what it says of its progress."""
+        match event:
+            case PhaseChanged(phase):
+                self.phase = phase
+            case FlushReached(feed):
+                self.flushes[feed] = event
+            case BatchReport(feed):
+                self.batches[feed] = event
+
     def take(self, register: Register, now_s: float) -> None:
         """Become the attempt that registers."""
         self.status = NodeStatus.REGISTERED
@@ -100,6 +114,7 @@ class Member:
         self.beats.clear()
         self.flushes = {}
         self.last_feeds = ()
+        self.batches = {}
 
     def feed(self, feed: str) -> FeedSnapshot:
         """Return the newest counts of one feed: a flush's, a later heartbeat's, or the last."""

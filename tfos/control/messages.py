@@ -158,6 +158,25 @@ class FlushReached(msgspec.Struct, frozen=True, tag=True):
     stats: FeedSnapshot | None = None
 
 
+class BatchReport(msgspec.Struct, frozen=True, tag=True):
+    """How far the chief is with the micro-batches of streams; see node.micro_batches."""
+
+    feed: str
+    """Of the order that this answers; empty: none, the chief has begun."""
+    number: int
+    """Of the order that this answers."""
+    is_done: bool
+    """It was carried out; False: a batch's rows may come now."""
+    trained: dict[str, int]
+    """Last batch id by query whose rows the parameters contain."""
+    saved: dict[str, int]
+    """The same, of the newest checkpoint."""
+    is_noted: bool = True
+    """Whether main_fun tells when a batch was trained, so that `trained` and `saved` hold it."""
+    error: str = ""
+    """Why it could not be saved."""
+
+
 class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
     """TensorBoard answers at this URL; or it does not, for this reason."""
 
@@ -207,6 +226,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 Event = (
     Listening
     | FlushReached
+    | BatchReport
     | TensorBoardUp
     | PhaseChanged
     | Failed
@@ -260,6 +280,29 @@ class Flush(msgspec.Struct, frozen=True, tag=True):
     epoch: int
 
 
+class TrainBatch(msgspec.Struct, frozen=True, tag=True):
+    """To the chief: the epoch of this feed that comes now is a micro-batch of a stream."""
+
+    feed: str
+    number: int
+    """Grows with each order of this kind and the next."""
+    epoch: int
+    query: str
+    """Spark's id of the streaming query, the same after a restart."""
+    batch_id: int
+    holds: bool
+    """Whether no save may begin before it was trained."""
+    saves: bool
+    """Whether to save once it was trained."""
+
+
+class SaveBatches(msgspec.Struct, frozen=True, tag=True):
+    """To the chief: save what was trained of streams since the last save."""
+
+    feed: str
+    number: int
+
+
 class FinishFeed(msgspec.Struct, frozen=True, tag=True):
     """No more rows will come on this feed."""
 
@@ -281,7 +324,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     grace_s: float = 5.0
 
 
-Order = Start | Flush | FinishFeed | WorkerLost | Stop
+Order = Start | Flush | TrainBatch | SaveBatches | FinishFeed | WorkerLost | Stop
 
 
 class SequencedOrder(msgspec.Struct, frozen=True):

@@ -216,10 +216,8 @@ class ClusterState:
         match event:
             case messages.Listening(endpoint):
                 return self._listening(member, endpoint)
-            case messages.PhaseChanged(phase):
-                member.phase = phase
-            case messages.FlushReached(feed):
-                member.flushes[feed] = event
+            case messages.PhaseChanged() | messages.FlushReached() | messages.BatchReport():
+                member.note(event)
             case messages.TensorBoardUp():
                 return self._tensorboard(event)
             case messages.Restarted():

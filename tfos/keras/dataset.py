@@ -109,6 +109,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._over = False
         self._batches = 0
         self._warned = False
+        self.feed = ""
+        """Name of the feed; empty: files."""
+        self.ended_epoch = -1
+        """The newest epoch of which every batch was handed out; -1: none yet."""
         weakref.finalize(self, self._prefetcher.close)
         self.pushes_under_way = 0
         """So many batches, the last ones, may wait for the servers' word: `pipeline=k`."""
@@ -149,6 +153,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._over = is_end(head)
         if isinstance(head, EpochEnd):
             self._came_back(head)
+            self.ended_epoch = head.epoch
         if isinstance(head, FeedEnd) and not self._batches and not self._warned:
             self._warned = True
             warnings.warn(
@@ -253,6 +258,7 @@ class FeedDataset(BatchDataset):
         self._feed = BatchReader(ctx.feed_channel, feed, ragged=ragged)
         self._feed.reads_ahead = True
         super().__init__(self._feed, batch_size, name=feed, **options)
+        self.feed = feed
 
     def all_acknowledged(self) -> None:
         """No push of a batch is under way any more: all that were handed out are trained."""

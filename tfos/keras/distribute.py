@@ -22,6 +22,7 @@ import keras
 from ps.packing import Compression
 from tfos.errors import SettingsError
 from tfos.keras import batches, optimizers
+from tfos.keras.all_epochs import AllEpochs
 from tfos.keras.dataset import BatchDataset
 from tfos.keras.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded
 from tfos.keras.errors import FeedEndedWarning, NotCompiled, UnsupportedModel
@@ -192,13 +193,14 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
             with exchange.pipelining():
                 return original(*bound.args, **bound.kwargs)
         except FeedEnded:
-            warnings.warn(
-                f"the feed ended after {before.epochs_run} epochs, "
-                f"fit(epochs={arguments['epochs']}) asked for more; feed as many epochs as are "
-                "fitted: cluster.train(rdd, num_epochs=n)",
-                FeedEndedWarning,
-                stacklevel=2,
-            )
+            if not isinstance(arguments["epochs"], AllEpochs):
+                warnings.warn(
+                    f"the feed ended after {before.epochs_run} epochs, "
+                    f"fit(epochs={arguments['epochs']}) asked for more; feed as many epochs as are "
+                    "fitted: cluster.train(rdd, num_epochs=n), or fit(epochs=ctx.all_epochs)",
+                    FeedEndedWarning,
+                    stacklevel=2,
+                )
             if before.epochs_run:
                 exchange.pull()  # a callback may have swapped weights and averages
                 # What Keras does where it leaves its loop of epochs:

@@ -8,7 +8,8 @@ At the end of an epoch every worker
     1. waits for its pushes in flight; is waited for no more (sync, ssp), so that workers with more
        batches go on;
     2. meets the others: metrics weighted by rows become everybody's logs;
-    3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters;
+    3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters; on the
+       chief a micro-batch of a stream is noted as trained, and saved;
     4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
     5. joins again and meets again: learning rate and stop are the chief's.
 Only after 5 does the next epoch begin anywhere, so nobody steps without the others.
@@ -36,6 +37,8 @@ class Report(msgspec.Struct, frozen=True):
 
     rows: int
     logs: dict[str, float]
+    fed_epoch: int | None = None
+    """The feed's newest epoch that this worker has trained to its end; None: it reads no feed."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -58,6 +61,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         super().__init__()
         self._exchange = exchange
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None
+        self._feed = "" if self._dataset is None else self._dataset.feed
         self._name = name
         self._rows_before = 0
         self.epochs_run = 0
@@ -65,6 +69,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Start together where workers wait, so that no worker's first steps are its own."""
+        if self._feed:
+            self._exchange.ctx.micro_batches.follow(self._feed)
         if self._exchange.waits:
             self._exchange.join()
             self._exchange.meet(f"{self._name}/begin", b"")
@@ -92,14 +98,23 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if logs is not None and not rows:
             for name in [name for name in logs if not name.startswith("val_")]:
                 del logs[name]  # Keras shows the metrics of no batch as 0
-        report = Report(rows, dict(_numbers(logs or {})))
+        fed_epoch = self._dataset.ended_epoch if self._dataset and self._feed else None
+        report = Report(rows, dict(_numbers(logs or {})), fed_epoch)
         answers = exchange.meet(f"{self._name}/{epoch}/metrics", msgspec.msgpack.encode(report))
+        reports = _decoded(answers.values(), Report)
         if logs is not None:
-            logs.update(combine(_decoded(answers.values(), Report)))
+            logs.update(combine(reports))
             self.last_logs = dict(logs)
         self.epochs_run += 1
         exchange.pull()
+        self._tell_trained(reports)
         exchange.is_between_epochs = True
+
+    def _tell_trained(self, reports: Iterable[Report]) -> None:
+        """On the chief: no worker trains now, and these epochs are in the parameters."""
+        ended = [report.fed_epoch for report in reports if report.fed_epoch is not None]
+        if self._exchange.ctx.is_chief and self._feed and ended:
+            self._exchange.ctx.micro_batches.trained(self._feed, min(ended))
 
 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

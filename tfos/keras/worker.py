@@ -31,6 +31,10 @@ class WorkerContext(Protocol):
     def feed_channel(self) -> Any:
         """The `feeding.channel.FeedChannel` of this process."""
 
+    @property
+    def micro_batches(self) -> Any:
+        """The `tfos.node.micro_batches.MicroBatches` of this process."""
+
     def ps_client(self) -> Any:
         """The process's `ps.client.PSClient`, the same object on every call."""
 

@@ -4,9 +4,9 @@ Covers: the message types and their framing (4-byte little-endian length, msgpac
 Does not: decide anything (node.supervisor, node.worker, node.server).
 Threads: `send` may be called from any thread; `receive` from one thread.
 
-Child to supervisor: Listening, PhaseChanged, FlushReached, UpdatesLost, Done of control.messages as
-they are, and Progress and Raised below. Supervisor to child: every Order of control.messages as it
-is.
+Child to supervisor: Listening, PhaseChanged, FlushReached, BatchReport, UpdatesLost, Done of
+control.messages as they are, and Progress and Raised below. Supervisor to child: every Order of
+control.messages as it is.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ FromChild = (
     messages.Listening
     | messages.PhaseChanged
     | messages.FlushReached
+    | messages.BatchReport
     | messages.UpdatesLost
     | messages.Done
     | Progress

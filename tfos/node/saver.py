@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ps.checkpoint_reader import latest, steps_on_disk
 from ps.errors import CheckpointError
@@ -44,6 +44,7 @@ class ChiefSaver:
         self._plan = plan
         self._open_storage = open_storage
         self._client = make_client()
+        self._is_restored = False
         period = Period(
             directory=plan.directory,
             every_s=plan.every_s,
@@ -68,8 +69,25 @@ class ChiefSaver:
                     "name an empty directory"
                 )
             step = self._client.restore(directory)
+            self._is_restored = True
             _logger.info("going on from step %d in %s", step, directory)
         self._saver.start(saved_step=step)
+
+    def restored_notes(self) -> dict[str, Any]:
+        """Return the notes that came with what this run goes on from; none for a new run."""
+        return dict(self._client.notes()) if self._is_restored else {}
+
+    def hold(self) -> None:
+        """Let no save begin by itself until `release`; waits for one that runs."""
+        self._saver.hold()
+
+    def release(self) -> None:
+        """Save by time and steps again."""
+        self._saver.release()
+
+    def save_now(self) -> str:
+        """Save what was trained since the last save; returns why it failed, or nothing."""
+        return self._saver.save_now()
 
     def close(self) -> None:
         """Save what was trained since the last save, and end. Idempotent."""

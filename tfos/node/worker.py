@@ -5,7 +5,8 @@ its event files on their way to a log directory elsewhere.
 Does not: feed or batch (feeding), exchange parameters (ps), report to the driver (supervisor).
 Runs in: a child of the supervisor; main_fun runs in the main thread.
 Threads: `tfos-obey` carries out orders, `tfos-progress` reports numbers, one short-lived thread
-per flush waits for its epoch to be consumed; the listener has its own.
+per flush waits for its epoch to be consumed, and one per order about a micro-batch for a save; the
+listener has its own.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tfos.control import messages
 from tfos.node import failure
 from tfos.node.link import Link, Progress, Raised
 from tfos.node.log_mirror import LogMirror
+from tfos.node.micro_batches import MicroBatches
 from tfos.node.obey import start_obeying
 from tfos.node.spec import ChildSpec
 
@@ -71,6 +73,7 @@ class WorkerProcess:
         self._stopped = threading.Event()
         self._progress: dict[str, float] = {}
         self._in_user_code = False
+        self._batches = MicroBatches(link.send)
 
     def run(self) -> int:
         """Serve, wait for the roster, run main_fun; returns the exit code."""
@@ -108,6 +111,8 @@ class WorkerProcess:
             saver = context.saver()
             if saver is not None:
                 saver.start()
+            if context.is_chief and self._spec.bundle.settings.feeds:
+                self._batches.begin(saver, context.ps_client)
             self._enter_phase("main_fun")
             self._call(lambda: main_fun(args, context))
             self._enter_phase("finishing")
@@ -160,9 +165,11 @@ class WorkerProcess:
                 self._started.set()
             case messages.Flush(feed=feed, epoch=epoch):
                 self._channel.flush(feed, epoch)
-                threading.Thread(
-                    target=self._await_flush, args=(feed, epoch), name="tfos-flush", daemon=True
-                ).start()
+                _aside(self._await_flush, feed, epoch)
+            case messages.TrainBatch():
+                _aside(self._batches.expect, order)
+            case messages.SaveBatches():
+                _aside(self._batches.save, order)
             case messages.FinishFeed(feed=feed):
                 self._channel.finish(feed)
             case messages.WorkerLost():
@@ -197,6 +204,7 @@ class WorkerProcess:
         except FeedError:
             return  # the channel ended; the reason travels another way
         self._link.send(messages.FlushReached(feed, epoch, stats))
+        self._batches.flushed(feed, epoch)
 
     def _report_progress(self) -> None:
         while not self._stopped.wait(PROGRESS_S):
@@ -221,6 +229,7 @@ class WorkerProcess:
             feed_channel=self._channel,
             credentials=self._credentials,
             on_progress=self._note_progress,
+            micro_batches=self._batches,
         )
 
     def _mirror_logs(self, directory: str) -> LogMirror | None:
@@ -267,6 +276,12 @@ def main(body: bytes) -> None:
     worker.close()
     if exit_code:
         raise SystemExit(exit_code)
+
+
+def _aside(function: Callable[..., None], *args: Any) -> None:
+    """Run what an order asks for where the next order need not wait for it."""
+    name = f"tfos-{function.__name__.strip('_')}"
+    threading.Thread(target=function, args=args, name=name, daemon=True).start()
 
 
 def _qualified(kind: type[BaseException]) -> str:

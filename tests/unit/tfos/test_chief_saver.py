@@ -229,3 +229,64 @@ def test_the_cluster_takes_a_plan_and_nothing_else():
     assert ClusterConfig(checkpoints=Checkpoints(directory="/x")).checkpoints is not None
     with pytest.raises(SettingsError, match=r"must be a tfos.Checkpoints, got '/x'"):
         ClusterConfig(checkpoints="/x")  # type: ignore[arg-type]
+
+
+def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ps.periodic._LOOK_S", 0.01)
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the first save")
+        saver.hold()
+        for _ in range(2):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        asked = threading.Event()
+        assert not asked.wait(0.05)
+        assert latest(tmp_path) == 0
+        client.set_note("batch", 5)
+        assert saver.save_now() == ""
+        assert latest(tmp_path) == 2
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        saver.release()
+        wait_until(lambda: latest(tmp_path) == 3, "a save by steps")
+        saver.close()
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, resume=True), bed.client)
+        assert saver.restored_notes() == {}
+        saver.start()
+        assert saver.restored_notes() == {"batch": 5}
+        saver.close()
+
+
+def test_a_save_that_is_asked_for_is_tried_again_and_then_tells_why(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ps.periodic._LOOK_S", 0.01)
+    monkeypatch.setattr("ps.periodic._RETRY_S", 0.001)
+    manifest = make_manifest(rule=ADD)
+    fails = [True] * 5
+    names = LocalStorage.names
+
+    def names_of_a_disk_that_is_away(self, directory=""):
+        if armed.is_set() and fails:
+            fails.pop()
+            raise OSError(errno.EIO, "Input/output error")
+        return names(self, directory)
+
+    armed = threading.Event()
+    monkeypatch.setattr(LocalStorage, "names", names_of_a_disk_that_is_away)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path), bed.client)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the first save")
+        saver.hold()
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        armed.set()
+        assert "Input/output error" in saver.save_now()
+        assert saver.save_now() == ""
+        armed.clear()
+        assert latest(tmp_path) == 1
+        saver.close()

@@ -14,6 +14,7 @@ from tfos.control.messages import NodeId, RosterEntry
 from tfos.errors import SettingsError
 from tfos.node.bundle import NodeBundle, NodeSettings
 from tfos.node.errors import NoServersError
+from tfos.node.micro_batches import MicroBatches
 from tfos.node.spec import ChildSpec, Executor
 
 
@@ -43,6 +44,7 @@ def make_context(roster=(), on_progress=lambda _: None, **settings):
         feed_channel=FeedChannel(),
         credentials=Credentials("c", b"S" * 32),
         on_progress=on_progress,
+        micro_batches=MicroBatches(lambda _: None),
     )
 
 

@@ -1,0 +1,55 @@
+"""One micro-batch of a stream on its way through the driver: what the chief is told, and says.
+
+Covers: the orders to the chief, what its answers mean.      Pure.
+Does not: feed (feed_jobs), count or skip batches (streaming), note or save (node.micro_batches).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfos.control.members import NodeStatus
+from tfos.control.messages import BatchReport, TrainBatch
+from tfos.control.state import Action, ClusterState, Send
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One call of Spark's foreachBatch."""
+
+    query: str
+    """Spark's id of the streaming query."""
+    batch_id: int
+    number: int
+    """Of the order; grows from one order about this feed to the next."""
+    holds: bool
+    """Whether no save may begin before it was trained."""
+    saves: bool
+    """Whether to save once it was trained."""
+
+    def begin(self, state: ClusterState, feed: str, epoch: int) -> list[Action]:
+        """Tell the chief that this epoch is the batch."""
+        order = TrainBatch(
+            feed, self.number, epoch, self.query, self.batch_id, self.holds, self.saves
+        )
+        return [Send(state.workers[0].node, order)]
+
+    def may_begin(self, state: ClusterState, feed: str) -> bool:
+        """Whether its rows may come, or never need to."""
+        return answer_to(state, feed, self.number) is not None or not chief_trains(state)
+
+    def is_over(self, state: ClusterState, feed: str) -> bool:
+        """Whether the chief has said that it was trained, and saved if asked, or never will."""
+        found = answer_to(state, feed, self.number)
+        return (found is not None and found.is_done) or not chief_trains(state)
+
+
+def answer_to(state: ClusterState, feed: str, number: int) -> BatchReport | None:
+    """Return the chief's answer to this order about a feed, or to a later one."""
+    found = state.workers[0].batches.get(feed)
+    return found if found is not None and found.number >= number else None
+
+
+def chief_trains(state: ClusterState) -> bool:
+    """Whether the chief's main_fun still runs."""
+    return state.workers[0].status is NodeStatus.RUNNING
