@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FAILED_STATUS = 2
 MAX_PORT = 65535
+LOOK_PATIENCE_S = 20.0
+"""For servers that are away while somebody waits at a terminal."""
 SERVERS_HELP = (
     "Measure these servers (HOST:PORT,HOST:PORT,... in the order of their ranks) that "
     "`python -m ps.server --num-workers 1` has started, instead of own ones. They must be EMPTY "
@@ -126,11 +128,12 @@ def export(
 
 
 def _looking(directory: str, work: Callable[[Storage], int]) -> None:
+    from feeding.filesystem.config import FileSystemConfig
     from ps.errors import PSError
     from tfos.remote_storage import Storages
 
     try:
-        status = work(Storages()(directory))
+        status = work(Storages(config=FileSystemConfig(patience_s=LOOK_PATIENCE_S))(directory))
     except (PSError, OSError) as error:
         _fail(str(error))
     else:

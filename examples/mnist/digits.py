@@ -31,7 +31,9 @@ def arguments(doc):
         help="CSV file, directory or pattern: label and 784 pixels a line; default: 5,000 digits",
     )
     parser.add_argument(
-        "--model_dir", default="mnist_model", help="checkpoints and TensorBoard logs"
+        "--model_dir",
+        default="mnist_model",
+        help="checkpoints, which a later run goes on from, and TensorBoard logs; path or URL",
     )
     parser.add_argument("--export_dir", default="mnist_export", help="where the trained model goes")
     parser.add_argument("--output", help="inference: directory for predictions, one per line")
@@ -44,8 +46,8 @@ def arguments(doc):
 def parse(argv, doc):
     """Read the flags; paths become absolute: nodes have working directories of their own."""
     args = arguments(doc).parse_args(argv)
-    args.model_dir = os.path.abspath(args.model_dir)
-    args.export_dir = os.path.abspath(args.export_dir)
+    args.model_dir = absolute(args.model_dir)
+    args.export_dir = absolute(args.export_dir)
     args.model_file = os.path.join(args.export_dir, "model.keras")
     return args
 
@@ -53,6 +55,14 @@ def parse(argv, doc):
 def absolute(path):
     """Return a path as every node understands it; URLs stay as they are."""
     return path if "://" in path else os.path.abspath(path)
+
+
+def saving(args):
+    """The settings of a cluster that saves to --model_dir and goes on from what is there."""
+    from tfos import Checkpoints, ClusterConfig
+
+    saves = Checkpoints(directory=f"{args.model_dir}/checkpoints", every_s=10, resume=True)
+    return ClusterConfig(checkpoints=saves)
 
 
 def bundled_digits(seed):
@@ -117,9 +127,9 @@ def build_model(learning_rate=1e-3):
 
 def predict_fun(args, ctx):
     """Answer every row of a feed with the predicted digit, until the feed ends."""
-    import keras
+    from tfos.keras.export import load_model
 
-    model = keras.models.load_model(args.model_file)
+    model = load_model(args.model_file)
     feed = ctx.get_data_feed(train_mode=False)
     while not feed.should_stop():
         images = feed.next_arrays(args.batch_size)
@@ -144,11 +154,11 @@ def predict(sc, args, held_out):
 
 
 def held_out_accuracy(args, held_out):
-    """Load the exported model without tfos and test it on digits it never saw."""
-    import keras
+    """Load the exported model and test it on digits it never saw."""
+    from tfos.keras.export import load_model
 
     images, labels = held_out
-    model = keras.models.load_model(args.model_file)
+    model = load_model(args.model_file)  # for a local path keras.models.load_model is enough
     return float(model.evaluate(images, labels, batch_size=500, verbose=0)[1])
 
 

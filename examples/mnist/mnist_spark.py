@@ -42,6 +42,7 @@ def train(sc, args, data):
             num_ps=args.num_ps,
             tensorboard=args.tensorboard,
             log_dir=f"{args.model_dir}/logs",
+            config=digits.saving(args),
             input_mode=InputMode.SPARK,
         )
         cluster.start(main_fun, args)

@@ -57,7 +57,8 @@ def prepare(args):
     images, labels = digits.bundled_digits(args.seed)
     held_out = images[: digits.HELD_OUT], labels[: digits.HELD_OUT]
     if args.images_labels is None:
-        args.images_labels = os.path.join(args.model_dir, "digits")
+        is_local = "://" not in args.model_dir  # tf.data reads no HDFS; mnist_tf_ds.py does
+        args.images_labels = f"{args.model_dir}/digits" if is_local else "mnist_digits"
         digits.write_csv(
             args.images_labels, images[digits.HELD_OUT :], labels[digits.HELD_OUT :], 4
         )
@@ -76,6 +77,7 @@ def train(sc, args, phase):
             num_ps=args.num_ps,
             tensorboard=args.tensorboard,
             log_dir=f"{args.model_dir}/logs",
+            config=digits.saving(args),
             input_mode=InputMode.TENSORFLOW,
         ) as cluster,
     ):

@@ -62,6 +62,7 @@ def main(argv=None):
                 num_ps=args.num_ps,
                 tensorboard=args.tensorboard,
                 log_dir=f"{args.model_dir}/logs",
+                config=digits.saving(args),
                 input_mode=InputMode.TENSORFLOW,
             ) as cluster,
         ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import signal
 import threading
 import time
 from pathlib import Path
@@ -22,9 +23,12 @@ from ps.errors import CheckpointError
 from ps.params import Hyper
 from ps.saver import SaveOptions
 from scripts.local_hdfs.cluster import LocalHdfs
+from tests.fault.test_server_restart import push_until_told
+from tests.node_bed import NodeBed, send_signal
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, random_arrays, wait_until
 from tfos.checkpoints import Checkpoints
 from tfos.command import app
+from tfos.control import messages
 from tfos.node.saver import ChiefSaver
 from tfos.remote_storage import RemoteStorage, Storages
 
@@ -220,6 +224,35 @@ def test_a_refusal_names_the_user_and_the_whole_path(hdfs: LocalHdfs, directory,
         with pytest.raises(CheckpointError, match=f"no complete checkpoint in {none}; steps on"):
             bed.client().restore(none)
     assert steps_on_disk(HURRIED(directory)) == [1]
+
+
+@pytest.mark.fault("F08")
+def test_a_killed_server_of_a_cluster_goes_on_from_hdfs(
+    hdfs: LocalHdfs, directory: str, bed: NodeBed, tmp_path: Path
+):
+    plan = Checkpoints(directory=directory, every_s=3600.0, ps_restarts=1)
+    args = {"root": str(tmp_path), "consistency": "async"}
+    server = bed.start(bed.bundle("ps:0", checkpoints=plan))
+    worker = bed.start(bed.bundle("worker:0", push_until_told, args, checkpoints=plan))
+    bed.release("ps:0", "worker:0")
+    storage = PATIENT(directory)
+    wait_until(lambda: latest(storage) is not None, "the first checkpoint", 60.0)
+    send_signal(bed.child_pid("ps:0"), signal.SIGKILL)
+    assert bed.event("ps:0", messages.Restarted).count == 1
+    bed.event("ps:0", messages.UpdatesLost)
+    beat = bed.heartbeat("worker:0", lambda beat: beat.progress.get("steps", 0) > 0)
+    more = int(beat.progress["steps"]) + 5
+    bed.heartbeat("worker:0", lambda beat: beat.progress.get("steps", 0) >= more)
+    (tmp_path / "end").touch()
+    bed.event("worker:0", messages.Done)
+    saved = read_manifest(storage)
+    verify(storage, saved)
+    assert saved.step > 0  # the last save, after main_fun
+    assert [name for name in storage.names() if not name.startswith("step-")] == []
+    for name, run in (("worker:0", worker), ("ps:0", server)):
+        bed.order(name, messages.Stop("over"))
+        run.wait()
+    bed.assert_nothing_left()
 
 
 @pytest.mark.fault("F41")
