@@ -38,6 +38,8 @@ BARS = {
     "P21": "≤ 1",
     "ACC": "mean within 0.01",
     "APPLY": "",
+    "DECODE": "reported",
+    "DECODE-arrow": "reported",
 }
 
 

@@ -47,6 +47,7 @@ BENCHMARKS = {
     "apply": ["APPLY"] * 4,
     "checkpoint": ["P19", "P18"],
     "compression": ["PACK"] * 3,
+    "decode": ["DECODE", "DECODE-arrow"] * 3,
     "dense": ["P01", "P01", *["P01g"] * 4, "P02", "P02", "P03"],
     "driver": ["driver"] * 4,
     "feed_rdd": ["P08"],
