@@ -151,10 +151,10 @@ class FeedChannel:
         """
         with self._state.changed:
             queue = self._state.queue(feed)
-            queue.settle(keep)
+            is_news = queue.settle(keep)
             if ended is not None:
                 queue.close_epoch(ended)
-            if queue.is_over(queue.epoch - 1):
+            if is_news or ended is not None:
                 self._state.changed.notify_all()
 
     def begin_batch(self, feed: str) -> None:

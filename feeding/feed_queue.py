@@ -89,6 +89,8 @@ class FeedQueue:
         self._session_bytes: dict[int, int] = {}
         self._rows: dict[int, EpochRows] = {}
         self._handed: deque[Receipt] = deque()
+        self._at_epoch = first_epoch
+        """Of the rows that the trainer was handed last."""
 
     def rows(self, epoch: int) -> EpochRows:
         """Return the counts of an epoch, made on first use."""
@@ -229,19 +231,28 @@ class FeedQueue:
         if self.draining:
             return
         self._handed.append(receipt)
-        # Whoever has rows of an epoch has left those before it.
-        self.close_epoch(max((piece.epoch for piece in receipt), default=0) - 1)
         for piece in receipt:
-            if piece.epoch != INFERENCE:
-                self.rows(piece.epoch).hand(piece)
+            if piece.epoch == INFERENCE:
+                continue
+            if piece.epoch > self._at_epoch:
+                self._at_epoch = piece.epoch
+                self.close_epoch(piece.epoch - 1)  # whoever has its rows has left those before
+            self.rows(piece.epoch).hand(piece)
 
-    def settle(self, keep: int = 0) -> None:
-        """The trainer has come back: all it was handed is trained, but the last `keep` batches."""
+    def settle(self, keep: int = 0) -> bool:
+        """The trainer has come back: all it was handed is trained, but the last `keep` batches.
+
+        Returns:
+            Whether an epoch whose end was read may be over by it.
+        """
+        is_news = False
         while len(self._handed) > keep:
             for piece in self._handed.popleft():
                 self.trained_rows += piece.num_rows
                 if piece.epoch != INFERENCE:
                     self.rows(piece.epoch).train(piece)
+                    is_news |= piece.epoch < self.epoch
+        return is_news
 
     def close_epoch(self, epoch: int) -> None:
         """The trainer saw the end of this epoch: what was read and never handed out is lost."""

@@ -48,6 +48,9 @@ class Selection:
 
     def pick(self, chunk: Chunk) -> Iterator[Chunk]:
         """Yield the parts of a chunk that are to be sent."""
+        if self._only is None and not self._done:  # as nearly always
+            yield chunk
+            return
         first = chunk.meta.first_row
         for start, stop in self._wanted(first, first + chunk.num_rows):
             for low, high in self._done.outside(start, stop):

@@ -36,6 +36,7 @@ BARS = {
     "P18": "≤ 1.03",
     "P19": "≤ 0.02",
     "P21": "≤ 1",
+    "P22": "≤ 1.1",
     "ACC": "mean within 0.01",
     "APPLY": "",
     "DECODE": "reported",

@@ -62,7 +62,8 @@ def movement(state: ClusterState) -> tuple[float, ...]:
 def _marks(worker: Member) -> float:
     if worker.heartbeat is None:
         return 0.0
-    rows = sum(feed.taken_rows + feed.dropped_rows for feed in worker.heartbeat.feeds)
+    feeds = worker.heartbeat.feeds
+    rows = sum(feed.taken_rows + feed.trained_rows + feed.dropped_rows for feed in feeds)
     return rows + worker.heartbeat.progress.get("steps", 0.0) + len(worker.flushes)
 
 

@@ -30,7 +30,8 @@ def keep(args: Any, ctx: Any) -> None:
         number = 0
         while not feed.should_stop():
             batch = feed.next_batch(100)
-            out.write("".join(f"{row}\n" for row in batch))
+            numbers = [row if isinstance(row, int) else row[0] for row in batch]
+            out.write("".join(f"{number}\n" for number in numbers))
             number += 1
             if dies_at is None:
                 continue
@@ -92,10 +93,12 @@ def test_a_killed_feed_task_is_repeated_and_its_rows_are_counted(spark, tmp_path
 @pytest.mark.fault("F01")
 def test_rows_lost_with_a_killed_worker_are_trained_by_the_others(spark, tmp_path, capfd):
     """All rows are accepted at once, so most losses come after the epoch's end was ordered."""
+    from pyspark.sql import SparkSession
+
     with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK) as cluster:
         cluster.start(keep, {"out": str(tmp_path), "dies_at": 12})
-        rows = spark.parallelize(range(ROWS), PARTITIONS)
-        report = cluster.train(rows, 2, feed_timeout=60)
+        frame = SparkSession(spark).range(0, ROWS, 1, PARTITIONS)
+        report = cluster.train(frame, 2, feed_timeout=60)
         assert [failure.node.name for failure in cluster.failures] == ["worker:1"]
     assert report is not None
     first, second = report.epochs

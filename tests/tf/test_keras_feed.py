@@ -304,3 +304,36 @@ def test_all_epochs_of_a_stream_are_trained_and_each_is_told_of_once_every_worke
         together(train, 2)
         sizes = [13 + 5, 29, 21]
         assert noted == [(10, sizes[0]), (11, sum(sizes[:2])), (12, sum(sizes))]
+
+
+class Trained(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Rows that count as trained whenever a batch has just been computed."""
+
+    def __init__(self, ctx):
+        super().__init__()
+        self._ctx = ctx
+        self.rows = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.rows.append(stats(self._ctx).trained_rows)
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("pipeline", [0, 2])
+def test_rows_are_trained_when_fit_comes_back_and_the_servers_have_acknowledged(pipeline):
+    epochs = batches(5, 3)
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, epochs, finish=True)
+        model = distribute(make_model(), ctx, pipeline=pipeline)
+        watch = Trained(ctx)
+        model.fit(FeedDataset(ctx, BATCH), epochs=2, verbose=0, callbacks=[watch])
+        first, second = len(epochs[0]), len(epochs[1])
+        # Read ahead are all batches of the epoch by then.
+        behind = [max(0, done - pipeline) * BATCH for done in range(5)]
+        assert watch.rows[:5] == behind
+        assert watch.rows[5:] == [first + rows for rows in behind[:3]]
+        found = stats(ctx)
+        assert (found.trained_rows, found.in_flight_rows) == (first + second, 0)
+        assert ctx.feed_channel.wait_flushed("input", 1, 1.0)
+        assert [each.trained_rows for each in found.epochs] == [first, second]
