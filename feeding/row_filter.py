@@ -73,4 +73,6 @@ class RowFilter:
         """Return the wanted rows of a batch."""
         for name, value in constants.items():
             batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
-        return batch.filter(self._expression)
+        # RecordBatch.filter of pyarrow 18 fails where no row is left.
+        found = pa.Table.from_batches([batch]).filter(self._expression).combine_chunks()
+        return found.to_batches()[0] if found.num_rows else batch.slice(0, 0)

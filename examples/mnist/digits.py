@@ -31,6 +31,12 @@ def arguments(doc):
         help="CSV file, directory or pattern: label and 784 pixels a line; default: 5,000 digits",
     )
     parser.add_argument(
+        "--format",
+        choices=("tfrecord", "parquet"),
+        default="tfrecord",
+        help="mnist_tf_ds.py: of the files",
+    )
+    parser.add_argument(
         "--model_dir",
         default="mnist_model",
         help="checkpoints, which a later run goes on from, and TensorBoard logs; path or URL",

@@ -1,11 +1,11 @@
-"""Train on handwritten digits in TFRecord files that every worker reads by itself.
+"""Train on handwritten digits in TFRecord or Parquet files that every worker reads by itself.
 
     spark-submit --master local-cluster[3,1,1024] examples/mnist/mnist_tf_ds.py \
-        --images_labels hdfs://nn:8020/digits
+        --format parquet --images_labels hdfs://nn:8020/digits
 
 mnist_data_setup.py writes such files; without --images_labels this program does so first. The
-workers share the files by bytes, decode them without TensorFlow, and see the rows in another order
-in each epoch.
+workers share the files (Parquet by rows, TFRecord by bytes), decode them without TensorFlow, and
+see the rows in another order in each epoch.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ def main_fun(args, ctx):
     from feeding.example import Feature
 
     keras.utils.set_random_seed(args.seed)
-    rows = ctx.read.tfrecord(
-        args.images_labels,
-        {"pixels": Feature("uint8", (784,)), "label": Feature("int64")},
-    ).shuffled(args.seed)
+    if args.format == "parquet":
+        rows = ctx.read.parquet(args.images_labels, ["pixels", "label"])
+    else:
+        columns = {"pixels": Feature("uint8", (784,)), "label": Feature("int64")}
+        rows = ctx.read.tfrecord(args.images_labels, columns)
+    rows = rows.shuffled(args.seed)
     model = build_model()
     ctx.distribute(model)
     model.fit(
@@ -52,7 +54,7 @@ def main(argv=None):
             sc.addPyFile(str(Path(module.__file__)))
         if args.images_labels is None:
             args.images_labels = f"{args.model_dir}/digits"
-            mnist_data_setup.write(sc, args.images_labels, "tfrecord", seed=args.seed)
+            mnist_data_setup.write(sc, args.images_labels, args.format, seed=args.seed)
         args.images_labels = digits.absolute(args.images_labels)
         with (
             phase("cluster, training, export"),

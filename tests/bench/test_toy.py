@@ -62,6 +62,7 @@ BENCHMARKS = {
     "small": ["P05"],
     "sparse": ["P06", "P07"],
     "startup": ["P15", "P16"],
+    "parquet": ["P11"] * 4,
     "tfrecord": ["P10", "P10"],
 }
 NEEDS_HDFS = {"hdfs": ["P12"]}

@@ -80,13 +80,26 @@ def test_digits_that_the_workers_read_are_learned(tmp_path):
 
 def test_digits_in_record_files_are_learned(tmp_path):
     written = tmp_path / "digits"
+    (written / "part-00007.parquet").parent.mkdir()
+    (written / "part-00007.parquet").write_bytes(b"of a run with more files")
+    (written / "notes.txt").write_text("not ours")
     flags = ("--output", str(written), "--num_files", "3")
     output = submit(EXAMPLES / "mnist_data_setup.py", *flags, executors=1, cwd=tmp_path)
     assert number(output, r"written: (\d+)") == 4000
-    assert len(list(written.glob("part-*.tfrecord"))) == 3
+    names = sorted(path.name for path in written.iterdir())
+    assert names == ["notes.txt", *(f"part-0000{n}.tfrecord" for n in range(3))]
+    (written / "notes.txt").unlink()
     flags = ("--images_labels", str(written), "--epochs", "5")
     output = submit(EXAMPLES / "mnist_tf_ds.py", *flags, cwd=tmp_path)
     assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+
+
+def test_digits_in_parquet_files_are_learned(tmp_path):
+    output = submit(
+        EXAMPLES / "mnist_tf_ds.py", "--format", "parquet", "--epochs", "5", cwd=tmp_path
+    )
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+    assert len(list((tmp_path / "mnist_model" / "digits").glob("part-*.parquet"))) == 4
 
 
 def test_the_program_in_the_readme_trains(tmp_path):

@@ -1,0 +1,81 @@
+"""One suite of direct reads for each place that files can be in: local, HDFS, an fsspec scheme."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import secrets
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feeding.batches import Batch
+from feeding.csv_source import CsvSource
+from feeding.direct import DirectReader, Source
+from feeding.filesystem.choose import filesystem_for
+from feeding.parquet_plan import ParquetRequest
+from feeding.parquet_source import ParquetSource
+from feeding.text_source import TextSource
+from scripts.local_hdfs.cluster import LocalHdfs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROWS = 30_000
+
+
+@pytest.fixture(params=["local", "hdfs", "memory"])
+def directory(request, tmp_path) -> str:
+    if request.param == "hdfs":
+        hdfs: LocalHdfs = request.getfixturevalue("hdfs")
+        return f"{hdfs.url}/{secrets.token_hex(4)}"
+    return str(tmp_path) if request.param == "local" else f"memory://{secrets.token_hex(4)}"
+
+
+def numbers(source: Source, *, num_workers: int = 2, seed: int | None = None) -> list[list[int]]:
+    """Return what each worker gets of the first column."""
+    shares = []
+    for worker in range(num_workers):
+        reader = DirectReader(source, worker, num_workers, seed=seed)
+        found: list[int] = []
+        while isinstance(batch := reader.next_batch(512), Batch):
+            found += np.asarray(batch.arrays[0]).tolist()
+        shares.append(found)
+    return shares
+
+
+def test_parquet(directory):
+    dice = np.random.default_rng(1)
+    for part in range(3):
+        count = ROWS // 3
+        rows = pa.table(
+            {
+                "unread": [dice.bytes(100) for _ in range(count)],
+                "n": np.arange(count) + part * count,
+                "x": dice.random((count, 20)).tolist(),
+            }
+        )
+        file = io.BytesIO()
+        pq.write_table(rows, file, row_group_size=4000)
+        filesystem_for(directory).write(f"{directory}/key={part}/f.parquet", file.getvalue())
+    source = ParquetSource(directory, ParquetRequest(columns=["n", "x", "key"]))
+    for seed in (None, 3):
+        shares = numbers(source, seed=seed)
+        assert [len(share) for share in shares] == [ROWS // 2, ROWS // 2]
+        assert sorted(itertools.chain(*shares)) == list(range(ROWS))
+    wanted = ParquetRequest(columns=["n"], filters=[("key", "=", 1), ("n", "<", 10_010)])
+    assert numbers(ParquetSource(directory, wanted), num_workers=1) == [list(range(10_000, 10_010))]
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_lines(directory, zipped):
+    text = "n,s\n" + "".join(f"{n},{'x' * (n % 70)}\n" for n in range(ROWS))
+    data = gzip.compress(text.encode()) if zipped else text.encode()
+    filesystem_for(directory).write(f"{directory}/f.csv{'.gz' * zipped}", data)
+    shares = numbers(CsvSource(directory))
+    assert sorted(itertools.chain(*shares)) == list(range(ROWS))
+    assert all(shares) is not zipped
+    lines = numbers(TextSource(directory), num_workers=3)
+    assert sum(map(len, lines)) == ROWS + 1

@@ -1,0 +1,77 @@
+"""A worker that trains on files, and stops after some batches until it is told to go on.
+
+Run by test_hdfs_training, as a process of its own because of TensorFlow: `DIRECTORY ROWS`. There
+are files of two formats, which it reads one after the other.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import keras
+import numpy as np
+
+from feeding.example import Feature
+from tests.tf.training import serving
+from tfos.keras.distribute import distribute
+from tfos.reading import FileRows, Reading
+
+STOPS_AFTER = 3
+
+
+class Place:
+    """What ctx.read asks of a context."""
+
+    rank = 0
+    num_workers = 1
+
+    def absolute_path(self, path: str) -> str:
+        return path
+
+
+class StopOnce(keras.callbacks.Callback):
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.word = word
+        self.batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        self.batches += 1
+        if self.batches == STOPS_AFTER:
+            sys.stdout.write(f"{self.word}\n")
+            sys.stdout.flush()
+            sys.stdin.readline()
+
+
+def rows_in(file_format: str, directory: str) -> FileRows:
+    reading = Reading(Place())  # type: ignore[arg-type]
+    if file_format == "parquet":
+        return reading.parquet(directory, ["x", "y"])
+    columns = {"x": Feature("float32", (256,)), "y": Feature("float32", (1,))}
+    return reading.tfrecord(directory, columns)
+
+
+def train(file_format: str, directory: str, num_rows: int) -> None:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.02), "mse")
+    with serving(num_workers=1) as cluster:
+        model = distribute(model, cluster.contexts[0])
+        rows = rows_in(file_format, f"{directory}/{file_format}")
+        data = rows.dataset(256, features="x", labels="y")
+        stop = StopOnce(file_format)
+        history = model.fit(data, epochs=2, verbose=0, callbacks=[stop]).history["loss"]
+        if cluster.rows(0) != 2 * num_rows:
+            raise RuntimeError(f"trained on {cluster.rows(0)} rows, not on {2 * num_rows}")
+    if not np.isfinite(history).all() or history[1] > history[0] / 2:
+        raise RuntimeError(f"losses {history}")
+
+
+def main() -> None:
+    for file_format in ("parquet", "tfrecord"):
+        train(file_format, sys.argv[1], int(sys.argv[2]))
+    sys.stdout.write("trained\n")
+
+
+if __name__ == "__main__":
+    main()
