@@ -6,8 +6,6 @@ Does not: decode values (pyarrow).      Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from feeding.errors import DataError
 from feeding.parquet_footer import Chunk, ParquetLimits
 
@@ -15,6 +13,12 @@ _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _DICTIONARY_CODES = (2, 8)
 """PLAIN_DICTIONARY, RLE_DICTIONARY."""
 _MAX_DEPTH = 6
+_FEW_BYTES = 512
+"""Statistics of long text make longer headers."""
+_INTEGERS = (5, 6, 4)
+_STRUCT, _BINARY = 12, 8
+_SIZES = {1: 0, 2: 0, 3: 1, 7: 8}
+"""Of booleans, which are their own kinds, bytes and doubles."""
 
 Fields = dict[int, "int | Fields"]
 
@@ -36,9 +40,8 @@ def check_pages(data: memoryview, chunk: Chunk, limits: ParquetLimits) -> bool:
     at, values, whole = 0, 0, 0
     all_coded = True
     while values < chunk.num_values:
-        header = _Header(data, at)
-        fields = header.struct()
         page = f"the page at byte {chunk.start + at}"
+        fields, behind = _header(data, at, page)
         size, stored = fields.get(2), fields.get(3)
         if not isinstance(size, int) or not isinstance(stored, int) or min(size, stored) < 0:
             raise DataError(f"{page} has a damaged header")
@@ -50,17 +53,26 @@ def check_pages(data: memoryview, chunk: Chunk, limits: ParquetLimits) -> bool:
             )
         if whole > limits.max_row_group_bytes:
             raise DataError(f"{page}: the column has {whole} bytes, more than max_row_group_bytes")
-        at = header.at + stored
+        at = behind + stored
         if at > len(data):
-            raise DataError(
-                f"{page} is cut short: {stored} bytes, {len(data) - header.at} are left"
-            )
+            raise DataError(f"{page} is cut short: {stored} bytes, {len(data) - behind} are left")
         count, is_coded = _values(fields)
         values += count
         all_coded &= is_coded
     if values > chunk.num_values:
         raise DataError(f"its pages hold {values} values, the footer says {chunk.num_values}")
     return all_coded
+
+
+def _header(data: memoryview, at: int, page: str) -> tuple[Fields, int]:
+    """Return the fields of the header at `at`, and where the page's bytes begin."""
+    for most_bytes in (_FEW_BYTES, len(data)):
+        try:
+            fields, size = _struct(bytes(data[at : at + most_bytes]), 0)
+        except IndexError:
+            continue
+        return fields, at + size
+    raise DataError(f"{page} has a header that is cut short")
 
 
 def _values(fields: Fields) -> tuple[int, bool]:
@@ -75,59 +87,55 @@ def _values(fields: Fields) -> tuple[int, bool]:
     return count, encoding in _DICTIONARY_CODES
 
 
-@dataclass(slots=True)
-class _Header:
-    """Thrift structs in compact form, of integers and structs; what else there is, is passed."""
+def _struct(data: bytes, at: int, depth: int = 0) -> tuple[Fields, int]:
+    """Read a Thrift struct in compact form: fields of integers and structs by their numbers.
 
-    data: memoryview
-    at: int
+    Returns:
+        The fields, and where the struct ends.
 
-    def struct(self, depth: int = 0) -> Fields:
-        """Read the fields up to the struct's end, by their numbers."""
-        fields: Fields = {}
-        number = 0
-        while head := self._byte():
-            number = number + (head >> 4) if head >> 4 else self._signed()
-            value = self._value(head & 15, depth)
-            if value is not None:
-                fields[number] = value
-        return fields
-
-    def _value(self, kind: int, depth: int) -> int | Fields | None:
-        if depth == _MAX_DEPTH:
-            raise DataError("a page header is nested too deep")
-        if kind in (1, 2):  # true, false: nothing follows
-            return None
-        if kind in (4, 5, 6):
-            return self._signed()
-        if kind == 12:
-            return self.struct(depth + 1)
-        if kind == 3:
-            self.at += 1
-        elif kind == 7:
-            self.at += 8
-        elif kind == 8:
-            length = self._varint()
-            self.at += length
+    Raises:
+        DataError: it cannot be read.
+        IndexError: it is cut short.
+    """
+    fields: Fields = {}
+    number = 0
+    while head := data[at]:
+        at += 1
+        kind = head & 15
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, at = _signed(data, at)
+        if kind in _INTEGERS:
+            fields[number], at = _signed(data, at)
+        elif kind == _STRUCT:
+            if depth == _MAX_DEPTH:
+                raise DataError("a page header is nested too deep")
+            fields[number], at = _struct(data, at, depth + 1)
+        elif kind == _BINARY:
+            length, at = _varint(data, at)
+            at += length
+        elif kind in _SIZES:
+            at += _SIZES[kind]
         else:
             raise DataError(f"a page header holds a field of unknown kind {kind}")
-        return None
+    return fields, at + 1
 
-    def _signed(self) -> int:
-        found = self._varint()
-        return (found >> 1) ^ -(found & 1)
 
-    def _varint(self) -> int:
-        found = 0
-        for shift in range(0, 70, 7):
-            byte = self._byte()
-            found |= (byte & 127) << shift
-            if byte < 128:
-                return found
-        raise DataError("a page header holds a number of more than 64 bits")
+def _signed(data: bytes, at: int) -> tuple[int, int]:
+    found, at = _varint(data, at)
+    return (found >> 1) ^ -(found & 1), at
 
-    def _byte(self) -> int:
-        if self.at >= len(self.data):
-            raise DataError("a page header is cut short")
-        self.at += 1
-        return self.data[self.at - 1]
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    byte = data[at]
+    if byte < 128:
+        return byte, at + 1
+    found = byte & 127
+    for shift in range(7, 70, 7):
+        at += 1
+        byte = data[at]
+        found |= (byte & 127) << shift
+        if byte < 128:
+            return found, at + 1
+    raise DataError("a page header holds a number of more than 64 bits")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ class HeldRanges(io.RawIOBase):
         parts: where each range begins, and its bytes; they do not overlap.
     """
 
-    def __init__(self, size_bytes: int, parts: Sequence[tuple[int, bytes]]) -> None:
+    def __init__(self, size_bytes: int, parts: Sequence[tuple[int, bytes | memoryview]]) -> None:
         super().__init__()
         self._size = size_bytes
         self._parts = sorted((start, memoryview(data)) for start, data in parts)
@@ -124,15 +125,21 @@ class RowGroupReader:
         return Fetched(self._file, group, chunks, self._config)
 
     def batches(self, fetched: Fetched, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a row group; their columns may be views of what was fetched.
+        """Yield the rows of a row group.
 
         Raises:
             DataError: it is damaged; names the file and the row group.
             OSError: it cannot be read.
         """
         footer = self._footer
-        parts = [*fetched.parts(), (footer.start, footer.tail)]
-        held = HeldRanges(footer.size_bytes, parts)
+        with fetched.parts() as parts:
+            held = HeldRanges(footer.size_bytes, [*parts, (footer.start, footer.tail)])
+            yield from self._decoded(held, fetched, batch_rows)
+
+    def _decoded(
+        self, held: HeldRanges, fetched: Fetched, batch_rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        footer = self._footer
         try:
             reader = pq.ParquetFile(
                 pa.PythonFile(held, mode="r"),
@@ -197,15 +204,56 @@ class Fetched:
     def __del__(self) -> None:
         self._is_dropped.set()
 
-    def parts(self) -> list[tuple[int, bytes]]:
-        """Return where each range begins, and its bytes.
+    @contextlib.contextmanager
+    def parts(self) -> Iterator[list[tuple[int, memoryview]]]:
+        """Give, for a while, where each range begins, and its bytes.
 
         Raises:
             OSError: they cannot be had.
         """
-        if self._ahead is not None:
-            return self._ahead.result()
-        return [(at, self._file.read_range(at, stop - at)) for at, stop in self._spans]
+        if self._ahead is not None or not isinstance(self._file, LocalReader):
+            found = [] if self._ahead is None else self._ahead.result()
+            yield [(at, memoryview(data)) for at, data in found]
+            return
+        sizes = [stop - at for at, stop in self._spans]
+        with _scratch.lent(sum(sizes)) as buffer:
+            parts, used = [], 0
+            for (at, _), size in zip(self._spans, sizes, strict=True):
+                part = buffer[used : used + size]
+                parts.append((at, part[: _filled(self._file, at, part)]))
+                used += size
+            yield parts
+
+
+def _filled(file: LocalReader, at: int, part: memoryview) -> int:
+    filled = 0
+    while filled < len(part) and (count := file.read_into(at + filled, part[filled:])):
+        filled += count
+    return filled
+
+
+class _Scratch:
+    """A buffer that row groups of local files take turns in: new memory costs more than reading.
+
+    What is decoded from it is copied out by pyarrow, so that nothing refers to it afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._free: bytearray | None = None
+
+    @contextlib.contextmanager
+    def lent(self, num_bytes: int) -> Iterator[memoryview]:
+        """Lend the buffer, or one more if somebody has it."""
+        buffer, self._free = self._free, None
+        if buffer is None or len(buffer) < num_bytes:
+            buffer = bytearray(num_bytes)
+        try:
+            yield memoryview(buffer)[:num_bytes]
+        finally:
+            self._free = buffer
+
+
+_scratch = _Scratch()
 
 
 def _fetch(

@@ -22,8 +22,8 @@ from scripts.local_hdfs.cluster import LocalHdfs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
-ROWS = 40_000
-"""40 MB: three blocks, of which some are first asked of either DataNode."""
+ROWS = 24_000
+"""24 MB: two blocks, of which each DataNode may be asked first."""
 
 
 def rows() -> tuple[np.ndarray, np.ndarray]:

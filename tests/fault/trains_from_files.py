@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 
 import keras
-import numpy as np
 
 from feeding.example import Feature
 from tests.tf.training import serving
@@ -17,6 +16,8 @@ from tfos.keras.distribute import distribute
 from tfos.reading import FileRows, Reading
 
 STOPS_AFTER = 3
+UNTRAINED_LOSS = 8.0
+"""Variance of the labels, sums of 8 numbers."""
 
 
 class Place:
@@ -54,17 +55,17 @@ def rows_in(file_format: str, directory: str) -> FileRows:
 def train(file_format: str, directory: str, num_rows: int) -> None:
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.02), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse")
     with serving(num_workers=1) as cluster:
         model = distribute(model, cluster.contexts[0])
         rows = rows_in(file_format, f"{directory}/{file_format}")
-        data = rows.dataset(256, features="x", labels="y")
+        data = rows.dataset(512, features="x", labels="y")
         stop = StopOnce(file_format)
-        history = model.fit(data, epochs=2, verbose=0, callbacks=[stop]).history["loss"]
-        if cluster.rows(0) != 2 * num_rows:
-            raise RuntimeError(f"trained on {cluster.rows(0)} rows, not on {2 * num_rows}")
-    if not np.isfinite(history).all() or history[1] > history[0] / 2:
-        raise RuntimeError(f"losses {history}")
+        loss = model.fit(data, verbose=0, callbacks=[stop]).history["loss"][0]
+        if cluster.rows(0) != num_rows:
+            raise RuntimeError(f"trained on {cluster.rows(0)} rows, not on {num_rows}")
+    if not loss < UNTRAINED_LOSS / 2:
+        raise RuntimeError(f"loss {loss}")
 
 
 def main() -> None:

@@ -75,7 +75,8 @@ def directory(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("parquet")
     write(root / "part-0.parquet", table(range(70)), row_group_size=16, compression="zstd")
     write(root / "part-1.parquet", table(range(70, 70)))
-    write(root / "sub" / "part-0.parquet", table(range(70, 120)), data_page_version="2.0")
+    plain = {"compression": "none", "use_dictionary": False, "row_group_size": 9}
+    write(root / "sub" / "part-0.parquet", table(range(70, 120)), data_page_version="2.0", **plain)
     (root / "_SUCCESS").write_bytes(b"")
     (root / "_metadata").write_bytes(b"no Parquet")
     (root / ".part-0.parquet.crc").write_bytes(b"neither")
@@ -335,9 +336,13 @@ def test_filters_keep_the_rows_that_pyarrow_keeps(directory, filters):
 
 def test_row_groups_without_a_wanted_row_are_not_dealt(directory):
     source = ParquetSource(
-        str(directory), ParquetRequest(filters=[("n", ">=", 64), ("n", "<", 90)])
+        str(directory), ParquetRequest(filters=[("n", ">=", 64), ("n", "<", 97)])
     )
-    assert [file.piece_rows for file in source.files()] == [(0, 0, 0, 0, 6), (0,), (50,)]
+    assert [file.piece_rows for file in source.files()] == [
+        (0, 0, 0, 0, 6),
+        (0,),
+        (9, 9, 9, 0, 0, 0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -368,13 +373,18 @@ def test_only_the_columns_asked_for_are_read(tmp_path, monkeypatch):
     rows = pa.table({name: np.random.default_rng(1).random(20_000) for name in "abcdefgh"})
     path = write(tmp_path / "file", rows, row_group_size=10_000)
     ranges: list[int] = []
-    whole = LocalReader.read_range
+    fetch, fill = LocalReader.read_range, LocalReader.read_into
 
     def counted(self: LocalReader, offset: int, length: int) -> bytes:
         ranges.append(length)
-        return whole(self, offset, length)
+        return fetch(self, offset, length)
+
+    def filled(self: LocalReader, offset: int, buffer: memoryview) -> int:
+        ranges.append(len(buffer))
+        return fill(self, offset, buffer)
 
     monkeypatch.setattr(LocalReader, "read_range", counted)
+    monkeypatch.setattr(LocalReader, "read_into", filled)
     assert read(path, columns=["d"]) == {"d": rows["d"].to_pylist()}
     needed = sum(
         pq.read_metadata(path).row_group(n).column(3).total_compressed_size for n in (0, 1)
