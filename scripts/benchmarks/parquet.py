@@ -36,7 +36,7 @@ WIDTH = 784
 
 def wide(num_rows: int) -> pa.Table:
     dice = np.random.default_rng(1)
-    ends = np.arange(0, WIDTH * num_rows + 1, WIDTH, np.int32)
+    ends = np.arange(0, WIDTH * num_rows + 1, WIDTH, dtype=np.int32)
     pixels = pa.ListArray.from_arrays(ends, dice.random(WIDTH * num_rows, np.float32))
     return pa.table({"pixels": pixels, "label": dice.integers(0, 10, num_rows)})
 

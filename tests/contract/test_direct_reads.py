@@ -14,10 +14,11 @@ import pytest
 
 from feeding.batches import Batch
 from feeding.csv_source import CsvSource
-from feeding.direct import DirectReader, Source
+from feeding.direct import DirectReader
 from feeding.filesystem.choose import filesystem_for
 from feeding.parquet_plan import ParquetRequest
 from feeding.parquet_source import ParquetSource
+from feeding.runs import Source
 from feeding.text_source import TextSource
 from scripts.local_hdfs.cluster import LocalHdfs
 

@@ -1,7 +1,7 @@
 """A worker that trains on files, and stops after some batches until it is told to go on.
 
 Run by test_hdfs_training, as a process of its own because of TensorFlow: `DIRECTORY ROWS`. There
-are files of two formats, which it reads one after the other.
+are files of two formats; it trains on one after the other, but reads both from the beginning.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import keras
 
 from feeding.example import Feature
 from tests.tf.training import serving
+from tfos.keras.dataset import BatchDataset
 from tfos.keras.distribute import distribute
 from tfos.reading import FileRows, Reading
 
@@ -30,16 +31,15 @@ class Place:
         return path
 
 
-class StopOnce(keras.callbacks.Callback):
-    def __init__(self, word: str) -> None:
+class StopOnce(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    def __init__(self) -> None:
         super().__init__()
-        self.word = word
         self.batches = 0
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self.batches += 1
         if self.batches == STOPS_AFTER:
-            sys.stdout.write(f"{self.word}\n")
+            sys.stdout.write("reading\n")
             sys.stdout.flush()
             sys.stdin.readline()
 
@@ -52,15 +52,12 @@ def rows_in(file_format: str, directory: str) -> FileRows:
     return reading.tfrecord(directory, columns)
 
 
-def train(file_format: str, directory: str, num_rows: int) -> None:
+def train(data: BatchDataset, num_rows: int, stop: StopOnce) -> None:
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1), "mse")
     with serving(num_workers=1) as cluster:
         model = distribute(model, cluster.contexts[0])
-        rows = rows_in(file_format, f"{directory}/{file_format}")
-        data = rows.dataset(512, features="x", labels="y")
-        stop = StopOnce(file_format)
         loss = model.fit(data, verbose=0, callbacks=[stop]).history["loss"][0]
         if cluster.rows(0) != num_rows:
             raise RuntimeError(f"trained on {cluster.rows(0)} rows, not on {num_rows}")
@@ -69,8 +66,15 @@ def train(file_format: str, directory: str, num_rows: int) -> None:
 
 
 def main() -> None:
-    for file_format in ("parquet", "tfrecord"):
-        train(file_format, sys.argv[1], int(sys.argv[2]))
+    directory, num_rows = sys.argv[1], int(sys.argv[2])
+    sets = [
+        rows_in(file_format, f"{directory}/{file_format}").dataset(512, features="x", labels="y")
+        for file_format in ("parquet", "tfrecord")
+    ]
+    sets[1].start_epoch()  # both are being read when training stops
+    stop = StopOnce()
+    for data in sets:
+        train(data, num_rows, stop)
     sys.stdout.write("trained\n")
 
 
