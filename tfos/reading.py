@@ -11,17 +11,20 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from tfos.errors import SettingsError, UnsupportedError
+
 if TYPE_CHECKING:
     from feeding.batches import BatchColumn
     from feeding.direct import DirectReader
     from feeding.example import Feature
     from feeding.filesystem.interface import Path
     from feeding.parquet_footer import ParquetLimits
+    from feeding.positions import Course
     from feeding.runs import Source
     from feeding.text_lines import LineLimits
     from feeding.tfrecord import RecordLimits
     from tfos.context import NodeContext
-    from tfos.keras.dataset import BatchDataset
+    from tfos.keras.file_dataset import FileDataset
 
 
 class Reading:
@@ -195,11 +198,11 @@ class Reading:
         return [self._ctx.absolute_path(path) for path in path_list(paths)]
 
     def _rows(self, source: Source) -> FileRows:
-        return FileRows(source, self._ctx.rank, self._ctx.num_workers)
+        return FileRows(source, self._ctx)
 
 
 class FileRows:
-    """One worker's share of the rows of some files. Each method reads from epoch 0 on.
+    """One worker's share of the rows of some files. Each method reads from `first_epoch` on.
 
     Together the workers get every row of every epoch once. Shares of Parquet are even in rows,
     those of others in bytes: then workers may have a different number of batches, and `fit` waits
@@ -207,13 +210,20 @@ class FileRows:
 
     Args:
         source: the files.
-        worker, num_workers: whose share.
+        ctx: says which worker this is, and knows the servers that keep positions.
     """
 
-    def __init__(self, source: Source, worker: int, num_workers: int) -> None:
+    def __init__(self, source: Source, ctx: NodeContext) -> None:
         self._source = source
-        self._share = (worker, num_workers)
+        self._ctx = ctx
         self._shuffle: dict[str, int] = {}
+        self._name = ""
+        self._course: Course | None = None
+
+    @property
+    def first_epoch(self) -> int:
+        """The epoch that reading begins with: 0, unless it goes on where a saved run stopped."""
+        return 0 if self._course is None else self._course.first_epoch
 
     def shuffled(self, seed: int, window_rows: int = 4096) -> FileRows:
         """Return the same rows in another order in each epoch, a pure function of seed and epoch.
@@ -225,12 +235,40 @@ class FileRows:
         Raises:
             SettingsError: a window of less than one row.
         """
-        rows = FileRows(self._source, *self._share)
+        if self._course is not None:
+            raise SettingsError("call shuffled(...) before resumable(...): positions depend on it")
+        rows = FileRows(self._source, self._ctx)
         rows._shuffle = {"seed": seed, "shuffle_rows": window_rows}
         rows._reader()  # says what cannot work
         return rows
 
-    def dataset(self, batch_size: int, **options: Any) -> BatchDataset:
+    def resumable(self, name: str = "train") -> FileRows:
+        """Return the same rows, with a position that is saved and restored with the parameters.
+
+        Every worker calls it, after `shuffled`. In a run that goes on from a checkpoint
+        (`Checkpoints(resume=True)`) reading then goes on where that run's workers were, whatever
+        their number, in the epoch `first_epoch`: pass `fit(initial_epoch=rows.first_epoch)`.
+
+        `fit` on `dataset` moves the position. A model that is distributed with "sync" is saved with
+        the position that belongs to it: no row is trained twice or left out. In other modes the
+        batches that are on their way when a checkpoint is cut may be trained again.
+
+        Args:
+            name: of the position; another one for other rows that are trained on.
+
+        Raises:
+            SettingsError: a name that cannot be, or the rows were shuffled otherwise.
+            FileChanged: the files are not as they were when the position was saved.
+            NoServersError: the cluster has no parameter servers, which keep the position.
+        """
+        from tfos.resuming import course_of
+
+        rows = FileRows(self._source, self._ctx)
+        rows._shuffle, rows._name = self._shuffle, name
+        rows._course = course_of(self._ctx, name, self._source.files(), self._reader().position)
+        return rows
+
+    def dataset(self, batch_size: int, **options: Any) -> FileDataset:
         """Return data for `model.fit`: each of its epochs is one of the files.
 
         Args:
@@ -240,9 +278,18 @@ class FileRows:
         Raises:
             SettingsError: a setting that cannot work.
         """
-        from tfos.keras.dataset import BatchDataset
+        from tfos.keras.file_dataset import FileDataset
+        from tfos.resuming import files_note, position_note
 
-        return BatchDataset(self._reader(), batch_size, **options)
+        if self._course is None:
+            return FileDataset(self._reader(), batch_size, **options)
+        return FileDataset(
+            self._reader(),
+            batch_size,
+            note=position_note(self._name, self._ctx.rank),
+            first_notes=dict([files_note(self._name, self._source.files())]),
+            **options,
+        )
 
     def batches(self, batch_size: int, epochs: int = 1) -> Iterator[dict[str, BatchColumn]]:
         """Yield batches as dicts of numpy arrays (Ragged: values and offsets), without TensorFlow.
@@ -265,6 +312,11 @@ class FileRows:
         """
         from tfos.keras.file_batches import tf_dataset
 
+        if self._course is not None:
+            raise UnsupportedError(
+                "tf.data reads ahead without saying how far, so its position cannot be saved: use "
+                "dataset(...), or tf_dataset(...) without resumable(...)"
+            )
         epochs = itertools.count()
         return tf_dataset(
             lambda: _one_epoch(self._reader(next(epochs)), batch_size), self._source.schema
@@ -274,8 +326,9 @@ class FileRows:
         from feeding.direct import DirectReader
         from feeding.positions import Course
 
-        course = Course(first_epoch=first_epoch)
-        return DirectReader(self._source, *self._share, **self._shuffle, course=course)
+        course = self._course or Course(first_epoch=first_epoch)
+        share = (self._ctx.rank, self._ctx.num_workers)
+        return DirectReader(self._source, *share, **self._shuffle, course=course)
 
 
 def _one_epoch(reader: DirectReader, batch_size: int) -> Iterator[dict[str, BatchColumn]]:

@@ -43,6 +43,10 @@ class Context:
     progress: list[tuple[int, int, float | None]] = field(default_factory=list)
 
     @property
+    def rank(self) -> int:
+        return self.worker_rank
+
+    @property
     def is_chief(self) -> bool:
         return self.worker_rank == 0
 

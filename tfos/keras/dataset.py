@@ -23,6 +23,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from feeding.batches import Batch, BatchReader
 from feeding.epoch_rows import Receipt
 from feeding.feed_queue import EpochEnd, FeedEnd
+from feeding.positions import Position
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.keras.columns import Dtypes, RowMapper, Selector
 from tfos.keras.epoch_length import EpochLength
@@ -35,11 +36,13 @@ PREFETCHED_BATCHES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class Ready:
     """A batch that was read ahead."""
 
     values: Any
     receipt: Receipt
+    position: Position | None
+    """Where a reader of files is after it."""
 
 
 class Reader(Protocol):
@@ -99,7 +102,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             found = reader.next_batch(batch_size)
             if not isinstance(found, Batch):
                 return found
-            return _Ready(mapper(found.nest()), found.receipt)
+            return Ready(mapper(found.nest()), found.receipt, found.position)
 
         self._batch_size = batch_size
         self._prefetcher = Prefetcher(
@@ -178,17 +181,30 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             raise StopIteration
         ready, self._head = self._head, None
         self._batches += 1
-        self._hand(ready.receipt)
+        self._hand(ready)
         return keras.tree.map_structure(tf.constant, ready.values)
 
     def all_acknowledged(self) -> None:
         """No push of a batch is under way any more."""
 
-    def _hand(self, receipt: Receipt) -> None:
+    def _hand(self, ready: Ready) -> None:
         """The trainer gets a batch."""
 
     def _came_back(self, end: EpochEnd | None = None) -> None:
         """The trainer has come back from the batch before, and sees this end."""
+
+    # -- where the rows are
+
+    first_epoch = 0
+    """The epoch that the rows begin with; above 0 where they go on from a saved run."""
+
+    def place(self) -> tuple[str, Any] | None:
+        """Return a note of where the rows are after the last batch; None: nothing is noted."""
+        return None
+
+    def first_notes(self) -> dict[str, Any]:
+        """Return what the chief notes before the first push."""
+        return {}
 
     def _begin(self) -> None:
         if self._over and not isinstance(self._head, FeedEnd):
@@ -264,8 +280,8 @@ class FeedDataset(BatchDataset):
         """No push of a batch is under way any more: all that were handed out are trained."""
         self._feed.settle()
 
-    def _hand(self, receipt: Receipt) -> None:
-        self._feed.hand(receipt)
+    def _hand(self, ready: Ready) -> None:
+        self._feed.hand(ready.receipt)
 
     def _came_back(self, end: EpochEnd | None = None) -> None:
         self._feed.settle(self.pushes_under_way, ended=end)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -29,6 +30,8 @@ from tfos.keras.errors import FeedEndedWarning, NotCompiled, UnsupportedModel
 from tfos.keras.exchange import Exchange
 from tfos.keras.settings import Settings
 from tfos.keras.worker import WorkerContext
+
+logger = logging.getLogger(__name__)
 
 
 def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
@@ -187,6 +190,9 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
         _check_arguments(arguments)
         name = f"fit/{next(fits)}"
         before, after = BeforeCallbacks(exchange, dataset, name), AfterCallbacks(exchange, name)
+        if isinstance(dataset, BatchDataset):
+            exchange.places.follow(dataset)
+            _check_first_epoch(dataset, arguments)
         callbacks = _callback_list(model, arguments, before, after)
         arguments["callbacks"] = callbacks
         try:
@@ -209,6 +215,7 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
             return model.history
         finally:
             exchange.is_between_epochs = False
+            exchange.places.forget()
 
     return fit
 
@@ -224,6 +231,20 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
                 "and weights, (x, y, weight), and ctx.dataset(batch_size) its size; drop "
                 f"{name}, or make it in map_fn"
             )
+
+
+def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None:
+    """Tell whoever would train more epochs than an uninterrupted run."""
+    first, initial = dataset.first_epoch, arguments["initial_epoch"]
+    if initial < first:
+        logger.warning(
+            "the rows go on in epoch %d, fit(initial_epoch=%d, epochs=%d) trains %d epochs from "
+            "there; pass initial_epoch=rows.first_epoch to end where a run without a stop ends",
+            first,
+            initial,
+            arguments["epochs"],
+            arguments["epochs"] - initial,
+        )
 
 
 def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: Any) -> Any:

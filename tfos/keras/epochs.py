@@ -93,6 +93,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if self._dataset is not None:
             self._dataset.pushes_under_way = 0
             self._dataset.all_acknowledged()
+        if exchange.attached:
+            exchange.places.at_end()
         exchange.leave()
         rows = exchange.rows - self._rows_before
         if logs is not None and not rows:

@@ -22,11 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from ps.notes import PushedNote
 from ps.params import Hyper
 from tfos.keras import batches, frozen, optimizers, variables
 from tfos.keras.averages import Averages
 from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
 from tfos.keras.in_flight import InFlight
+from tfos.keras.places import Places
 from tfos.keras.replica import Received, Replica
 from tfos.keras.same_model import check_same
 from tfos.keras.settings import Settings
@@ -67,6 +69,7 @@ class Exchange:
         is_between_epochs: nobody trains, and the variables are the servers' newest or what
             callbacks have made of them, which is not to be overwritten.
         times: where this worker's time goes.
+        places: what is noted of where the data is.
     """
 
     def __init__(self, model: Any, ctx: WorkerContext, settings: Settings) -> None:
@@ -92,6 +95,7 @@ class Exchange:
         self._averages: Averages | None = None
         self._in_flight: InFlight[Landed] = InFlight(lambda: self._client.timeout_s)
         self._most_in_flight = 0
+        self.places = Places(ctx, self._client)
 
     @property
     def client(self) -> Any:
@@ -277,8 +281,9 @@ class Exchange:
         }
         hyper, counts = self._hyper(output), (rows, rows + self._rows_waiting)
         self._rows_waiting = 0
+        lag, note = len(self._in_flight), self.places.for_push()
         send = functools.partial(
-            self._send, pushed, replica.take(), hyper, counts, lag=len(self._in_flight)
+            self._send, pushed, replica.take(), hyper, counts, lag=lag, note=note
         )
         if not self._most_in_flight:
             landed = send()
@@ -303,10 +308,13 @@ class Exchange:
         rows: tuple[int, int],
         *,
         lag: int,
+        note: PushedNote | None,
     ) -> Landed:
         """Push for the rows of this batch, and of this and those accumulated before it."""
         newest, all_rows = rows
-        ack = self._client.push_pull(pushed, received.arrays, hyper=hyper, rows=all_rows, lag=lag)
+        ack = self._client.push_pull(
+            pushed, received.arrays, hyper=hyper, rows=all_rows, lag=lag, note=note
+        )
         return Landed(received, ack.clock, newest)
 
     def _give_back(self, landed: Landed) -> None:
