@@ -70,8 +70,7 @@ class ArrowEncoder:
         if array.null_count:
             array = self._filled(out, name, array)
         if kind.id in DTYPES:
-            values = numbers(array)
-            out.add(ColumnSpec(name, "tensor", "scalar", values.dtype.name), values)
+            out.add(ColumnSpec(name, "tensor", "scalar", DTYPES[kind.id]), numbers(array))
         elif kind.id in TEXTS:
             spec = ColumnSpec(name, "str", "str")
             if TEXTS[kind.id] == "bytes":

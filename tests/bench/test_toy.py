@@ -50,6 +50,7 @@ BENCHMARKS = {
     "decode": ["DECODE", "DECODE-arrow"] * 3,
     "dense": ["P01", "P01", *["P01g"] * 4, "P02", "P02", "P03"],
     "driver": ["driver"] * 4,
+    "feed_df": ["P09"] * 3,
     "feed_memory": ["P22"] * 4,
     "feed_rdd": ["P08"],
     "keras_step": ["P13"],

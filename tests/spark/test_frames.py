@@ -41,6 +41,42 @@ def keep(args, ctx):
             out.flush()
 
 
+def learn(args, ctx):
+    """Train on the columns of a DataFrame; the chief writes how well the model does."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(1)
+    carrier = keras.Input((), dtype="string", name="carrier")
+    numbers = keras.Input((2,), name="numbers")
+    known = keras.layers.StringLookup(vocabulary=["AA", "DL", "UA"], output_mode="one_hot")
+    both = keras.layers.Concatenate()([known(carrier), numbers])
+    late = keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(8, "relu")(both))
+    model = keras.Model({"carrier": carrier, "numbers": numbers}, late)
+    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+    ctx.distribute(model)
+    data = ctx.dataset(
+        32,
+        feature_cols={"carrier": "carrier", "numbers": ["delay", "distance"]},
+        label_cols="late",
+        weight_col="weight",
+    )
+    model.fit(data, epochs=args["epochs"], verbose=0)
+    ctx.ps_client().rendezvous("trained", b"", timeout_s=60)
+    if ctx.is_chief:
+        path = args["out"] + "/model.keras"
+        ctx.export(model, path)
+        exported = keras.models.load_model(path)
+        zeros = np.zeros((4, 2), "float32")
+        zeros[3, 0] = 3.0
+        x = {
+            "carrier": keras.ops.convert_to_tensor(["AA", "DL", "UA", "DL"], "string"),
+            "numbers": keras.ops.convert_to_tensor(zeros),
+        }
+        found = exported(x).numpy()[:, 0]
+        Path(args["out"], "found.json").write_text(json.dumps(found.tolist()))
+
+
 class Kept:
     """Rows that workers wrote since the last look."""
 
@@ -186,6 +222,27 @@ def test_columns_arrive_as_they_were_and_what_cannot_is_refused(spark, session, 
         assert spark._jsc.sc().dagScheduler().numTotalJobs() == jobs
         assert cluster.phase.name == "RUNNING"
     assert limits == {key: session.conf.get(f"spark.sql.execution.arrow.{key}") for key in limits}
+
+
+def test_a_model_learns_from_columns(spark, session, tmp_path):
+    carriers = ["AA", "DL", "UA"]
+    rows = []
+    for i in range(1200):
+        carrier, delay = carriers[i % 3], None if i % 50 == 0 else (i * 37 % 100 - 50) / 20
+        late = carrier == "AA" or (delay or 0.0) > 1
+        # Rows of no weight say the opposite.
+        rows.append(
+            (carrier, delay, float(i % 7), not late if i % 5 == 0 else late, float(i % 5 != 0))
+        )
+    schema = "carrier string, delay double, distance float, late boolean, weight double"
+    frame = session.createDataFrame(rows, schema).repartition(4)
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK) as cluster:
+        cluster.start(learn, {"out": str(tmp_path), "epochs": 4})
+        report = cluster.train(frame, 4, FEED_TIMEOUT_S, nulls={"delay": 0.0})
+        assert report is not None
+        assert (report.fed_rows, report.trained_rows) == (4800, 4800)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [value > 0.5 for value in found] == [True, False, False, True]
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
