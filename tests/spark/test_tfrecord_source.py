@@ -224,7 +224,7 @@ def test_a_large_file_is_read_by_several_tasks_and_every_record_once(session, tm
         ("d decimal(9,2)", "column 'd' is decimal.9,2., which no Example holds; cast it to double"),
         ("t timestamp", "cast it to string, or to a number with unix_micros"),
         ("s struct<a:int>", "select its fields"),
-        ("n array<array<int>>", "two deep"),
+        ("n array<array<int>>", "flatten it"),
     ],
 )
 def test_types_that_no_record_holds_are_refused_before_a_task_runs(session, tmp_path, schema, text):

@@ -39,7 +39,7 @@ _ADVICE: tuple[tuple[type[types.DataType], str], ...] = (
     (types.UserDefinedType, "vector_to_array of pyspark.ml.functions makes an array of a vector"),
     (types.StructType, "select its fields as columns of their own"),
     (types.MapType, "select its values as columns of their own"),
-    (types.ArrayType, "only recordType SequenceExample holds arrays of arrays, two deep"),
+    (types.ArrayType, "flatten it; a record holds arrays, not arrays of arrays"),
 )
 RECORD_SCHEMA = types.StructType([types.StructField("byteArray", types.BinaryType())])
 """Of records that are left alone."""
@@ -64,14 +64,12 @@ def check_schema(schema: types.StructType, record_type: RecordType) -> None:
             )
         return
     for field in schema.fields:
-        depth, innermost = _taken_apart(field.dataType)
-        deepest = 2 if record_type == "SequenceExample" else 1
-        if depth > deepest or not isinstance(innermost, _VALUES):
-            kind = field.dataType if depth > deepest else innermost
+        whole = field.dataType
+        kind = whole.elementType if isinstance(whole, types.ArrayType) else whole
+        if not isinstance(kind, _VALUES):
             advice = next((text for base, text in _ADVICE if isinstance(kind, base)), "drop it")
             raise SettingsError(
-                f"column {field.name!r} is {field.dataType.simpleString()}, which no {record_type} "
-                f"holds; {advice}"
+                f"column {field.name!r} is {whole.simpleString()}, which no Example holds; {advice}"
             )
 
 
@@ -127,10 +125,3 @@ def arrow_schema(schema: types.StructType) -> pa.Schema:
 
     made: Any = to_arrow_schema(schema)
     return made
-
-
-def _taken_apart(kind: types.DataType) -> tuple[int, types.DataType]:
-    depth = 0
-    while isinstance(kind, types.ArrayType):
-        kind, depth = kind.elementType, depth + 1
-    return depth, kind

@@ -14,7 +14,7 @@ from feeding.bad_data import BadData
 from feeding.config import MIB
 from feeding.errors import SettingsError
 
-RecordType = Literal["Example", "SequenceExample", "ByteArray"]
+RecordType = Literal["Example", "ByteArray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +106,13 @@ def _names(value: str) -> tuple[str, ...]:
 
 
 def _record_type(value: str) -> RecordType:
-    read = _one_of(example="Example", bytearray="ByteArray", sequenceexample="SequenceExample")
+    read = _one_of(example="Example", bytearray="ByteArray")
     try:
         chosen: RecordType = read(value)
     except ValueError:
-        raise ValueError("Example, SequenceExample or ByteArray") from None
+        raise ValueError(
+            "Example or ByteArray; SequenceExample is read as ByteArray and decoded by yourself"
+        ) from None
     return chosen
 
 

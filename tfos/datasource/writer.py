@@ -66,8 +66,6 @@ class RecordFilesWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark
     """
 
     def __init__(self, schema: StructType, options: TFRecordOptions, overwrite: bool) -> None:
-        if options.record_type == "SequenceExample":
-            raise SettingsError("recordType SequenceExample cannot be written yet")
         if len(options.paths) != 1:
             raise SettingsError(f"a write has one path, got {', '.join(options.paths)}")
         check_partition_columns(schema, options.partition_by)
