@@ -4,7 +4,7 @@ Figures: P11, for rows of 784 floats (one list column) and of 39 columns (13 flo
 Method: files that the page cache holds, snappy, row groups of 64 MiB or less, read into batches of
     512 by one consumer. The reference is `ParquetFile.iter_batches` of the same batch size and each
     column as numpy without a copy; both use pyarrow's threads. They take turns.
-    With --petastorm PYTHON (an interpreter that has petastorm, which wants a pyarrow of its own):
+    With --petastorm PYTHON (an interpreter that has petastorm, which wants pyarrow 14):
     its make_batch_reader with one thread, reading the same files in turns.
 Caveats: iter_batches alone is faster with batches of thousands of rows, which is what ours decodes
     and cuts; batches of 10,000 are measured too.
