@@ -19,7 +19,7 @@ from feeding.chunk import Chunk
 from feeding.config import FeedConfig
 from feeding.epoch_rows import Receipt
 from feeding.errors import FeedClosed, FeedTimeout, TrainerFailed
-from feeding.feed_queue import FeedStats, Item
+from feeding.feed_queue import FeedStats, Item, Validation
 from feeding.feed_state import FeedState
 from feeding.reception import MAX_TEXT_CHARS, Reception
 from feeding.schema import Schema
@@ -52,10 +52,23 @@ class FeedChannel:
 
     # Orders of the driver and of the worker process.
 
-    def flush(self, feed: str, epoch: int) -> None:
-        """End this epoch after everything accepted so far."""
+    def flush(self, feed: str, epoch: int, validation: tuple[str, int] | None = None) -> None:
+        """End this epoch after everything accepted so far.
+
+        Args:
+            feed: which feed.
+            epoch: its epoch.
+            validation: feed and epoch of the rows that validate it. Those that are unread when the
+                consumer asks for rows of a later epoch are dropped, and so are those still to come.
+        """
         with self._state.changed:
-            self._state.queue(feed).flush(epoch)
+            queue = self._state.queue(feed)
+            queue.flush(epoch)
+            if validation is not None:
+                queue.validation = Validation(epoch, *validation)
+                validating = self._state.queue(validation[0])
+                validating.validates = True
+                validating.skip(validation[1] - 1)  # of calls that failed before they fed it
             self._state.changed.notify_all()
 
     def finish(self, feed: str) -> None:
@@ -109,6 +122,7 @@ class FeedChannel:
         state = self._state
         with state.changed:
             queue = state.queue(feed)
+            state.pass_over(queue)
 
             def look() -> Item | None:
                 return queue.pop(session)
@@ -204,6 +218,11 @@ class FeedChannel:
             queue = self._state.queue(feed)
             reached = self._state.wait_for(lambda: queue.is_over(epoch) or None, timeout_s)
             return reached is not None
+
+    def validates(self, feed: str) -> bool:
+        """Tell whether the driver feeds it as the validation of another feed."""
+        with self._state.changed:
+            return self._state.queue(feed).validates
 
     def stats(self, feed: str) -> FeedStats:
         """Return the counts of one feed."""

@@ -62,6 +62,16 @@ class FeedStats:
     """The last epochs, the newest last."""
 
 
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The rows that validate an epoch."""
+
+    of_epoch: int
+    feed: str
+    epoch: int
+    """Of that feed."""
+
+
 @dataclass(slots=True)
 class _Epoch:
     chunks: deque[Chunk] = field(default_factory=deque)
@@ -85,6 +95,13 @@ class FeedQueue:
         self.draining = False
         self.finished = False
         self.schema: Schema | None = None
+        self.validation: Validation | None = None
+        """Of the last epoch that was flushed with one."""
+        self.validates = False
+        """Whether its rows validate another feed's epochs."""
+        self._skipped = -1
+        self._is_begun = False
+        self._owed: EpochEnd | None = None
         self._epochs: dict[int, _Epoch] = {}
         self._session_bytes: dict[int, int] = {}
         self._rows: dict[int, EpochRows] = {}
@@ -125,6 +142,11 @@ class FeedQueue:
         """
         inference = chunk.meta.mode == "inference"
         number = self.epoch if inference else chunk.meta.epoch
+        if not inference and number <= self._skipped:
+            position = self._accept(chunk.meta, owner)
+            self.fed_rows += chunk.num_rows
+            self.close_epoch(number)
+            return position
         slot = self._epochs.get(number)
         ended = number < self.epoch or (slot is not None and slot.flushed)
         if not self.draining and (self.finished or (ended and not inference)):
@@ -172,6 +194,20 @@ class FeedQueue:
             self._epochs = {n: slot for n, slot in self._epochs.items() if not slot.flushed}
             self.epoch = epoch + 1
 
+    def skip(self, epoch: int) -> None:
+        """Drop what is unread of this epoch and those before, and what still comes of them."""
+        if epoch <= self._skipped:
+            return
+        self._skipped = epoch
+        for number in [number for number in self._epochs if number <= epoch]:
+            for chunk in self._epochs.pop(number).chunks:
+                self._count_unread(chunk, -chunk.num_bytes)
+        if self._is_begun and self.epoch <= epoch:
+            # The consumer holds rows of it and has not seen its end yet.
+            self._owed = EpochEnd(self.epoch)
+        self.epoch = max(self.epoch, epoch + 1)
+        self.close_epoch(epoch)
+
     def finish(self) -> None:
         """No more rows: what is queued can be read, then the feed ends."""
         self.finished = True
@@ -200,6 +236,9 @@ class FeedQueue:
         """
         if session and not self.draining:
             return self._pop_session(session)
+        if self._owed is not None:
+            owed, self._owed, self._is_begun = self._owed, None, False
+            return owed
         if self.finished and self.epoch not in self._epochs and self._epochs:
             self.epoch = min(self._epochs)
         slot = self._epochs.get(self.epoch)
@@ -207,8 +246,10 @@ class FeedQueue:
             chunk = slot.chunks.popleft()
             self._count_unread(chunk, -chunk.num_bytes)
             self.taken_bytes += chunk.num_bytes
+            self._is_begun = True
             return chunk
         if slot is not None and slot.flushed:
+            self._is_begun = False
             del self._epochs[self.epoch]
             self.epoch += 1
             self.epochs_done += 1

@@ -58,6 +58,17 @@ class FeedState:
         self.queue(feed)
         return self.answers[feed]
 
+    def pass_over(self, queue: FeedQueue) -> None:
+        """Let go of the validation of earlier epochs: the consumer asks for the next epoch's rows.
+
+        So a consumer that does not validate, or not every epoch, or with fewer rows, never keeps
+        the feeders of those rows, and with them the next epoch, waiting.
+        """
+        validation = queue.validation
+        if validation is not None and queue.epoch > validation.of_epoch:
+            self.queue(validation.feed).skip(validation.epoch)
+            self.changed.notify_all()
+
     def check_open(self) -> None:
         """Raise what ended the channel, if anything did; a copy, for threads share it."""
         if self.end is not None:

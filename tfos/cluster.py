@@ -199,6 +199,7 @@ class TFCluster(StreamCalls, PageCalls):
         seed: int | None = None,
         shuffle_rows: int = 1,
         exactly_once: bool = False,
+        validation: Any = None,
     ) -> reports.TrainReport | None:
         """Feed an RDD or DataFrame to the workers and return once they trained every row.
 
@@ -217,6 +218,8 @@ class TFCluster(StreamCalls, PageCalls):
             shuffle_rows: rows of the windows in which a task shuffles its partition's rows.
             exactly_once: a task that Spark repeats leaves out the rows that it fed before. Needs
                 the same rows in the same order whenever Spark computes a partition.
+            validation: data that validates: fed after each epoch to the feed "validation", which
+                `fit(validation_data=ctx.dataset(n, feed="validation"))` reads.
 
         Returns:
             Where the rows of each epoch went.
@@ -237,6 +240,7 @@ class TFCluster(StreamCalls, PageCalls):
                 seed=seed,
                 shuffle_rows=shuffle_rows,
                 exactly_once=exactly_once,
+                validation=validation,
             )
         )
 

@@ -31,6 +31,7 @@ from tfos.errors import FeedError, FeedTimeout, PhaseError, TFOSError
 from tfos.feed_calls import FeedCall, FeedCalls
 from tfos.feed_request import FeedRequest
 from tfos.feed_sources import FeedSource, answers_of, source_of
+from tfos.feed_validation import Validation, validating
 from tfos.ledger import num_rows
 from tfos.micro_batch import MicroBatch
 from tfos.phases import ClusterPhase
@@ -85,11 +86,17 @@ class FeedJobs:
         source = source_of(request)
         progress = Progress(num_epochs)
         done: list[reports.EpochReport] = []
-        with self._calls.enter(feed, is_left) as call:
+        with (
+            self._calls.enter(feed, is_left) as call,
+            validating(request, self._calls, is_left) as validation,
+        ):
             try:
                 for number in range(num_epochs):
                     progress.start_epoch(number, self._sample(feed))
-                    report = self._epoch(source, call, request, progress)
+                    call.epoch = self._next_epoch(feed)
+                    if validation is not None:
+                        validation.call.epoch = self._next_epoch(validation.call.feed)
+                    report = self._epoch(source, call, request, progress, validation)
                     if report is None:
                         self._console.warn(
                             f"main_fun has returned on every worker after {number} of {num_epochs} "
@@ -100,9 +107,20 @@ class FeedJobs:
                     progress.add(self._sample(feed))
                     done.append(report)
                     self._console.progress(final_line(report, progress), final=True)
+                    if validation is not None:
+                        self._validate(validation, number)
             finally:
                 self._console.end_progress()
-        return reports.TrainReport(tuple(done))
+        return reports.TrainReport(tuple(done), tuple(validation.reports) if validation else ())
+
+    def _validate(self, validation: Validation, number: int) -> None:
+        """Feed the rows that validate an epoch, which the workers have ended."""
+        call, progress = validation.call, validation.progress
+        progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
+        progress.start_epoch(number, self._sample(call.feed))
+        report = self._epoch(validation.source, call, validation.request, progress)
+        if report is not None:
+            self._console.progress(validation.add(report), final=True)
 
     def feed_batch(self, request: FeedRequest) -> None:
         """Feed a micro-batch of a stream; an interval in which nothing came is no epoch."""
@@ -142,14 +160,20 @@ class FeedJobs:
         return answers_of(request, task)
 
     def _epoch(
-        self, source: FeedSource, call: FeedCall, request: FeedRequest, progress: Progress
+        self,
+        source: FeedSource,
+        call: FeedCall,
+        request: FeedRequest,
+        progress: Progress,
+        validation: Validation | None = None,
     ) -> reports.EpochReport | None:
         targets = self._coordinator.read(targets_of)
         if not targets:
             return None
         _check_wanted(call)
         feed, batch, stall_s = call.feed, request.batch, request.feed_timeout_s
-        epoch = call.epoch = self._next_epoch(feed)
+        epoch = call.epoch
+        checked_by = validation.feed_epoch if validation is not None else None
         if batch is not None:
             self._coordinator.act(lambda state: batch.begin(state, feed, epoch))
             self._watch(lambda state: batch.may_begin(state, feed), call, progress, stall_s=stall_s)
@@ -166,7 +190,7 @@ class FeedJobs:
             if is_empty:
                 self._epochs[feed] = epoch
             else:
-                self._coordinator.act(lambda state: state.flush(feed, epoch))
+                self._coordinator.act(lambda state: state.flush(feed, epoch, checked_by))
         if not is_empty:
             self._end(run)
         if batch is not None and not is_empty:

@@ -23,6 +23,8 @@ class FeedRequest:
     feed_timeout_s: float
     """Without any worker taking a row."""
     num_epochs: int = 1
+    validation: Any = None
+    """Data that validates each epoch."""
     columns: Sequence[str] | None = None
     """Of a DataFrame: which are fed; None: all."""
     output: Any = None

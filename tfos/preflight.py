@@ -19,6 +19,8 @@ from tfos.spark_facts import SparkFacts
 
 RESERVED_QUEUES = ("output", "error")
 """Queue names of TensorFlowOnSpark that carry no fed rows."""
+VALIDATION_FEED = "validation"
+"""The feed of `train(validation=...)`; every cluster that is fed has it."""
 NODE_MEMORY_MIB = 2048
 """Address space and memory that a process with TensorFlow needs before any model."""
 _SIZE = re.compile(r"(\d+)\s*([kmgtp]?)i?b?", re.IGNORECASE)
@@ -83,7 +85,7 @@ def check_log_dir(log_dir: str | None) -> None:
 
 
 def check_queues(queues: Iterable[object]) -> tuple[str, ...]:
-    """Return the names of feeds among TensorFlowOnSpark's `queues`.
+    """Return the names of feeds among TensorFlowOnSpark's `queues`, and that of validation.
 
     Raises:
         SettingsError: no name is left, or one is no usable name.
@@ -100,7 +102,7 @@ def check_queues(queues: Iterable[object]) -> tuple[str, ...]:
     feeds = tuple(name for name in names if name not in RESERVED_QUEUES)
     if not feeds:
         raise SettingsError(f"queues={names} names no feed; the usual one is 'input'.")
-    return feeds
+    return feeds if VALIDATION_FEED in feeds else (*feeds, VALIDATION_FEED)
 
 
 def check_mode(mode: object) -> InputMode:

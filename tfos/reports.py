@@ -50,6 +50,8 @@ class TrainReport:
     """All epochs of one call of train()."""
 
     epochs: tuple[EpochReport, ...]
+    validation: tuple[EpochReport, ...] = ()
+    """Of the rows that validate them; `trained_rows` are those that main_fun read."""
 
     @property
     def fed_rows(self) -> int:
@@ -72,7 +74,8 @@ class TrainReport:
         return sum(epoch.repeated_rows for epoch in self.epochs)
 
     def __str__(self) -> str:
-        return "\n".join(str(epoch) for epoch in self.epochs) or "no epoch was fed"
+        reports = [*self.epochs, *self.validation]
+        return "\n".join(map(str, reports)) or "no epoch was fed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ A node proves who it is by its TLS certificate; the server refuses a message who
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 from rpc.address import Endpoint
@@ -273,11 +275,17 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     roster: tuple[RosterEntry, ...]
 
 
-class Flush(msgspec.Struct, frozen=True, tag=True):
+FeedEpoch: TypeAlias = tuple[str, int]
+"""A feed and one of its epochs."""
+
+
+class Flush(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """All rows of this epoch were accepted: mark its end."""
 
     feed: str
     epoch: int
+    validation: FeedEpoch | None = None
+    """Feed and epoch of the rows that validate it, which are fed next."""
 
 
 class TrainBatch(msgspec.Struct, frozen=True, tag=True):

@@ -19,6 +19,7 @@ from rpc.address import Endpoint
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import Member, NodeStatus
+from tfos.control.messages import FeedEpoch
 from tfos.phases import ClusterPhase, may_move
 from tfos.topology import Plan
 
@@ -127,9 +128,10 @@ class ClusterState:
         if may_move(self.phase, target):
             self.phase = target
 
-    def flush(self, feed: str, epoch: int) -> list[Action]:
+    def flush(self, feed: str, epoch: int, checked_by: FeedEpoch | None = None) -> list[Action]:
         """End an epoch of a feed at every worker that still trains."""
-        return [Send(each.node, messages.Flush(feed, epoch)) for each in self.training()]
+        order = messages.Flush(feed, epoch, checked_by)
+        return [Send(each.node, order) for each in self.training()]
 
     def finish(self, feeds: tuple[str, ...]) -> list[Action]:
         """End the feeds for good, also at workers whose main_fun has returned."""

@@ -111,6 +111,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._head: Any = None
         self._over = False
         self._batches = 0
+        self.rows = 0
+        """Handed out since the epoch's loop began."""
         self._warned = False
         self.feed = ""
         """Name of the feed; empty: files."""
@@ -181,6 +183,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             raise StopIteration
         ready, self._head = self._head, None
         self._batches += 1
+        self.rows += len(keras.tree.flatten(ready.values)[0])
         self._hand(ready)
         return keras.tree.map_structure(tf.constant, ready.values)
 
@@ -210,7 +213,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         if self._over and not isinstance(self._head, FeedEnd):
             self._head = None
         self._over = False
-        self._batches = 0
+        self._batches = self.rows = 0
 
     def _peek(self) -> Any:
         if self._head is None:
@@ -275,6 +278,20 @@ class FeedDataset(BatchDataset):
         self._feed.reads_ahead = True
         super().__init__(self._feed, batch_size, name=feed, **options)
         self.feed = feed
+        self._channel = ctx.feed_channel
+        self._in_loop = False
+
+    def on_epoch_begin(self) -> None:
+        """Keras starts the loop of an epoch."""
+        super().on_epoch_begin()
+        self._in_loop = True
+
+    def on_epoch_end(self) -> None:
+        """Keras has left the loop: with `validation_steps`, perhaps before the epoch's end."""
+        was_in_loop, self._in_loop = self._in_loop, False  # Keras says so before the loop, too
+        if was_in_loop and self._channel.validates(self.feed):
+            while not self.at_end():
+                self._head = None
 
     def all_acknowledged(self) -> None:
         """No push of a batch is under way any more: all that were handed out are trained."""

@@ -22,7 +22,7 @@ import keras
 
 from ps.packing import Compression
 from tfos.errors import SettingsError
-from tfos.keras import batches, optimizers
+from tfos.keras import batches, optimizers, validation
 from tfos.keras.all_epochs import AllEpochs
 from tfos.keras.dataset import BatchDataset
 from tfos.keras.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded
@@ -188,8 +188,12 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
         arguments = bound.arguments
         dataset = arguments.get("x")
         _check_arguments(arguments)
+        validation.check(arguments)
         name = f"fit/{next(fits)}"
-        before, after = BeforeCallbacks(exchange, dataset, name), AfterCallbacks(exchange, name)
+        passes = validation.Validation(exchange, arguments, name)
+        exchange.validation = passes
+        before = BeforeCallbacks(exchange, dataset, passes, name)
+        after = AfterCallbacks(exchange, name)
         if isinstance(dataset, BatchDataset):
             exchange.places.follow(dataset)
             _check_first_epoch(dataset, arguments)
@@ -216,6 +220,7 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
         finally:
             exchange.is_between_epochs = False
             exchange.places.forget()
+            exchange.validation = None
 
     return fit
 
@@ -276,7 +281,8 @@ def _pulling(original: Callable[..., Any], exchange: Exchange) -> Callable[..., 
     def pulling(*args: Any, **kwargs: Any) -> Any:
         if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
             exchange.attach_without_batch()
-            exchange.leave()  # others with more batches need not wait for it
+            if exchange.validation is not None:
+                exchange.validation.begin()
         if not exchange.is_between_epochs:
             exchange.pull()
         return original(*args, **kwargs)

@@ -28,6 +28,7 @@ import msgspec
 from tfos.keras import optimizers
 from tfos.keras.dataset import BatchDataset
 from tfos.keras.exchange import Exchange
+from tfos.keras.validation import Validation
 
 Logs = dict[str, Any] | None
 
@@ -39,6 +40,8 @@ class Report(msgspec.Struct, frozen=True):
     logs: dict[str, float]
     fed_epoch: int | None = None
     """The feed's newest epoch that this worker has trained to its end; None: it reads no feed."""
+    val_rows: int = 1
+    """Rows behind the metrics of validation; 1 where all validate the same data."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -57,9 +60,10 @@ class FeedEnded(Exception):
 class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """First in the list of callbacks."""
 
-    def __init__(self, exchange: Exchange, dataset: Any, name: str) -> None:
+    def __init__(self, exchange: Exchange, dataset: Any, validation: Validation, name: str) -> None:
         super().__init__()
         self._exchange = exchange
+        self._validation = validation
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None
         self._feed = "" if self._dataset is None else self._dataset.feed
         self._name = name
@@ -97,11 +101,12 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             exchange.places.at_end()
         exchange.leave()
         rows = exchange.rows - self._rows_before
-        if logs is not None and not rows:
-            for name in [name for name in logs if not name.startswith("val_")]:
+        val_rows = self._validation.take_rows()
+        for name in list(logs or {}):
+            if logs is not None and not (val_rows if name.startswith("val_") else rows):
                 del logs[name]  # Keras shows the metrics of no batch as 0
         fed_epoch = self._dataset.ended_epoch if self._dataset and self._feed else None
-        report = Report(rows, dict(_numbers(logs or {})), fed_epoch)
+        report = Report(rows, dict(_numbers(logs or {})), fed_epoch, val_rows)
         answers = exchange.meet(f"{self._name}/{epoch}/metrics", msgspec.msgpack.encode(report))
         reports = _decoded(answers.values(), Report)
         if logs is not None:
@@ -162,14 +167,14 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
 
 def combine(reports: Iterable[Report]) -> dict[str, float]:
-    """Return everybody's logs: metrics of training weighted by rows, of validation evenly.
+    """Return everybody's logs: metrics weighted by rows; evenly where all validate the same data.
 
     Exact for means (loss, accuracy); for metrics that are not means (AUC) the mean over workers.
     """
     weighted: dict[str, list[tuple[float, int]]] = {}
     for report in reports:
         for name, value in report.logs.items():
-            weight = 1 if name.startswith("val_") else report.rows
+            weight = report.val_rows if name.startswith("val_") else report.rows
             if weight:
                 weighted.setdefault(name, []).append((value, weight))
     return {name: weighted_mean(values) for name, values in weighted.items()}

@@ -18,7 +18,7 @@ import functools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from tfos.keras.settings import Settings
 from tfos.keras.step_clock import StepClock
 from tfos.keras.train_step import GradientStep, StepOutput
 from tfos.keras.worker import WorkerContext
+
+if TYPE_CHECKING:
+    from tfos.keras.validation import Validation
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +71,7 @@ class Exchange:
         clock: updates of the servers that the local variables contain.
         is_between_epochs: nobody trains, and the variables are the servers' newest or what
             callbacks have made of them, which is not to be overwritten.
+        validation: of the `fit` that runs.
         times: where this worker's time goes.
         places: what is noted of where the data is.
     """
@@ -85,6 +89,7 @@ class Exchange:
         self._rows_waiting = 0
         self.assigned = False
         self.is_between_epochs = False
+        self.validation: Validation | None = None
         self._client = ctx.ps_client()
         self._member = True
         self._build_meetings = 0

@@ -116,9 +116,10 @@ def test_two_options_of_tensorflowonspark_are_refused():
     preflight.check_ported_options(driver_ps_nodes=False, eval_node=False)
 
 
-def test_queues_of_tensorflowonspark_name_one_feed():
-    assert preflight.check_queues(["input", "output", "error"]) == ("input",)
-    assert preflight.check_queues(["train", "val"]) == ("train", "val")
+def test_queues_of_tensorflowonspark_name_one_feed_and_validation_is_there_besides():
+    assert preflight.check_queues(["input", "output", "error"]) == ("input", "validation")
+    assert preflight.check_queues(["train", "val"]) == ("train", "val", "validation")
+    assert preflight.check_queues(["validation", "input"]) == ("validation", "input")
 
 
 @pytest.mark.parametrize(
