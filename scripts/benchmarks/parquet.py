@@ -6,8 +6,8 @@ Method: files that the page cache holds, snappy, row groups of 64 MiB or less, r
     column as numpy without a copy; both use pyarrow's threads. They take turns.
     With --petastorm PYTHON (an interpreter that has petastorm, which wants pyarrow 14):
     its make_batch_reader with one thread, reading the same files in turns.
-Caveats: iter_batches alone is faster with batches of thousands of rows, which is what ours decodes
-    and cuts; batches of 10,000 are measured too.
+Caveats: iter_batches alone is faster with batches of thousands of rows, and ours decodes so many
+    and cuts them; batches of 10,000 are measured too.
 Bar: at least 0.8 of pyarrow; 1.0 of petastorm's reader.
 Last result: docs/performance.md.
 """
