@@ -138,6 +138,7 @@ class FeedJobs:
         with self._calls.enter(request.feed, is_left) as call:
             try:
                 progress.start_epoch(0, self._sample(request.feed))
+                call.epoch = self._next_epoch(request.feed)
                 report = self._epoch(source_of(request), call, request, progress)
                 if report is not None and report.fed_rows:
                     progress.add(self._sample(request.feed))

@@ -12,18 +12,22 @@ from collections.abc import Callable, Iterator
 
 from tfos.control import messages
 
+KEPT_ORDERS = 4096
 _CHECK_S = 5.0
 """A waiting stream looks this often whether its peer is still there; waking is by notify."""
 
 
 class Outbox:
-    """The orders to one attempt of one node, from the first on.
+    """The orders to one attempt of one node.
 
-    Orders are few (start, one flush per epoch, finish, stop), so all are kept.
+    Orders are few (start, one or two per epoch, finish, stop), but a stream has epochs without end.
+    The newest are kept: who has not had one that is thousands of epochs old does not train.
     """
 
     def __init__(self) -> None:
         self._orders: list[messages.Order] = []
+        self._dropped = 0
+        """Orders before the first one that is kept."""
         self._changed = threading.Condition()
         self._stream = 0
         self._closed = False
@@ -32,6 +36,9 @@ class Outbox:
         """Queue an order for the node."""
         with self._changed:
             self._orders.append(order)
+            if len(self._orders) > 2 * KEPT_ORDERS:
+                del self._orders[:KEPT_ORDERS]
+                self._dropped += KEPT_ORDERS
             self._changed.notify_all()
 
     def open_stream(self) -> int:
@@ -58,15 +65,17 @@ class Outbox:
         while True:
             with self._changed:
                 while (
-                    len(self._orders) <= after
+                    self._dropped + len(self._orders) <= after
                     and not self._closed
                     and number == self._stream
                     and is_active()
                 ):
                     self._changed.wait(_CHECK_S)
-                if number != self._stream or not is_active() or len(self._orders) <= after:
+                place = after - self._dropped
+                is_here = 0 <= place < len(self._orders)  # below: gone, and nothing can go on
+                if number != self._stream or not is_active() or not is_here:
                     return
-                order = self._orders[after]
+                order = self._orders[place]
             after += 1
             yield messages.SequencedOrder(after, order)
 

@@ -1,0 +1,38 @@
+"""Orders to one node: none is lost, and a stream without end does not fill the driver's memory."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from tfos.control.messages import Flush
+from tfos.control.outbox import KEPT_ORDERS, Outbox
+
+
+def orders(outbox: Outbox, after: int, count: int) -> list[tuple[int, int]]:
+    stream = outbox.stream(outbox.open_stream(), after, lambda: True)
+    found = [(each.seq, each.order) for each in islice(stream, count)]
+    return [(seq, order.epoch) for seq, order in found if isinstance(order, Flush)]
+
+
+def test_a_new_stream_goes_on_behind_what_the_node_has():
+    outbox = Outbox()
+    for epoch in range(5):
+        outbox.put(Flush("input", epoch))
+    assert orders(outbox, 0, 5) == [(n + 1, n) for n in range(5)]
+    assert orders(outbox, 3, 2) == [(4, 3), (5, 4)]
+    outbox.close()
+    assert orders(outbox, 5, 1) == []
+
+
+def test_only_the_newest_orders_are_kept_and_keep_their_numbers():
+    outbox = Outbox()
+    last = 5 * KEPT_ORDERS
+    for epoch in range(last):
+        outbox.put(Flush("input", epoch))
+        assert len(outbox._orders) <= 2 * KEPT_ORDERS
+    assert orders(outbox, last - 3, 3) == [(n + 1, n) for n in range(last - 3, last)]
+    assert orders(outbox, last - KEPT_ORDERS, KEPT_ORDERS)[0] == (
+        last - KEPT_ORDERS + 1,
+        last - KEPT_ORDERS,
+    )
+    assert orders(outbox, 7, 1) == []
