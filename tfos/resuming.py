@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 import re
+import weakref
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -28,6 +30,8 @@ _NAME = re.compile(r"[0-9A-Za-z._-]{1,100}")
 _MAX_LISTED_BYTES = 512 << 10
 
 _logger = logging.getLogger(__name__)
+_met: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+"""How often this process, by its client, has met about the rows of a name."""
 
 
 class _Context(Protocol):
@@ -57,8 +61,12 @@ def course_of(ctx: _Context, name: str, files: Iterable[SourceFile], own: Positi
     if not _NAME.fullmatch(name):
         raise SettingsError(f"rows are named by 1 to 100 of 0-9 A-Z a-z . _ -, got {name!r}")
     client = ctx.ps_client()
+    met = _met.setdefault(client, Counter())
     told = msgspec.json.encode(_agreed(client, name, tuple(files), own)) if ctx.is_chief else b""
-    answers = client.rendezvous(_key(name, "course"), told, timeout_s=MEETING_TIMEOUT_S)
+    # A meeting's answer stays; who asks again in the same run must not get that of the first time.
+    key = _key(name, f"course/{met[name]}")
+    answers = client.rendezvous(key, told, timeout_s=MEETING_TIMEOUT_S)
+    met[name] += 1
     found = next((answer for answer in answers.values() if answer), None)
     if found is None:
         raise SettingsError(
@@ -87,27 +95,33 @@ def _key(name: str, what: str) -> str:
 def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position) -> Course:
     """Return the course that the chief finds, and keep it for those who go on from this run."""
     notes: dict[str, Any] = client.notes()
-    before = msgspec.convert(notes.get(_key(name, "course"), START), Course)
     prefix = _key(name, "worker/")
-    saved = {
-        key: msgspec.convert(value, Position)
-        for key, value in notes.items()
-        if key.startswith(prefix)
-    }
-    if saved:
-        refuse_changed(map(tuple, notes.get(_key(name, "files")) or ()), files)
+    try:
+        before = msgspec.convert(notes.get(_key(name, "course"), START), Course)
+        saved = {
+            key: msgspec.convert(value, Position)
+            for key, value in notes.items()
+            if key.startswith(prefix)
+        }
+        listed = msgspec.convert(notes.get(_key(name, "files")), list[tuple[str, int]] | None)
+    except msgspec.ValidationError as error:
+        raise SettingsError(
+            f"the checkpoint's notes {_key(name, '')}... are no positions of files: {error}. Begin "
+            "anew under another name"
+        ) from error
+    if saved and listed is not None:  # too many files to list have only their fingerprint
+        refuse_changed(listed, files)
     course = course_after(before, saved.values(), files, own)
     if course != before:
         client.set_note(_key(name, "course"), course)  # first: then the positions mean nothing
         for key in saved:
             client.set_note(key, None)
     if course.generation:
-        stopped = [each for each in saved.values() if each.generation == before.generation]
         _logger.info(
             "rows %r: reading goes on in epoch %d, where %d workers have stopped%s",
             name,
             course.first_epoch,
-            max((each.num_workers for each in stopped), default=0),
+            len(course.stops[-1]) if course.stops else 0,
             f"; {own.num_workers} share what they have left",
         )
     return course

@@ -114,13 +114,16 @@ def until(condition) -> None:
 
 def test_an_epoch_that_is_left_ends_its_thread_and_closes_its_file(tmp_path):
     path = write(tmp_path / "rows", range(1000))
+    others = set(threading.enumerate())  # of tests before, whose workers may end later
     data = rows_of(path, 0, 1).dataset(2, features="x", labels="n")
     next(iter(data))
+    begun = set(threading.enumerate()) - others
+    (reading,) = (each for each in begun if each.name == "tfos-read-files")
     assert is_open(path)
     data.close()
     del data
     until(lambda: not is_open(path))
-    until(lambda: not any(t.name == "tfos-read-files" for t in threading.enumerate()))
+    until(lambda: not reading.is_alive())
     batches = rows_of(path, 0, 1).batches(2)
     next(batches)
     assert is_open(path)

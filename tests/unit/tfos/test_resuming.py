@@ -1,0 +1,89 @@
+"""What the chief makes of the notes on positions: too many files to list, a second call, junk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from feeding.errors import FileChanged
+from feeding.positions import Place, Position, fingerprint
+from feeding.splits import SourceFile
+from ps.params import WorkerRank
+from ps.rendezvous import Rendezvous
+from tfos.errors import SettingsError
+from tfos.resuming import course_of, files_note, position_note
+
+
+class Servers:
+    """Keep notes as JSON, and the answers of meetings, as ps:0 does."""
+
+    is_chief = True
+
+    def __init__(self) -> None:
+        self.texts: dict[str, bytes] = {}
+        self.meetings = Rendezvous(1)
+
+    def ps_client(self) -> Servers:
+        return self
+
+    def notes(self) -> dict[str, Any]:
+        return {name: msgspec.json.decode(text) for name, text in self.texts.items()}
+
+    def set_note(self, name: str, value: Any) -> None:
+        self.texts.pop(name, None)
+        if value is not None:
+            self.texts[name] = msgspec.json.encode(value)
+
+    def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> Any:
+        self.meetings.arrive(key, WorkerRank(0), value)
+        return self.meetings.result(key)
+
+
+def files_of(count: int, size_bytes: int = 1000) -> tuple[SourceFile, ...]:
+    root = "hdfs://namenode:8020/some/directory"
+    return tuple(SourceFile(f"{root}/part-{n:05d}.tfrecord", size_bytes) for n in range(count))
+
+
+def stand(
+    servers: Servers, files: tuple[SourceFile, ...], row: int, generation: int = 0
+) -> Position:
+    """Let the one worker note that it has handed out so many rows."""
+    place = Place(0, 0, 0, row, 0, 1) if row else Place(0)
+    at = Position(fingerprint(files), None, 1, generation, 0, 1, place)
+    if row:
+        servers.set_note(*files_note("train", files))
+        servers.set_note(position_note("train", 0), at)
+    return at
+
+
+def test_files_too_many_to_be_listed_go_on_and_are_still_compared():
+    files, servers = files_of(10_000), Servers()
+    assert files_note("train", files)[1] is None
+    stand(servers, files, row=3)
+    own = stand(servers, files, row=0)
+    others = files_of(10_000, size_bytes=999)
+    with pytest.raises(FileChanged, match="fingerprint"):
+        course_of(servers, "train", others, stand(servers, others, row=0))
+    assert course_of(servers, "train", files, own).stops == ((Place(0, 0, 0, 3, 0, 1),),)
+
+
+def test_a_second_call_in_the_same_run_goes_on_where_the_rows_are_then():
+    files, servers = files_of(2), Servers()
+    own = stand(servers, files, row=0)
+    assert course_of(servers, "train", files, own).generation == 0
+    stand(servers, files, row=3)
+    again = course_of(servers, "train", files, own)
+    assert (again.generation, again.stops) == (1, ((Place(0, 0, 0, 3, 0, 1),),))
+    stand(servers, files, row=5, generation=1)
+    assert len(course_of(servers, "train", files, own).stops) == 2
+
+
+@pytest.mark.parametrize("what", ["course", "worker/0", "files"])
+def test_notes_that_are_no_positions_are_named(what):
+    files, servers = files_of(2), Servers()
+    own = stand(servers, files, row=3)
+    servers.set_note(f"reading/train/{what}", ["elsewhere"])
+    with pytest.raises(SettingsError, match=r"reading/train/\.\.\. are no positions"):
+        course_of(servers, "train", files, own)
