@@ -275,6 +275,7 @@ class Gate(Generic[Gradient]):
             self._arriving.discard(worker)
             if self._closed is None:  # else nobody waits any more
                 self.execute(self._policy.on_lost(worker))
+                self._drop_replaced(worker)  # also what it had pushed before it left
             return True
 
     @contextlib.contextmanager

@@ -130,13 +130,14 @@ class Model:
         if self.mode == "ssp":
             self._drop(rank)
             self.leave(rank)
-        elif self.has_barrier and rank in self.members and not self.broken:
-            if self.continues:
+        elif self.has_barrier and not self.broken:
+            if self.continues or rank not in self.members:
                 self.members.discard(rank)
                 self._drop(rank)
                 self._go_on()
             else:
                 self.broken = True
+                self._answer([name for name, kind in self.waiting.items() if kind == "nan"])
                 self.waiting.clear()
                 for held in self.held.values():
                     held.clear()

@@ -280,6 +280,19 @@ def run_machine(num_examples: int, num_steps: int, *, derandomize: bool = True) 
 
 
 @pytest.mark.fault("F06")
+def test_what_a_worker_pushed_before_it_left_and_was_lost_is_not_applied():
+    bed = GateBed("sync", 0, "continue")
+    assert bed.push(Name(2, 0, 1), "full") == "gone"  # it waits for the others
+    assert bed.change(2, 0, "leave", 2) == "ack"
+    bed.service.worker_lost(2, 0)  # type: ignore[arg-type]
+    assert not bed.shard.gate.waiting
+    assert bed.push(Name(0, 0, 1), "full") == "gone"
+    assert bed.push(Name(1, 0, 1), "full") == "ack"
+    assert bed.counts()[0].tolist() == [1, 1, 0]
+    bed.service.stop("done")
+
+
+@pytest.mark.fault("F06")
 @pytest.mark.fault("F24")
 @pytest.mark.fault("F28")
 @pytest.mark.fault("F34")
