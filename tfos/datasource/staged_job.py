@@ -24,6 +24,8 @@ from feeding.filesystem.interface import FileStatus, FileSystem
 
 _logger = logging.getLogger(__name__)
 TEMPORARY, SUCCESS = "_temporary", "_SUCCESS"
+_Undo = list[tuple[str | None, str]]
+"""What a commit has done: (where it was, where it is now), None for a directory that it made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +68,14 @@ class StagedJob:
         """
         fs = filesystem_for(self.root)
         fs.mkdirs(self.root)
-        undo: list[tuple[str, str]] = []
+        undo: _Undo = []
         try:
             if self.replaces:
                 self._set_aside(fs, undo)
-            made = {self.root}
-            for file in files:
-                target = f"{self.root}/{file.name}"
-                directory = target.rpartition("/")[0]
-                if directory not in made:
-                    fs.mkdirs(directory)
-                    made.add(directory)
-                fs.rename(file.staged, target)
-                undo.append((file.staged, target))
+            self._move_in(fs, files, undo)
             fs.write(f"{self.root}/{SUCCESS}", b"")
         except BaseException:
-            for before, after in reversed(undo):
-                with _told(f"{after} could not be moved back to {before}"):
-                    fs.rename(after, before)
+            _take_back(fs, undo)
             raise
         self._clean(fs)
 
@@ -109,13 +101,27 @@ class StagedJob:
     def _aside(self) -> str:
         return f"{self._directory}/replaced"
 
-    def _set_aside(self, fs: FileSystem, undo: list[tuple[str, str]]) -> None:
+    def _set_aside(self, fs: FileSystem, undo: _Undo) -> None:
         aside = self._aside
         fs.mkdirs(aside)
         for entry in fs.entries(self.root):
             if entry.name != TEMPORARY:
                 fs.rename(entry.path, f"{aside}/{entry.name}")
                 undo.append((f"{self.root}/{entry.name}", f"{aside}/{entry.name}"))
+
+    def _move_in(self, fs: FileSystem, files: Iterable[StagedFile], undo: _Undo) -> None:
+        made = {self.root}
+        for file in files:
+            target = f"{self.root}/{file.name}"
+            parts = file.name.split("/")
+            for depth in range(1, len(parts)):
+                directory = "/".join([self.root, *parts[:depth]])
+                if directory not in made:
+                    made.add(directory)
+                    undo.append((None, directory))
+                    fs.mkdirs(directory)
+            fs.rename(file.staged, target)
+            undo.append((file.staged, target))
 
     def _clean(self, fs: FileSystem) -> None:
         with _told(f"{self._directory} could not be removed; remove it by hand"):
@@ -130,6 +136,17 @@ def status_of(path: str) -> FileStatus | None:
         return filesystem_for(path).status(path)
     except FileNotFoundError:
         return None
+
+
+def _take_back(fs: FileSystem, undo: _Undo) -> None:
+    """Undo the last step first: what was there needs the places of new directories."""
+    for before, after in reversed(undo):
+        if before is None:
+            with contextlib.suppress(OSError):  # it holds what was there before, or another's files
+                fs.delete(after)
+            continue
+        with _told(f"{after} could not be moved back to {before}"):
+            fs.rename(after, before)
 
 
 @contextlib.contextmanager

@@ -51,11 +51,12 @@ def test_a_job_that_replaces_leaves_nothing_old(old):
 
 
 @pytest.mark.parametrize("replaces", [False, True])
-@pytest.mark.parametrize("failing", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("failing", [0, 1, 2, 3, 4, 5])
 def test_a_commit_that_fails_half_way_leaves_what_was_there(old, monkeypatch, replaces, failing):
     job = StagedJob(str(old), "j", replaces=replaces, makes_root=False)
-    files = staged(job, "part-j", "day=2/part-j")
+    files = staged(job, "part-j", "day=1/part-j", "day=2/hour=3/part-j")
     before = {name: text for name, text in seen(old).items() if text == "old"}
+    there = set(old.glob("day*"))
     rename, calls = LocalFileSystem.rename, []
 
     def fail_once(self, source, target, *, overwrite=False):
@@ -65,13 +66,14 @@ def test_a_commit_that_fails_half_way_leaves_what_was_there(old, monkeypatch, re
         rename(self, source, target, overwrite=overwrite)
 
     monkeypatch.setattr(LocalFileSystem, "rename", fail_once)
-    if not replaces and failing >= 2:
+    if not replaces and failing >= 3:
         job.commit(files)
         return
     with pytest.raises(PermissionError):
         job.commit(files)
     job.abort()
     assert seen(old) == before
+    assert set(old.glob("day*")) == there
 
 
 def test_what_cannot_be_moved_back_is_kept(old, monkeypatch, caplog):
