@@ -67,7 +67,7 @@ def survey(records: Iterable[bytes]) -> dict[str, FeatureSurvey]:
     starts, lengths = ends - list(map(len, sample)), np.diff(ends, prepend=0)
     buffer = np.frombuffer(b"".join(sample), np.uint8)
     spans = np.empty((2, len(names), len(sample)), np.int64)
-    kernels.locate(buffer, starts, lengths, packed_names(names), spans)
+    _locate(buffer, starts, lengths, names, spans)
     found = {name: _found(buffer, name, spans[:, index]) for index, name in enumerate(names)}
     return {name: feature for name, feature in found.items() if feature is not None}
 
@@ -98,8 +98,16 @@ def decode_example(record: bytes) -> dict[str, list[Any]]:
     spans = np.empty((2, len(names), 1), np.int64)
     if names:
         whole = np.array([0]), np.array([len(record)])
-        kernels.locate(buffer, *whole, packed_names(names), spans)
+        _locate(buffer, *whole, names, spans)
     return {name: _values(buffer, name, spans[:, index]) for index, name in enumerate(names)}
+
+
+def _locate(
+    buffer: Array, starts: Array, lengths: Array, names: Sequence[str], spans: Array
+) -> None:
+    record = kernels.locate(buffer, starts, lengths, packed_names(names), spans)
+    if record >= 0:
+        raise DataError(f"record {record} is no tf.Example: a field is cut short")
 
 
 def _found(buffer: Array, name: str, spans: Array) -> FeatureSurvey | None:

@@ -50,6 +50,10 @@ def _feature(name: str, value: Any) -> bytes:
     if not array.size and not isinstance(value, np.ndarray):
         return b""  # an empty list of nobody knows what
     if array.dtype.kind == "f":
+        if isinstance(value, list | tuple) and all(isinstance(item, int) for item in value):
+            raise RowError(
+                f"feature {name!r} holds integers beyond int64, which no tf.Example takes"
+            )
         return _field(2, _field(1, np.ascontiguousarray(array, "<f4").tobytes()))
     if array.dtype.kind in "biu":
         return _field(3, _field(1, _varints(name, array)))

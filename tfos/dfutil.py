@@ -8,12 +8,11 @@ inside functions, TensorFlow never: its Example objects are taken, but not neede
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, RowError, SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, Row, StructType
@@ -94,20 +93,15 @@ def toTFExample(
 
     Raises:
         SettingsError: a column has a type that no record holds.
+        RowError: in a task: an array holds a null.
     """
     kinds = {name: _kind_of(name, dtype) for name, dtype in dtypes}
 
     def encode(rows: Iterable[Any]) -> Iterator[tuple[bytearray, None]]:
-        import numpy as np
-
         from feeding.example_writer import encode_example
 
         for row in rows:
-            values = {name: row[name] for name in kinds}
-            features = {
-                name: np.asarray(value, kinds[name]) if kinds[name] and value is not None else value
-                for name, value in values.items()
-            }
+            features = {name: _of_kind(name, kind, row[name]) for name, kind in kinds.items()}
             yield bytearray(encode_example(features)), None
 
     return encode
@@ -132,7 +126,8 @@ def fromTFExample(
 
     for item in iter:
         values = decode_example(_serialized(item))
-        yield Row(**{name: _value(name, each, binary_features) for name, each in values.items()})
+        # Not by keywords: a feature may be called "cls".
+        yield Row(*values)(*(_value(name, each, binary_features) for name, each in values.items()))
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructType:
@@ -164,12 +159,11 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
 
 def _complete(session: Any, path: str) -> str:
     """Return a path on the file system that Spark would take it to be on."""
-    from tfos.paths import absolute_path
+    from tfos.datasource.listing import path_on
     from tfos.spark_facts import classic_context
 
     hadoop = classic_context(session)._jsc.hadoopConfiguration()
-    default_fs = hadoop.get("fs.defaultFS") or "file:///"
-    return absolute_path(path, default_fs=default_fs, working_dir=os.getcwd())
+    return path_on(path, hadoop.get("fs.defaultFS") or "file:///")
 
 
 def _with_doubles(schema: StructType) -> StructType:
@@ -195,6 +189,20 @@ def _kind_of(name: str, dtype: str) -> str:
         f"column {name!r} is {dtype}; a tf.Example holds numbers, booleans, text, bytes, and "
         "arrays of these"
     )
+
+
+def _of_kind(name: str, kind: str, value: Any) -> Any:
+    """Return a value of a row as the array that it is written as; text and bytes as they are."""
+    if isinstance(value, list | tuple) and None in value:
+        raise RowError(
+            f"column {name!r} has a null inside an array, which a tf.Example cannot hold; fill or "
+            "filter it"
+        )
+    if not kind or value is None:
+        return value
+    import numpy as np
+
+    return np.asarray(value, kind)
 
 
 def _serialized(item: Any) -> bytes:

@@ -8,6 +8,7 @@ Runs in: a Python process on the driver's host.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,13 +20,15 @@ from feeding.filesystem.hadoop_conf import (
     read_configuration,
     user_name,
 )
-from feeding.filesystem.location import parse
+from feeding.filesystem.location import HADOOP, LOCAL, parse
 from feeding.splits import SourceFile
 from tfos.datasource.options import TFRecordOptions
 from tfos.datasource.partition_paths import Kind, partition_kinds, partition_values
 from tfos.paths import absolute_path
 
 _MAGIC = frozenset("*?[{")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
+"""Hadoop's short way to say a scheme without a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,35 @@ def complete_path(path: str) -> str:
     """Return a path as Spark would mean it, with what makes it the same on every host.
 
     Without a scheme it is on `fs.defaultFS` of HADOOP_CONF_DIR, else on this host.
+
+    Raises:
+        SettingsError: it has a scheme, but no host where one is needed.
     """
     settings = read_configuration(configuration_directory(os.environ))
-    default_fs = settings.get("fs.defaultFS", "file:///")
-    user = user_name(os.environ)
-    return absolute_path(path, default_fs=default_fs, working_dir=os.getcwd(), user=user)
+    return path_on(path, settings.get("fs.defaultFS", "file:///"), user_name(os.environ))
+
+
+def path_on(path: str, default_fs: str, user: str = "") -> str:
+    """Return a path as listings name it, without a scheme on `default_fs`.
+
+    Raises:
+        SettingsError: it has a scheme, but no host where one is needed.
+    """
+    short = _ONE_SLASH.fullmatch(path)
+    if short is not None:
+        if short[1].lower() != LOCAL:
+            raise SettingsError(
+                f"{path!r} names no host; say {short[1]}://host/..., or a path alone, which is on "
+                "fs.defaultFS"
+            )
+        path = f"file://{short[2]}"
+    elif default_fs.startswith("file:") and "://" not in path:
+        path = f"file://{os.path.abspath(path)}"
+    whole = absolute_path(path, default_fs=default_fs, working_dir=os.getcwd(), user=user)
+    scheme, separator, rest = whole.partition("://")
+    if scheme.lower() in HADOOP | {LOCAL}:  # where two slashes are one
+        rest = re.sub("/+", "/", rest)
+    return f"{scheme}{separator}{rest}"
 
 
 def list_files(options: TFRecordOptions, *, may_be_empty: bool = False) -> Listing:

@@ -161,6 +161,21 @@ def test_a_batch_without_rows_is_no_bytes():
     assert ArrowEncoder(batch.schema).encode(batch).tobytes() == b""
 
 
+@pytest.mark.parametrize("tail", [b"\x09\x01", b"\x0d\x01\x02", b"\x0a\x05", b"\x0b"])
+def test_a_record_that_is_cut_short_is_not_surveyed_in_part(tail):
+    good = encode_example({"a": 1})
+    with pytest.raises(DataError, match=r"record 1 is no tf.Example"):
+        survey([good, good + tail, good])
+    with pytest.raises(DataError, match=r"record 0 is no tf.Example"):
+        decode_example(good + tail)
+
+
+@pytest.mark.parametrize("value", [[2**63, 1], [2**63, -1], [2**64], 2**64])
+def test_an_integer_beyond_int64_never_becomes_a_float(value):
+    with pytest.raises(RowError, match="'x' holds"):
+        encode_example({"x": value})
+
+
 def test_a_survey_tells_kinds_numbers_and_gaps():
     rows: list[dict[str, Any]] = [{"a": 1, "t": "x", "l": [1.0]}, {"t": b"\xff", "l": [1.0, 2.0]}]
     found = survey(map(encode_example, rows))

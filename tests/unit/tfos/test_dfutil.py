@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, RowError, SettingsError
 from feeding.example_survey import decode_example
 from feeding.example_writer import encode_example
 from tfos import dfutil
@@ -43,6 +43,21 @@ def test_rows_become_records_and_rows_again():
 def test_every_byte_value_is_kept_and_none_is_null():
     records = [encode_example({"x": [b"1", b"2", b"3"]}), encode_example({"x": []})]
     assert [row.x for row in dfutil.fromTFExample(records)] == [["1", "2", "3"], None]
+
+
+def test_a_null_inside_an_array_is_refused_and_never_a_number():
+    for dtype, value in (
+        ("array<double>", [1.0, None]),
+        ("array<int>", [None]),
+        ("array<string>", [None]),
+    ):
+        with pytest.raises(RowError, match="'x' has a null inside an array"):
+            list(dfutil.toTFExample([("x", dtype)])([{"x": value}]))
+
+
+def test_a_feature_may_have_any_name():
+    (row,) = dfutil.fromTFExample([encode_example({"cls": 1, "self": 2, "a b": 3})])
+    assert row.asDict() == {"a b": 3, "cls": 1, "self": 2}
 
 
 def test_partitions_are_not_kept_in_a_list():
