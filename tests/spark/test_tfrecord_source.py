@@ -11,7 +11,7 @@ import pytest
 import tfos
 from feeding.example_survey import decode_example
 from feeding.example_writer import encode_example
-from feeding.tfrecord import RecordReader, RecordWriter
+from feeding.tfrecord import RecordWriter
 from tests.spark.conftest import REPO
 
 pytestmark = [
@@ -83,27 +83,17 @@ def as_bytes(row):
     return tuple(bytes(v) if isinstance(v, bytearray) else v for v in row)
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_every_type_comes_back_with_its_nulls(session, tmp_path, compression):
-    df = session.createDataFrame(ROWS, SCHEMA).repartition(3)
-    write(df, tmp_path / "data", compression=compression)
-    ends = ".tfrecord.gz" if compression == "gzip" else ".tfrecord"
-    assert [name.endswith(ends) for name in names(tmp_path / "data")] == [False, True, True, True]
+def test_every_type_comes_back_with_its_nulls(session, tmp_path):
+    df = session.createDataFrame(ROWS, SCHEMA)
+    write(df.where("long < 20L << 40").coalesce(1), tmp_path / "data")
+    rest = df.where("long IS NULL OR long >= 20L << 40").repartition(2)
+    write(rest, tmp_path / "data", compression="gzip")
+    ends = [name.partition(".")[2].partition(".")[2] for name in names(tmp_path / "data")]
+    assert sorted(ends) == ["", "tfrecord", "tfrecord.gz", "tfrecord.gz"]
     found = read(session, tmp_path / "data", schema=SCHEMA)
     assert found.schema == df.schema
     in_order = lambda row: (row[4] is not None, row[4])  # noqa: E731
     assert sorted(map(as_bytes, found.collect()), key=in_order) == sorted(ROWS, key=in_order)
-
-
-def test_records_hold_what_rows_held_and_equal_the_codec_of_single_records(session, tmp_path):
-    write(session.createDataFrame(ROWS[:9], SCHEMA).coalesce(1), tmp_path / "data")
-    (path,) = (tmp_path / "data").glob("part-*")
-    with path.open("rb") as file:
-        records = [r for block in RecordReader(file, "a").blocks() for r in block.records()]
-    assert decode_example(records[3])["long"] == [3 << 40]
-    assert decode_example(records[3])["texts"] == [b"a", b"", b"3"]
-    assert "longs" in decode_example(records[3])
-    assert not decode_example(records[3])["longs"]
 
 
 def test_a_schema_is_inferred_from_several_files(session, tmp_path):
@@ -118,14 +108,6 @@ def test_a_schema_is_inferred_from_several_files(session, tmp_path):
         (2, [3], "x", None),
     ]
     assert dict(read(session, tmp_path, binaryFeatures="t").dtypes)["t"] == "binary"
-
-
-def test_a_feature_of_two_types_is_named_with_both_files(session, tmp_path):
-    write_file(tmp_path / "a", {"n": 1, "x": 1.0})
-    write_file(tmp_path / "b", {"n": 2, "x": 1})
-    with pytest.raises(Exception, match=r"'x' is a float32 list in \S+/a and a int64 list in"):
-        read(session, tmp_path)
-    assert read(session, tmp_path, schema="n int").count() == 2
 
 
 HOSTILE = ["../../out", "..", "%2e%2e%2f", "a/b", "C:\\x", "\u20ac \uff0f", "", None, "k=v", "\n"]
@@ -218,18 +200,11 @@ def test_a_large_file_is_read_by_several_tasks_and_every_record_once(session, tm
     assert sorted(row.n for row in df.select("n").collect()) == list(range(4000))
 
 
-@pytest.mark.parametrize(
-    ("schema", "text"),
-    [
-        ("d decimal(9,2)", "column 'd' is decimal.9,2., which no Example holds; cast it to double"),
-        ("t timestamp", "cast it to string, or to a number with unix_micros"),
-        ("s struct<a:int>", "select its fields"),
-        ("n array<array<int>>", "flatten it"),
-    ],
-)
-def test_types_that_no_record_holds_are_refused_before_a_task_runs(session, tmp_path, schema, text):
-    with pytest.raises(Exception, match=text):
-        write(session.createDataFrame([], schema), tmp_path / "data")
+def test_types_that_no_record_holds_are_refused_before_a_task_runs(session, tmp_path):
+    with pytest.raises(
+        Exception, match=r"column 'd' is decimal.9,2., which no Example holds; cast"
+    ):
+        write(session.createDataFrame([], "d decimal(9,2)"), tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 

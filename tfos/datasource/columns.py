@@ -84,6 +84,11 @@ def check_partition_columns(schema: types.StructType, names: Iterable[str]) -> N
             raise SettingsError(
                 f"partitionBy names {name!r}; there are the columns {', '.join(schema.names)}"
             )
+        if name.startswith("."):
+            raise SettingsError(
+                f"partitionBy names {name!r}; readers pass over directories that begin with a dot, "
+                "rename it"
+            )
         kind = schema[name].dataType.simpleString()
         if kind not in WRITABLE_KINDS:
             raise SettingsError(

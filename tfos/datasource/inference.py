@@ -5,6 +5,8 @@ Runs in: a Python process on the driver's host.
 
 from __future__ import annotations
 
+import itertools
+
 from pyspark.sql.types import (
     DateType,
     IntegerType,
@@ -47,7 +49,11 @@ def infer_schema(listing: Listing, options: TFRecordOptions) -> StructType:
 def _surveyed(listing: Listing, options: TFRecordOptions) -> dict[str, FeatureSurvey]:
     found: dict[str, FeatureSurvey] = {}
     seen_in: dict[str, str] = {}
-    for file in listing.sample(options.sample_files):
+    sampled = listing.sample(options.sample_files)
+    others = (file for file in listing.files if file.size_bytes and file not in sampled)
+    for number, file in enumerate(itertools.chain(sampled, others)):
+        if found and number >= len(sampled):
+            break  # others count only where the sample is of empty files
         records = sample_of(file, options.bad_data(), num_records=options.sample_records)
         try:
             surveyed = survey(records)

@@ -16,11 +16,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from feeding.config import MIB
+from feeding.errors import DataError
 from feeding.splits import SourceFile, Split
 from tfos.datasource.columns import arrow_schema, check_schema, without
 from tfos.datasource.listing import Listing, list_files
 from tfos.datasource.options import TFRecordOptions
-from tfos.datasource.partition_paths import partition_value
+from tfos.datasource.partition_paths import NULL_NAME, partition_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,17 +103,25 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
                     yield pa.RecordBatch.from_arrays(in_order, schema=schema)
 
     def _plan(self, listing: Listing) -> list[FilePartition]:
-        kinds = {name: self._schema[name].dataType.simpleString() for name in self._apart}
         ranges = [
             FileRange(
                 split,
                 file.size_bytes,
-                tuple(partition_value(name, said[name], kind) for name, kind in kinds.items()),
+                tuple(self._value(name, said[name], file.path) for name in self._apart),
             )
             for file, said in zip(listing.files, listing.values, strict=True)
             for split in cut(file, self._options.partition_bytes)
         ]
         return [FilePartition(part) for part in pack(ranges, self._options.partition_bytes)]
+
+    def _value(self, name: str, said: str | None, path: str) -> Any:
+        field = self._schema[name]
+        if said is None and not field.nullable:
+            raise DataError(
+                f"{path} lies in the directory {name}={NULL_NAME}, which is null; the schema says "
+                f"that {name!r} is never null"
+            )
+        return partition_value(name, said, field.dataType.simpleString())
 
 
 def cut(file: SourceFile, partition_bytes: int) -> list[Split]:

@@ -201,17 +201,17 @@ def by_directory(
         return
     kept = batch.select([name for name in batch.schema.names if name not in partition_by])
     codes = np.zeros(batch.num_rows, np.int64)
-    names: list[str] = [""]
+    heads: list[str] = [""]
     for column in partition_by:
         coded = batch.column(column).dictionary_encode(null_encoding="encode")
         values = [directory_name(column, value) for value in coded.dictionary.to_pylist()]
         codes = codes * len(values) + coded.indices.to_numpy()
-        names = [f"{head}/{value}".lstrip("/") for head in names for value in values]
         present, codes = np.unique(codes, return_inverse=True)
-        names = [names[code] for code in present]
+        both = (divmod(code, len(values)) for code in present.tolist())
+        heads = [f"{heads[head]}/{values[value]}".lstrip("/") for head, value in both]
     order = np.argsort(codes, kind="stable")
-    bounds = np.searchsorted(codes[order], np.arange(len(names) + 1))
-    for number, name in enumerate(names):
+    bounds = np.searchsorted(codes[order], np.arange(len(heads) + 1))
+    for number, name in enumerate(heads):
         rows = order[bounds[number] : bounds[number + 1]]
         yield name, kept.take(rows)
 

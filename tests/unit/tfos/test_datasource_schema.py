@@ -1,0 +1,148 @@
+"""Columns of the format "tfrecord": what a sample of files says, what a schema may ask for."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tracemalloc
+
+import pytest
+
+from feeding.errors import DataError, SettingsError
+from feeding.example_writer import encode_example
+from feeding.tfrecord import RecordWriter
+from tfos.datasource.listing import list_files, path_on
+from tfos.datasource.options import TFRecordOptions
+
+pytestmark = pytest.mark.slow  # imports pyspark
+
+
+def write_file(path, *rows, is_gzip=False):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    out = io.BytesIO()
+    writer = RecordWriter(out)
+    for row in rows:
+        writer.write(encode_example(row))
+    path.write_bytes(gzip.compress(out.getvalue()) if is_gzip else out.getvalue())
+
+
+def columns(**kinds):
+    from pyspark.sql.types import StructType
+
+    schema = StructType()
+    for name, kind in kinds.items():
+        schema = schema.add(name, kind)
+    return schema
+
+
+def inferred(path, **options):
+    from tfos.datasource.inference import infer_schema
+
+    chosen = TFRecordOptions(paths=(str(path),), **options)
+    return infer_schema(list_files(chosen), chosen).simpleString()
+
+
+def test_files_without_records_do_not_hide_those_that_have_some(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no data file"):
+        inferred(tmp_path)
+    for number in range(20):
+        write_file(tmp_path / f"part-{number:02}.gz", is_gzip=True)
+    (tmp_path / "part-20").touch()
+    with pytest.raises(
+        DataError, match=r"21 files.* hold no tf.Example with a feature; give a sch"
+    ):
+        inferred(tmp_path)
+    write_file(tmp_path / "part-13.gz", {"n": 1, "l": []}, is_gzip=True)
+    assert inferred(tmp_path, sample_files=2) == "struct<n:bigint>"
+
+
+def test_a_feature_of_two_types_is_named_with_both_files(tmp_path):
+    write_file(tmp_path / "a", {"n": 1, "x": 1.0})
+    write_file(tmp_path / "b", {"n": 2, "x": 1})
+    with pytest.raises(DataError, match=r"'x' is a float32 list in \S+/a and a int64 list in"):
+        inferred(tmp_path)
+
+
+def test_a_partition_that_is_null_is_refused_where_the_schema_says_never(tmp_path):
+    from tfos.datasource.reader import RecordFilesReader
+
+    write_file(tmp_path / "p=__HIVE_DEFAULT_PARTITION__" / "a", {"n": 1})
+    options = TFRecordOptions(paths=(str(tmp_path),))
+    schema = columns(n="integer", p="string")
+    assert len(RecordFilesReader(schema, options).partitions()) == 1
+    schema["p"].nullable = False
+    with pytest.raises(DataError, match=r"/a lies in .*p=__HIVE.*'p' is never null"):
+        RecordFilesReader(schema, options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (lambda t: t.TimestampType(), "cast it to string, or to a number with unix_micros"),
+        (lambda t: t.StructType(), "select its fields"),
+        (lambda t: t.ArrayType(t.ArrayType(t.LongType())), "flatten it"),
+        (lambda t: t.MapType(t.StringType(), t.LongType()), "select its values"),
+    ],
+)
+def test_types_that_no_record_holds_are_refused_with_what_helps(kind, text):
+    from pyspark.sql import types
+
+    from tfos.datasource.columns import check_schema
+
+    with pytest.raises(SettingsError, match=text):
+        check_schema(types.StructType([types.StructField("x", kind(types))]), "Example")
+
+
+def test_partitions_that_readers_would_pass_over_are_refused():
+    from tfos.datasource.columns import check_partition_columns
+
+    schema = columns(**{"n": "integer", ".hidden": "integer", "_seen": "integer"})
+    check_partition_columns(schema, ["_seen"])
+    with pytest.raises(SettingsError, match=r"'.hidden'; readers pass over"):
+        check_partition_columns(schema, [".hidden"])
+
+
+def test_one_directory_has_its_partitions_however_its_path_is_said(tmp_path, monkeypatch):
+    root = tmp_path / "data"
+    write_file(root / "day=1" / "a", {"n": 1})
+    monkeypatch.chdir(tmp_path)
+    doubled = str(root).replace("/", "//")
+    for said in (root, f"{root}//", doubled, f"file:{root}", f"file://{doubled}", "./data"):
+        assert inferred(said) == "struct<n:bigint,day:int>", said
+    assert inferred(root / "day=1", base_path=doubled) == "struct<n:bigint,day:int>"
+
+
+@pytest.mark.parametrize(
+    ("path", "default_fs", "whole"),
+    [
+        ("/a//b", "hdfs://nn:1", "hdfs://nn:1/a/b"),
+        ("hdfs://nn//a", "file:///", "hdfs://nn/a"),
+        ("s3://bucket/a//b", "hdfs://nn:1", "s3://bucket/a//b"),
+        ("a", "hdfs://nn:1", "hdfs://nn:1/user/me/a"),
+        ("../a", "file:///", f"file://{os.path.dirname(os.getcwd()).rstrip('/')}/a"),
+    ],
+)
+def test_a_path_is_completed_as_listings_name_it(path, default_fs, whole):
+    assert path_on(path, default_fs, "me") == whole
+
+
+def test_a_scheme_without_a_host_is_refused():
+    with pytest.raises(SettingsError, match="'hdfs:/a' names no host; say hdfs://host"):
+        path_on("hdfs:/a", "file:///")
+
+
+def test_many_partitions_of_two_columns_cost_what_there_are():
+    import pyarrow as pa
+
+    from tfos.datasource.writer import by_directory
+
+    numbers = pa.array(range(500))
+    batch = pa.RecordBatch.from_pydict({"a": numbers, "b": numbers, "c": numbers})
+    tracemalloc.start()
+    try:
+        found = {name: rows.to_pylist() for name, rows in by_directory(batch, ("a", "b"))}
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # 250 000 names are more
+    finally:
+        tracemalloc.stop()
+    assert found == {f"a={n}/b={n}": [{"c": n}] for n in range(500)}
