@@ -281,14 +281,23 @@ def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
     load_indexes(storage, checkpoint, staging)
 
 
-def keep_newest(root: Root, count: int) -> list[int]:
+def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list[int]:
     """Remove all but the newest `count` complete checkpoints, and what those need.
 
     Incomplete steps older than the newest complete one go too. The newest complete checkpoint is
     never removed, nor anything newer.
 
+    Args:
+        root: the checkpoint directory.
+        count: how many, at least 1.
+        committed: the step that was just saved: if it cannot be read now, nothing is removed, for
+            what it says of older steps is not known.
+
     Returns:
         The steps that were removed.
+
+    Raises:
+        CheckpointError: the directory cannot be listed, or `committed` is not the newest.
     """
     if count < 1:
         raise CheckpointError(f"at least 1 checkpoint is kept, asked for {count}")
@@ -298,6 +307,10 @@ def keep_newest(root: Root, count: int) -> list[int]:
     for chain in itertools.islice(complete_chains(storage), count):
         newest = chain[0].step if newest is None else newest
         kept.update(each.step for each in chain)
+    if committed is not None and newest != committed:
+        raise CheckpointError(
+            f"step {committed} was saved, the newest that can be read is {newest}"
+        )
     if newest is None:
         return []
     steps = steps_on_disk(storage)

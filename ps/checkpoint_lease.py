@@ -7,8 +7,9 @@ Threads: `ps-lease` renews while the lease is held; the public calls from any, o
 
 An owner is a job, not a process: chief and driver of one cluster share a lease. Another job's is
 taken over when its process is certainly gone: on the same host when no process has its pid and
-start time; on any other host when it was not renewed for `SILENT_S`, watched here by our own
-monotonic clock. No wall clock is compared with another one.
+start time; on any other host when it was not renewed for `SILENT_S` of our own monotonic clock, of
+which only the time counts in which the file system answered. No wall clock is compared with another
+one.
 """
 
 from __future__ import annotations
@@ -85,6 +86,29 @@ def read_holder(data: bytes) -> Holder | None:
         return None
 
 
+class Silence:
+    """For how long what is seen has been the same, looked at again and again.
+
+    A look counts for as much as a few polls at most: a file system that was away has shown nothing
+    meanwhile, and a holder could not write.
+    """
+
+    def __init__(self, longest_look_s: float) -> None:
+        self._longest_look_s = longest_look_s
+        self._seen: bytes | None = None
+        self._looked_s = 0.0
+        self._silent_s = 0.0
+
+    def look(self, seen: bytes, now_s: float) -> float:
+        """Return for how many seconds this was seen."""
+        if seen != self._seen:
+            self._seen, self._silent_s = seen, 0.0
+        else:
+            self._silent_s += min(now_s - self._looked_s, self._longest_look_s)
+        self._looked_s = now_s
+        return self._silent_s
+
+
 class Lease:
     """A job's right to commit in one directory.
 
@@ -122,8 +146,8 @@ class Lease:
             CheckpointError: another job that lives, or may live, saves here; names it.
         """
         self._ended.clear()
+        silence = Silence(3 * _LOOK_S)
         watched: Holder | None = None
-        deadline_s = 0.0
         while True:
             with self._locked() as (holder, write):
                 if holder is not None and holder.owner == self._me.owner:
@@ -131,9 +155,9 @@ class Lease:
                         write(self._me)
                         self._keep_renewing()
                     return False
-                now_s = time.monotonic()
+                silent_s = silence.look(_encode(holder), time.monotonic())
                 gone = True if holder is None else is_gone(holder)
-                was_silent = gone is None and holder == watched and now_s >= deadline_s
+                was_silent = gone is None and holder == watched and silent_s >= self._silent_s
                 if holder is None or gone or was_silent:
                     self._note_takeover(holder)
                     write(self._me)
@@ -141,8 +165,7 @@ class Lease:
                     return True
                 if gone is False or (watched is not None and holder != watched):
                     raise self._refused(holder)
-                if watched is None:
-                    watched, deadline_s = holder, now_s + self._silent_s
+                watched = holder
             if self._ended.wait(min(_LOOK_S, self._silent_s)):
                 raise self._refused(holder)
 

@@ -131,7 +131,7 @@ class Saver:
                     path = commit(
                         storage, save_id, step=step, manifest=manifest, shards=shards, origin=origin
                     )
-                    _forget_older(storage, options)
+                    _forget_older(storage, options, step)
             except BaseException:
                 abort(storage, save_id)
                 place.base = None
@@ -201,11 +201,11 @@ def _left_s(deadline_s: float) -> float:
     return left_s
 
 
-def _forget_older(storage: Storage, options: SaveOptions) -> None:
+def _forget_older(storage: Storage, options: SaveOptions, step: int) -> None:
     """Remove what is not to be kept; the checkpoint is committed, whatever comes of this."""
     if options.keep is None:
         return
     try:
-        keep_newest(storage, options.keep)
+        keep_newest(storage, options.keep, committed=step)
     except (CheckpointError, OSError) as error:
         _logger.warning("older checkpoints in %s were not removed: %s", storage.where(), error)

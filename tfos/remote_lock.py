@@ -31,7 +31,7 @@ import msgspec
 from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.location import HADOOP, Location
 from ps.checkpoint_format import STAGING_PREFIX
-from ps.checkpoint_lease import Holder, is_gone, read_holder, this_process
+from ps.checkpoint_lease import Holder, Silence, is_gone, read_holder, this_process
 from ps.errors import CheckpointError
 
 _logger = logging.getLogger(__name__)
@@ -45,29 +45,6 @@ POLL_S = 0.2
 SETTLE_S = 0.3
 _MAX_NBYTES = 1 << 20
 _MAX_REMEMBERED = 256
-
-
-class Silence:
-    """For how long what is seen has been the same, looked at again and again.
-
-    A look counts for as much as a few polls at most: a file system that was away has shown nothing
-    meanwhile, and a holder could not write.
-    """
-
-    def __init__(self, longest_look_s: float) -> None:
-        self._longest_look_s = longest_look_s
-        self._seen: bytes | None = None
-        self._looked_s = 0.0
-        self._silent_s = 0.0
-
-    def look(self, seen: bytes, now_s: float) -> float:
-        """Return for how many seconds this was seen."""
-        if seen != self._seen:
-            self._seen, self._silent_s = seen, 0.0
-        else:
-            self._silent_s += min(now_s - self._looked_s, self._longest_look_s)
-        self._looked_s = now_s
-        return self._silent_s
 
 
 class RemoteLock:
@@ -95,7 +72,8 @@ class RemoteLock:
         """
         mine = this_process(secrets.token_hex(8))
         lock = _LockFile(self._fs, directory, name)
-        self._take(lock, mine)
+        if self._take(lock, mine):
+            lock.remove_unfinished()
         ended = threading.Event()
         quick = _LockFile(self._cleaning, directory, name)
         keeper = threading.Thread(
@@ -109,22 +87,25 @@ class RemoteLock:
             keeper.join()
             self._give_back(quick, mine)
 
-    def _take(self, lock: _LockFile, mine: Holder) -> None:
+    def _take(self, lock: _LockFile, mine: Holder) -> bool:
+        """Wait for the lock; returns whether it was taken away from one that is gone."""
+        is_taken_away = False
         silence = Silence(3 * POLL_S)
         deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             if lock.make(mine) and lock.is_settled(mine):
-                return
+                return is_taken_away
             found = lock.read()
             holder = read_holder(found) if found else None
             if holder is not None and holder.owner == mine.owner and lock.is_settled(mine):
-                return  # the answer to an earlier attempt was lost
+                return is_taken_away  # the answer to an earlier attempt was lost
             silent_s = silence.look(found, time.monotonic())
             if holder is not None and (holder.owner in self._given_back or is_gone(holder)):
                 silent_s = SILENT_S
             if found and silent_s >= SILENT_S:
                 _logger.warning("%s: taken away from %s, which is gone", lock.path, _named(holder))
                 lock.take_away(found)
+                is_taken_away = True
             elif time.monotonic() >= deadline_s:
                 raise CheckpointError(
                     f"{lock.path} is kept by {_named(holder)} for more than {TIMEOUT_S:.0f} s"
@@ -172,14 +153,16 @@ class _LockFile:
     def __init__(self, fs: FileSystem, directory: Location, name: str) -> None:
         self._fs = fs
         self._is_exclusive = directory.scheme in HADOOP
+        self._directory = directory
+        self._unfinished = (f".{name}.", f"..{name}.lock.")
+        """How the names begin under which this file and the locked one are written."""
         self.path = str(directory.child(f".{name}.lock"))
-        self._aside = str(directory.child(f"{STAGING_PREFIX}{secrets.token_hex(8)}"))
 
     def make(self, holder: Holder) -> bool:
         """Make the file, unless there is one."""
         try:
             self._fs.write(self.path, msgspec.json.encode(holder), overwrite=False)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # the latter: see remove_unfinished
             return False
         return True
 
@@ -203,15 +186,27 @@ class _LockFile:
 
     def take_away(self, found: bytes) -> None:
         """Remove the file if its content is `found`; of many who try this, one renames it."""
+        aside = str(self._directory.child(f"{STAGING_PREFIX}{secrets.token_hex(8)}"))
         try:
-            self._fs.rename(self.path, self._aside)
+            self._fs.rename(self.path, aside)
         except FileNotFoundError:
             return
-        if _read(self._fs, self._aside) == found:
-            self._fs.delete(self._aside)
+        if _read(self._fs, aside) == found:
+            self._fs.delete(aside)
             return
-        with suppress(FileExistsError):  # somebody else's, made meanwhile: back to its place
-            self._fs.rename(self._aside, self.path)
+        # Somebody else's, made meanwhile: back to its place, if nobody has taken or cleaned it.
+        with suppress(FileExistsError, FileNotFoundError):
+            self._fs.rename(aside, self.path)
+
+    def remove_unfinished(self) -> None:
+        """Remove what a holder has left that was killed while it wrote; only with the lock.
+
+        Another one that waits for the lock may lose its attempt, and makes another.
+        """
+        with suppress(OSError):
+            for entry in self._fs.entries(str(self._directory)):
+                if entry.name.startswith(self._unfinished) and entry.name.endswith(".tmp"):
+                    self._fs.delete(entry.path)
 
     def remove(self) -> None:
         self._fs.delete(self.path)

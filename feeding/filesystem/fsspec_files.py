@@ -247,7 +247,9 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         return fsspec.core.url_to_fs(str(somewhere))[0]
     except ImportError as error:
         raise MissingPackage(f"{somewhere.scheme}:// needs another package: {error}") from error
-    except ValueError as error:
+    except OSError as error:  # some packages connect at once
+        raise _with_path(error, "connect", somewhere) from error
+    except Exception as error:  # ValueError, or what a package says of arguments that it lacks
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
 
 

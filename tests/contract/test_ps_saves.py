@@ -14,6 +14,7 @@ import pytest
 from ps import checkpoint_reader as reading
 from ps import messages
 from ps.checkpoint import Base, Origin, Portion, abort, commit, write_shard
+from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_restore import Restoring, verify
 from ps.client import PSClient
 from ps.dense import DenseShard
@@ -22,7 +23,7 @@ from ps.params import SGD, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.saver import SaveOptions
 from ps.server import PSServer
 from ps.shard_saving import restore_into
-from ps.storage import storage_at
+from ps.storage import Storage, storage_at
 from rpc.connection import connect
 from rpc.errors import DeadlineExceeded
 from rpc.handshake import Identity, Role
@@ -86,13 +87,41 @@ def test_options_that_keep_nothing_are_refused(options: dict[str, Any]):
 def test_a_save_is_one_also_if_older_ones_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("ps.saver.keep_newest", fails)
     with seeded(make_manifest()) as (_, client):
         assert client.save(tmp_path, 1, options=SaveOptions(keep=1)) == str(tmp_path / "step-1")
     assert "older checkpoints in" in caplog.text
+
+
+@pytest.mark.fault("F40")
+def test_nothing_is_removed_while_the_save_just_made_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Only its manifest says that step 9 was given up: to believe step 9 would remove step 1."""
+    manifest = make_manifest()
+    with seeded(manifest) as (_, client):
+        for step in (1, 9):
+            client.save(tmp_path, step)
+    with cluster("inproc", num_servers=2) as bed:
+        client = bed.client()
+        assert client.restore(tmp_path, step=1) == 1
+        read = reading.read_step
+
+        def away(storage: Storage, step: int) -> Checkpoint:
+            if step == 2:
+                raise CheckpointError("step 2 has no readable manifest: no answer")
+            return read(storage, step)
+
+        monkeypatch.setattr(reading, "read_step", away)
+        client.save(tmp_path, 2, options=SaveOptions(keep=1))
+        assert "step 2 was saved, the newest that can be read is 9" in caplog.text
+        assert steps_in(tmp_path) == [9, 2, 1]
+        monkeypatch.undo()
+        client.save(tmp_path, 3, options=SaveOptions(keep=1))
+    assert steps_in(tmp_path) == [3]
 
 
 def test_what_a_late_server_wrote_of_a_failed_save_goes_with_the_next(tmp_path: Path):

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.staging import staging_name
 from ps.checkpoint_lease import LEASE_NAME, Lease, this_process
 from ps.errors import CheckpointError
 from ps.storage import Storage, storage_at
 from tests.ps_bed import wait_until
 from tfos import remote_lock
-from tfos.remote_lock import Silence
 from tfos.remote_storage import Storages
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -158,6 +158,7 @@ def test_the_lock_and_lease_of_a_process_that_ended_here_are_taken_over(remote, 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     for name in (LEASE_NAME, LOCK):
         put(remote, name, ended.stdout)
+        put(remote, staging_name(name), b"killed while it wrote")
     lease = Lease(remote, "next")
     assert lease.take()
     assert "taking over from job 'dead'" in caplog.text
@@ -185,13 +186,6 @@ def test_a_lock_of_another_host_is_taken_away_only_when_it_is_silent(remote, mon
     assert lease.take()
     lease.release()
     assert remote.names() == []
-
-
-def test_silence_counts_only_while_the_file_system_answers():
-    silence = Silence(longest_look_s=0.6)
-    assert [silence.look(b"a", now_s) for now_s in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
-    assert silence.look(b"a", 61.0) == 1.6  # it was away for a minute
-    assert silence.look(b"b", 61.2) == 0.0
 
 
 @pytest.mark.fault("F43")
@@ -240,6 +234,15 @@ def test_a_full_staging_directory_is_named_with_its_free_space(tmp_path):
     assert f"files are collected in {tmp_path} first, where " in told
     assert told.endswith(" MB are free")
     assert left == "[] []"
+
+
+@pytest.mark.fault("F40")
+@pytest.mark.parametrize(
+    ("root", "error"), [("ftp://127.0.0.1:1/x", OSError), ("github://a/b", CheckpointError)]
+)
+def test_what_fsspec_cannot_open_is_a_typed_error_with_the_url(root, error):
+    with pytest.raises(error, match=root):
+        Storages()(root)
 
 
 @pytest.mark.attack("A18")

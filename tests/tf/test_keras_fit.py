@@ -326,6 +326,28 @@ def test_exports_to_a_url_are_replaced_whole_and_load_again(cluster):
         load_model(f"{root}/none.keras")
 
 
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_an_export_never_takes_the_place_of_other_files(cluster, tmp_path, place):
+    root = f"memory://exports/{secrets.token_hex(4)}" if place == "memory" else str(tmp_path)
+    fs = filesystem_for(root)
+    fs.write(f"{root}/run.keras/data/rows", b"mine")
+    for path in (root, f"{root}/run.keras"):
+        with pytest.raises(SettingsError, match=r"no exported model.*name a path below it"):
+            export(make_model(), path, cluster.contexts[0])
+    with fs.open(f"{root}/run.keras/data/rows") as file:
+        assert file.read_range(0, 9) == b"mine"
+
+
+def test_a_link_to_a_model_is_replaced_and_not_what_it_leads_to(cluster, tmp_path):
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "saved_model.pb").write_bytes(b"old")
+    (tmp_path / "current").symlink_to("v1")
+    export(make_model(), str(tmp_path / "current"), cluster.contexts[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["current", "v1"]
+    assert (tmp_path / "v1" / "saved_model.pb").read_bytes() == b"old"
+    assert not (tmp_path / "current").is_symlink()
+
+
 @pytest.mark.attack("A18")
 def test_exports_that_cannot_work_are_refused(cluster, tmp_path):
     ctx = cluster.contexts[0]

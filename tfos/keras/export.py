@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import keras
 
 from feeding.errors import PathError
+from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.location import LOCAL, Location, parse
 from tfos import remote_files
 from tfos.errors import SettingsError
@@ -37,8 +38,9 @@ class PathContext(Protocol):
 def export(model: Any, path: str, ctx: PathContext) -> str:
     """Write the model with the servers' newest parameters.
 
-    Call it on one worker, usually `if ctx.is_chief:`. An existing file or directory is replaced
-    once the new one is complete; before that it stays as it was.
+    Call it on one worker, usually `if ctx.is_chief:`. An existing file or SavedModel is replaced
+    once the new one is complete; before that it stays as it was. A directory that holds anything
+    else is refused.
 
     Args:
         model: any Keras model, distributed or not.
@@ -62,6 +64,7 @@ def export(model: Any, path: str, ctx: PathContext) -> str:
             "model.build(input_shape)"
         )
     target = _location(ctx.absolute_path(os.fspath(path)))
+    _refuse_other_content(target)
     if target.scheme == LOCAL:
         _export_here(model, Path(target.path))
         return target.path
@@ -102,6 +105,21 @@ def _location(path: str) -> Location:
         raise SettingsError(str(error)) from error
 
 
+def _refuse_other_content(target: Location) -> None:
+    """Refuse a directory whose content is no SavedModel: to replace it would remove all of it."""
+    try:
+        found = filesystem_for(str(target)).entries(str(target))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PathError as error:
+        raise SettingsError(f"cannot export to {target}: {error}") from error
+    if found and (_is_file(target.name) or "saved_model.pb" not in {each.name for each in found}):
+        raise SettingsError(
+            f"{target} is a directory with {found[0].name!a} in it and no exported model, and an "
+            "export takes the place of all that is there; name a path below it"
+        )
+
+
 def _is_file(name: str) -> bool:
     return name.endswith(".keras")
 
@@ -140,7 +158,7 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         with contextlib.suppress(FileNotFoundError):

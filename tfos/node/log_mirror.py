@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from feeding.errors import FeedError, PathError
+from feeding.errors import PathError, StorageUnavailable
 from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.location import parse
@@ -87,22 +88,24 @@ class LogMirror:
         self._send_changed()
 
     def _send_changed(self) -> None:
-        try:
-            for name, path, state in self._changed():
+        failure: Exception | None = None
+        for name, path, state in self._changed():
+            try:
                 self._fs.write(str(self._target.child(name)), partial(file_pieces, path, state[0]))
                 self._sent[name] = state
-        except (OSError, FeedError) as error:
-            if not self._is_failing:
-                _logger.warning(
-                    "log files cannot be sent to %s: %s; it is tried again, training goes on",
-                    self._target,
-                    error,
-                )
-            self._is_failing = True
-        else:
-            if self._is_failing:
-                _logger.warning("log files are sent to %s again", self._target)
-            self._is_failing = False
+            except Exception as error:  # noqa: BLE001 - some packages raise their own kinds
+                failure = failure or error
+                if isinstance(error, StorageUnavailable):
+                    break  # the others would wait as long
+        if failure is None and self._is_failing:
+            _logger.warning("log files are sent to %s again", self._target)
+        elif failure is not None and not self._is_failing:
+            _logger.warning(
+                "log files cannot be sent to %s: %s; it is tried again, training goes on",
+                self._target,
+                failure,
+            )
+        self._is_failing = failure is not None
 
     def _changed(self) -> Iterator[tuple[str, Path, tuple[int, int]]]:
         """Yield regular files that were never sent, or that have changed since."""
@@ -110,9 +113,14 @@ class LogMirror:
             for each in sorted(names):
                 path = Path(directory, each)
                 name = path.relative_to(self._source).as_posix()
-                if name in self._refused or path.is_symlink() or not path.is_file():
+                if name in self._refused:
                     continue
-                found = path.stat()
+                try:
+                    found = path.lstat()
+                except FileNotFoundError:  # removed since it was listed
+                    continue
+                if not stat.S_ISREG(found.st_mode):
+                    continue
                 state = (found.st_size, found.st_mtime_ns)
                 if self._sent.get(name) != state and self._may_be_sent(name):
                     yield name, path, state

@@ -239,7 +239,7 @@ class WorkerProcess:
             return None
         try:
             mirror = LogMirror(directory, url)
-        except FeedError as error:
+        except (FeedError, OSError) as error:
             _logger.warning("no log files in %s: %s; training goes on", url, error)
             return None
         mirror.start()

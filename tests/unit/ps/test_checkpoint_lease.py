@@ -7,7 +7,14 @@ import sys
 import msgspec
 import pytest
 
-from ps.checkpoint_lease import LEASE_NAME, Holder, Lease, read_holder, this_process
+from ps.checkpoint_lease import (
+    LEASE_NAME,
+    Holder,
+    Lease,
+    Silence,
+    read_holder,
+    this_process,
+)
 from ps.errors import CheckpointError
 from ps.storage import storage_at
 from tests.ps_bed import wait_until
@@ -103,6 +110,34 @@ def test_a_renewed_lease_of_another_host_is_refused(tmp_path, storage, monkeypat
 
     monkeypatch.setattr(lease._ended, "wait", renew_meanwhile)
     with pytest.raises(CheckpointError, match=r"used by job 'other' \(host far, pid 4711\)"):
+        lease.take()
+    assert found(tmp_path) == elsewhere(beat=1)
+
+
+def test_silence_counts_only_while_the_file_system_answers():
+    silence = Silence(longest_look_s=0.6)
+    assert [silence.look(b"a", now_s) for now_s in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
+    assert silence.look(b"a", 61.0) == 1.6  # it was away for a minute
+    assert silence.look(b"b", 61.2) == 0.0
+
+
+@pytest.mark.fault("F43")
+def test_a_lease_that_nobody_could_renew_is_not_taken_over(tmp_path, storage, monkeypatch):
+    write(tmp_path, elsewhere())
+    lease = Lease(storage, "next", silent_s=60.0)
+    now_s = 0.0
+
+    def storage_is_away(_seconds: float) -> bool:
+        nonlocal now_s
+        if now_s:  # it is back for a while, and so is the lease's owner
+            write(tmp_path, elsewhere(beat=1))
+        now_s += 70.0
+        return False
+
+    monkeypatch.setattr("ps.checkpoint_lease.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("ps.storage._lock", lambda *_: None)
+    monkeypatch.setattr(lease._ended, "wait", storage_is_away)
+    with pytest.raises(CheckpointError, match="used by job 'other'"):
         lease.take()
     assert found(tmp_path) == elsewhere(beat=1)
 

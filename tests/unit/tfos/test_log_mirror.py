@@ -96,6 +96,44 @@ def test_a_log_directory_that_is_away_is_told_once_and_tried_again(places, monke
 
 
 @pytest.mark.fault("F40")
+@pytest.mark.parametrize("kind", [IsADirectoryError, RuntimeError])
+def test_a_file_that_cannot_be_sent_keeps_no_other_one_back(places, monkeypatch, caplog, kind):
+    here, there = places
+    write = LocalFileSystem.write
+
+    def refuse_one(fs: LocalFileSystem, path: str, content: Pieces) -> None:
+        if path.endswith("/a"):
+            raise kind("it is a directory there")
+        write(fs, path, content)
+
+    monkeypatch.setattr(LocalFileSystem, "write", refuse_one)
+    for name in "abc":
+        (here / name).write_text(name)
+    mirror = LogMirror(str(here), str(there))
+    mirror._send_changed()
+    (here / "c").write_text("more")
+    mirror._send_changed()
+    assert contents(there) == {"b": b"b", "c": b"more"}
+    assert len(caplog.records) == 1
+
+
+def test_a_file_that_is_removed_while_others_are_sent_is_passed_over(places, monkeypatch, caplog):
+    here, there = places
+    write = LocalFileSystem.write
+
+    def remove_next(fs: LocalFileSystem, path: str, content: Pieces) -> None:
+        (here / "b").unlink(missing_ok=True)
+        write(fs, path, content)
+
+    monkeypatch.setattr(LocalFileSystem, "write", remove_next)
+    for name in "abc":
+        (here / name).write_text(name)
+    LogMirror(str(here), str(there))._send_changed()
+    assert contents(there) == {"a": b"a", "c": b"c"}
+    assert caplog.records == []
+
+
+@pytest.mark.fault("F40")
 def test_the_end_does_not_wait_for_a_file_system_that_hangs(places, monkeypatch, caplog):
     here, there = places
     (here / "events").write_bytes(b"x")
