@@ -2,54 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.spark_programs import EXAMPLES, ROOT, number, separate, submit
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples" / "mnist"
-TIMEOUT_S = 280
-
-
-def submit(program: Path, *flags: str, executors: int = 3, cwd: Path) -> str:
-    """Run a program on local-cluster; return what it printed, or fail with it."""
-    spark_home = Path(os.environ["SPARK_HOME"])
-    result = subprocess.run(
-        [
-            *(str(spark_home / "bin" / "spark-submit"), "--master"),
-            *(f"local-cluster[{executors},1,1024]", "--driver-memory", "512m"),
-            *("--conf", "spark.ui.enabled=false", "--conf", "spark.executor.memory=512m"),
-            *(str(program), *flags),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-        cwd=cwd,
-        check=False,
-        env={
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "CUDA_VISIBLE_DEVICES": "-1",
-        },
-    )
-    assert result.returncode == 0, result.stdout[-8000:]
-    return result.stdout
-
-
-def number(output: str, pattern: str) -> float:
-    """Return the number that `pattern` finds in the output."""
-    found = re.search(pattern, output)
-    assert found, f"no {pattern!r} in:\n{output[-8000:]}"
-    return float(found[1])
 
 
 def test_digits_fed_by_spark_are_learned_and_the_model_predicts(tmp_path):
@@ -60,7 +21,7 @@ def test_digits_fed_by_spark_are_learned_and_the_model_predicts(tmp_path):
     assert list((tmp_path / "mnist_model" / "logs").rglob("*tfevents*"))
 
     flags = ("--cluster_size", "2", "--output", str(tmp_path / "predictions"))
-    output = submit(EXAMPLES / "mnist_inference.py", *flags, executors=2, cwd=tmp_path)
+    output = submit(EXAMPLES / "mnist_inference.py", *flags, master=separate(2), cwd=tmp_path)
     assert number(output, r"predictions: (\d+)") == 1000
     assert number(output, r"right: ([01]\.\d+)") > 0.9
     written = [
@@ -84,7 +45,7 @@ def test_digits_in_record_files_are_learned(tmp_path):
     (written / "part-00007.parquet").write_bytes(b"of a run with more files")
     (written / "notes.txt").write_text("not ours")
     flags = ("--output", str(written), "--num_files", "3")
-    output = submit(EXAMPLES / "mnist_data_setup.py", *flags, executors=1, cwd=tmp_path)
+    output = submit(EXAMPLES / "mnist_data_setup.py", *flags, master=separate(1), cwd=tmp_path)
     assert number(output, r"written: (\d+)") == 4000
     names = sorted(path.name for path in written.iterdir())
     assert names == ["notes.txt", *(f"part-0000{n}.tfrecord" for n in range(3))]
