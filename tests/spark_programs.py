@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "mnist"
@@ -26,7 +29,7 @@ def submit(
     Returns what it printed, or fails with it.
     """
     spark_home = Path(os.environ["SPARK_HOME"])
-    result = subprocess.run(
+    run = subprocess.Popen(
         [
             *(str(spark_home / "bin" / "spark-submit"), "--master"),
             *(master or separate(3), "--driver-memory", "512m"),
@@ -36,9 +39,7 @@ def submit(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout_s,
         cwd=cwd,
-        check=False,
         env={
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,
@@ -46,9 +47,18 @@ def submit(
             "SPARK_LOCAL_IP": "127.0.0.1",
             "CUDA_VISIBLE_DEVICES": "-1",
         },
+        start_new_session=True,  # so that all of it can be ended: driver, JVM and executors
     )
-    assert result.returncode == 0, result.stdout[-8000:]
-    return result.stdout
+    try:
+        output, _ = run.communicate(timeout=timeout_s)
+    except BaseException as error:
+        os.killpg(run.pid, signal.SIGKILL)
+        output, _ = run.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        pytest.fail(f"{program.name} goes on after {timeout_s:.0f} s:\n{output[-8000:]}")
+    assert run.returncode == 0, output[-8000:]
+    return output
 
 
 def number(output: str, pattern: str) -> float:
