@@ -105,6 +105,10 @@ class EpochRows:
         self._trained_rows += piece.num_rows
         self.trained.add(piece.start, piece.stop)
 
+    def forget_partitions(self) -> None:
+        """The epoch's end was read: chunks are refused, whoever feeds them."""
+        self._partitions.clear()
+
     def close(self) -> int:
         """Nobody will hand out what is left: drop it and return how many rows that is."""
         left = self.in_flight_rows - self._handed

@@ -300,6 +300,7 @@ class FeedQueue:
         for number, rows in self._rows.items():
             if number <= epoch < self.epoch:
                 self.dropped_rows += rows.close()
+                rows.forget_partitions()
 
     def is_over(self, epoch: int) -> bool:
         """Whether the end of this epoch was read and all of its rows are trained or dropped."""

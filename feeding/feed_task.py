@@ -53,7 +53,7 @@ class FeedTask:
     def order(self, num_partitions: int) -> list[int]:
         """Return which partitions to run, in this order."""
         if self.again is not None:
-            return list(self.again)
+            return [partition for partition in self.again if partition < num_partitions]
         if self.shuffle is not None:
             return self.shuffle.partitions(self.epoch, num_partitions)
         return list(range(num_partitions))

@@ -41,6 +41,8 @@ class FeedReport:
     partition: int
     rows: int = 0
     """Of the partition, or those of them that were wanted."""
+    partition_rows: int = 0
+    """Of the partition as it was read now, wanted or not."""
     num_bytes: int = 0
     chunks: int = 0
     dropped_rows: int = 0
@@ -214,14 +216,16 @@ class Feeder:
             lane.look()
         lost = tuple(lane.lost for lane in self._lanes if lane.lost is not None)
         accepted = sum(lane.accepted_rows for lane in self._lanes)
+        # Rows nobody wants are still read to their end: their count is part of the report.
+        read = self._packer.rows_read + self._packer.skip(rows)
         total = self._selection.num_rows
         if total is None:
-            # Rows nobody wants are still read to their end: their count is part of the report.
-            total = self._packer.rows_read + self._packer.skip(rows)
+            total = read
             self._check_end(total)
         return FeedReport(
             partition=self._partition,
             rows=total,
+            partition_rows=read,
             num_bytes=sum(lane.sent_bytes for lane in self._lanes),
             chunks=sum(lane.sent_chunks for lane in self._lanes),
             dropped_rows=total - accepted,

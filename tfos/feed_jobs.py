@@ -210,7 +210,13 @@ class FeedJobs:
                 run.progress,
                 stall_s=run.task.config.feed_timeout_s,
             )
-            if self._feed_lost(run):
+            try:
+                is_open = self._feed_lost(run)
+            except BaseException:
+                # It may have taken the order back: rows of later epochs would never be read.
+                self._coordinator.act(lambda state: state.flush(feed, epoch))
+                raise
+            if is_open:
                 self._coordinator.act(lambda state: state.flush(feed, epoch))
             elif not self._coordinator.read(lambda state: state.unflushed(feed, epoch)):
                 return
@@ -230,7 +236,9 @@ class FeedJobs:
             )
             targets = self._coordinator.read(targets_of)
             task = dataclasses.replace(run.task, targets=targets, again=rows)
-            dropped = run.ledger.add(self._feed(run, task), again=True)
+            reports = self._feed(run, task) if targets else []
+            dropped = run.ledger.add(reports, again=True)
+            dropped += count - sum(report.rows for report in reports)
             if dropped:
                 self._console.warn(
                     f"{what}: {dropped} of {count} rows that were lost with {names} count as "

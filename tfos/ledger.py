@@ -31,6 +31,7 @@ class EpochLedger:
         self._epoch = epoch
         self._fed_rows = 0
         self._again_rows = 0
+        self._partition_rows: dict[int, int] = {}
         self._given_up: set[int] = set()
         self._accepted: dict[int, list[tuple[int, bytes]]] = {}
         """By worker: partition and packed rows, as the feed tasks reported them."""
@@ -40,13 +41,18 @@ class EpochLedger:
 
         Args:
             reports: of all its tasks.
-            again: whether it fed rows that had been fed before.
+            again: whether it fed rows that had been fed before. A partition that has another number
+                of rows now was computed otherwise: what was fed of it stands for no row of before.
         """
         dropped = 0
         for report in reports:
-            dropped += report.dropped_rows
             if not again:
                 self._fed_rows += report.rows
+                self._partition_rows[report.partition] = report.partition_rows
+            elif report.partition_rows != self._partition_rows.get(report.partition):
+                dropped += report.rows
+                continue
+            dropped += report.dropped_rows
             for worker, packed in report.accepted.items():
                 self._accepted.setdefault(worker, []).append((report.partition, packed))
                 if again:

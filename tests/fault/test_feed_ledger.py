@@ -231,6 +231,32 @@ def test_rows_that_nobody_can_take_any_more_are_dropped_and_counted():
         dying.channel.finish("input")
 
 
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("shuffle", [None, Shuffle(3, 64)], ids=["in order", "shuffled"])
+def test_rows_of_a_partition_that_is_another_one_when_fed_again_count_as_dropped(shuffle):
+    with workers(2) as (dying, other):
+        held, busy = Trainer(dying, most=0), Trainer(other)
+        ledger, both = EpochLedger("input", 0), [dying, other]
+        first = run(feed_task(both, shuffle=shuffle), 0, PAIRS[0])
+        ledger.add([first])
+        said = last(dying)
+        dying.listener.close()
+        again = ledger.take_lost({0: said})
+        task = feed_task(both, shuffle=shuffle, again=again)
+        report = run(task, 0, [*PAIRS[0], (0, 400)])
+        assert (first.partition_rows, report.partition_rows) == (400, 401)
+        assert report.dropped_rows == 0
+        assert ledger.add([report], again=True) == num_rows(again) > 0
+        end(other)
+        done = ledger.report({0: said, 1: last(other)}, ["w:0", "w:1"], seconds=1.0)
+        assert done.trained_rows == 400 - num_rows(again)
+        assert done.fed_rows == done.trained_rows + done.dropped_rows == 400
+        assert done.repeated_rows == num_rows(again)
+        assert len(busy.trained) == 400
+        held.go_on()
+        dying.channel.finish("input")
+
+
 @st.composite
 def feeds(draw: st.DrawFn) -> dict[str, Any]:
     kind = draw(st.sampled_from(["int", "float", "text", "list", "ragged", "tuple", "dict"]))

@@ -94,8 +94,11 @@ class Member:
         match event:
             case PhaseChanged(phase):
                 self.phase = phase
-            case FlushReached(feed):
-                self.flushes[feed] = event
+            case FlushReached(feed, epoch):
+                known = self.flushes.get(feed)
+                # The threads that wait for epochs may say it in another order.
+                if known is None or epoch >= known.epoch:
+                    self.flushes[feed] = event
             case BatchReport(feed):
                 self.batches[feed] = event
 

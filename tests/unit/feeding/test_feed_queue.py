@@ -247,6 +247,24 @@ def test_rows_that_were_read_ahead_and_lost_do_not_hold_up_the_epoch():
     assert epoch_of(queue, 0).trained_rows == 2
 
 
+def test_a_batch_that_the_trainer_has_is_not_dropped_with_what_was_read_ahead_and_lost():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1, 2))
+    queue.offer(chunk(3))
+    take(queue, pop_chunk(queue))
+    queue.count_taken(pop_chunk(queue).num_rows)
+    queue.flush(0)
+    assert queue.pop() == EpochEnd(0)
+    queue.close_epoch(0)
+    stats = consistent(queue)
+    assert (stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) == (0, 1, 2)
+    assert not queue.is_over(0)
+    queue.settle()
+    stats = consistent(queue)
+    assert (stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) == (2, 1, 0)
+    assert queue.is_over(0)
+
+
 def test_the_order_to_end_an_epoch_is_taken_back_until_its_end_is_read():
     queue = FeedQueue("input")
     queue.offer(chunk(1))
@@ -273,3 +291,21 @@ def test_a_claimed_partition_takes_rows_of_its_newest_feeder_only():
     assert consistent(queue).fed_rows == 2
     queue.offer(chunk(3), owner=8)
     assert consistent(queue).fed_rows == 3
+
+
+def test_what_was_accepted_of_each_partition_is_forgotten_once_the_epoch_is_over():
+    queue = FeedQueue("input")
+    queue.rows(0).claim(0, 7)
+    for number in range(100):
+        queue.offer(chunk(number), owner=7)
+    assert read(queue) == list(range(100))
+    queue.settle()
+    queue.close_epoch(0)
+    assert queue.rows(0).accepted_of(0).num_rows == 100
+    queue.flush(0)
+    assert read(queue) == ["end 0"]
+    queue.close_epoch(0)
+    assert queue.rows(0).accepted_of(0).num_rows == 0
+    assert epoch_of(queue, 0).trained_rows == 100
+    with pytest.raises(LateChunk):
+        queue.offer(chunk(100), owner=7)

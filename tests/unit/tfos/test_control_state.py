@@ -308,6 +308,13 @@ def test_a_flush_carries_the_counts_of_its_moment():
     assert state.members["worker:1"].feed("input") == final
 
 
+def test_ends_of_epochs_that_are_told_in_another_order_are_kept():
+    state = _running()
+    for epoch in (1, 0):
+        state.on_event(_id("worker:1"), messages.FlushReached("input", epoch), NOW)
+    assert [member.name for member in state.unflushed("input", 1)] == ["worker:0"]
+
+
 def test_an_orderly_end_is_no_failure():
     state = _running()
     assert _orders(state.finish(("input",)), messages.FinishFeed) == {"worker:0", "worker:1"}

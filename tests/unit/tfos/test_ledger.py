@@ -76,11 +76,14 @@ class Epoch:
     st.lists(st.integers(0, 30), max_size=5),
     st.lists(st.booleans(), min_size=5, max_size=5),
     st.integers(0, 2),
+    st.booleans(),
 )
-def test_every_row_is_trained_whatever_fails_and_all_are_counted(seed, sizes, retried, losses):
+def test_every_row_is_trained_whatever_fails_and_all_are_counted(
+    seed, sizes, retried, losses, returns
+):
     epoch, ledger = Epoch(seed, sizes), EpochLedger("input", 0)
     for partition, size in enumerate(sizes):
-        if retried[partition]:
+        if retried[partition] and not returns:
             assert epoch.task(partition, list(range(size)), fails=True) is None
         report = epoch.task(partition, list(range(size)))
         assert report is not None
@@ -93,6 +96,13 @@ def test_every_row_is_trained_whatever_fails_and_all_are_counted(seed, sizes, re
         ledger.add(epoch.feed_again(again), again=True)
         epoch.train_some()
     epoch.train_all()
+    if returns:  # the chief's main_fun, early: the rest is dropped
+        epoch.said[0] = epoch.random.randint(0, epoch.trained[0])
+        heard = {row for w, queue in enumerate(epoch.queues) for row in queue[: epoch.said[w]]}
+        done = ledger.report(epoch.last(), NAMES, seconds=1.0)
+        assert (done.fed_rows, done.trained_rows) == (sum(sizes), len(heard))
+        assert done.dropped_rows == sum(sizes) - len(heard)
+        return
     done = ledger.report(epoch.last(), NAMES, seconds=1.0)
     assert done.fed_rows == sum(sizes)
     assert (done.trained_rows, done.dropped_rows) == (sum(sizes), 0)

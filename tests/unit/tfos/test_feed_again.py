@@ -1,0 +1,171 @@
+"""The driver feeds again what is lost with a worker: orders and counts; jobs are played."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from feeding.accepted import Accepted
+from feeding.feed_task import FeedReport, FeedTask
+from rpc.address import Endpoint
+from rpc.handshake import Credentials
+from tfos.config import ClusterConfig
+from tfos.console import Console
+from tfos.control import messages
+from tfos.control.state import Action, ClusterState, Send
+from tfos.errors import FeedError
+from tfos.feed_jobs import FeedJobs
+from tfos.feed_request import FeedRequest
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
+
+ROWS = 30
+REQUEST = FeedRequest(
+    data=types.SimpleNamespace(mapPartitionsWithIndex=None), feed="input", feed_timeout_s=5.0
+)
+
+
+def node(name: str) -> messages.NodeId:
+    role, index = name.split(":")
+    return messages.NodeId(role, int(index), 0)
+
+
+class Played:
+    """A coordinator of three workers and a server; something happens when a wait begins."""
+
+    def __init__(self) -> None:
+        self.state = ClusterState(plan(4, 1), ClusterConfig())
+        self.state.move(ClusterPhase.RESERVED)
+        for at, name in enumerate(self.state.members):
+            self.state.on_register(messages.Register(node(name), "0", "host", 1000 + at), 0.0)
+        for name in self.state.members:
+            self.state.on_event(node(name), messages.Listening(Endpoint("127.0.0.1", 1)), 0.0)
+        self.happens: list[tuple[str, messages.Event]] = []
+        self.flushed: list[str] = []
+
+    @property
+    def phase(self) -> ClusterPhase:
+        return self.state.phase
+
+    def read(self, question: Callable[[ClusterState], Any]) -> Any:
+        return question(self.state)
+
+    def act(self, decide: Callable[[ClusterState], list[Action]]) -> None:
+        for action in decide(self.state):
+            if isinstance(action, Send) and isinstance(action.order, messages.Flush):
+                self.flushed.append(action.node.name)
+
+    def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+        while self.happens and not done(self.state):
+            name, event = self.happens.pop(0)
+            self.state.on_event(node(name), event, 0.0)
+        return done(self.state)
+
+    def lose(self, name: str) -> None:
+        lost = messages.NodeFailure(node(name), "host", 1, signal=9, message="killed")
+        self.happens.append((name, messages.Failed(lost)))
+
+    def reach(self, name: str, trained_rows: int) -> None:
+        rows = messages.EpochRows(0, trained_rows, trained_rows)
+        stats = messages.FeedSnapshot("input", trained_rows=trained_rows, epochs=(rows,))
+        self.happens.append((name, messages.FlushReached("input", 0, stats)))
+
+
+def jobs(played: Any, feed: Callable[[FeedTask], list[FeedReport]]) -> FeedJobs:
+    console = Console(enabled=False)
+    made = FeedJobs(None, played, Credentials.generate(), ClusterConfig(), console)
+    made._feed = lambda run, task: feed(task)  # type: ignore[method-assign]
+    return made
+
+
+def fed(task: FeedTask) -> list[FeedReport]:
+    """Each worker has accepted a third of the rows, or one of them what is fed again."""
+    if task.again is None:
+        thirds = {rank: Accepted([(rank * 10, 10, 0)]).pack() for rank in range(3)}
+        return [FeedReport(0, rows=ROWS, partition_rows=ROWS, accepted=thirds)]
+    assert task.again == {0: ((20, 30),)}
+    first = task.targets[0].worker
+    return [
+        FeedReport(
+            0, rows=10, partition_rows=ROWS, accepted={first: Accepted([(20, 10, 10)]).pack()}
+        )
+    ]
+
+
+@pytest.mark.fault("F01")
+def test_rows_lost_after_the_order_to_end_the_epoch_are_fed_again_and_the_epoch_ends():
+    played = Played()
+    played.reach("worker:1", 10)
+    played.lose("worker:2")
+    played.reach("worker:0", 20)
+    (epoch,) = jobs(played, fed).train(REQUEST).epochs
+    assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (ROWS, ROWS, 0)
+    assert epoch.repeated_rows == 10
+    assert played.flushed == ["worker:0", "worker:1", "worker:2", "worker:0", "worker:1"]
+
+
+@pytest.mark.fault("F01")
+def test_feeding_again_that_fails_or_is_interrupted_leaves_no_epoch_open():
+    def fails(task: FeedTask) -> list[FeedReport]:
+        if task.again is not None:
+            raise FeedError("epoch 0 of 'input' was interrupted")
+        return fed(task)
+
+    played = Played()
+    played.lose("worker:2")
+    with pytest.raises(FeedError, match="was interrupted"):
+        jobs(played, fails).train(REQUEST)
+    assert played.flushed == ["worker:0", "worker:1", "worker:2", "worker:0", "worker:1"]
+
+
+@pytest.mark.fault("F01")
+def test_rows_lost_when_every_other_main_fun_has_returned_are_dropped():
+    def only_once(task: FeedTask) -> list[FeedReport]:
+        assert task.again is None
+        return fed(task)
+
+    played = Played()
+    played.lose("worker:2")
+    final = [messages.EpochRows(0, 10, 10)]
+    for name in ("worker:0", "worker:1"):
+        snapshot = messages.FeedSnapshot("input", trained_rows=10, epochs=tuple(final))
+        played.happens.append((name, messages.Done((snapshot,))))
+    told: list[str] = []
+    made: Any = jobs(played, only_once)
+    made._console.warn = told.append
+
+    def at_once(done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+        for name, event in played.happens:
+            played.state.on_event(node(name), event, 0.0)
+        played.happens.clear()
+        return done(played.state)
+
+    played.wait = at_once  # type: ignore[method-assign]
+    (epoch,) = made.train(REQUEST).epochs
+    assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (ROWS, 20, 10)
+    assert "10 of 10 rows that were lost with worker:2 count as dropped" in told[0]
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("found", [[], [29], [31]], ids=["gone", "shorter", "longer"])
+def test_a_partition_that_is_cut_otherwise_when_fed_again_counts_as_dropped(found):
+    """Rows 20 to 29 of it are others than before: they are repeated rows, and those are lost."""
+
+    def changed(task: FeedTask) -> list[FeedReport]:
+        if task.again is None:
+            return fed(task)
+        (report,) = fed(task)
+        return [
+            FeedReport(0, rows=10, partition_rows=rows, accepted=report.accepted) for rows in found
+        ]
+
+    played = Played()
+    played.lose("worker:2")
+    played.reach("worker:0", 20 if found else 10)
+    played.reach("worker:1", 10)
+    (epoch,) = jobs(played, changed).train(REQUEST).epochs
+    assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (ROWS, 20, 10)
+    assert epoch.repeated_rows == (10 if found else 0)
