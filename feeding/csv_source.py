@@ -37,6 +37,8 @@ _TYPES = {
 }
 del _TYPES["float16"]  # pyarrow parses none
 _BOM = b"\xef\xbb\xbf"
+_EMPTY = {pa.lib.Type_STRING: "", pa.lib.Type_BINARY: b""}
+_TAKEN = '"\r\n\0'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +73,24 @@ class CsvRequest:
                 raise SettingsError(
                     f"column {name!r}: dtype {dtype!r} is not one of {', '.join(sorted(_TYPES))}"
                 )
+        if given is not None and len(set(given)) < len(given):
+            raise SettingsError(f"a column is asked for twice: {list(given)}")
         delimiter: object = self.delimiter
-        if not isinstance(delimiter, str) or len(delimiter.encode()) != 1:
-            raise SettingsError(f"delimiter must be one character, got {self.delimiter!r}")
-        if isinstance(self.header, str):
-            raise SettingsError(f"header must be True, False or names, got {self.header!r}")
+        if not isinstance(delimiter, str) or len(delimiter.encode()) != 1 or delimiter in _TAKEN:
+            raise SettingsError(
+                "delimiter must be one ASCII character, no quote and no line end, got "
+                f"{delimiter!r}"
+            )
+        self._check_header()
+
+    def _check_header(self) -> None:
+        names = self.header
+        if isinstance(names, bool):
+            return
+        if isinstance(names, str) or not names or not all(map(_is_text, names)):
+            raise SettingsError(f"header must be True, False or names, got {names!r}")
+        if len(set(names)) < len(names):
+            raise SettingsError(f"header names two columns alike: {list(names)}")
 
 
 class CsvSource(LineSource):
@@ -107,6 +122,8 @@ class CsvSource(LineSource):
             delimiter=request.delimiter, newlines_in_values=request.quoted_newlines
         )
         self._headers: dict[str, list[str]] = {}
+        self._bare: set[str] = set()
+        """Files that are one line without an end."""
         types = self._found_types()
         self._readers = [
             ColumnReader(column, column_spec(column), self._fill(column))
@@ -119,7 +136,7 @@ class CsvSource(LineSource):
             column_types=types,
             include_columns=list(types),
             null_values=[""],
-            strings_can_be_null=False,
+            strings_can_be_null=any(_is_of_text(types[name]) for name in request.nulls),
             check_utf8=True,
         )
 
@@ -146,15 +163,11 @@ class CsvSource(LineSource):
 
     def _whole(self, file: RangeReader, names: list[str]) -> Iterator[Columns]:
         """Yield the rows of a file in which a line end may stand within a value."""
-        stream = pa.PythonFile(self.stream(file), mode="r")
-        options = pa_csv.ReadOptions(
-            column_names=names,
-            skip_rows=int(self._request.header is True),
-            block_size=self._limits.block_bytes,
-        )
+        if self._request.header is True and file.path in self._bare:
+            return
         at = 0
         try:
-            for batch in pa_csv.open_csv(stream, options, self._format, self._convert):
+            for batch in self._streamed(file, names, self._convert):
                 yield tuple(reader(batch) for reader in self._readers)
                 at += batch.num_rows
         except BadValue as error:
@@ -163,6 +176,17 @@ class CsvSource(LineSource):
         except (pa.ArrowException, ValueError, DataError) as error:
             text = f"{file.path}: behind row {at}: {one_line(error)}"
             self.bad.skip(file.path, file.size_bytes, DataError(text))
+
+    def _streamed(
+        self, file: RangeReader, names: list[str], convert: pa_csv.ConvertOptions
+    ) -> pa_csv.CSVStreamingReader:
+        options = pa_csv.ReadOptions(
+            column_names=names,
+            skip_rows=int(self._request.header is True),
+            block_size=self._limits.block_bytes,
+        )
+        stream = pa.PythonFile(self.stream(file), mode="r")
+        return pa_csv.open_csv(stream, options, self._format, convert)
 
     def _parse(self, names: list[str], block: LineBlock) -> Columns:
         data = block.data
@@ -173,6 +197,11 @@ class CsvSource(LineSource):
         if not data.strip(b"\r\n"):
             return tuple(reader(_no_rows(reader)) for reader in self._readers)
         table = self._table(data, names, self._convert)
+        if _lines_without_end(data, table.num_rows, self._request.delimiter):
+            raise DataError(
+                "a quoted value does not end on its line; if values may hold line ends, pass "
+                "quoted_newlines=True"
+            )
         batch = table.combine_chunks().to_batches()[0]
         try:
             return tuple(reader(batch) for reader in self._readers)
@@ -211,7 +240,14 @@ class CsvSource(LineSource):
             text = io.StringIO(data[: _header_bytes(data)].decode())
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: line 1: it is no UTF-8: {error.reason}") from None
-        found = next(csv_format.reader(text, delimiter=self._request.delimiter), [])
+        if b"\n" not in data:
+            self._bare.add(path)
+        try:
+            found = next(csv_format.reader(text, delimiter=self._request.delimiter), [])
+        except csv_format.Error as error:
+            raise DataError(f"{path}: line 1: {error}; lines end in LF or CR LF") from None
+        if self._request.header and found and "\n" in found[-1]:
+            raise DataError(f"{path}: line 1: a quoted name does not end on its line")
         if not found:
             raise DataError(f"{path} has no first line to take the columns from")
         names = found if self._request.header else [f"_c{n}" for n in range(len(found))]
@@ -232,16 +268,26 @@ class CsvSource(LineSource):
 
     def _found_types(self) -> dict[str, pa.DataType]:
         """Return the types of the columns asked for, by the first file that has a row."""
+        rowless: dict[str, pa.DataType] | None = None
         for file in self.listed:
             if not file.size_bytes:
                 continue
             try:
-                return self._types_in(file.path)
+                types, has_rows = self._types_in(file.path)
             except DataError as error:
                 self.bad.skip(file.path, 0, error)
-        raise DataError(f"{self.listed[0].path} and {len(self.listed) - 1} other files are empty")
+                continue
+            if has_rows:
+                return types
+            rowless = rowless or types
+        if rowless is None:
+            raise DataError(
+                f"{self.listed[0].path} and {len(self.listed) - 1} other files are empty"
+            )
+        return rowless
 
-    def _types_in(self, path: str) -> dict[str, pa.DataType]:
+    def _types_in(self, path: str) -> tuple[dict[str, pa.DataType], bool]:
+        """Return types as far as this file tells, and whether it has a row to tell them by."""
         names = self._names(path)
         asked = self._request.columns
         said = dict(asked) if isinstance(asked, Mapping) else {}
@@ -249,32 +295,44 @@ class CsvSource(LineSource):
         for name in wanted:
             if name not in names:
                 raise DataError(f"{path} has no column {name!r}; it has {names}")
-        types = {name: _TYPES[said[name]] if name in said else None for name in wanted}
-        if None in types.values():
-            found = self._guessed(path, names)
-            types = {name: kind or found[name] for name, kind in types.items()}
-        return types
+        if all(name in said for name in wanted):
+            return {name: _TYPES[said[name]] for name in wanted}, True
+        found = self._guessed(path, names)
+        known = {each.name: each.type for each in found or () if each.type.id in DTYPES}
+        types = {
+            name: _TYPES[said[name]] if name in said else known.get(name, pa.string())
+            for name in wanted
+        }
+        return types, found is not None
 
-    def _guessed(self, path: str, names: list[str]) -> dict[str, pa.DataType]:
-        data = self._head(path)
-        if self._request.header is True:
-            data = data[_header_bytes(data) :]
-        if not data.strip(b"\r\n"):
-            return dict.fromkeys(names, pa.string())
+    def _guessed(self, path: str, names: list[str]) -> pa.Schema | None:
+        """Return the types of a file's first rows; None: it has no row."""
+        options = pa_csv.ConvertOptions(null_values=[""], timestamp_parsers=[])
         try:
-            options = pa_csv.ConvertOptions(null_values=[""], timestamp_parsers=[])
-            found = self._table(data, names, options).schema
-        except DataError as error:
+            if self._request.quoted_newlines:
+                return self._guessed_across_lines(path, names, options)
+            data = self._head(path)
+            if self._request.header is True:
+                data = data[_header_bytes(data) :]
+            return self._table(data, names, options).schema if data.strip(b"\r\n") else None
+        except (DataError, pa.ArrowException, ValueError) as error:
             raise DataError(
-                f"{path}: the types of its columns cannot be found: {error}; name them"
+                f"{path}: the types of its columns cannot be found: {one_line(error)}; name them"
             ) from None
-        known = set(DTYPES) | set(TEXTS)
-        return {each.name: each.type if each.type.id in known else pa.string() for each in found}
+
+    def _guessed_across_lines(
+        self, path: str, names: list[str], options: pa_csv.ConvertOptions
+    ) -> pa.Schema | None:
+        if self._request.header is True and path in self._bare:
+            return None
+        with contextlib.closing(self.opened(path)) as file:
+            found = self._streamed(file, names, options).schema
+        return None if all(pa.types.is_null(kind) for kind in found.types) else found
 
     def _fill(self, column: StoredColumn) -> Any:
         value = self._request.nulls.get(column.name)
         if value is None:
-            return None
+            return _EMPTY.get(column.type.id)
         try:
             return pa.scalar(value, column.type).as_py()
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
@@ -286,6 +344,27 @@ class CsvSource(LineSource):
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _is_of_text(kind: pa.DataType) -> bool:
+    return kind.id in TEXTS
+
+
+def _lines_without_end(data: bytes, num_rows: int, delimiter: str) -> bool:
+    """Whether a quoted value of whole lines goes on behind its line; pyarrow takes it as it is."""
+    if b'"' not in data:
+        return False
+    num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if num_rows < num_lines:
+        num_lines = sum(1 for line in data.split(b"\n") if line.strip(b"\r"))
+    last = data[data.rstrip(b"\r\n").rfind(b"\n") + 1 :].rstrip(b"\r\n")
+    if num_rows < num_lines:
+        return True
+    if not last.count(b'"') % 2:
+        return False
+    text = io.StringIO(last.decode(errors="replace") + "\n", newline="")
+    values = next(csv_format.reader(text, delimiter=delimiter), [""])
+    return "\n" in values[-1]
 
 
 def _header_bytes(data: bytes) -> int:

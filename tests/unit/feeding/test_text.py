@@ -156,6 +156,12 @@ BAD = {
         r"line 3: column 'n': null; pass nulls={'n': value}",
         [1, 3, 4],
     ),
+    "open quote": (
+        'n,s\n1,a\n2,"b\n3,c\n4,d"\n',
+        r"line 3: a quoted value does not end",
+        [1, 3, 4],
+    ),
+    "open quote at the end": ('n,s\n1,a\n2,"b\n', r"line 3: .*pass quoted_newlines=True", [1]),
     "too large": (f"n,s\n1,a\n2,b\n{2**64},c\n", r"line 4: .* invalid value", [1, 2]),
 }
 
@@ -180,6 +186,40 @@ def test_a_bad_line_is_named_or_left_out(tmp_path, name, caplog):
 def test_empty_values_are_replaced(tmp_path):
     (tmp_path / "a").write_text("n,s\n1,a\n,b\n")
     assert read(tmp_path, nulls={"n": -1}) == {"n": [1, -1], "s": ["a", "b"]}
+    (tmp_path / "a").write_text('n,s,t\n1,,\n2,"",c\n')
+    assert read(tmp_path, nulls={"s": "none"})["s"] == ["none", "none"]
+    assert read(tmp_path, nulls={"s": "none"})["t"] == ["", "c"]
+
+
+@pytest.mark.parametrize("quoted_newlines", [False, True])
+def test_a_file_of_a_header_alone_says_nothing_of_types(tmp_path, quoted_newlines):
+    (tmp_path / "a").write_text("n,s\n")
+    (tmp_path / "b").write_text("n,s")
+    (tmp_path / "c").write_text("n,s\n1,a\n")
+    found = read(tmp_path, quoted_newlines=quoted_newlines)
+    assert found == {"n": [1], "s": ["a"]}
+    (tmp_path / "c").unlink()
+    assert read(tmp_path, quoted_newlines=quoted_newlines) == {"n": [], "s": []}
+
+
+def test_types_are_found_where_a_value_goes_on_behind_the_last_line_end(tmp_path):
+    (tmp_path / "a").write_text('s,n\nx,1\n"y\n",2')
+    assert read(tmp_path, quoted_newlines=True) == {"s": ["x", "y\n"], "n": [1, 2]}
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"n,s\r1,a\r", "line 1: .*lines end in LF or CR LF"),
+        (b'n,"s\nt"\n1,a\n', "line 1: a quoted name does not end on its line"),
+        (b"n,s\n1,\xe9\n", "line 2: .*invalid UTF8"),
+    ],
+)
+def test_what_is_no_csv_in_utf8_is_named(tmp_path, data, expected):
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(DataError, match=f"a: {expected}"):
+        read(tmp_path)
 
 
 @pytest.mark.fault("F45")
@@ -248,7 +288,12 @@ def test_other_columns_and_changed_files_are_named(tmp_path):
         {"columns": "n"},
         {"columns": []},
         {"columns": {"n": "float16"}},
+        {"columns": ["n", "n"]},
         {"delimiter": "ab"},
+        {"delimiter": '"'},
+        {"delimiter": "\n"},
+        {"header": ["n", "n"]},
+        {"header": ["n", 1]},
         {"header": "n"},
         {"nulls": {"z": 1}},
         {"nulls": {"n": "x"}},
