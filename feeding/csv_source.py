@@ -23,7 +23,7 @@ from feeding.bad_data import BadData
 from feeding.column_cuts import Columns
 from feeding.errors import DataError, SettingsError
 from feeding.filesystem.interface import Path, RangeReader
-from feeding.parquet_columns import BadValue, ColumnReader, StoredColumn, column_spec
+from feeding.parquet_columns import BadValue, ColumnReader, StoredColumn, column_spec, held
 from feeding.parquet_footer import one_line
 from feeding.schema import Group, Schema
 from feeding.splits import Split
@@ -333,13 +333,7 @@ class CsvSource(LineSource):
         value = self._request.nulls.get(column.name)
         if value is None:
             return _EMPTY.get(column.type.id)
-        try:
-            return pa.scalar(value, column.type).as_py()
-        except (pa.ArrowException, ValueError, TypeError, OverflowError):
-            raise SettingsError(
-                f"nulls={{{column.name!r}: {value!r}}}: the column is {column.type}, which cannot "
-                "hold that"
-            ) from None
+        return held(column.name, value, column.type)
 
 
 def _is_text(value: object) -> bool:

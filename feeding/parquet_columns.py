@@ -12,7 +12,7 @@ binary objects, lists of numbers and Spark's vectors a tensor or Ragged.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,6 +192,34 @@ def column_spec(column: StoredColumn, shape: tuple[int, ...] | None = None) -> C
             return ColumnSpec(column.name, "str", "str")
         return ColumnSpec(column.name, "bytes", "bytes")
     raise SettingsError(f"column {column.name!r} {_REFUSED.format(type=column.type)}")
+
+
+def refuse_alike(name: str, stored: Iterable[str], file: str) -> None:
+    """Refuse a column whose parts in the file could be those of another one.
+
+    Raises:
+        DataError: there is `a.b` beside `a`, which is no struct.
+    """
+    other = next((each for each in stored if each.startswith(f"{name}.")), None)
+    if other is not None:
+        raise DataError(f"{file}: columns {name!r} and {other!r} cannot be told apart; rename one")
+
+
+def held(name: str, value: Any, kind: pa.DataType) -> Any:
+    """Return what stands for a null as a column of this type holds it.
+
+    Raises:
+        SettingsError: it cannot hold that.
+    """
+    try:
+        found = pa.scalar(value, kind).as_py()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        found = None
+    if found is None or (pa.types.is_integer(kind) and found != value):
+        raise SettingsError(
+            f"nulls={{{name!r}: {value!r}}}: the column is {kind}, which cannot hold that"
+        )
+    return found
 
 
 def objects(array: pa.Array) -> Array:

@@ -19,7 +19,9 @@ from feeding.parquet_columns import (
     ColumnReader,
     StoredColumn,
     column_spec,
+    held,
     item_counts,
+    refuse_alike,
     stored_columns,
 )
 from feeding.parquet_footer import Footer
@@ -67,13 +69,7 @@ class ParquetRequest:
         value = self.nulls.get(column.name)
         if value is None:
             return None
-        try:
-            return pa.scalar(value, _held_type(column)).as_py()
-        except (pa.ArrowException, ValueError, TypeError, OverflowError):
-            raise SettingsError(
-                f"nulls={{{column.name!r}: {value!r}}}: the column is {_held_type(column)}, which "
-                "cannot hold that"
-            ) from None
+        return held(column.name, value, _held_type(column))
 
 
 class ParquetPlan:
@@ -99,7 +95,9 @@ class ParquetPlan:
         names = tuple(stored if request.columns is None else request.columns)
         self._names = names
         self._stored = {name: stored[name] for name in names if name in stored}
-        self._given = {name: partitions[name] for name in names if name in partitions}
+        self._given = {
+            name: partitions[name] for name in names if name in partitions and name not in stored
+        }
         for name in names:
             if name not in stored and name not in partitions:
                 raise DataError(
@@ -129,6 +127,7 @@ class ParquetPlan:
         self._readers: list[ColumnReader] = []
         for column in self._stored.values():
             column_spec(column)  # says what cannot be read
+            refuse_alike(column.name, stored, footer.path)
         for given in self._given.values():
             path = next((path for path, value in given.values.items() if value is None), None)
             if path is not None and request.fill(given) is None:

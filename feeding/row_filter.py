@@ -74,5 +74,17 @@ class RowFilter:
         for name, value in constants.items():
             batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
         # RecordBatch.filter of pyarrow 18 fails where no row is left.
-        found = pa.Table.from_batches([batch]).filter(self._expression).combine_chunks()
+        try:
+            found = pa.Table.from_batches([batch]).filter(self._expression)
+        except pa.ArrowNotImplementedError:  # many functions know no dictionaries
+            found = pa.Table.from_batches([_without_codes(batch)]).filter(self._expression)
+        found = found.combine_chunks()
         return found.to_batches()[0] if found.num_rows else batch.slice(0, 0)
+
+
+def _without_codes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    arrays = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)

@@ -315,6 +315,35 @@ def test_keys_of_directories_are_columns_if_they_are_asked_for(tmp_path):
     }
 
 
+def test_a_column_of_the_files_comes_before_the_directory_of_its_name(tmp_path):
+    for day in (1, 2):
+        path = tmp_path / f"day={day}" / "f"
+        write(path, pa.table({"day": [day + 10, day + 20], "n": [day, -day]}))
+    assert read(tmp_path, columns=["day"], filters=[("day", ">", 11)]) == {"day": [21, 12, 22]}
+
+
+def test_columns_that_cannot_be_told_apart_are_refused(tmp_path):
+    path = write(tmp_path / "f", pa.table({"a.b": [[1], [2]], "a": [[3.0], [4.0]], "c": [5, 6]}))
+    assert read(path, columns=["a.b", "c"]) == {"a.b": [[1], [2]], "c": [5, 6]}
+    with pytest.raises(DataError, match=r"columns 'a' and 'a\.b' cannot be told apart"):
+        read(path)
+
+
+def test_functions_that_know_no_dictionaries_filter_too(tmp_path):
+    path = write(tmp_path / "f", pa.table({"s": ["a", "bcd", None, "bcd"], "n": range(4)}))
+    assert read(path, columns=["n", "s"], filters=pc.utf8_length(pc.field("s")) > 1) == {
+        "n": [1, 3],
+        "s": ["bcd", "bcd"],
+    }
+
+
+def test_a_fraction_is_not_cut_off_to_replace_a_null(tmp_path):
+    path = write(tmp_path / "f", pa.table({"n": [1, None]}))
+    assert read(path, nulls={"n": 2.0}) == {"n": [1, 2]}
+    with pytest.raises(SettingsError, match="int64, which cannot hold that"):
+        read(path, nulls={"n": 1.5})
+
+
 FILTERS = [
     [("n", ">", 40)],
     [("n", ">=", 16), ("n", "<", 20)],
