@@ -194,14 +194,15 @@ def column_spec(column: StoredColumn, shape: tuple[int, ...] | None = None) -> C
     raise SettingsError(f"column {column.name!r} {_REFUSED.format(type=column.type)}")
 
 
-def refuse_alike(name: str, stored: Iterable[str], file: str) -> None:
-    """Refuse a column whose parts in the file could be those of another one.
+def refuse_alike(column: StoredColumn, stored: Iterable[str], file: str) -> None:
+    """Refuse a list whose parts in the file could be those of another column.
 
     Raises:
-        DataError: there is `a.b` beside `a`, which is no struct.
+        DataError: there is `a.b` beside the list `a`.
     """
+    name = column.name
     other = next((each for each in stored if each.startswith(f"{name}.")), None)
-    if other is not None:
+    if other is not None and column.has_rows_of_items:
         raise DataError(f"{file}: columns {name!r} and {other!r} cannot be told apart; rename one")
 
 

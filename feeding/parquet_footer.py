@@ -126,6 +126,8 @@ class Footer:
         for name in names:
             for leaf in self.leaves([name]):
                 column = found.column(leaf)
+                if column.path_in_schema != name:
+                    continue  # `a.b` beside `a`
                 statistics = column.statistics if column.is_stats_set else None
                 if statistics is not None and statistics.has_null_count and statistics.null_count:
                     raise DataError(

@@ -127,7 +127,7 @@ class ParquetPlan:
         self._readers: list[ColumnReader] = []
         for column in self._stored.values():
             column_spec(column)  # says what cannot be read
-            refuse_alike(column.name, stored, footer.path)
+            refuse_alike(column, stored, footer.path)
         for given in self._given.values():
             path = next((path for path, value in given.values.items() if value is None), None)
             if path is not None and request.fill(given) is None:

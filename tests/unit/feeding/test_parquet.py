@@ -327,6 +327,8 @@ def test_columns_that_cannot_be_told_apart_are_refused(tmp_path):
     assert read(path, columns=["a.b", "c"]) == {"a.b": [[1], [2]], "c": [5, 6]}
     with pytest.raises(DataError, match=r"columns 'a' and 'a\.b' cannot be told apart"):
         read(path)
+    path = write(tmp_path / "g", pa.table({"a.b": [1, None], "a": [3, 4]}))
+    assert read(path, columns=["a"]) == {"a": [3, 4]}
 
 
 def test_functions_that_know_no_dictionaries_filter_too(tmp_path):
