@@ -176,17 +176,19 @@ class FeedJobs:
         epoch = call.epoch
         checked_by = validation.feed_epoch if validation is not None else None
         if batch is not None:
-            self._coordinator.act(lambda state: batch.begin(state, feed, epoch))
-            self._watch(lambda state: batch.may_begin(state, feed), call, progress, stall_s=stall_s)
+            self._begin_batch(batch, call, progress, stall_s)
         started_s = time.monotonic()
         run = EpochRun(source, self._task(call, request, targets), call, progress)
-        is_empty = False
+        is_empty = is_fed = False
         try:
             results = self._feed(run, run.task)
             run.ledger.add(results)
             self._feed_lost(run)
             is_empty = batch is not None and not any(result.rows for result in results)
+            is_fed = not is_empty
         finally:
+            if batch is not None and not is_fed:
+                self._coordinator.act(lambda state: batch.leave(state, feed, in_part=not is_empty))
             # Also if it failed: what a later call feeds waits behind the end of this epoch.
             if is_empty:
                 self._epochs[feed] = epoch
@@ -199,6 +201,18 @@ class FeedJobs:
         last = self._coordinator.read(lambda state: run.last_of(state.workers))
         names = self._coordinator.read(lambda state: [worker.name for worker in state.workers])
         return run.ledger.report(last, names, seconds=time.monotonic() - started_s)
+
+    def _begin_batch(
+        self, batch: MicroBatch, call: FeedCall, progress: Progress, stall_s: float
+    ) -> None:
+        """Tell the chief of a micro-batch; return once its rows may come."""
+        feed = call.feed
+        self._coordinator.act(lambda state: batch.begin(state, feed, call.epoch))
+        try:
+            self._watch(lambda state: batch.may_begin(state, feed), call, progress, stall_s=stall_s)
+        except BaseException:
+            self._coordinator.act(lambda state: batch.leave(state, feed, in_part=False))
+            raise
 
     def _end(self, run: EpochRun) -> None:
         """Wait until every worker has trained the epoch; feed again what is lost meanwhile."""

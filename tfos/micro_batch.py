@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tfos.control.members import NodeStatus
-from tfos.control.messages import BatchReport, TrainBatch
+from tfos.control.messages import BatchReport, LeaveBatch, TrainBatch
 from tfos.control.state import Action, ClusterState, Send
 
 
@@ -33,6 +33,10 @@ class MicroBatch:
             feed, self.number, epoch, self.query, self.batch_id, self.holds, self.saves
         )
         return [Send(state.workers[0].node, order)]
+
+    def leave(self, state: ClusterState, feed: str, *, in_part: bool) -> list[Action]:
+        """Tell the chief that this batch is not to be noted: it failed, or had no rows."""
+        return [Send(state.workers[0].node, LeaveBatch(feed, self.number, in_part))]
 
     def may_begin(self, state: ClusterState, feed: str) -> bool:
         """Whether its rows may come, or never need to."""

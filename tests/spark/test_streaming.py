@@ -11,7 +11,7 @@ import pytest
 from ps.checkpoint_command import main as checkpoint_command
 from tests.feed_bed import eventually
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
-from tfos.errors import NodeFailedError, PhaseError, SettingsError
+from tfos.errors import FeedError, NodeFailedError, PhaseError, SettingsError
 
 pytestmark = [
     pytest.mark.spark,
@@ -21,6 +21,7 @@ pytestmark = [
 
 WAIT_S = 180.0
 POISON = -1.0
+BROKEN = -2.0
 
 
 def add_up(args, ctx):
@@ -64,6 +65,8 @@ def add_up(args, ctx):
 class Bed:
     """A directory of files as a stream, the same checkpoint for every query."""
 
+    files_per_batch = 1
+
     def __init__(self, sc: Any, root: Path) -> None:
         from pyspark.sql import SparkSession
 
@@ -85,9 +88,11 @@ class Bed:
 
     def rows(self) -> Any:
         """Return the stream of rows {x: [number], y: 0}; numbers that are 0 are left out."""
-        lines = self.session.readStream.schema("value double").option("maxFilesPerTrigger", 1)
+        lines = self.session.readStream.schema("value double")
+        lines = lines.option("maxFilesPerTrigger", self.files_per_batch)
         found = lines.csv(str(self.source)).where("value != 0")
-        return found.selectExpr("array(value) as x", "0D as y")
+        broken = f"if(value = {BROKEN}, double(raise_error('a broken row')), value)"
+        return found.selectExpr(f"array({broken}) as x", "0D as y")
 
     def start(self, cluster: TFCluster) -> Any:
         return cluster.stream(self.rows().writeStream, str(self.progress))
@@ -168,6 +173,31 @@ def test_each_row_of_a_stream_is_once_in_the_saved_parameters(spark, tmp_path, c
     assert "batch 1 is in the parameters already: skipped" in shown
     assert "FeedEndedWarning" not in shown
     assert "terminated with error" not in shown
+
+
+def test_a_batch_of_which_a_part_could_not_be_read_comes_again_whole(spark, tmp_path):
+    bed = Bed(spark, tmp_path)
+    bed.files_per_batch = 2
+    bed.put(1.0)
+    bed.put(2.0)
+    with bed.cluster() as cluster:
+        training = bed.start(cluster)
+        eventually(lambda: training.last_batch_id == 0, "a batch", WAIT_S)
+        training.stop()
+        bed.put(5.0)  # is trained while the other file is read
+        bed.put(*[0.0] * 300_000, BROKEN)
+        training = bed.start(cluster)
+        with pytest.raises(FeedError, match="a broken row"):
+            training.await_end(WAIT_S)
+        assert training.last_batch_id == 0
+        cluster.abort()
+    assert bed.saved_weight() == 1 + 2
+    (bed.source / "004.csv").write_text("6.0\n")
+    with bed.cluster() as cluster:
+        training = bed.start(cluster)
+        eventually(lambda: training.last_batch_id == 1, "the batch again", WAIT_S)
+        training.stop()
+    assert bed.saved_weight() == 1 + 2 + 5 + 6
 
 
 def test_a_cluster_that_fails_ends_the_stream_with_its_own_error(spark, tmp_path):

@@ -304,6 +304,15 @@ class TrainBatch(msgspec.Struct, frozen=True, tag=True):
     """Whether to save once it was trained."""
 
 
+class LeaveBatch(msgspec.Struct, frozen=True, tag=True):
+    """To the chief: the micro-batch of this order is not to be noted."""
+
+    feed: str
+    number: int
+    in_part: bool
+    """Whether some of its rows may be trained: it failed; else it had none."""
+
+
 class SaveBatches(msgspec.Struct, frozen=True, tag=True):
     """To the chief: save what was trained of streams since the last save."""
 
@@ -332,7 +341,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     grace_s: float = 5.0
 
 
-Order = Start | Flush | TrainBatch | SaveBatches | FinishFeed | WorkerLost | Stop
+Order = Start | Flush | TrainBatch | LeaveBatch | SaveBatches | FinishFeed | WorkerLost | Stop
 
 
 class SequencedOrder(msgspec.Struct, frozen=True):

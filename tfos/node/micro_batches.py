@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfos.control.messages import BatchReport, SaveBatches, TrainBatch
+from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 
 if TYPE_CHECKING:
     from ps.client import PSClient
@@ -44,6 +44,10 @@ class MicroBatches:
         self._lock = threading.Lock()
         self._saver: ChiefSaver | None = None
         self._due: dict[str, TrainBatch] = {}
+        self._left: dict[str, int] = {}
+        """By feed the last order that was taken back."""
+        self._in_part: dict[str, int] = {}
+        """By feed the epoch of a batch that failed: the parameters may hold a part of it."""
         self._followed: set[str] = set()
         self._trained: dict[str, int] = {}
         self._saved: dict[str, int] = {}
@@ -67,8 +71,33 @@ class MicroBatches:
         if self._saver is not None and order.holds:
             self._saver.hold()
         with self._lock:
-            self._due[order.feed] = order
+            is_left = order.number <= self._left.get(order.feed, -1)
+            if not is_left:
+                self._due[order.feed] = order
+        if is_left:  # taken back while a save was waited for
+            self.release()
+            return
         self._answer(order.feed, order.number, is_done=False)
+
+    def leave(self, order: LeaveBatch) -> bool:
+        """Carry out an order to take a batch back; returns whether saves may begin again.
+
+        After one that failed they may once a later epoch is trained: a batch that comes again, or
+        other data with which the user has gone on.
+        """
+        with self._lock:
+            self._left[order.feed] = order.number
+            due = self._due.get(order.feed)
+            if due is not None and due.number <= order.number:
+                del self._due[order.feed]
+                if order.in_part:
+                    self._in_part[order.feed] = due.epoch
+            return not self._in_part
+
+    def release(self) -> None:
+        """Let saves begin by time and steps again."""
+        if self._saver is not None:
+            self._saver.release()
 
     def save(self, order: SaveBatches) -> None:
         """Carry out an order to save what was trained."""
@@ -83,6 +112,7 @@ class MicroBatches:
         """Every worker's rows of this and earlier epochs are in the servers' parameters."""
         order = self._take(feed, epoch)
         if order is None:
+            self._go_on(feed, epoch)
             return
         self._note(order)
         error = self._save() if order.saves else ""
@@ -92,14 +122,28 @@ class MicroBatches:
         """The rows of an epoch were read; nobody will say more if `fit` does not read this feed."""
         with self._lock:
             is_followed = feed in self._followed
-        order = None if is_followed else self._take(feed, epoch)
-        if order is not None:
+        if is_followed:
+            return
+        order = self._take(feed, epoch)
+        if order is None:
+            self._go_on(feed, epoch)
+        else:
             self._finish(order, is_noted=False)
 
     def _finish(self, order: TrainBatch, **changes: Any) -> None:
-        if self._saver is not None:
-            self._saver.release()
+        with self._lock:
+            self._in_part.pop(order.feed, None)
+        self.release()
         self._answer(order.feed, order.number, **changes)
+
+    def _go_on(self, feed: str, epoch: int) -> None:
+        """Release saves that wait for a batch that failed, if this epoch came behind it."""
+        with self._lock:
+            is_behind = self._in_part.get(feed, epoch) < epoch
+            if is_behind:
+                del self._in_part[feed]
+        if is_behind:
+            self.release()
 
     def _take(self, feed: str, epoch: int) -> TrainBatch | None:
         with self._lock:

@@ -168,6 +168,9 @@ class WorkerProcess:
                 _aside(self._await_flush, feed, epoch)
             case messages.TrainBatch():
                 _aside(self._batches.expect, order)
+            case messages.LeaveBatch():
+                if self._batches.leave(order):  # now: the Flush behind it must not find the batch
+                    _aside(self._batches.release)
             case messages.SaveBatches():
                 _aside(self._batches.save, order)
             case messages.FinishFeed(feed=feed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfos.control.messages import BatchReport, SaveBatches, TrainBatch
+from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 from tfos.node.micro_batches import NOTE, MicroBatches
 
 
@@ -114,6 +114,35 @@ def test_a_save_that_fails_is_reported_and_can_be_asked_for_again():
     bed.batches.save(SaveBatches("input", 2))
     last = bed.said[-1]
     assert (last.number, last.error, last.saved) == (2, "", {"q": 0})
+
+
+def test_a_batch_that_failed_is_never_noted_and_saves_wait_for_a_later_epoch():
+    bed = Bed()
+    bed.batches.follow("input")
+    bed.batches.expect(bed.order(1, 0, 4))
+    assert not bed.batches.leave(LeaveBatch("input", 1, in_part=True))
+    bed.batches.trained("input", 0)  # the end of what was fed of it
+    assert bed.client.notes == {}
+    assert bed.saver.log == ["hold"]
+    bed.batches.trained("input", 1)  # the user has gone on with other data
+    assert bed.saver.log == ["hold", "release"]
+    bed.batches.expect(bed.order(2, 2, 4))
+    bed.batches.trained("input", 2)
+    assert bed.client.notes == {NOTE: {"q": 4}}
+
+
+def test_saves_by_time_go_on_behind_a_batch_without_rows():
+    bed = Bed()
+    bed.batches.follow("input")
+    bed.batches.expect(bed.order(1, 0, 4))
+    assert bed.batches.leave(LeaveBatch("input", 1, in_part=False))
+    bed.batches.trained("input", 0)
+    assert bed.client.notes == {}
+    assert bed.batches.leave(LeaveBatch("input", 2, in_part=False))  # overtakes its order
+    bed.batches.expect(bed.order(2, 1, 5))
+    bed.batches.trained("input", 1)
+    assert bed.client.notes == {}
+    assert bed.saver.log == ["hold", "hold", "release"]
 
 
 def test_code_that_never_says_trained_is_reported_as_such_once_the_rows_are_read():
