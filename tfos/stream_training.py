@@ -153,7 +153,14 @@ class StreamTraining:
             NodeFailedError: the cluster failed meanwhile.
         """
         limit_s = preflight.check_timeout("timeout_s", timeout_s)
-        Errand("tfos-stop()", lambda: self._stop(limit_s)).result()
+
+        def stop() -> None:
+            if self.query.isActive:
+                self._stop(limit_s)
+            elif self._run.error is None and not self._coordinator.read(_has_ended):
+                self._save()  # it ended by itself, or a stop() before could not save
+
+        Errand("tfos-stop()", stop).result()
         self._raise_error()
 
     def end(self) -> BaseException | None:

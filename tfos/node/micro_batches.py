@@ -11,6 +11,7 @@ from the thread that runs `fit`; `_lock` guards the tables, not the servers' cal
                ─► "done"
 The note is set while no worker trains: all have met at the end of the epoch, and none begins the
 next one before the chief has gone on. A checkpoint so holds a whole batch and its id, or neither.
+A batch whose feed failed is taken back (LeaveBatch) before its epoch ends, and so never noted.
 """
 
 from __future__ import annotations
