@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tfos.errors import PhaseError
+from tfos.errors import FeedError, PhaseError
 
 
 @dataclass(slots=True)
@@ -26,6 +26,11 @@ class FeedCall:
     """Whether its user was interrupted and does not wait for it any more."""
     epoch: int = 0
     """Of the feed, counted over all calls."""
+
+    def check_wanted(self) -> None:
+        """Raise FeedError if its user was interrupted."""
+        if self.is_left():
+            raise FeedError(f"epoch {self.epoch} of {self.feed!r} was interrupted")
 
     def __str__(self) -> str:
         if self.is_left():

@@ -171,12 +171,11 @@ class FeedJobs:
         targets = self._coordinator.read(targets_of)
         if not targets:
             return None
-        _check_wanted(call)
-        feed, batch, stall_s = call.feed, request.batch, request.feed_timeout_s
-        epoch = call.epoch
+        call.check_wanted()
+        feed, epoch, batch, stall_s = call.feed, call.epoch, request.batch, request.feed_timeout_s
         checked_by = validation.feed_epoch if validation is not None else None
         if batch is not None:
-            self._begin_batch(batch, call, progress, stall_s)
+            self._begin(batch, call, progress, stall_s)
         started_s = time.monotonic()
         run = EpochRun(source, self._task(call, request, targets), call, progress)
         is_empty = is_fed = False
@@ -202,16 +201,14 @@ class FeedJobs:
         names = self._coordinator.read(lambda state: [worker.name for worker in state.workers])
         return run.ledger.report(last, names, seconds=time.monotonic() - started_s)
 
-    def _begin_batch(
-        self, batch: MicroBatch, call: FeedCall, progress: Progress, stall_s: float
-    ) -> None:
+    def _begin(self, batch: MicroBatch, call: FeedCall, progress: Progress, stall_s: float) -> None:
         """Tell the chief of a micro-batch; return once its rows may come."""
-        feed = call.feed
-        self._coordinator.act(lambda state: batch.begin(state, feed, call.epoch))
+        feed, act = call.feed, self._coordinator.act
+        act(lambda state: batch.begin(state, feed, call.epoch))
         try:
             self._watch(lambda state: batch.may_begin(state, feed), call, progress, stall_s=stall_s)
         except BaseException:
-            self._coordinator.act(lambda state: batch.leave(state, feed, in_part=False))
+            act(lambda state: batch.leave(state, feed, in_part=False))
             raise
 
     def _end(self, run: EpochRun) -> None:
@@ -319,7 +316,7 @@ class FeedJobs:
                 _LOOK_S,
             )
             self._check_running()
-            _check_wanted(call)
+            call.check_wanted()
             if finished:
                 return
             now_s = time.monotonic()
@@ -400,8 +397,3 @@ class FeedJobs:
         return FeedConfig(
             feed_timeout_s=feed_timeout_s, max_inflight_bytes=self._config.max_inflight_bytes
         )
-
-
-def _check_wanted(call: FeedCall) -> None:
-    if call.is_left():
-        raise FeedError(f"epoch {call.epoch} of {call.feed!r} was interrupted")
