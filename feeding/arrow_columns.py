@@ -153,7 +153,11 @@ class ArrowEncoder:
         if not wants_list:
             return pc.fill_null(array, pa.scalar(value, array.type))
         filler = {"type": 1, "values": value} if is_vector(array.type) else value
-        both = pa.concat_arrays([array, pa.array([filler], array.type)])
+        try:
+            both = pa.concat_arrays([array, pa.array([filler], array.type)])
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            text = f"null, and nulls= {value} makes no {array.type}; df.na.drop() drops rows"
+            raise out.refuse(name, _row_of(at, rows), text) from None
         mask = missing.to_numpy(zero_copy_only=False)
         return both.take(pa.array(np.where(mask, len(array), np.arange(len(array)))))
 
@@ -165,4 +169,5 @@ def _row_of(item: int, rows: Array | None) -> int:
 def _no_fill(name: str, rows: Array | None, *, wants_list: bool) -> str:
     value = "[..]" if wants_list and rows is None else "value"
     what = "null" if rows is None else "null inside a list"
-    return f"{what}; train(..., nulls={{{name!r}: {value}}}) replaces it, df.na.drop() drops rows"
+    replaced = f"train(..., nulls={{{name!r}: {value}}}) or F.coalesce() replaces it"
+    return f"{what}; {replaced}, df.na.drop() drops rows"

@@ -53,7 +53,7 @@ class ArrowPacker(Packer):
             most, rest = self._most_rows(), batch
             if held and num_held + batch.num_rows > most:
                 # Joining copies: no more than what fills one chunk.
-                missing = most - num_held
+                missing = max(0, most - num_held)  # rows cut meanwhile may be wider than those held
                 yield from self._cut(_joined([*held, batch.slice(0, missing)]))
                 held, num_held, rest = [], 0, batch.slice(missing)
             held.append(rest)

@@ -72,7 +72,9 @@ def _tensor(values: Array, spec: ColumnSpec, field: pa.Field, kind: pa.DataType)
     if not pa.types.is_list(kind):
         raise _misfit(spec, field)
     num_rows, width = values.shape[:2]
-    inner = _tensor(values.reshape(-1, *values.shape[2:]), spec, field, kind.value_type)
+    inner = _tensor(
+        values.reshape(num_rows * width, *values.shape[2:]), spec, field, kind.value_type
+    )
     offsets = _offsets(np.arange(num_rows + 1, dtype=np.int64) * width, field)
     return _from_buffers(kind, num_rows, [offsets], inner)
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from feeding.arrow_answers import ArrowInferenceTask
 from feeding.feed_task import InferenceTask
+from tfos import frame_columns
 from tfos.errors import SettingsError
 from tfos.feed_request import FeedRequest
 
@@ -113,29 +114,32 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
 
     frame = request.data
     results = result_columns(request.output, frame.columns)
+    fields = arrow_fields(results)
     in_task = _in_task(
         ArrowInferenceTask(
             targets=task.targets,
             credentials=task.credentials,
             config=task.config,
             feed=task.feed,
-            columns=_fed_columns(request.columns, frame.columns),
-            fields=arrow_fields(results),
+            columns=_fed_columns(request.columns, frame),
+            fields=fields,
         )
     )
     return frame.mapInArrow(in_task, StructType([*frame.schema.fields, *results.fields]))
 
 
-def _fed_columns(asked: Sequence[str] | None, given: Sequence[str]) -> tuple[str, ...]:
-    if asked is None:
-        return tuple(given)
-    names = (asked,) if isinstance(asked, str) else tuple(asked)
+def _fed_columns(asked: Sequence[str] | None, frame: Any) -> tuple[str, ...]:
+    fields = [(field.name, field.dataType) for field in frame.schema.fields]
+    given = [name for name, _ in fields]
+    names = (asked,) if isinstance(asked, str) else tuple(given if asked is None else asked)
     missing = [name for name in names if name not in given]
     if missing or not names:
         raise SettingsError(
             f"columns={list(names)}, but the DataFrame has {list(given)}; name what main_fun is to "
             "be given"
         )
+    places = frame_columns.select(given, names)
+    frame_columns.leaves([fields[place] for place in places])
     return names
 
 

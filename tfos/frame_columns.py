@@ -164,7 +164,7 @@ def _fill(leaf: Leaf, value: Any) -> Any:
         if leaf.is_list and isinstance(value, list | tuple):
             return [_converted(leaf, item) for item in value]
         return _converted(leaf, value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise SettingsError(f"nulls: {value!r} does not fit column {leaf}; {error}.") from None
 
 

@@ -272,6 +272,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
     ),
     ("names 'x', which is not fed", lambda s, f: s.range(3), {"nulls": {"x": 0}}),
     (r"0\.5 does not fit column id: long", lambda s, f: s.range(3), {"nulls": {"id": 0.5}}),
+    ("inf does not fit column id: long", lambda s, f: s.range(3), {"nulls": float("inf")}),
     ("nulls must be 'error'", lambda s, f: s.range(3), {"nulls": None}),
     (
         "writeStream.foreachBatch",

@@ -195,6 +195,15 @@ def test_wide_rows_are_cut_finer_and_one_too_wide_is_refused():
         list(ArrowPacker(config).chunks(iter([batch])))
 
 
+def test_rows_that_wait_to_be_joined_while_rows_turn_wide_are_kept():
+    widths = [[1] * 20, [1] * 40 + [9000] * 20, [1] * 20]
+    batches = [pa.record_batch({"x": pa.array(["y" * n for n in part])}) for part in widths]
+    chunks = chunks_of(batches, chunk_bytes=4096, chunk_rows=64)
+    assert [len(row[0]) for chunk in chunks for row in rows_of(chunk)] == [
+        n for part in widths for n in part
+    ]
+
+
 def test_a_list_column_stays_ragged_once_it_was():
     rows = [[1], [2, 3], [4], [5], [6], [7]]
     chunks = chunks_of([pa.record_batch({"x": pa.array(rows)})], chunk_rows=2)
@@ -234,6 +243,12 @@ def test_a_missing_value_is_refused_by_place_or_filled(array, fill, wanted):
     assert all(
         a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(rows, wanted, strict=True)
     )
+
+
+def test_a_fill_that_makes_no_row_of_a_nested_list_is_refused_by_place():
+    batch = pa.record_batch({"x": pa.array([[[1]], None])})
+    with pytest.raises(RowError, match=r"row 1, column 'x': null, and nulls= \[8\] makes no list<"):
+        chunks_of([batch], fills={"x": [8]})
 
 
 def test_a_missing_struct_is_missing_in_each_field():
