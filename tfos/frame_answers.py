@@ -17,6 +17,7 @@ from feeding.feed_task import InferenceTask
 from tfos import frame_columns
 from tfos.errors import SettingsError
 from tfos.feed_request import FeedRequest
+from tfos.frame_source import check_classic
 
 _DEFAULT = ("prediction", "array<float>")
 _PLAIN = {
@@ -108,11 +109,12 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
     """Return the lazy DataFrame of the given one's columns and the result columns.
 
     Raises:
-        SettingsError: columns= or output= does not fit the DataFrame.
+        SettingsError: columns= or output= does not fit the DataFrame, or it is one of Connect.
     """
     from pyspark.sql.types import StructType
 
     frame = request.data
+    check_classic(frame)
     results = result_columns(request.output, frame.columns)
     fields = arrow_fields(results)
     in_task = _in_task(

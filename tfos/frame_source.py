@@ -74,12 +74,21 @@ class FrameSource:
         return numbered.select(*(f"c{place}" for place in self._places))
 
 
-def _check_kind(frame: Any) -> None:
+def check_classic(frame: Any) -> None:
+    """Refuse a DataFrame of Spark Connect.
+
+    Raises:
+        SettingsError: it is one.
+    """
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         raise SettingsError(
             "this DataFrame belongs to Spark Connect, which starts no processes on executors; make "
             "it with a classic session: SparkSession.builder.master(...) without remote()."
         )
+
+
+def _check_kind(frame: Any) -> None:
+    check_classic(frame)
     if getattr(frame, "isStreaming", False):
         raise SettingsError(
             "a streaming DataFrame has no end; feed its batches: "
