@@ -24,9 +24,6 @@ _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 BATCH_BYTES = 1 << 20
 """Of an Arrow batch between Spark's JVM and Python, and so of what a feed task holds. Spark's own
 64 MiB (or 10,000 rows) are no faster, 128 KiB are slower: measured as `scripts/bench feed_df`."""
-_LEAF_PARTITIONS = "spark.sql.leafNodeDefaultParallelism"
-_LEAST_PARTITIONS = "spark.sql.adaptive.coalescePartitions.minPartitionNum"
-_PARALLELISM_FIRST = "spark.sql.adaptive.coalescePartitions.parallelismFirst"
 _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -46,7 +43,6 @@ class FrameSource:
         chosen = [fields[place] for place in places]
         leaves = frame_columns.leaves(chosen)
         self._frame = frame
-        self._slots = frame.sparkSession.sparkContext.defaultParallelism
         self._places = places
         self._names = tuple(name for name, _ in chosen)
         self._fills = frame_columns.fills(leaves, request.nulls)
@@ -62,7 +58,7 @@ class FrameSource:
 
     def _query(self) -> Any:
         """Return a DataFrame of the chosen columns under names that any query can use."""
-        frame = _in_own_session(self._frame, self._slots)
+        frame = _in_own_session(self._frame)
         columns = frame.columns
         plain = all(map(_PLAIN_NAME.fullmatch, columns))
         if plain and len({name.lower() for name in columns}) == len(columns):
@@ -96,21 +92,12 @@ def _check_kind(frame: Any) -> None:
         )
 
 
-def _in_own_session(frame: Any, slots: int) -> Any:
-    """Return the same DataFrame in a copy of its session, where settings may be changed.
-
-    Spark cuts files and shuffled rows into partitions by the cluster's slots of the moment. A job
-    that feeds again what was lost with an executor has fewer, and must find the same partitions.
-    """
+def _in_own_session(frame: Any) -> Any:
+    """Return the same DataFrame in a copy of its session, where settings may be changed."""
     from pyspark.sql import DataFrame
 
     java = frame._jdf
     session = java.sparkSession().cloneSession()
-    conf = session.conf()
-    conf.set(_BATCH_BYTES, str(BATCH_BYTES))
-    if not conf.contains(_LEAF_PARTITIONS):
-        conf.set(_LEAF_PARTITIONS, str(slots))
-    if not conf.contains(_LEAST_PARTITIONS) and conf.get(_PARALLELISM_FIRST) == "true":
-        conf.set(_LEAST_PARTITIONS, str(slots))
+    session.conf().set(_BATCH_BYTES, str(BATCH_BYTES))
     classic = frame.sparkSession._jvm.org.apache.spark.sql.classic
     return DataFrame(classic.Dataset.ofRows(session, java.logicalPlan()), frame.sparkSession)
