@@ -1,4 +1,4 @@
-"""What the three MNIST examples share: flags, digits, the model, predicting, and a stopwatch.
+"""What the MNIST examples share: flags, digits, the model, predicting, and a stopwatch.
 
 Sent to the executors with `sc.addPyFile`, as a module of your own would be; so TensorFlow, Spark
 and tfos are imported where they are needed.
@@ -16,7 +16,7 @@ HELD_OUT = 1000
 
 
 def arguments(doc):
-    """The flags of all three examples."""
+    """The flags of all of them."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -50,8 +50,12 @@ def arguments(doc):
 
 
 def parse(argv, doc):
-    """Read the flags; paths become absolute: nodes have working directories of their own."""
-    args = arguments(doc).parse_args(argv)
+    """Read the flags, with absolute paths."""
+    return absolute_paths(arguments(doc).parse_args(argv))
+
+
+def absolute_paths(args):
+    """Nodes have working directories of their own."""
     args.model_dir = absolute(args.model_dir)
     args.export_dir = absolute(args.export_dir)
     args.model_file = os.path.join(args.export_dir, "model.keras")
@@ -191,4 +195,6 @@ def write_csv(directory, images, labels, num_files):
     Path(directory).mkdir(parents=True, exist_ok=True)
     lines = np.column_stack([labels, images])
     for index, part in enumerate(np.array_split(lines, num_files)):
-        np.savetxt(Path(directory) / f"part-{index:05d}.csv", part, fmt="%d", delimiter=",")
+        unfinished = Path(directory) / f".part-{index:05d}.csv"  # Spark leaves such names alone
+        np.savetxt(unfinished, part, fmt="%d", delimiter=",")
+        unfinished.rename(Path(directory) / f"part-{index:05d}.csv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -61,6 +62,40 @@ def test_digits_in_parquet_files_are_learned(tmp_path):
     )
     assert number(output, r"test accuracy: (0\.\d+)") > 0.9
     assert len(list((tmp_path / "mnist_model" / "digits").glob("part-*.parquet"))) == 4
+
+
+def test_digits_in_a_dataframe_are_learned(tmp_path):
+    output = submit(EXAMPLES / "mnist_dataframe.py", "--epochs", "5", cwd=tmp_path)
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+    assert (tmp_path / "mnist_export" / "model.keras").is_file()
+
+
+def test_digits_that_arrive_as_files_are_learned_batch_by_batch(tmp_path):
+    program = EXAMPLES / "mnist_streaming.py"
+    write = [sys.executable, str(program), "--write", "in", "--num_files", "5"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(write, check=True, timeout=120, cwd=tmp_path, env=environment)
+    output = submit(program, "--images_labels", "in", "--batches", "5", cwd=tmp_path)
+    assert number(output, r"stopped after batch \d+: (\d+) rows trained") == 4000
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.5  # each digit was seen once
+    assert (tmp_path / "mnist_model" / "checkpoints").is_dir()
+
+
+def test_late_flights_are_predicted_from_texts_numbers_and_holes(tmp_path):
+    flags = ("--flights", "20000", "--epochs", "3", "--batch_size", "128")
+    output = submit(ROOT / "examples" / "flights" / "flights_dataframe.py", *flags, cwd=tmp_path)
+    left_out = number(output, r"flights: 20000, of which (\d+) never arrived")
+    training = number(output, r"flights to train on: (\d+)")
+    assert left_out + training + number(output, r"to test with: (\d+)") == 20_000
+    assert number(output, r"rows trained: (\d+) in 3 epochs") == 3 * training
+    assert number(output, r"test AUC: (0\.\d+)") > 0.6
+
+
+def test_late_flights_are_predicted_from_parquet_that_workers_read(tmp_path):
+    flags = ("--flights", "8000", "--epochs", "4", "--batch_size", "64")
+    program = ROOT / "examples" / "flights" / "flights_parquet.py"
+    output = submit(program, *flags, master="local[4]", cwd=tmp_path)
+    assert number(output, r"test AUC: (0\.\d+)") > 0.6
 
 
 def test_the_program_in_the_readme_trains(tmp_path):

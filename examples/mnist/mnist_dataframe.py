@@ -1,0 +1,73 @@
+"""Train on handwritten digits in a Spark DataFrame: a column of 784 pixels and a label.
+
+    spark-submit --master local-cluster[3,1,1024] examples/mnist/mnist_dataframe.py --tensorboard
+
+Columns travel as Arrow batches from Spark's JVM to the workers; no row becomes a Python object.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import digits
+
+from tfos import InputMode, TFCluster
+
+
+def main_fun(args, ctx):
+    import keras
+    from digits import build_model
+
+    keras.utils.set_random_seed(args.seed)
+    model = build_model()
+    ctx.distribute(model)
+    data = ctx.dataset(args.batch_size, feature_cols="pixels", label_cols="label", dtypes="uint8")
+    model.fit(data, epochs=args.epochs, callbacks=ctx.callbacks(), verbose=0)
+    if ctx.is_chief:
+        ctx.export(model, args.model_file)
+
+
+def frame(spark, args):
+    """Return a DataFrame of the digits to train on, and held-out images and labels."""
+    import pyarrow as pa
+
+    images, labels = digits.bundled_digits(args.seed)
+    training = images[digits.HELD_OUT :].astype("int16")  # Spark has no unsigned bytes
+    pixels = pa.FixedSizeListArray.from_arrays(training.reshape(-1), training.shape[1])
+    columns = {"pixels": pixels.cast(pa.list_(pa.int16())), "label": labels[digits.HELD_OUT :]}
+    return spark.createDataFrame(pa.table(columns)), (
+        images[: digits.HELD_OUT],
+        labels[: digits.HELD_OUT],
+    )
+
+
+def main(argv=None):
+    args = digits.parse(argv, __doc__)
+    from pyspark.sql import SparkSession
+
+    with SparkSession.builder.getOrCreate() as spark:
+        sc = spark.sparkContext
+        sc.addPyFile(str(Path(digits.__file__)))
+        df, held_out = frame(spark, args)
+        phase = digits.Phases()
+        with TFCluster.reserve(
+            sc,
+            args.cluster_size,
+            num_ps=args.num_ps,
+            tensorboard=args.tensorboard,
+            log_dir=f"{args.model_dir}/logs",
+            input_mode=InputMode.SPARK,
+        ) as cluster:
+            cluster.start(main_fun, args)
+            print(f"TensorBoard: {cluster.tensorboard_url()}", flush=True)
+            with phase(f"training {args.epochs} epochs"):
+                cluster.train(df.repartition(2 * args.cluster_size), num_epochs=args.epochs)
+            with phase("export and shutdown"):
+                cluster.shutdown()
+        print(f"test accuracy: {digits.held_out_accuracy(args, held_out):.4f}")
+        print(f"model saved: {args.model_file}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
