@@ -177,12 +177,12 @@ CASES: dict[type, list[Case]] = {
     ],
     messages.FetchNotes: [Case(lambda s: s.client.notes(), lambda s, r: r == {})],
     messages.Cut: [
-        Case(lambda s: s.client.save(s.directory, 5), lambda s, r: r.name == "step-5"),
+        Case(lambda s: s.client.save(s.directory, 5), lambda s, r: Path(r).name == "step-5"),
     ],
     messages.Save: [
         Case(
             lambda s: s.client.save(s.directory, None),
-            lambda s, r: r.name == "step-0",
+            lambda s, r: Path(r).name == "step-0",
             is_later=True,
         ),
     ],

@@ -87,7 +87,8 @@ def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
     assert least >= value - torn
     assert consistency == "async" or not torn
     assert (f"{number:,} update" in lost, f"step {step}" in lost) == (True, True)
-    assert read_manifest(plan.directory).step >= value  # the last save, after main_fun
+    # The last save, after main_fun. A push under way at the cut may be in all buckets uncounted.
+    assert read_manifest(plan.directory).step >= value - (consistency == "async")
     send_signal(second_pid, signal.SIGKILL)
     failed = bed.failure("ps:0")
     assert "killed by SIGKILL" in failed.message
