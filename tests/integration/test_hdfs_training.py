@@ -21,7 +21,7 @@ from tfos.remote_storage import Storages
 STEPS = 63
 """Of an epoch: 4,000 digits in batches of 64, by one worker."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(500)]
 
 
 def test_a_training_on_hdfs_goes_on_in_a_second_run(hdfs: LocalHdfs, tmp_path: Path):

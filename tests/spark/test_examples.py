@@ -56,6 +56,7 @@ def test_digits_in_record_files_are_learned(tmp_path):
     assert number(output, r"test accuracy: (0\.\d+)") > 0.9
 
 
+@pytest.mark.long
 def test_digits_in_parquet_files_are_learned(tmp_path):
     output = submit(
         EXAMPLES / "mnist_tf_ds.py", "--format", "parquet", "--epochs", "5", cwd=tmp_path

@@ -65,7 +65,7 @@ class DyingTask:
 
 
 @pytest.mark.fault("F37")
-@pytest.mark.parametrize("exactly_once", [False, True])
+@pytest.mark.parametrize("exactly_once", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_killed_feed_task_is_repeated_and_its_rows_are_counted(spark, tmp_path, exactly_once):
     (tmp_path / "marks").mkdir()
     rows = spark.parallelize(range(ROWS), PARTITIONS).mapPartitionsWithIndex(

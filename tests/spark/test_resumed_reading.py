@@ -68,6 +68,7 @@ def count_rows(args, ctx):
         Path(args["out"]).write_text(json.dumps(told))
 
 
+@pytest.mark.long
 def test_no_row_is_lost_or_trained_twice_when_another_cluster_goes_on(spark, tmp_path):
     files = tmp_path / "files"
     files.mkdir()

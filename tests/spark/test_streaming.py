@@ -175,6 +175,7 @@ def test_each_row_of_a_stream_is_once_in_the_saved_parameters(spark, tmp_path, c
     assert "terminated with error" not in shown
 
 
+@pytest.mark.long
 def test_a_batch_of_which_a_part_could_not_be_read_comes_again_whole(spark, tmp_path):
     bed = Bed(spark, tmp_path)
     bed.files_per_batch = 2

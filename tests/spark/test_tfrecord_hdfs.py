@@ -9,7 +9,7 @@ from feeding.filesystem.choose import filesystem_for
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(480, func_only=True),
     pytest.mark.parametrize("spark", ["local[4]"], indirect=True),
 ]
