@@ -34,6 +34,7 @@ def test_digits_fed_by_spark_are_learned_and_the_model_predicts(tmp_path):
     assert set(written) <= set("0123456789")
 
 
+@pytest.mark.long
 def test_digits_that_the_workers_read_are_learned(tmp_path):
     output = submit(EXAMPLES / "mnist_tf.py", "--epochs", "5", cwd=tmp_path)
     assert number(output, r"test accuracy: (0\.\d+)") > 0.9
@@ -65,12 +66,14 @@ def test_digits_in_parquet_files_are_learned(tmp_path):
     assert len(list((tmp_path / "mnist_model" / "digits").glob("part-*.parquet"))) == 4
 
 
+@pytest.mark.long
 def test_digits_in_a_dataframe_are_learned(tmp_path):
     output = submit(EXAMPLES / "mnist_dataframe.py", "--epochs", "5", cwd=tmp_path)
     assert number(output, r"test accuracy: (0\.\d+)") > 0.9
     assert (tmp_path / "mnist_export" / "model.keras").is_file()
 
 
+@pytest.mark.long
 def test_digits_that_arrive_as_files_are_learned_batch_by_batch(tmp_path):
     program = EXAMPLES / "mnist_streaming.py"
     write = [sys.executable, str(program), "--write", "in", "--num_files", "5"]
@@ -92,6 +95,7 @@ def test_late_flights_are_predicted_from_texts_numbers_and_holes(tmp_path):
     assert number(output, r"test AUC: (0\.\d+)") > 0.6
 
 
+@pytest.mark.long
 def test_late_flights_are_predicted_from_parquet_that_workers_read(tmp_path):
     flags = ("--flights", "8000", "--epochs", "4", "--batch_size", "64")
     program = ROOT / "examples" / "flights" / "flights_parquet.py"
