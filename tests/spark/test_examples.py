@@ -41,6 +41,7 @@ def test_digits_that_the_workers_read_are_learned(tmp_path):
     assert (tmp_path / "mnist_export" / "model.keras").is_file()
 
 
+@pytest.mark.long
 def test_digits_in_record_files_are_learned(tmp_path):
     written = tmp_path / "digits"
     (written / "part-00007.parquet").parent.mkdir()

@@ -224,6 +224,7 @@ def test_columns_arrive_as_they_were_and_what_cannot_is_refused(spark, session, 
     assert limits == {key: session.conf.get(f"spark.sql.execution.arrow.{key}") for key in limits}
 
 
+@pytest.mark.long
 def test_a_model_learns_from_columns(spark, session, tmp_path):
     carriers = ["AA", "DL", "UA"]
     rows = []

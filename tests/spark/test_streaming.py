@@ -201,6 +201,7 @@ def test_a_batch_of_which_a_part_could_not_be_read_comes_again_whole(spark, tmp_
     assert bed.saved_weight() == 1 + 2 + 5 + 6
 
 
+@pytest.mark.long
 def test_a_cluster_that_fails_ends_the_stream_with_its_own_error(spark, tmp_path):
     bed = Bed(spark, tmp_path)
     with bed.cluster() as cluster:

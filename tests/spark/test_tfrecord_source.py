@@ -132,6 +132,7 @@ def test_values_become_directories_that_lead_nowhere_else_and_come_back(session,
     assert (one_day.columns, one_day.count()) == (["n", "day", "_name"], 10)
 
 
+@pytest.mark.long
 def test_modes(session, tmp_path):
     path = tmp_path / "data"
     df = session.range(40).repartition(4)
@@ -151,7 +152,7 @@ def test_modes(session, tmp_path):
         write(session.range(1), next((tmp_path / "new").glob("part-*")))
 
 
-@pytest.mark.parametrize("mode", ["append", "overwrite"])
+@pytest.mark.parametrize("mode", [pytest.param("append", marks=pytest.mark.long), "overwrite"])
 def test_a_job_that_fails_leaves_what_was_there(session, tmp_path, mode):
     def fail(batches):
         for batch in batches:
@@ -170,6 +171,7 @@ def test_a_job_that_fails_leaves_what_was_there(session, tmp_path, mode):
     assert names(tmp_path / "old") == before
 
 
+@pytest.mark.long
 def test_damage_fails_with_its_place_or_is_dropped(session, tmp_path):
     write_file(tmp_path / "part-0", *({"n": n} for n in range(50)))
     data = bytearray((tmp_path / "part-0").read_bytes())
@@ -183,6 +185,7 @@ def test_damage_fails_with_its_place_or_is_dropped(session, tmp_path):
         read(session, tmp_path, schema="n int", mode="dropmalformed", maxSkipped=0).collect()
 
 
+@pytest.mark.long
 def test_records_as_they_are(session, tmp_path):
     write_file(tmp_path / "in", *({"n": n} for n in range(5)))
     df = read(session, tmp_path / "in", recordType="ByteArray")
