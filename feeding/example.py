@@ -138,22 +138,38 @@ def packed_names(names: Iterable[str]) -> tuple[Array, Array]:
     return np.frombuffer(b"".join(encoded), np.uint8), bounds
 
 
+def value_counts(buffer: Array, name: str, kind: int, spans: Array, why: str) -> Array:
+    """Return how many values each record has of a feature, int64; below 0 where it has no list.
+
+    Args:
+        buffer: the records.
+        name: the feature's, for messages.
+        kind: field number of the list that it must have.
+        spans: where the feature stands in each record.
+        why: end of the message where it has another list.
+
+    Raises:
+        RecordDamage: a record's feature is no feature, or has another list.
+    """
+    counts = np.empty(spans.shape[1], np.int64)
+    record, fault = kernels.count_values(buffer, spans, kind, counts)
+    if fault == kernels.MALFORMED:
+        raise RecordDamage(record, f"its feature {name!r} is no tf.train.Feature")
+    if fault == kernels.WRONG_KIND:
+        raise RecordDamage(record, f"its feature {name!r} holds no {_KIND_NAMES[kind]} list, {why}")
+    return counts
+
+
 def _column(buffer: Array, name: str, feature: Feature, spans: Array) -> BatchColumn:
     if feature.shape is not None and feature.num_values == 1:
         single = _single(buffer, feature, spans)
         if single is not None:
             return narrowed(name, feature.dtype, single).reshape((-1, *feature.shape))
-    counts = np.empty(spans.shape[1], np.int64)
-    record, fault = kernels.count_values(buffer, spans, feature.kind, counts)
-    if fault == kernels.MALFORMED:
-        raise RecordDamage(record, f"its feature {name!r} is no tf.train.Feature")
-    if fault == kernels.WRONG_KIND:
-        raise RecordDamage(
-            record,
-            f"its feature {name!r} holds no {_KIND_NAMES[feature.kind]} list, which "
-            f"Feature({feature.dtype!r}) reads; floats are in a float list, integers and bools in "
-            "an int64 list, 'bytes' in a bytes list",
-        )
+    why = (
+        f"which Feature({feature.dtype!r}) reads; floats are in a float list, integers and bools "
+        "in an int64 list, 'bytes' in a bytes list"
+    )
+    counts = value_counts(buffer, name, feature.kind, spans, why)
     lacking = counts < 0
     if feature.shape is None:
         counts[lacking] = 0

@@ -24,14 +24,13 @@ from feeding import example_kernels as kernels
 from feeding.bad_data import BadData
 from feeding.chunk import Array
 from feeding.errors import SettingsError
-from feeding.example import narrowed, packed_names
+from feeding.example import narrowed, packed_names, value_counts
 from feeding.gather_kernels import gather
 from feeding.record_damage import RecordDamage, without_damaged
 from feeding.tfrecord import RecordBlock
 
 BYTES, FLOATS, INTS = 1, 2, 3
 """Field numbers of the three lists."""
-_KIND_NAMES = {BYTES: "bytes", FLOATS: "float", INTS: "int64"}
 _MAX_OFFSET = np.iinfo(np.int32).max
 
 
@@ -162,18 +161,11 @@ def _single(buffer: Array, column: ArrowColumn, spans: Array) -> pa.Array | None
 
 
 def _counts(buffer: Array, column: ArrowColumn, spans: Array) -> Array:
-    counts = np.empty(spans.shape[1], np.int64)
-    record, fault = kernels.count_values(buffer, spans, column.kind, counts)
-    if fault == kernels.MALFORMED:
-        raise RecordDamage(record, f"its feature {column.name!r} is no tf.train.Feature")
-    if fault == kernels.WRONG_KIND:
-        raise RecordDamage(
-            record,
-            f"its feature {column.name!r} holds no {_KIND_NAMES[column.kind]} list, from which "
-            f"{column.type} is read; floats are in a float list, integers and booleans in an int64 "
-            "list, text and bytes in a bytes list",
-        )
-    return counts
+    why = (
+        f"from which {column.type} is read; floats are in a float list, integers and booleans in "
+        "an int64 list, text and bytes in a bytes list"
+    )
+    return value_counts(buffer, column.name, column.kind, spans, why)
 
 
 def _check_single(column: ArrowColumn, counts: Array) -> None:

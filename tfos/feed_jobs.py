@@ -25,6 +25,7 @@ from tfos import reports
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control.coordinator import Coordinator
+from tfos.control.members import mean_loss
 from tfos.control.state import ClusterState
 from tfos.epoch_run import EpochRun, final_line, movement, targets_of
 from tfos.errors import FeedError, FeedTimeout, PhaseError, TFOSError
@@ -377,12 +378,11 @@ class FeedJobs:
     def _sample(self, feed: str) -> Sample:
         def read(state: ClusterState) -> Sample:
             values = [worker.heartbeat.progress for worker in state.workers if worker.heartbeat]
-            losses = [value["loss"] for value in values if "loss" in value]
             return Sample(
                 time.monotonic(),
                 sum(worker.feed(feed).trained_rows for worker in state.workers),
                 sum(value.get("steps", 0.0) for value in values),
-                sum(losses) / len(losses) if losses else None,
+                mean_loss(state.workers),
             )
 
         return self._coordinator.read(read)

@@ -17,6 +17,7 @@ from typing import Any
 
 from tfos import preflight
 from tfos.control.coordinator import Coordinator
+from tfos.control.members import mean_loss
 from tfos.control.state import ClusterState
 from tfos.ending import Ending
 from tfos.errands import Errand
@@ -90,13 +91,7 @@ class StreamTraining:
     @property
     def loss(self) -> float | None:
         """Mean over the workers of the loss they reported last, a heartbeat (2 s) old at most."""
-
-        def read(state: ClusterState) -> list[float]:
-            beats = [worker.heartbeat for worker in state.workers]
-            return [beat.progress["loss"] for beat in beats if beat and "loss" in beat.progress]
-
-        losses = self._coordinator.read(read)
-        return sum(losses) / len(losses) if losses else None
+        return self._coordinator.read(lambda state: mean_loss(state.workers))
 
     @property
     def last_progress(self) -> Any:

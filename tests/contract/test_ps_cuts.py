@@ -72,8 +72,8 @@ def test_a_sync_save_is_bit_for_bit_of_one_clock_on_all_servers(tmp_path: Path):
         def save() -> None:
             try:
                 for _ in range(NUM_SAVES):
-                    saver.save(tmp_path, None, options=SaveOptions(full_every=3))
                     wait_until(lambda: clock() > (latest(tmp_path) or 0), "a step")
+                    saver.save(tmp_path, None, options=SaveOptions(full_every=3))
             finally:
                 ended.set()
 

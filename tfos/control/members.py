@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rpc.address import Endpoint
@@ -152,6 +153,13 @@ class Member:
             f"{self.name} (executor {self.executor_id} on {self.host}, pid {self.pid}, "
             f"{age_s:.0f} s since it registered, last phase: {self.phase}{gone})"
         )
+
+
+def mean_loss(workers: Iterable[Member]) -> float | None:
+    """Return the mean of the losses that workers reported last; None: none has."""
+    beats = [worker.heartbeat for worker in workers]
+    losses = [beat.progress["loss"] for beat in beats if beat and "loss" in beat.progress]
+    return sum(losses) / len(losses) if losses else None
 
 
 def _progress_of(snapshot: FeedSnapshot) -> tuple[int, int]:
