@@ -52,7 +52,9 @@ class FeedChannel:
 
     # Orders of the driver and of the worker process.
 
-    def flush(self, feed: str, epoch: int, validation: tuple[str, int] | None = None) -> None:
+    def flush(
+        self, feed: str, epoch: int, validation: tuple[str, int] | None = None, rounds: int = 0
+    ) -> None:
         """End this epoch after everything accepted so far.
 
         Args:
@@ -60,10 +62,11 @@ class FeedChannel:
             epoch: its epoch.
             validation: feed and epoch of the rows that validate it. Those that are unread when the
                 consumer asks for rows of a later epoch are dropped, and so are those still to come.
+            rounds: in which lost rows of the epoch were fed again; all are over.
         """
         with self._state.changed:
             queue = self._state.queue(feed)
-            queue.flush(epoch)
+            queue.flush(epoch, rounds)
             if validation is not None:
                 queue.validation = Validation(epoch, *validation)
                 validating = self._state.queue(validation[0])

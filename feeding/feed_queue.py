@@ -5,7 +5,9 @@ Does not: lock, wait, talk (channel), count by epoch (epoch_rows).      Pure.
 
 Epochs end strictly in order. A chunk of epoch 1 that arrives before the order to flush epoch 0
 waits behind that marker; a chunk of epoch 0 that arrives after it is refused, unless the order was
-taken back before its marker was read. At every moment
+taken back before its marker was read. Lost rows are fed again in rounds, and an order to end the
+epoch says which rounds are over: a feeder or an order that comes late changes nothing. At every
+moment
     fed_rows = trained_rows + in_flight_rows + dropped_rows.
 """
 
@@ -76,6 +78,10 @@ class Validation:
 class _Epoch:
     chunks: deque[Chunk] = field(default_factory=deque)
     flushed: bool = False
+    round_number: int = 0
+    """The newest round of feeding rows again that a feeder has named."""
+    rounds_over: int = -1
+    """The newest round that ended before the epoch's end was ordered; -1: it was not."""
 
 
 class FeedQueue:
@@ -118,13 +124,19 @@ class FeedQueue:
                 del self._rows[old]
         return found
 
-    def reopen(self, epoch: int) -> bool:
-        """Take back the order to end this epoch; False if its end was read."""
+    def reopen(self, epoch: int, round_number: int) -> bool:
+        """Take back the order to end this epoch, for a round of feeding rows again.
+
+        Returns:
+            False if the epoch's end was read, or was ordered when this round was over.
+        """
         if epoch < self.epoch or self.finished or self.draining:
             return False
-        slot = self._epochs.get(epoch)
-        if slot is not None:
-            slot.flushed = False
+        slot = self._epochs.setdefault(epoch, _Epoch())
+        if round_number <= slot.rounds_over:
+            return False
+        slot.round_number = max(slot.round_number, round_number)
+        slot.flushed = False
         return True
 
     def offer(self, chunk: Chunk, owner: int = 0) -> int:
@@ -180,11 +192,20 @@ class FeedQueue:
             rows.dropped_rows += meta.num_rows
         return position
 
-    def flush(self, epoch: int) -> None:
-        """Mark the end of this epoch and of earlier ones that hold rows; repeats are harmless."""
+    def flush(self, epoch: int, rounds: int = 0) -> None:
+        """Mark the end of this epoch and of earlier ones that hold rows; repeats are harmless.
+
+        Args:
+            epoch: which one.
+            rounds: of feeding its lost rows again, which are over. An order from before the newest
+                round is overtaken: another one follows.
+        """
         if epoch < self.epoch:
             return
-        self._epochs.setdefault(epoch, _Epoch())
+        ending = self._epochs.setdefault(epoch, _Epoch())
+        if rounds < ending.round_number:
+            return
+        ending.rounds_over = rounds
         for number, slot in self._epochs.items():
             slot.flushed = slot.flushed or number <= epoch
         # Epochs before the first one known here were fed to other workers before this one began.

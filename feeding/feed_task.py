@@ -44,6 +44,8 @@ class FeedTask:
     """Leave out what earlier attempts of a partition's task have fed to workers that live."""
     again: Mapping[int, tuple[Span, ...]] | None = None
     """Feed only these rows of these partitions, which were lost with a worker."""
+    round_number: int = 0
+    """Counts, from 1 on, how often rows of this epoch are fed again."""
 
     @property
     def feeds_all_in_order(self) -> bool:
@@ -73,7 +75,7 @@ class FeedTask:
             epoch=self.epoch,
             partition=partition,
             exactly_once=self.exactly_once,
-            reopen=self.again is not None,
+            reopen=self.round_number,
         )
         feeder = Feeder(
             self.targets, self.credentials, self.config, self._pack(partition), hello, only=only

@@ -21,7 +21,7 @@ from feeding.chunk import BAD_META, ChunkMeta, Count
 from feeding.errors import ChunkError
 from feeding.schema import Name, Schema
 
-VERSION = 2
+VERSION = 3
 """Of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
 MAX_RECALLED = 1000
@@ -39,8 +39,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     partition: Count = 0
     exactly_once: bool = False
     """Say what was accepted of this partition, and take it from no older feeder any more."""
-    reopen: bool = False
-    """Take back the order to end this epoch, if its end was not read yet."""
+    reopen: Count = 0
+    """Take back the order to end this epoch for this round of feeding lost rows again, if its end
+    was not read and the round not ended yet; 0: nothing is fed again."""
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -99,7 +100,8 @@ class Status(msgspec.Struct, frozen=True, array_like=True):
     accepted: Count = 0
     """Hello: entries that Recall would get."""
     ended: bool = False
-    """Hello with `reopen`: the epoch's end was read, so its rows cannot be taken any more."""
+    """Hello with `reopen`: the epoch's end was read, or ordered behind this round, so no row of it
+    can be taken any more."""
 
 
 class Results(msgspec.Struct, frozen=True, array_like=True):

@@ -92,7 +92,7 @@ class Reception:
             if request.exactly_once:
                 rows = queue.rows(request.epoch)
                 accepted = len(rows.claim(request.partition, peer.incarnation))
-            ended = request.reopen and not queue.reopen(request.epoch)
+            ended = request.reopen > 0 and not queue.reopen(request.epoch, request.reopen)
             return self._status(request.feed, 0, accepted=accepted, ended=ended)
 
     def _recall(self, request: Recall) -> Recalled:

@@ -6,6 +6,7 @@ Does not: feed or wait (feed_jobs), count (ledger).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from feeding.feed_task import FeedTarget, FeedTask
@@ -15,7 +16,7 @@ from tfos.control.messages import EpochRows
 from tfos.control.state import ClusterState
 from tfos.feed_calls import FeedCall
 from tfos.feed_sources import FeedSource
-from tfos.ledger import EpochLedger
+from tfos.ledger import EpochLedger, Rows
 from tfos.progress import Progress
 
 
@@ -30,6 +31,13 @@ class EpochRun:
         self.call = call
         self.progress = progress
         self.ledger = EpochLedger(task.feed, task.epoch)
+        self.rounds = 0
+        """Of feeding lost rows again that have begun."""
+
+    def next_round(self, targets: tuple[FeedTarget, ...], rows: Rows) -> FeedTask:
+        """Return the task that feeds lost rows again, to these workers."""
+        self.rounds += 1
+        return dataclasses.replace(self.task, targets=targets, again=rows, round_number=self.rounds)
 
     def last_of(self, workers: Iterable[Member]) -> dict[int, EpochRows]:
         """Return what workers said last of this epoch, by rank."""

@@ -9,8 +9,6 @@ Threads: several calls may run at once, for different feeds.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -68,7 +66,6 @@ class FeedJobs:
         self._console = console
         self._lock = threading.Lock()
         self._epochs: dict[str, int] = {}
-        self._again = itertools.count()
         self._calls = FeedCalls()
 
     def train(
@@ -193,7 +190,9 @@ class FeedJobs:
             if is_empty:
                 self._epochs[feed] = epoch
             else:
-                self._coordinator.act(lambda state: state.flush(feed, epoch, checked_by))
+                self._coordinator.act(
+                    lambda state: state.flush(feed, epoch, checked_by, run.rounds)
+                )
         if not is_empty:
             self._end(run)
         if batch is not None and not is_empty:
@@ -226,10 +225,10 @@ class FeedJobs:
                 is_open = self._feed_lost(run)
             except BaseException:
                 # It may have taken the order back: rows of later epochs would never be read.
-                self._coordinator.act(lambda state: state.flush(feed, epoch))
+                self._coordinator.act(lambda state: state.flush(feed, epoch, rounds=run.rounds))
                 raise
             if is_open:
-                self._coordinator.act(lambda state: state.flush(feed, epoch))
+                self._coordinator.act(lambda state: state.flush(feed, epoch, rounds=run.rounds))
             elif not self._coordinator.read(lambda state: state.unflushed(feed, epoch)):
                 return
 
@@ -247,8 +246,7 @@ class FeedJobs:
                 f"{what}: feeding again {count} rows that {names} had not reported as trained"
             )
             targets = self._coordinator.read(targets_of)
-            task = dataclasses.replace(run.task, targets=targets, again=rows)
-            reports = self._feed(run, task) if targets else []
+            reports = self._feed(run, run.next_round(targets, rows)) if targets else []
             dropped = run.ledger.add(reports, again=True)
             dropped += count - sum(report.rows for report in reports)
             if dropped:
@@ -278,7 +276,7 @@ class FeedJobs:
         tag = f"tfos-{self._credentials.cluster_id}-{call.feed}-{call.epoch}"
         what = f"epoch {call.epoch} of {call.feed}"
         if task.again is not None:
-            tag, what = f"{tag}-{next(self._again)}", f"{what}, lost rows again"
+            tag, what = f"{tag}-{task.round_number}", f"{what}, lost rows again"
         job = SparkJob(
             self._sc,
             tag,

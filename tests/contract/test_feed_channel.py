@@ -365,7 +365,7 @@ def test_a_feeder_of_another_version_is_refused_with_both_versions():
     with workers(1) as (worker,):
         connection = connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS)
         hello = Hello("input", Schema((ColumnSpec("value", "str", "str"),)), version=1)
-        with connection, pytest.raises(RemoteError, match="speaks chunk version 2, this feeder 1"):
+        with connection, pytest.raises(RemoteError, match="speaks chunk version 3, this feeder 1"):
             connection.call(encode(hello), timeout_s=5.0)
 
 
@@ -391,7 +391,7 @@ def test_tasks_carry_only_what_they_need():
             assert repr(CREDENTIALS.secret) not in repr(task)
             names = {field.name for field in dataclasses.fields(task)}
             assert names == {"targets", "credentials", "config", "feed"} | (
-                {"epoch", "packer", "shuffle", "exactly_once", "again"}
+                {"epoch", "packer", "shuffle", "exactly_once", "again", "round_number"}
                 if isinstance(task, FeedTask)
                 else set()
             )

@@ -41,9 +41,9 @@ def values(reading: Background) -> list[list[int]]:
     return [[v for batch in epoch for v in batch.nest().tolist()] for epoch in reading.result()]
 
 
-def end(*some: Worker, epoch: int = 0) -> None:
+def end(*some: Worker, epoch: int = 0, rounds: int = 0) -> None:
     for worker in some:
-        worker.channel.flush("input", epoch)
+        worker.channel.flush("input", epoch, rounds=rounds)
         assert worker.channel.wait_flushed("input", epoch, 20.0)
         worker.channel.finish("input")
 
@@ -191,13 +191,13 @@ def test_what_a_lost_worker_had_not_trained_is_fed_again_to_whom_has_not_ended(s
         dying.listener.close()
         again = ledger.take_lost({0: said})
         assert num_rows(again) == said.accepted_rows - 50 > 0
-        task = feed_task(everybody, shuffle=shuffle, again=again)
+        task = feed_task(everybody, shuffle=shuffle, again=again, round_number=1)
         reports = [run(task, p, PAIRS[p]) for p in again]
         assert {worker for report in reports for worker in report.accepted} == {2}
         assert ledger.add(reports, again=True) == 0
         slow.go_on()
         for worker in (ended, busy):
-            end(worker)
+            end(worker, rounds=1)
         seen = Counter([*lost.trained[:50], *quick.trained, *slow.trained])
         assert seen == Counter(pair for pairs in PAIRS for pair in pairs)
         lasts = {0: said, 1: last(ended), 2: last(busy)}
@@ -221,7 +221,7 @@ def test_rows_that_nobody_can_take_any_more_are_dropped_and_counted():
         said = last(dying)
         dying.listener.close()
         again = ledger.take_lost({0: said})
-        report = run(feed_task([dying, ended], again=again), 0, PAIRS[0])
+        report = run(feed_task([dying, ended], again=again, round_number=1), 0, PAIRS[0])
         assert ledger.add([report], again=True) == num_rows(again) == said.accepted_rows
         done = ledger.report({0: said, 1: last(ended)}, ["w:0", "w:1"], seconds=1.0)
         assert done.trained_rows == len(quick.trained)
@@ -242,12 +242,12 @@ def test_rows_of_a_partition_that_is_another_one_when_fed_again_count_as_dropped
         said = last(dying)
         dying.listener.close()
         again = ledger.take_lost({0: said})
-        task = feed_task(both, shuffle=shuffle, again=again)
+        task = feed_task(both, shuffle=shuffle, again=again, round_number=1)
         report = run(task, 0, [*PAIRS[0], (0, 400)])
         assert (first.partition_rows, report.partition_rows) == (400, 401)
         assert report.dropped_rows == 0
         assert ledger.add([report], again=True) == num_rows(again) > 0
-        end(other)
+        end(other, rounds=1)
         done = ledger.report({0: said, 1: last(other)}, ["w:0", "w:1"], seconds=1.0)
         assert done.trained_rows == 400 - num_rows(again)
         assert done.fed_rows == done.trained_rows + done.dropped_rows == 400
@@ -255,6 +255,24 @@ def test_rows_of_a_partition_that_is_another_one_when_fed_again_count_as_dropped
         assert len(busy.trained) == 400
         held.go_on()
         dying.channel.finish("input")
+
+
+@pytest.mark.fault("F01")
+def test_a_task_that_outlives_its_round_keeps_no_epoch_open():
+    """Spark's second copy of a task, or one whose executor it gave up, says hello last."""
+    with workers(1) as (worker,):
+        trainer = Trainer(worker, most=50)
+        run(feed_task([worker]), 0, PAIRS[0])
+        worker.channel.flush("input", 0)
+        again = feed_task([worker], again={1: ((0, 400),)}, round_number=1)
+        assert run(again, 1, PAIRS[1]).dropped_rows == 0
+        worker.channel.flush("input", 0, rounds=1)
+        late = run(again, 1, PAIRS[1])
+        assert (late.dropped_rows, late.accepted) == (400, {})
+        trainer.go_on()
+        end(worker, rounds=1)
+        trainer.end()
+        assert Counter(trainer.trained) == Counter(pair for pairs in PAIRS for pair in pairs)
 
 
 @st.composite

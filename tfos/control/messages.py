@@ -286,6 +286,8 @@ class Flush(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     epoch: int
     validation: FeedEpoch | None = None
     """Feed and epoch of the rows that validate it, which are fed next."""
+    rounds: int = 0
+    """In which lost rows of it were fed again; an order that a new round overtook means nothing."""
 
 
 class TrainBatch(msgspec.Struct, frozen=True, tag=True):

@@ -128,9 +128,11 @@ class ClusterState:
         if may_move(self.phase, target):
             self.phase = target
 
-    def flush(self, feed: str, epoch: int, checked_by: FeedEpoch | None = None) -> list[Action]:
-        """End an epoch of a feed at every worker that still trains."""
-        order = messages.Flush(feed, epoch, checked_by)
+    def flush(
+        self, feed: str, epoch: int, checked_by: FeedEpoch | None = None, rounds: int = 0
+    ) -> list[Action]:
+        """End an epoch of a feed at every worker that still trains, after so many rounds."""
+        order = messages.Flush(feed, epoch, checked_by, rounds)
         return [Send(each.node, order) for each in self.training()]
 
     def finish(self, feeds: tuple[str, ...]) -> list[Action]:

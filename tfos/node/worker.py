@@ -163,8 +163,8 @@ class WorkerProcess:
             case messages.Start(roster=roster):
                 self._roster = roster
                 self._started.set()
-            case messages.Flush(feed=feed, epoch=epoch, validation=validation):
-                self._channel.flush(feed, epoch, validation)
+            case messages.Flush(feed=feed, epoch=epoch, validation=validation, rounds=rounds):
+                self._channel.flush(feed, epoch, validation, rounds)
                 _aside(self._await_flush, feed, epoch)
             case messages.TrainBatch():
                 _aside(self._batches.expect, order)

@@ -76,6 +76,13 @@ TABLE = {
     "the end of the feed": ("+0:1 f0 x", [1, "end 0", "over"]),
     "the end of the feed ends the epoch under way": ("+0:1 x", [1, "end 0", "over"]),
     "the end of a feed without rows": ("x", ["over"]),
+    "rows come again before the end": ("+0:1 f0 r0:1 +0:2", [1, 2]),
+    "and the end is ordered behind them": ("+0:1 f0 r0:1 +0:2 f0:1", [1, 2, "end 0"]),
+    "an order that a round overtook": ("+0:1 r0:1 f0", [1]),
+    "a feeder of a round that is over": ("+0:1 f0 r0:1 f0:1 r0:1", [1, "end 0"]),
+    "a feeder of a round that never came here": ("+0:1 f0:1 r0:1", [1, "end 0"]),
+    "one more round": ("+0:1 f0 r0:1 f0:1 r0:2", [1]),
+    "rounds without an order between them": ("+0:1 f0 r0:1 r0:2 r0:1 f0:2", [1, "end 0"]),
 }
 
 
@@ -96,9 +103,9 @@ def apply(queue, event):
     elif event.startswith("s"):
         queue.settle(int(event[1:] or 0))
     elif event.startswith("r"):
-        queue.reopen(int(event[1:]))
+        queue.reopen(*map(int, event[1:].split(":")))
     elif event.startswith("f"):
-        queue.flush(int(event[1:]))
+        queue.flush(*map(int, event[1:].split(":")))
     else:
         epoch, row = event[1:].split(":")
         queue.offer(chunk(int(row), epoch=int(epoch)))
@@ -171,8 +178,10 @@ def test_a_session_abandoned_after_the_end_does_not_take_the_end_back():
                 "f0",
                 "f1",
                 "f2",
-                "r0",
-                "r1",
+                "f0:1",
+                "r0:1",
+                "r0:2",
+                "r1:1",
                 "pop",
                 "lose",
                 "s",
@@ -269,12 +278,13 @@ def test_the_order_to_end_an_epoch_is_taken_back_until_its_end_is_read():
     queue = FeedQueue("input")
     queue.offer(chunk(1))
     queue.flush(0)
-    assert queue.reopen(0)
+    assert queue.reopen(0, 1)
     queue.offer(chunk(2))
     assert read(queue) == [1, 2]
-    queue.flush(0)
+    queue.flush(0, 1)
+    assert not queue.reopen(0, 1)
     assert read(queue) == ["end 0"]
-    assert not queue.reopen(0)
+    assert not queue.reopen(0, 2)
     with pytest.raises(LateChunk):
         queue.offer(chunk(3))
     consistent(queue)

@@ -44,7 +44,8 @@ class Played:
         for name in self.state.members:
             self.state.on_event(node(name), messages.Listening(Endpoint("127.0.0.1", 1)), 0.0)
         self.happens: list[tuple[str, messages.Event]] = []
-        self.flushed: list[str] = []
+        self.flushed: list[tuple[str, int]] = []
+        """Who was told to end the epoch, after how many rounds of feeding again."""
 
     @property
     def phase(self) -> ClusterPhase:
@@ -56,7 +57,7 @@ class Played:
     def act(self, decide: Callable[[ClusterState], list[Action]]) -> None:
         for action in decide(self.state):
             if isinstance(action, Send) and isinstance(action.order, messages.Flush):
-                self.flushed.append(action.node.name)
+                self.flushed.append((action.node.name, action.order.rounds))
 
     def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
         while self.happens and not done(self.state):
@@ -86,7 +87,7 @@ def fed(task: FeedTask) -> list[FeedReport]:
     if task.again is None:
         thirds = {rank: Accepted([(rank * 10, 10, 0)]).pack() for rank in range(3)}
         return [FeedReport(0, rows=ROWS, partition_rows=ROWS, accepted=thirds)]
-    assert task.again == {0: ((20, 30),)}
+    assert (task.again, task.round_number) == ({0: ((20, 30),)}, 1)
     first = task.targets[0].worker
     return [
         FeedReport(
@@ -104,7 +105,8 @@ def test_rows_lost_after_the_order_to_end_the_epoch_are_fed_again_and_the_epoch_
     (epoch,) = jobs(played, fed).train(REQUEST).epochs
     assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (ROWS, ROWS, 0)
     assert epoch.repeated_rows == 10
-    assert played.flushed == ["worker:0", "worker:1", "worker:2", "worker:0", "worker:1"]
+    everybody = [("worker:0", 0), ("worker:1", 0), ("worker:2", 0)]
+    assert played.flushed == [*everybody, ("worker:0", 1), ("worker:1", 1)]
 
 
 @pytest.mark.fault("F01")
@@ -118,7 +120,8 @@ def test_feeding_again_that_fails_or_is_interrupted_leaves_no_epoch_open():
     played.lose("worker:2")
     with pytest.raises(FeedError, match="was interrupted"):
         jobs(played, fails).train(REQUEST)
-    assert played.flushed == ["worker:0", "worker:1", "worker:2", "worker:0", "worker:1"]
+    everybody = [("worker:0", 0), ("worker:1", 0), ("worker:2", 0)]
+    assert played.flushed == [*everybody, ("worker:0", 1), ("worker:1", 1)]
 
 
 @pytest.mark.fault("F01")
