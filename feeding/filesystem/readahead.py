@@ -31,10 +31,6 @@ class ReadAhead(io.RawIOBase):
         """Read `reader`, which is closed with this, from byte `begin` to before byte `end`."""
         super().__init__()
         end = reader.size_bytes if end is None else end
-        if not 0 <= begin <= end <= reader.size_bytes:
-            raise ValueError(
-                f"bytes {begin} to {end} of {reader.path}, which has {reader.size_bytes}"
-            )
         self.name = reader.path
         self._reader = reader
         self._range_bytes = config.range_bytes
@@ -43,6 +39,10 @@ class ReadAhead(io.RawIOBase):
         self._end = end
         self._coming: deque[Callable[[], bytes]] = deque()
         self._current = memoryview(b"")
+        if not 0 <= begin <= end <= reader.size_bytes:
+            raise ValueError(
+                f"bytes {begin} to {end} of {reader.path}, which has {reader.size_bytes}"
+            )
 
     def ranges(self) -> Iterator[bytes | memoryview]:
         """Return what is left, range by range as it came, without a copy."""

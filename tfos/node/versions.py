@@ -47,7 +47,7 @@ def installed() -> dict[str, str]:
     for name, distributions in _DISTRIBUTIONS.items():
         for distribution in distributions:
             try:
-                version: str | None = metadata.version(distribution)
+                version = metadata.distribution(distribution).metadata.get("Version")
             except metadata.PackageNotFoundError:
                 continue
             if version:  # None: a directory without metadata, as an interrupted pip leaves
