@@ -10,6 +10,7 @@ the sequence last applied there:
     applied[b] == sequence   this push has changed bucket b: a retry skips it
     applied[b] <  sequence   it has not yet: a retry applies it
     completed  >= sequence   all of it is done: a retry is answered, nothing is applied
+    refusal                  why the session's last request was refused: so is every copy of it
 
 A connection cut in the middle therefore leaves a record from which the retry goes on. A session is
 one client object, named by a random number: two clients of one worker, or a client of another run
@@ -23,7 +24,7 @@ from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ps.errors import PhaseError, SequenceGap, StaleIncarnation
+from ps.errors import PhaseError, PSError, SequenceGap, StaleIncarnation
 from ps.params import WorkerRank
 from ps.record_cut import LiveSession, RecordCut, SessionCut
 
@@ -57,7 +58,15 @@ class Verdict(enum.Enum):
 class _Record:
     """What is known of one session."""
 
-    __slots__ = ("applied", "completed", "heard", "incarnation", "may_jump", "sequence")
+    __slots__ = (
+        "applied",
+        "completed",
+        "heard",
+        "incarnation",
+        "may_jump",
+        "refusal",
+        "sequence",
+    )
 
     def __init__(self, incarnation: int, num_buckets: int) -> None:
         self.incarnation = incarnation
@@ -67,6 +76,7 @@ class _Record:
         self.heard = 0
         # After a restore the session is ahead of the record: the requests between are lost.
         self.may_jump = False
+        self.refusal: PSError | None = None
 
 
 class AppliedRecord:
@@ -118,6 +128,7 @@ class AppliedRecord:
             self._lost_requests += lost
         record.may_jump = False
         record.sequence = sequence
+        record.refusal = None
         return Verdict.NEW
 
     def is_back(self, request: RequestId, acknowledged: int) -> bool:
@@ -157,6 +168,19 @@ class AppliedRecord:
         record = self._begun(request)
         if record is not None:
             record.completed = max(record.completed, request.sequence)
+
+    def refuse(self, request: RequestId, error: PSError | None) -> None:
+        """Remember why its sender is refused this request; None: it is not, after all."""
+        record = self._begun(request)
+        if record is not None and record.sequence == request.sequence:
+            record.refusal = None if error is None else error.again()
+
+    def refusal_of(self, request: RequestId) -> PSError | None:
+        """Return why this request was refused; None: it was not, or its session has gone on."""
+        record = self._begun(request)
+        if record is None or record.sequence != request.sequence or record.refusal is None:
+            return None
+        return record.refusal.again()
 
     def fence(self, worker: WorkerRank, least_incarnation: int) -> None:
         """Refuse every incarnation of the worker below `least_incarnation` from now on."""

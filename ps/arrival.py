@@ -1,6 +1,6 @@
 """A push that has arrived at a server, on its way to being part of the parameters.
 
-Covers: what is known of it, its outcome, refusals.      Does not: wait or decide (ps.gate).
+Covers: what is known of it, its outcome.      Does not: wait or decide (ps.gate).
 Threads: belongs to one thread until it arrives at the gate; then the gate's lock guards it.
 """
 
@@ -37,28 +37,17 @@ class Arrival(Generic[Gradient]):
     error: PSError | None = None
 
     @property
+    def is_changing(self) -> bool:
+        """Whether its buckets were changed as they arrived."""
+        return self.hyper is not None and self.gradient is None
+
+    @property
     def is_done(self) -> bool:
         """Whether its sender can be answered."""
         return self.clock is not None or self.error is not None
 
 
 Contributions = Sequence[Arrival[Gradient]]
-
-
-class Refusals:
-    """The last request of each worker that was refused for what is in it, and why."""
-
-    def __init__(self) -> None:
-        self._last: dict[WorkerRank, tuple[RequestId, PSError]] = {}
-
-    def note(self, request: RequestId, error: PSError) -> None:
-        """Remember why this request was refused."""
-        self._last[request.worker] = (request, error)
-
-    def error_of(self, request: RequestId) -> PSError | None:
-        """Why this very request was refused; None: it was not."""
-        refused, error = self._last.get(request.worker, (None, None))
-        return error if refused == request else None
 
 
 def still_waits(clock: int, missing: Sequence[WorkerRank]) -> RequestTimeout:

@@ -31,6 +31,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from rpc.errors import RemoteError
 
 
@@ -48,6 +50,10 @@ class PSError(Exception):
         super().__init__(message)
         self.message = message
         self.details: dict[str, str] = dict(details or {})
+
+    def again(self) -> Self:
+        """Return the same without the frames it came through: to keep, and to raise once more."""
+        return type(self)(self.message, self.details)
 
 
 class SettingsError(PSError, ValueError):

@@ -115,13 +115,30 @@ class Gate(Generic[Gradient]):
                 return Verdict.REPEATED, None
             return verdict, self._waiting.find(request)
 
-    def admit(self, worker: WorkerRank) -> Admission:
-        """Whether to apply a gradient as it arrives or to stage it."""
-        with self.changed:
-            admission = self._policy.admit(worker)
+    def admit(self, request: RequestId) -> Admission:
+        """Whether to apply a gradient as it arrives or to stage it.
+
+        Raises:
+            PhaseError, WorkerLost: neither; every copy of it hears the same.
+        """
+        with self.changed, self.refusing(request):
+            admission = self._policy.admit(request.worker)
             if admission is not Admission.STAGE:
-                self._arriving.add(worker)
+                self._arriving.add(request.worker)
             return admission
+
+    @contextlib.contextmanager
+    def refusing(self, request: RequestId) -> Iterator[None]:
+        """Remember what ends a request here; its caller holds `changed`.
+
+        Else a copy that is still under way would be taken once its worker has joined, and stand at
+        the barrier in the place of the push that the worker sends next.
+        """
+        try:
+            yield
+        except PSError as error:
+            self._waiting.refuse(request, error)
+            raise
 
     def staleness_of(self, worker: WorkerRank, lag: int = 0) -> int:
         """Updates by others that the worker's gradient lacks, those that arrive just now included.
@@ -147,6 +164,8 @@ class Gate(Generic[Gradient]):
             the given one is not kept.
         """
         with self.changed:
+            if arrival.is_changing:
+                self.taken(arrival.id)
             verdict, earlier = self.begin(arrival.id)
             if earlier is not None:
                 return earlier
@@ -154,6 +173,10 @@ class Gate(Generic[Gradient]):
                 return dataclasses.replace(arrival, gradient=None, clock=self._policy.clock)
             self._enter(arrival)
         return arrival
+
+    def taken(self, request: RequestId) -> None:
+        """All of it was applied as it arrived, though a copy may have been refused meanwhile."""
+        self._record.refuse(request, None)
 
     def refuse(self, arrival: Arrival[Gradient], error: PSError) -> Arrival[Gradient] | None:
         """A push is refused for what is in it; it counts as present, without gradient.
@@ -319,7 +342,8 @@ class Gate(Generic[Gradient]):
     def _enter(self, arrival: Arrival[Gradient]) -> None:
         self._arriving.discard(arrival.id.worker)
         is_null = arrival.hyper is None
-        actions = self._policy.on_push(arrival.id.worker, arrival.rows, null=is_null)
+        with self.refusing(arrival.id):
+            actions = self._policy.on_push(arrival.id.worker, arrival.rows, null=is_null)
         self._waiting.enter(arrival)
         self.execute(actions)
 

@@ -63,12 +63,15 @@ class RowGate:
                 return
             with gate.lookups.entered(batch) as wait:
                 try:
-                    gate.execute(hybrid.on_lookup(batch, still_open))
+                    with gate.refusing(batch):
+                        actions = hybrid.on_lookup(batch, still_open)
+                    gate.execute(actions)
                     while not wait.is_granted:
                         gate.refuse_closed()
                         self._record.refuse_stale(batch.worker, batch.incarnation)
                         if wait.is_recalled:
-                            raise self._why_recalled(hybrid, batch)
+                            with gate.refusing(batch):
+                                raise self._why_recalled(hybrid, batch)
                         if time.monotonic() >= deadline_s:
                             raise no_permit(batch.worker, hybrid.permits.bound)
                         gate.pause(deadline_s, batch.worker, is_gone)
@@ -82,15 +85,15 @@ class RowGate:
         with self._gate.changed:
             return self._hybrid.permits.held(worker) if self._hybrid else frozenset()
 
-    def admit(self, worker: WorkerRank, batch: RequestId | None) -> None:
+    def admit(self, request: RequestId, batch: RequestId | None) -> None:
         """Refuse gradients that may not be applied now; others are, as they arrive.
 
         Raises:
             PhaseError, WorkerLost: as for a push to the groups.
             SettingsError: hybrid: they are of no batch, so nothing bounds how old they are.
         """
-        with self._gate.changed:
-            self._policy.admit(worker)
+        with self._gate.changed, self._gate.refusing(request):
+            self._policy.admit(request.worker)
         if batch is None and self._hybrid is not None:
             raise SettingsError(
                 "hybrid takes gradients of rows only for a batch that was looked up to train on; "
@@ -100,6 +103,7 @@ class RowGate:
     def applied(self, request: RequestId, batch: RequestId | None) -> bool:
         """A push is done, and its batch over; False when that was known."""
         with self._gate.changed:
+            self._gate.taken(request)
             if self._gate.begin(request)[0] is Verdict.REPEATED:
                 return False
             self._record.complete(request)

@@ -142,7 +142,7 @@ class ServingShard:
         number = request.number
         verdict, arrival = self.gate.begin(sender, number.acknowledged, number.told_clock)
         is_known = verdict is Verdict.REPEATED or arrival is not None
-        admission = None if is_known else self.gate.admit(sender.worker)
+        admission = None if is_known else self.gate.admit(sender)
         # After the admission, so that two pushes that arrive together each see the other.
         staleness = self.gate.staleness_of(sender.worker, request.lag)
         sent = 0

@@ -138,7 +138,7 @@ class TableServing:
             call.discard_rest()
         else:
             if request.tables:  # else a batch is given up, which nothing forbids
-                self._gate.rows.admit(sender.worker, batch)
+                self._gate.rows.admit(sender, batch)
             apply_s = 0.0
             try:
                 for part in parts:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from ps.applied import AppliedRecord, RequestId
-from ps.arrival import Arrival, Contributions, Gradient, Refusals
+from ps.arrival import Arrival, Contributions, Gradient
 from ps.decisions import Break, Drop, Reduce, Release, worker_lost
 from ps.errors import PSError, StaleIncarnation
 from ps.params import WorkerRank
@@ -34,7 +34,6 @@ class WaitingPushes(Generic[Gradient]):
         self._views = views
         self._on_applied = on_applied
         self._arrivals: dict[RequestId, Arrival[Gradient]] = {}
-        self._refused = Refusals()
 
     @property
     def requests(self) -> frozenset[RequestId]:
@@ -48,7 +47,7 @@ class WaitingPushes(Generic[Gradient]):
             PSError: what this very request was refused with, when it waits no more.
         """
         waiting = self._arrivals.get(request)
-        refusal = self._refused.error_of(request)
+        refusal = self._record.refusal_of(request)
         if waiting is None and refusal is not None:
             raise refusal
         return waiting
@@ -61,12 +60,12 @@ class WaitingPushes(Generic[Gradient]):
     def enter(self, arrival: Arrival[Gradient]) -> None:
         """A push has arrived; one that was applied on its way in counts at once."""
         self._arrivals[arrival.id] = arrival
-        if arrival.hyper is not None and arrival.gradient is None:
+        if arrival.is_changing:
             self._note_applied(arrival)
 
     def refuse(self, request: RequestId, error: PSError) -> None:
-        """Remember why this request was refused."""
-        self._refused.note(request, error)
+        """Let every copy of this request be refused, whatever its worker does meanwhile."""
+        self._record.refuse(request, error)
 
     def staged(self, action: Reduce) -> Contributions[Gradient]:
         """Return the pushes of a reduction, in its order."""
@@ -77,7 +76,7 @@ class WaitingPushes(Generic[Gradient]):
         """Their reduction was refused: nothing of them is applied, and each sender hears why."""
         for arrival in staged:
             arrival.error = error
-            self._refused.note(arrival.id, error)
+            self._record.refuse(arrival.id, error)
 
     def release(self, action: Release) -> None:
         """Answer: they are part of a clock, or were refused before it was complete."""
@@ -87,7 +86,7 @@ class WaitingPushes(Generic[Gradient]):
                 self._note_applied(arrival)
             elif not arrival.is_applied:  # a null push, or one that was refused
                 self._record.complete(arrival.id)
-                arrival.error = self._refused.error_of(arrival.id)
+                arrival.error = arrival.error or self._record.refusal_of(arrival.id)
 
     def drop(self, action: Drop) -> None:
         """Forget a lost worker's pushes; if it was only frozen, it hears that it is fenced."""

@@ -83,9 +83,10 @@ class Model:
             return "gone"  # with the connection: the push waits on
         if name in self.done:
             outcome = self.done[name]
-            return outcome if outcome == "nan" or is_whole else "gone"
+            return outcome if outcome != "ack" or is_whole else "gone"
         refused = self.refusal(name.rank)
         if refused is not None:
+            self.done[name] = refused
             return refused
         if kind != "null":
             arrived, found_nan = self._receive(name, kind, delivered)

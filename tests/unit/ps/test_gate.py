@@ -12,6 +12,7 @@ import pytest
 from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.arrival import Arrival
 from ps.barrier import Sync
+from ps.bounded import StaleSync
 from ps.consistency import Async
 from ps.decisions import Admission, OnLost
 from ps.errors import (
@@ -251,7 +252,7 @@ def test_pushes_that_arrive_together_are_stale_for_each_other(is_lost: bool):
     one, other, cut = (RequestId(WorkerRank(rank), 0, 1, 1) for rank in range(3))
     for name in (one, other, cut):
         gate.begin(name)
-        assert gate.admit(name.worker) is Admission.APPLY
+        assert gate.admit(name) is Admission.APPLY
     assert [gate.staleness_of(name.worker) for name in (one, other)] == [2, 2]
     gate.arrive(Arrival(one, 1, HYPER))
     assert gate.staleness_of(other.worker) == 2
@@ -271,7 +272,7 @@ def test_a_worker_that_a_restored_server_does_not_know_is_not_stale():
     gate: Gate[float] = Gate(Async(clock=900), AppliedRecord(1), print, lambda _: None, print)
     name = RequestId(WorkerRank(0), 0, 1, 1)
     gate.begin(name)
-    gate.admit(name.worker)
+    gate.admit(name)
     assert gate.staleness_of(name.worker) == 0
     gate.arrive(Arrival(name, 1, HYPER))
     assert gate.staleness_of(name.worker) == 0
@@ -321,6 +322,38 @@ def test_a_late_copy_that_is_refused_hides_no_later_refusal():
         bench.gate.rows.refused(early, None, NonFiniteGradient("a late copy"))
     with pytest.raises(NonFiniteGradient, match="the later one"):
         bench.gate.begin(later)
+
+
+@pytest.mark.fault("F24")
+def test_the_copy_of_a_push_that_came_twice_into_a_clock_stays_refused():
+    bench = Bench()
+    bench.gate.arrive(bench.arrival(0, 1))
+    other = RequestId(WorkerRank(0), 0, 2, 1)
+    bench.gate.begin(other)
+    with pytest.raises(PhaseError, match="pushed twice"):
+        bench.gate.arrive(Arrival(other, 1, HYPER, 7.0))
+    bench.gate.arrive(bench.arrival(1, 1))
+    with pytest.raises(PhaseError, match="pushed twice"):
+        bench.gate.arrive(Arrival(other, 1, HYPER, 7.0))
+    assert bench.gate.missing() == (0, 1)
+
+
+@pytest.mark.fault("F24")
+def test_a_push_that_was_applied_as_it_arrived_counts_though_a_copy_was_refused_meanwhile():
+    applied: list[RequestId] = []
+    gate: Gate[float] = Gate(
+        StaleSync(2, 1), AppliedRecord(1), print, lambda arrival: applied.append(arrival.id), print
+    )
+    name = RequestId(WorkerRank(0), 0, 1, 1)
+    gate.begin(name)
+    assert gate.admit(name) is Admission.APPLY
+    gate.change(name._replace(session=2), LEAVE, leaves=True)
+    assert gate.begin(name) == (Verdict.RESUMED, None)
+    with pytest.raises(PhaseError, match="has left"):
+        gate.admit(name)
+    gate.arrive(Arrival(name, 1, HYPER))
+    assert applied == [name]
+    assert gate.clock == 1
 
 
 def test_a_push_that_is_refused_at_a_closed_gate_waits_for_nobody():

@@ -33,7 +33,7 @@ from ps.bounded import StaleSync
 from ps.permits import Permits
 from ps.waiting import WaitingPushes
 from tests.gate_bed import WHOLE, GateBed
-from tests.gate_model import NUM_BUCKETS, NUM_WORKERS, SIZE, Kind, Mode, Model, Name
+from tests.gate_model import NUM_BUCKETS, NUM_WORKERS, SIZE, Kind, Mode, Model, Name, Outcome
 from tests.tables_bed import table_kernels_loaded
 
 __all__ = ["table_kernels_loaded"]
@@ -53,6 +53,8 @@ class Worker:
         self.past: list[tuple[Name, Kind]] = []
         self.numbers = itertools.count(1)
         self.batches: set[int] = set()
+        self.refused_rows: tuple[int, int, Outcome] | None = None
+        """The last push of rows that was refused for its worker's sake: number, batch, answer."""
 
 
 class GateMachine(RuleBasedStateMachine):
@@ -159,11 +161,16 @@ class GateMachine(RuleBasedStateMachine):
         """Once in the middle, perhaps, then whole, then once more."""
         worker, number = self.workers[rank], next(self.workers[rank].numbers)
         batch = min(worker.batches) if has_batch and worker.batches else 0
-        got = "gone"
+        if worker.refused_rows is not None and worker.incarnation >= self.model.least[rank]:
+            late_number, late_batch, answer = worker.refused_rows
+            self.model.fence(rank, worker.incarnation)
+            assert self.bed.push_rows(rank, worker.incarnation, late_number, late_batch) == answer
+        got: Outcome = "gone"
         for is_whole in (False, True)[not is_cut :]:
             expected = self.model.push_rows(rank, worker.incarnation, batch, is_whole=is_whole)
             got = self.bed.push_rows(rank, worker.incarnation, number, batch, is_whole=is_whole)
             assert got == expected
+        worker.refused_rows = (number, batch, got) if got in ("phase", "lost") else None
         if got == "ack":
             worker.batches.discard(batch)
             assert self.bed.push_rows(rank, worker.incarnation, number, batch) == "ack"
@@ -183,6 +190,7 @@ class GateMachine(RuleBasedStateMachine):
     def give_up(self, rank: int) -> None:
         worker = self.workers[rank]
         if worker.batches:
+            worker.refused_rows = None  # its session goes on, so a late copy is of no account
             batch = worker.batches.pop()
             expected = self.model.give_up(rank, worker.incarnation, batch)
             number = next(worker.numbers)
@@ -292,6 +300,33 @@ def test_what_a_worker_pushed_before_it_left_and_was_lost_is_not_applied():
     bed.service.stop("done")
 
 
+@pytest.mark.fault("F24")
+@pytest.mark.parametrize("kind", ["full", "null"])
+@pytest.mark.parametrize("mode", ["ssp", "sync", "hybrid"])
+def test_a_late_copy_of_a_refused_push_stays_refused_after_a_join(mode: Mode, kind: Kind):
+    """Else it would stand at the barrier in the place of the push that its worker sends next."""
+    bed = GateBed(mode, 0 if mode == "sync" else 1, "continue")
+
+    def refused_all() -> bool:
+        refused = [bed.push(Name(0, 0, 1), kind), bed.push_rows(0, 0, 1, 0)]
+        if mode == "hybrid":
+            refused.append(bed.look_up(0, 0, 1, {1}))
+        return set(refused) == {"phase"}
+
+    assert bed.change(0, 0, "leave", 1) == "ack"
+    assert refused_all()
+    assert bed.change(0, 0, "join", 2) == "ack"
+    assert refused_all()
+    assert not bed.shard.gate.rows.permits_of(0)
+    assert not bed.shard.gate.waiting
+    assert not bed.counts().any()
+    assert bed.rows()[0] == 0
+    for rank in (1, 2, 0):
+        bed.push(Name(rank, 0, 2), "full")
+    assert bed.counts()[0].tolist() == [1, 1, 1]
+    bed.service.stop("done")
+
+
 @pytest.mark.fault("F06")
 @pytest.mark.fault("F24")
 @pytest.mark.fault("F28")
@@ -308,6 +343,7 @@ def test_a_server_does_what_the_model_does_for_longer():
 
 
 BROKEN: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "a refused push is taken after a join": (AppliedRecord, "refusal_of", lambda *_: None),
     "buckets forget what was applied": (AppliedRecord, "needs", lambda *_: True),
     "a fenced attempt may push": (AppliedRecord, "refuse_stale", lambda *_: None),
     "a lost worker is waited for": (Sync, "on_lost", lambda *_: []),
