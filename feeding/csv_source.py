@@ -11,8 +11,7 @@ import contextlib
 import csv as csv_format
 import functools
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +20,11 @@ import pyarrow.csv as pa_csv
 from feeding.arrow_arrays import DTYPES, TEXTS
 from feeding.bad_data import BadData
 from feeding.column_cuts import Columns
+from feeding.counted import PieceRows
+from feeding.csv_request import TYPES, CsvRequest
 from feeding.errors import DataError, SettingsError
 from feeding.filesystem.interface import Path, RangeReader
+from feeding.line_rows import BOM, RowLines
 from feeding.parquet_columns import BadValue, ColumnReader, StoredColumn, column_spec, held
 from feeding.parquet_footer import one_line
 from feeding.schema import Group, Schema
@@ -30,67 +32,7 @@ from feeding.splits import Split
 from feeding.text_lines import LineBlock, LineLimits
 from feeding.text_source import LineSource
 
-_TYPES = {
-    **{name: getattr(pa, "bool_" if name == "bool" else name)() for name in DTYPES.values()},
-    "str": pa.string(),
-    "bytes": pa.binary(),
-}
-del _TYPES["float16"]  # pyarrow parses none
-_BOM = b"\xef\xbb\xbf"
 _EMPTY = {pa.lib.Type_STRING: "", pa.lib.Type_BINARY: b""}
-_TAKEN = '"\r\n\0'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CsvRequest:
-    """What is asked for.
-
-    Args:
-        columns: names, or names with dtypes ("int64", "float32", "bool", "str", "bytes", …); None:
-            all. Types that are not said are those of the first lines of the first file.
-        header: whether the first line of each file has the names; or the names, for files without;
-            False: _c0, _c1, …
-        delimiter: one character between values.
-        quoted_newlines: whether quoted values may hold line ends; files are then not cut.
-        nulls: what stands in the place of an empty value, by column; in columns of numbers that
-            are not named an empty value is refused.
-    """
-
-    columns: Sequence[str] | Mapping[str, str] | None = None
-    header: bool | Sequence[str] = True
-    delimiter: str = ","
-    quoted_newlines: bool = False
-    nulls: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        given = self.columns
-        if isinstance(given, str) or not all(map(_is_text, given or ())):
-            raise SettingsError(f"columns must be names, or dtypes by name, got {given!r}")
-        if given is not None and not len(given):
-            raise SettingsError("no columns were asked for; name at least one")
-        for name, dtype in given.items() if isinstance(given, Mapping) else ():
-            if dtype not in _TYPES:
-                raise SettingsError(
-                    f"column {name!r}: dtype {dtype!r} is not one of {', '.join(sorted(_TYPES))}"
-                )
-        if given is not None and len(set(given)) < len(given):
-            raise SettingsError(f"a column is asked for twice: {list(given)}")
-        delimiter: object = self.delimiter
-        if not isinstance(delimiter, str) or len(delimiter.encode()) != 1 or delimiter in _TAKEN:
-            raise SettingsError(
-                "delimiter must be one ASCII character, no quote and no line end, got "
-                f"{delimiter!r}"
-            )
-        self._check_header()
-
-    def _check_header(self) -> None:
-        names = self.header
-        if isinstance(names, bool):
-            return
-        if isinstance(names, str) or not names or not all(map(_is_text, names)):
-            raise SettingsError(f"header must be True, False or names, got {names!r}")
-        if len(set(names)) < len(names):
-            raise SettingsError(f"header names two columns alike: {list(names)}")
 
 
 class CsvSource(LineSource):
@@ -117,7 +59,9 @@ class CsvSource(LineSource):
         limits: LineLimits | None = None,
     ) -> None:
         self._request = request = request or CsvRequest()
-        super().__init__(paths, bad=bad, limits=limits, can_cut=not request.quoted_newlines)
+        lines = RowLines(blank=False, header=request.header is True)
+        can_cut = not request.quoted_newlines
+        super().__init__(paths, bad=bad, limits=limits, can_cut=can_cut, lines=lines)
         self._format = pa_csv.ParseOptions(
             delimiter=request.delimiter, newlines_in_values=request.quoted_newlines
         )
@@ -149,11 +93,7 @@ class CsvSource(LineSource):
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See direct.Source."""
-        try:
-            names = self._names(split.path)
-            self._check_names(names, split.path)
-        except DataError as error:
-            self.bad.skip(split.path, 0, error)
+        if (names := self._names_to_read(split.path)) is None:
             return
         with contextlib.closing(self.opened(split.path)) as file:
             if self._request.quoted_newlines:
@@ -161,21 +101,79 @@ class CsvSource(LineSource):
             else:
                 yield from self.rows(split, file, functools.partial(self._parse, names))
 
-    def _whole(self, file: RangeReader, names: list[str]) -> Iterator[Columns]:
+    def count(self, piece: Split) -> int:
+        """See counted.Countable; values that may hold line ends are parsed."""
+        if (names := self._names_to_read(piece.path)) is None:
+            return 0
+        if not self._request.quoted_newlines:
+            return super().count(piece)
+        only = pa_csv.ConvertOptions(
+            include_columns=names[:1], column_types={names[0]: pa.binary()}, check_utf8=False
+        )
+        with contextlib.closing(self.opened(piece.path)) as file:
+            return sum(batch.num_rows for _, batch in self._batches(file, names, only))
+
+    def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
+        """See counted.Countable."""
+        path = wanted.piece.path
+        if (names := self._names_to_read(path)) is None:
+            return
+        with contextlib.closing(self.opened(path)) as file:
+            if self._request.quoted_newlines:
+                yield from self._whole(file, names, wanted)
+            else:
+                yield from self.rows_of(wanted, file, functools.partial(self._parse, names))
+
+    def _names_to_read(self, path: str) -> list[str] | None:
+        """Return the names of a file's columns; None: it is left out."""
+        try:
+            names = self._names(path)
+            self._check_names(names, path)
+        except DataError as error:
+            self.bad.skip(path, 0, error)
+            return None
+        return names
+
+    def _whole(
+        self, file: RangeReader, names: list[str], wanted: PieceRows | None = None
+    ) -> Iterator[Columns]:
         """Yield the rows of a file in which a line end may stand within a value."""
+        first = 0
+        try:
+            for number, batch in self._batches(file, names, self._convert, wanted):
+                first = number
+                yield tuple(reader(batch) for reader in self._readers)
+        except BadValue as error:
+            text = f"{file.path}: row {first + error.row}: {error}"
+            self.bad.skip(file.path, file.size_bytes, DataError(text))
+        except (pa.ArrowException, ValueError) as error:
+            text = f"{file.path}: behind row {first}: {one_line(error)}"
+            self.bad.skip(file.path, file.size_bytes, DataError(text))
+
+    def _batches(
+        self,
+        file: RangeReader,
+        names: list[str],
+        convert: pa_csv.ConvertOptions,
+        wanted: PieceRows | None = None,
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the number of a first row, and rows, up to damage."""
         if self._request.header is True and file.path in self._bare:
             return
         at = 0
         try:
-            for batch in self._streamed(file, names, self._convert):
-                yield tuple(reader(batch) for reader in self._readers)
-                at += batch.num_rows
-        except BadValue as error:
-            text = f"{file.path}: row {at + error.row}: {error}"
-            self.bad.skip(file.path, file.size_bytes, DataError(text))
+            for batch in self._streamed(file, names, convert):
+                first, at = at, at + batch.num_rows
+                if part := wanted.within(first, at - first) if wanted else (0, batch.num_rows):
+                    yield first + part[0], batch[slice(*part)]
+                if wanted and wanted.is_read(at):
+                    return
         except (pa.ArrowException, ValueError, DataError) as error:
             text = f"{file.path}: behind row {at}: {one_line(error)}"
             self.bad.skip(file.path, file.size_bytes, DataError(text))
+            return
+        if wanted:
+            wanted.check(at)
 
     def _streamed(
         self, file: RangeReader, names: list[str], convert: pa_csv.ConvertOptions
@@ -191,22 +189,27 @@ class CsvSource(LineSource):
     def _parse(self, names: list[str], block: LineBlock) -> Columns:
         data = block.data
         if block.first_byte == 0:
-            data = data.removeprefix(_BOM)
+            data = data.removeprefix(BOM)
             if self._request.header is True:
                 data = data[_header_bytes(data) :]
         if not data.strip(b"\r\n"):
-            return tuple(reader(_no_rows(reader)) for reader in self._readers)
+            return self._no_rows()
         table = self._table(data, names, self._convert)
         if _lines_without_end(data, table.num_rows, self._request.delimiter):
             raise DataError(
                 "a quoted value does not end on its line; if values may hold line ends, pass "
                 "quoted_newlines=True"
             )
+        if not table.num_rows:
+            return self._no_rows()
         batch = table.combine_chunks().to_batches()[0]
         try:
             return tuple(reader(batch) for reader in self._readers)
         except (BadValue, pa.ArrowException, ValueError) as error:
             raise DataError(str(error)) from None
+
+    def _no_rows(self) -> Columns:
+        return tuple(reader(_empty(reader)) for reader in self._readers)
 
     def _table(
         self, data: bytes, names: list[str], convert: pa_csv.ConvertOptions | None
@@ -259,7 +262,7 @@ class CsvSource(LineSource):
         """Return a file's first lines."""
         with contextlib.closing(self.opened(path)) as file:
             block = next(self.blocks(file).blocks(), None)
-        return b"" if block is None else block.data.removeprefix(_BOM)
+        return b"" if block is None else block.data.removeprefix(BOM)
 
     def _check_names(self, names: list[str], path: str) -> None:
         for reader in self._readers:
@@ -296,11 +299,11 @@ class CsvSource(LineSource):
             if name not in names:
                 raise DataError(f"{path} has no column {name!r}; it has {names}")
         if all(name in said for name in wanted):
-            return {name: _TYPES[said[name]] for name in wanted}, True
+            return {name: TYPES[said[name]] for name in wanted}, True
         found = self._guessed(path, names)
         known = {each.name: each.type for each in found or () if each.type.id in DTYPES}
         types = {
-            name: _TYPES[said[name]] if name in said else known.get(name, pa.string())
+            name: TYPES[said[name]] if name in said else known.get(name, pa.string())
             for name in wanted
         }
         return types, found is not None
@@ -336,10 +339,6 @@ class CsvSource(LineSource):
         return held(column.name, value, column.type)
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 def _is_of_text(kind: pa.DataType) -> bool:
     return kind.id in TEXTS
 
@@ -357,14 +356,14 @@ def _lines_without_end(data: bytes, num_rows: int, delimiter: str) -> bool:
     if not last.count(b'"') % 2:
         return False
     text = io.StringIO(last.decode(errors="replace") + "\n", newline="")
-    values = next(csv_format.reader(text, delimiter=delimiter), [""])
-    return "\n" in values[-1]
+    rows = list(csv_format.reader(text, delimiter=delimiter))  # several, at carriage returns
+    return any("\n" in value for row in rows for value in row[-1:])
 
 
 def _header_bytes(data: bytes) -> int:
     return data.find(b"\n") + 1 or len(data)
 
 
-def _no_rows(reader: ColumnReader) -> pa.RecordBatch:
+def _empty(reader: ColumnReader) -> pa.RecordBatch:
     column = reader.column
     return pa.record_batch([pa.array([], column.type)], [column.name])

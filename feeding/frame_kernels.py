@@ -131,7 +131,14 @@ def _stored(buffer: Array, at: int) -> Any:
 
 
 @_kernel
-def scan(buffer: Array, stop: int, max_record_bytes: int, starts: Array, lengths: Array) -> Any:
+def scan(
+    buffer: Array,
+    stop: int,
+    max_record_bytes: int,
+    starts: Array,
+    lengths: Array,
+    checks_data: bool,
+) -> Any:
     """Find the whole records in buffer[:stop]; a length is used only after its CRC was right.
 
     Args:
@@ -140,6 +147,7 @@ def scan(buffer: Array, stop: int, max_record_bytes: int, starts: Array, lengths
         max_record_bytes: the scan ends before a larger record.
         starts: int64[m], filled with where each record begins; the scan ends when it is full.
         lengths: int64[m], filled with the records' bytes.
+        checks_data: whether the CRC of a record's data must be right.
 
     Returns:
         (records found, where the next one begins, OK or its fault, its length if it is known).
@@ -155,7 +163,7 @@ def scan(buffer: Array, stop: int, max_record_bytes: int, starts: Array, lengths
         if start + FRAME_FOOT > stop or length > np.uint64(stop - start - FRAME_FOOT):
             return count, at, OK, np.int64(length)
         end = start + np.int64(length)
-        if masked_crc(buffer, start, end) != _stored(buffer, end):
+        if checks_data and masked_crc(buffer, start, end) != _stored(buffer, end):
             return count, at, BAD_DATA, np.int64(length)
         starts[count] = start
         lengths[count] = end - start

@@ -8,6 +8,7 @@ Threads: an iterator belongs to one thread.
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 
 from feeding import frame_kernels
@@ -23,6 +24,18 @@ def record_blocks(
     split: Split, size_bytes: int, bad: BadData, limits: RecordLimits | None = None
 ) -> Iterator[RecordBlock]:
     """Yield the records of a range, some at a time; see RecordReader.blocks.
+
+    Args and raises: see opened_records.
+    """
+    with opened_records(split, size_bytes, bad, limits) as reader:
+        yield from reader.blocks()
+
+
+@contextlib.contextmanager
+def opened_records(
+    split: Split, size_bytes: int, bad: BadData, limits: RecordLimits | None = None
+) -> Iterator[RecordReader]:
+    """Open the records of a range.
 
     A compressed file is read whole by whoever reads its beginning.
 
@@ -44,11 +57,12 @@ def record_blocks(
                 "read files that are not written to any more"
             )
         if split.start and is_gzip(file.read_range(0, frame_kernels.FRAME_HEAD)):
+            yield RecordReader(io.BytesIO(), split.path)
             return
-        yield from RecordReader(
+        yield RecordReader(
             ReadAhead(file, DEFAULTS, begin=split.start),
             split.path,
             span=(split.start, split.stop),
             limits=limits,
             bad=bad,
-        ).blocks()
+        )

@@ -3,10 +3,10 @@
 Covers: cutting files into pieces, their order in an epoch, each worker's share.
 Does not: list or open files (filesystem, direct), find records in a range (tfrecord).      Pure.
 
-Files that know how many rows they have (Parquet) are dealt by rows: shares differ by one at most.
-Others are dealt by bytes, each to one worker. Shares differ by less than one piece where files can
-be cut anywhere; files that cannot (gzip) are dealt whole, so shares then differ by up to the
-largest one.
+Files that know how many rows they have (Parquet), or were counted (counted), are dealt by rows:
+shares differ by one at most. Others are dealt by bytes, each to one worker. Shares differ by less
+than one piece where files can be cut anywhere; files that cannot (gzip) are dealt whole, so shares
+then differ by up to the largest one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class SourceFile:
     can_be_cut: bool = True
     """By bytes; without meaning where the rows are known."""
     piece_rows: tuple[int, ...] | None = None
-    """Rows of each piece that can be read by itself (row group), in the file's order; None: nobody
-    knows without reading the file."""
+    """Rows of each piece that can be read by itself (row group, counted range of bytes), in the
+    file's order; None: nobody knows without reading the file."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -125,17 +125,21 @@ def _row_share(
 
 
 def _pieces(files: Sequence[SourceFile], piece_bytes: int) -> list[tuple[Split, bool]]:
-    pieces = []
-    for file in files:
-        size = file.size_bytes
-        count = max(1, round(size / piece_bytes)) if file.can_be_cut else 1
-        bounds = [size * number // count for number in range(count + 1)]
-        pieces += [
-            (Split(file.path, start, stop), file.can_be_cut)
-            for start, stop in itertools.pairwise(bounds)
-            if stop > start
-        ]
-    return pieces
+    return [(part, file.can_be_cut) for file in files for part in byte_pieces(file, piece_bytes)]
+
+
+def byte_pieces(file: SourceFile, piece_bytes: int | None = None) -> list[Split]:
+    """Return a file's pieces in its order; none of an empty file.
+
+    Args:
+        file: one that cannot be cut is one piece.
+        piece_bytes: about how large; None: PIECE_BYTES.
+    """
+    size = file.size_bytes
+    count = max(1, round(size / (piece_bytes or PIECE_BYTES))) if file.can_be_cut else 1
+    bounds = [size * number // count for number in range(count + 1)]
+    spans = itertools.pairwise(bounds)
+    return [Split(file.path, start, stop) for start, stop in spans if stop > start]
 
 
 def _deal(pieces: Sequence[tuple[Split, bool]], num_workers: int) -> list[list[Split]]:

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO, Protocol, cast
 
 import numpy as np
 
 from feeding.bad_data import BadData
-from feeding.column_cuts import Columns
+from feeding.column_cuts import Columns, num_rows
+from feeding.counted import PieceRows
 from feeding.data_files import data_files
 from feeding.errors import DataError, FileChanged
 from feeding.filesystem.choose import DEFAULTS, filesystem_for
 from feeding.filesystem.interface import FileStatus, Path, RangeReader
 from feeding.filesystem.readahead import ReadAhead
+from feeding.line_rows import RowLines
 from feeding.schema import ColumnSpec, Group, Schema
 from feeding.splits import SourceFile, Split
 from feeding.text_lines import GzipBytes, LineBlock, LineLimits, LineReader, is_gzip
 
 _GZIP_NAMES = (".gz", ".gzip")
+EVERY_LINE = RowLines()
 
 
 class Parser(Protocol):
@@ -46,6 +50,7 @@ class LineSource:
         bad: what becomes of bad lines and damaged files.
         limits: what a file may ask for.
         can_cut: whether a line end always ends a row: then files are read from the middle on.
+        lines: which of them are rows.
     """
 
     def __init__(
@@ -55,8 +60,10 @@ class LineSource:
         bad: BadData | None = None,
         limits: LineLimits | None = None,
         can_cut: bool = True,
+        lines: RowLines = EVERY_LINE,
     ) -> None:
         self.bad = bad or BadData()
+        self._lines = lines
         self._limits = limits or LineLimits()
         self._can_cut = can_cut
         self.listed = data_files(paths, can_be_cut=self._may_be_cut)
@@ -102,13 +109,51 @@ class LineSource:
 
     def rows(self, split: Split, file: RangeReader, parse: Parser) -> Iterator[Columns]:
         """Yield the rows of a split of an open file; bad lines are left out if that is said."""
-        if split.start and is_gzip(file.read_range(0, 2)):
-            return  # whoever reads its beginning reads all of it
+        if _is_read_elsewhere(split, file):
+            return
         try:
             for block in self.blocks(file, (split.start, split.stop)).blocks():
                 yield from self._parsed(block, file.path, parse)
         except DataError as error:
             self.bad.skip(file.path, file.size_bytes, error)
+
+    def count(self, piece: Split) -> int:
+        """See counted.Countable."""
+        with contextlib.closing(self.opened(piece.path)) as file:
+            if _is_read_elsewhere(piece, file):
+                return 0
+            stream = self.stream(file, piece.start)
+            stop = None if isinstance(stream, GzipBytes) else piece.stop
+            try:
+                return self._lines.count(stream, (piece.start, stop))
+            except DataError:
+                return self._count_readable(piece, file)
+
+    def _count_readable(self, piece: Split, file: RangeReader) -> int:
+        """Count what comes before damage, as readers find it."""
+        rows = 0
+        try:
+            for block in self.blocks(file, (piece.start, piece.stop)).blocks():
+                rows += self._lines.in_block(block)
+        except DataError as error:
+            self.bad.skip(file.path, file.size_bytes, error)
+        return rows
+
+    def rows_of(self, wanted: PieceRows, file: RangeReader, parse: Parser) -> Iterator[Columns]:
+        """Yield rows of a piece of an open file; lines of others are not parsed."""
+        piece, at = wanted.piece, 0
+        try:
+            for block in self.blocks(file, (piece.start, piece.stop)).blocks():
+                first, at = at, at + self._lines.in_block(block)
+                if part := wanted.within(first, at - first):
+                    mine = block if part == (0, at - first) else self._lines.cut(block, *part)
+                    yield from self._parsed(mine, file.path, _OneEach(parse, self._lines))
+                if wanted.is_read(at):
+                    return
+        except DataError as error:
+            self.bad.skip(file.path, file.size_bytes, error)
+            return
+        wanted.check(at)
 
     def _parsed(self, block: LineBlock, path: str, parse: Parser) -> Iterator[Columns]:
         """Yield a block's rows, in parts if some line is bad."""
@@ -140,6 +185,30 @@ class TextSource(LineSource):
         with contextlib.closing(self.opened(split.path)) as file:
             yield from self.rows(split, file, _lines)
 
+    def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
+        """See counted.Countable."""
+        with contextlib.closing(self.opened(wanted.piece.path)) as file:
+            yield from self.rows_of(wanted, file, _lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneEach:
+    """A parser that makes no more than one row of a line."""
+
+    parse: Parser
+    lines: RowLines
+
+    def __call__(self, block: LineBlock) -> Columns:
+        columns = self.parse(block)
+        if b"\r" in block.data and num_rows(columns) > self.lines.in_block(block):
+            raise DataError("a carriage return ends a row within it; lines end in LF or CR LF")
+        return columns
+
+
+def _is_read_elsewhere(split: Split, file: RangeReader) -> bool:
+    """Whether a file is compressed: whoever reads its beginning reads all of it."""
+    return split.start > 0 and is_gzip(file.read_range(0, 2))
+
 
 def _lines(block: LineBlock) -> Columns:
     try:
@@ -148,9 +217,12 @@ def _lines(block: LineBlock) -> Columns:
         raise DataError(f"it is no UTF-8: {error.reason}") from None
     if block.first_byte == 0:
         text = text.removeprefix("\ufeff")
+    has_end = text.endswith("\n")
     if "\r" in text:
-        text = text.replace("\r\n", "\n").removesuffix("\r")
+        text = text.replace("\r\n", "\n")
     lines = text.removesuffix("\n").split("\n")
+    if not has_end:
+        lines[-1] = lines[-1].removesuffix("\r")
     out = np.empty(len(lines), object)
     out[:] = lines
     return (out,)

@@ -7,6 +7,7 @@ Threads: a reader or writer belongs to one thread; most of its time is spent wit
 
 from __future__ import annotations
 
+import dataclasses
 import gzip as gzip_format
 import io
 import sys
@@ -71,6 +72,17 @@ class RecordBlock:
         for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
             yield view[start : start + length].tobytes()
 
+    def part(self, start: int, stop: int) -> RecordBlock:
+        """Return some of the records, by their numbers within the block."""
+        chosen = slice(start, stop)
+        first_record = self.first_record + start
+        return dataclasses.replace(
+            self,
+            starts=self.starts[chosen],
+            lengths=self.lengths[chosen],
+            first_record=first_record,
+        )
+
 
 class RecordReader:
     """The records of one file, or those that begin in one range of its bytes.
@@ -125,6 +137,25 @@ class RecordReader:
             DataError: a record is damaged and the policy is to fail; names file, record and byte.
             OSError: the file cannot be read.
         """
+        return self._blocks(checks_data=True)
+
+    def count(self) -> int:
+        """Return how many records there are, without a look at the CRC of their data.
+
+        Raises:
+            DataError: a length is damaged, or the file cut short, and the policy is to fail.
+            OSError: the file cannot be read.
+        """
+        for _ in self._blocks(checks_data=False):
+            pass
+        return self._num_records
+
+    @property
+    def num_records(self) -> int:
+        """How many were found so far, the damaged ones included."""
+        return self._num_records
+
+    def _blocks(self, *, checks_data: bool) -> Iterator[RecordBlock]:
         source = self._open()
         starts = np.empty(self._limits.block_bytes // 16 + 1, np.int64)
         lengths = np.empty_like(starts)
@@ -133,8 +164,9 @@ class RecordReader:
             if self._is_lost:
                 self._search(at_end)
                 continue
+            limit = self._limits.max_record_bytes
             count, at, fault, length = frame_kernels.scan(
-                self._buffer, self._filled, self._limits.max_record_bytes, starts, lengths
+                self._buffer, self._filled, limit, starts, lengths, checks_data
             )
             if self._file_at + at >= self._stop:
                 count, at = self._own(starts[:count], at)
@@ -166,7 +198,7 @@ class RecordReader:
             return
         one = np.empty(1, np.int64)
         limit = self._limits.max_record_bytes
-        _, at, fault, length = frame_kernels.scan(self._buffer, self._filled, limit, one, one)
+        _, at, fault, length = frame_kernels.scan(self._buffer, self._filled, limit, one, one, True)
         if fault != frame_kernels.BAD_DATA:
             self._after_fault(at, fault, length)
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from feeding.bad_data import BadData
 from feeding.column_cuts import Columns
 from feeding.config import MIB
+from feeding.counted import PieceRows
 from feeding.data_files import data_files, is_plain
 from feeding.errors import DataError
 from feeding.example import ExampleDecoder, Feature
 from feeding.example_survey import infer_features
 from feeding.filesystem.interface import Path
-from feeding.record_ranges import record_blocks
+from feeding.record_ranges import opened_records, record_blocks
 from feeding.schema import ColumnSpec, Group, Schema
 from feeding.splits import SourceFile, Split
-from feeding.tfrecord import RecordLimits
+from feeding.tfrecord import RecordBlock, RecordLimits, RecordReader
 
 _SAMPLE_BYTES = 16 * MIB
 
@@ -75,7 +77,28 @@ class TFRecordSource:
         """See direct.Source."""
         size_bytes = self._sizes[split.path]
         for block in record_blocks(split, size_bytes, self._bad, self._limits):
-            yield tuple(self._decoder.decode(block, split.path, self._bad).values())
+            yield self._columns(block, split.path)
+
+    def count(self, piece: Split) -> int:
+        """See counted.Countable; rows are records, those with damaged data included."""
+        with self._opened(piece) as reader:
+            return reader.count()
+
+    def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
+        """See counted.Countable; records that are not wanted are not decoded."""
+        with self._opened(wanted.piece) as reader:
+            for block in reader.blocks():
+                if part := wanted.within(block.first_record, len(block)):
+                    yield self._columns(block.part(*part), wanted.piece.path)
+                if wanted.is_read(block.first_record + len(block)):
+                    return
+            wanted.check(reader.num_records)
+
+    def _opened(self, piece: Split) -> AbstractContextManager[RecordReader]:
+        return opened_records(piece, self._sizes[piece.path], self._bad, self._limits)
+
+    def _columns(self, block: RecordBlock, path: str) -> Columns:
+        return tuple(self._decoder.decode(block, path, self._bad).values())
 
     def _inferred(self) -> dict[str, Feature]:
         for file in self._files:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tfos.errors import SettingsError, UnsupportedError
 
 if TYPE_CHECKING:
     from feeding.batches import BatchColumn
+    from feeding.counted import Countable
     from feeding.direct import DirectReader
     from feeding.example import Feature
     from feeding.filesystem.interface import Path
@@ -153,7 +154,8 @@ class Reading:
             DataError: the first file has no such column.
         """
         from feeding.bad_data import BadData
-        from feeding.csv_source import CsvRequest, CsvSource
+        from feeding.csv_request import CsvRequest
+        from feeding.csv_source import CsvSource
 
         request = CsvRequest(
             columns=columns,
@@ -206,7 +208,7 @@ class FileRows:
 
     Together the workers get every row of every epoch once. Shares of Parquet are even in rows,
     those of others in bytes: then workers may have a different number of batches, and `fit` waits
-    for none that has finished.
+    for none that has finished. `equal_steps` makes the shares of all formats even in rows.
 
     Args:
         source: the files.
@@ -242,12 +244,41 @@ class FileRows:
         rows._reader()  # says what cannot work
         return rows
 
+    def equal_steps(self, *, timeout_s: float | None = None) -> FileRows:
+        """Return the same rows, shared out evenly to the row, so that workers have equal steps.
+
+        Every worker calls it, before `resumable`. Rows are counted at once, and all files are read
+        for it, each by one worker; without parameter servers every worker reads all of them.
+        Parquet files know their rows, which costs nothing.
+
+        Args:
+            timeout_s: for the slowest worker to count its share; None: an hour.
+
+        Raises:
+            SettingsError: another worker reads other files, or the rows are resumable already.
+            RequestTimeout: a worker did not come; names it.
+            DataError: a file is damaged and the policy is to fail.
+            OSError: a file cannot be read, or has another size than when it was listed.
+        """
+        from tfos.counting import MEETING_TIMEOUT_S, counted
+
+        if self._course is not None:
+            raise SettingsError("call equal_steps() before resumable(...): positions depend on it")
+        if all(file.piece_rows is not None for file in self._source.files()):
+            return self
+        limit_s = MEETING_TIMEOUT_S if timeout_s is None else timeout_s
+        source = cast("Countable", self._source)  # all but Parquet, which knows its rows
+        rows = FileRows(counted(self._ctx, source, limit_s), self._ctx)
+        rows._shuffle = self._shuffle
+        return rows
+
     def resumable(self, name: str = "train") -> FileRows:
         """Return the same rows, with a position that is saved and restored with the parameters.
 
-        Every worker calls it, after `shuffled`. In a run that goes on from a checkpoint
-        (`Checkpoints(resume=True)`) reading then goes on where that run's workers were, whatever
-        their number, in the epoch `first_epoch`: pass `fit(initial_epoch=rows.first_epoch)`.
+        Every worker calls it, after `shuffled` and `equal_steps`. In a run that goes on from a
+        checkpoint (`Checkpoints(resume=True)`) reading then goes on where that run's workers were,
+        whatever their number, in the epoch `first_epoch`: pass
+        `fit(initial_epoch=rows.first_epoch)`.
 
         `fit` on `dataset` moves the position. A model that is distributed with "sync" is saved with
         the position that belongs to it: no row is trained twice or left out. In other modes the

@@ -4,8 +4,8 @@
         --format parquet --images_labels hdfs://nn:8020/digits
 
 mnist_data_setup.py writes such files; without --images_labels this program does so first. The
-workers share the files (Parquet by rows, TFRecord by bytes), decode them without TensorFlow, and
-see the rows in another order in each epoch.
+workers share the files to the row, so that all have equally many steps, decode them without
+TensorFlow, and see the rows in another order in each epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main_fun(args, ctx):
     else:
         columns = {"pixels": Feature("uint8", (784,)), "label": Feature("int64")}
         rows = ctx.read.tfrecord(args.images_labels, columns)
-    rows = rows.shuffled(args.seed)
+    rows = rows.equal_steps().shuffled(args.seed)  # TFRecord files are counted for it
     model = build_model()
     ctx.distribute(model)
     model.fit(

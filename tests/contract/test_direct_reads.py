@@ -12,14 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from feeding import splits
 from feeding.batches import Batch
+from feeding.counted import Countable, CountedSource, pieces_of
+from feeding.csv_request import CsvRequest
 from feeding.csv_source import CsvSource
 from feeding.direct import DirectReader
+from feeding.example import Feature
+from feeding.example_writer import encode_example
 from feeding.filesystem.choose import filesystem_for
 from feeding.parquet_plan import ParquetRequest
 from feeding.parquet_source import ParquetSource
 from feeding.runs import Source
 from feeding.text_source import TextSource
+from feeding.tfrecord import RecordWriter
+from feeding.tfrecord_source import TFRecordSource
 from scripts.local_hdfs.cluster import LocalHdfs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -45,6 +52,38 @@ def numbers(source: Source, *, num_workers: int = 2, seed: int | None = None) ->
             found += np.asarray(batch.arrays[0]).tolist()
         shares.append(found)
     return shares
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "csv", "text"])
+def test_counted_files_are_shared_to_the_row(directory, kind, monkeypatch):
+    monkeypatch.setattr(splits, "PIECE_BYTES", 20_000)
+    bounds = [0, 100, 4000, 4000, 5001]
+    for part, (first, stop) in enumerate(itertools.pairwise(bounds)):
+        file = io.BytesIO()
+        if kind == "tfrecord":
+            writer = RecordWriter(file)
+            for n in range(first, stop):
+                writer.write(encode_example({"n": n, "pad": "x" * (n // 50)}))
+        else:
+            file.write(b"n,pad\n" * (kind == "csv"))
+            for n in range(first, stop):
+                file.write(b"%d%s\n" % (n, b"," + b"x" * (n // 50) if kind == "csv" else b""))
+        data = gzip.compress(file.getvalue()) if part == 3 else file.getvalue()
+        name = f"{directory}/part-{part}{'.gz' * (part == 3)}"
+        filesystem_for(directory).write(name, data)
+    source: Countable
+    if kind == "tfrecord":
+        source = TFRecordSource(directory, {"n": Feature("int64")})
+    else:
+        request = CsvRequest(columns=["n"])
+        source = CsvSource(directory, request) if kind == "csv" else TextSource(directory)
+    pieces = pieces_of(source.files())
+    counted = CountedSource(source, [source.count(piece) for piece in pieces])
+    assert len(pieces) > 4 or kind == "text"
+    for seed in (None, 3):
+        shares = numbers(counted, num_workers=3, seed=seed)
+        assert [len(share) for share in shares] == [1667] * 3
+        assert sorted(map(int, itertools.chain(*shares))) == list(range(5001))
 
 
 def test_parquet(directory):

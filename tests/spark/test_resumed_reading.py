@@ -21,7 +21,10 @@ NUM_ROWS, EPOCHS = 200, 3
 
 
 def count_rows(args, ctx):
-    """Add 1 to `w[n]` for each row n that is trained; worker 1 fails in epoch 1 after a save."""
+    """Add 1 to `w[n]` for each row n that is trained; worker 1 fails in epoch 1 after a save.
+
+    Each worker tells how many steps its first epoch had.
+    """
     import time
 
     import keras
@@ -44,6 +47,8 @@ def count_rows(args, ctx):
             self.epoch = epoch
 
         def on_train_batch_end(self, batch, logs=None):
+            if self.epoch == 0:
+                Path(f"{args['out']}.{ctx.rank}").write_text(str(batch + 1))
             if (self.epoch, batch) == (1, 4) and args["fails"] and not ctx.is_chief:
                 clock = ctx.ps_client().describe()[0].clock
                 deadline = time.monotonic() + 60
@@ -56,7 +61,10 @@ def count_rows(args, ctx):
     model.compile(keras.optimizers.SGD(1.0), Count())
     ctx.distribute(model, consistency="sync", reduction="sum")
     columns = {"x": Feature("float32", (args["rows"],)), "y": Feature("float32")}
-    rows = ctx.read.tfrecord(args["files"], columns).shuffled(seed=5, window_rows=30).resumable()
+    rows = ctx.read.tfrecord(args["files"], columns)
+    if args["equal"]:
+        rows = rows.equal_steps()
+    rows = rows.shuffled(seed=5, window_rows=30).resumable()
     data = rows.dataset(8, features="x", labels="y")
     model.fit(
         data, epochs=args["epochs"], initial_epoch=rows.first_epoch, callbacks=[Fail()], verbose=0
@@ -69,7 +77,8 @@ def count_rows(args, ctx):
 
 
 @pytest.mark.long
-def test_no_row_is_lost_or_trained_twice_when_another_cluster_goes_on(spark, tmp_path):
+@pytest.mark.parametrize("equal", [False, True])
+def test_no_row_is_lost_or_trained_twice_when_another_cluster_goes_on(spark, tmp_path, equal):
     files = tmp_path / "files"
     files.mkdir()
     for part in range(4):
@@ -77,17 +86,19 @@ def test_no_row_is_lost_or_trained_twice_when_another_cluster_goes_on(spark, tmp
             writer = RecordWriter(file)
             for n in range(part, NUM_ROWS, 4):
                 x = [float(n == other) for other in range(NUM_ROWS)]
-                writer.write(encode_example({"x": x, "y": 0.0}))
+                writer.write(encode_example({"x": x, "y": 0.0, "pad": "x" * 20 * n}))
     saves = str(tmp_path / "saves")
     config = ClusterConfig(checkpoints=Checkpoints(directory=saves, every_s=0.2, resume=True))
     out = tmp_path / "told.json"
     args = {"files": str(files), "saves": saves, "rows": NUM_ROWS, "epochs": EPOCHS, "fails": True}
-    args["out"] = str(out)
+    args |= {"out": str(out), "equal": equal}
     with (
         pytest.raises(NodeFailedError, match="lost in the middle of epoch 1"),
         TFCluster.reserve(spark, 3, 1, input_mode=InputMode.TENSORFLOW, config=config) as cluster,
     ):
         cluster.start(count_rows, args)
+    steps = [int((tmp_path / f"told.json.{worker}").read_text()) for worker in range(2)]
+    assert (steps == [NUM_ROWS // 2 // 8 + 1] * 2) is equal
     with TFCluster.reserve(spark, 2, 1, input_mode=InputMode.TENSORFLOW, config=config) as cluster:
         cluster.start(count_rows, {**args, "fails": False})
     told = json.loads(out.read_text())

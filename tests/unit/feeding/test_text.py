@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from feeding import splits
 from feeding.bad_data import BadData
 from feeding.batches import Batch
-from feeding.csv_source import CsvRequest, CsvSource
+from feeding.csv_request import CsvRequest
+from feeding.csv_source import CsvSource
 from feeding.direct import DirectReader
 from feeding.errors import DataError, FileChanged, SettingsError
 from feeding.runs import Source

@@ -1,0 +1,128 @@
+"""How the workers count the rows of files together, so that each gets as many as the others.
+
+    each worker counts its pieces ─► they meet and bring their counts ─► all know all files' rows
+
+Covers: the meeting, what is done without servers or without some worker.
+Does not: count (feeding), deal rows out (feeding.splits).
+Runs in: workers.      Threads: main_fun's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from feeding.counted import Countable, CountedSource, counting_share, pieces_of
+from feeding.positions import fingerprint
+from feeding.splits import SourceFile
+from tfos.errors import SettingsError
+from tfos.node.errors import NoServersError
+
+MEETING_TIMEOUT_S = 3600.0
+"""For the slowest worker to read its share of the files once."""
+_KEY = "reading/counts"
+
+_logger = logging.getLogger(__name__)
+
+
+class _Context(Protocol):
+    """The part of NodeContext that is needed here."""
+
+    rank: int
+    num_workers: int
+    is_chief: bool
+
+    def ps_client(self) -> Any:
+        """The process's PSClient."""
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What one worker brings."""
+
+    files: str
+    """Their `fingerprint`."""
+    listed: str
+    """The same for people."""
+    first: int
+    """Number of the first piece that was counted."""
+    rows: list[int]
+
+
+def counted(ctx: _Context, source: Countable, timeout_s: float) -> CountedSource:
+    """Return the same rows from files that know how many they have.
+
+    Every worker calls it and counts its share of the bytes; without servers it counts all of them.
+
+    Args:
+        ctx: the node's context.
+        source: the files.
+        timeout_s: for the slowest worker.
+
+    Raises:
+        SettingsError: another worker lists other files.
+        RequestTimeout: a worker did not come; names it.
+        DataError: a file is damaged and the policy is to fail.
+        OSError: a file cannot be read, or has another size than when it was listed.
+    """
+    files = source.files()
+    pieces = pieces_of(files)
+    began_s = time.monotonic()
+    client = _client(ctx)
+    mine = (
+        counting_share(pieces, ctx.rank, ctx.num_workers)
+        if client is not None
+        else range(len(pieces))
+    )
+    rows = {number: source.count(pieces[number]) for number in mine}
+    took_s = time.monotonic() - began_s
+    num_bytes = sum(pieces[number].size for number in mine)
+    if client is not None:
+        told = _Told(fingerprint(files), _listed(files), mine.start, list(rows.values()))
+        answers = client.rendezvous(_KEY, msgspec.msgpack.encode(told), timeout_s=timeout_s)
+        rows = _merged(told, answers)
+    found = [
+        rows[number] if number in rows else source.count(piece)
+        for number, piece in enumerate(pieces)
+    ]
+    if ctx.is_chief:
+        _logger.info(
+            "%s have %d rows; this worker counted those of %d bytes in %.1f s",
+            _listed(files),
+            sum(found),
+            num_bytes,
+            took_s,
+        )
+    return CountedSource(source, found)
+
+
+def _client(ctx: _Context) -> Any:
+    """Return what the workers meet through; None: there is nobody to meet, or nothing."""
+    if ctx.num_workers == 1:
+        return None
+    try:
+        return ctx.ps_client()
+    except NoServersError:
+        return None
+
+
+def _merged(own: _Told, answers: Mapping[int, bytes]) -> dict[int, int]:
+    """Return the rows of pieces by number; those of a worker that is gone are missing."""
+    rows: dict[int, int] = {}
+    for worker, answer in answers.items():
+        told = msgspec.msgpack.decode(answer, type=_Told)
+        if told.files != own.files:
+            raise SettingsError(
+                f"equal_steps(): worker {worker} reads other files than this one ({told.listed}; "
+                f"here {own.listed}); all workers name the same files, in the same order of calls"
+            )
+        rows.update(enumerate(told.rows, told.first))
+    return rows
+
+
+def _listed(files: Sequence[SourceFile]) -> str:
+    size = sum(file.size_bytes for file in files)
+    return f"{len(files)} files of {size} bytes from {files[0].path} on"
