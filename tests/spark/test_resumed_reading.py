@@ -86,7 +86,8 @@ def test_no_row_is_lost_or_trained_twice_when_another_cluster_goes_on(spark, tmp
             writer = RecordWriter(file)
             for n in range(part, NUM_ROWS, 4):
                 x = [float(n == other) for other in range(NUM_ROWS)]
-                writer.write(encode_example({"x": x, "y": 0.0, "pad": "x" * 20 * n}))
+                pad = "x" * 4000 * (part == 0)  # then equal bytes are unequal rows
+                writer.write(encode_example({"x": x, "y": 0.0, "pad": pad}))
     saves = str(tmp_path / "saves")
     config = ClusterConfig(checkpoints=Checkpoints(directory=saves, every_s=0.2, resume=True))
     out = tmp_path / "told.json"
