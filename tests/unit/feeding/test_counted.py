@@ -62,8 +62,8 @@ def data_of(kind: str, rows: Sequence[int], *, blank: bool) -> bytes:
 
 def source_of(kind: str, path: Path | str, **options: Any) -> Any:
     if kind == "tfrecord":
-        limits = RecordLimits(block_bytes=64)
-        return TFRecordSource(str(path), {"n": Feature("int64")}, limits=limits, **options)
+        small = RecordLimits(block_bytes=64)
+        return TFRecordSource(str(path), {"n": Feature("int64")}, limits=small, **options)
     if kind == "text":
         return TextSource(str(path), limits=SMALL, **options)
     header = ["n", "pad"] if kind == "headless" else True
@@ -186,7 +186,7 @@ def test_lines_are_counted_as_they_are_read(
     def rows(of: Source) -> list[str]:
         reader, found = DirectReader(of, 0, 1), []
         while isinstance(batch := reader.next_batch(7), Batch):
-            found += list(batch.arrays[0])
+            found += batch.arrays[0].tolist()  # type: ignore[union-attr]
         return found
 
     with pieces_of_bytes(piece_bytes):

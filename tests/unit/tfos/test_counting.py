@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,9 @@ class Worker:
     rank: int
     num_workers: int
     client: PSClient | None = None
-    counts: list[Split] = field(default_factory=list)
 
-    @property
-    def is_chief(self) -> bool:
-        return self.rank == 0
+    def __post_init__(self) -> None:
+        self.is_chief = self.rank == 0
 
     def ps_client(self) -> PSClient:
         if self.client is None:
@@ -112,6 +110,6 @@ def test_without_servers_each_worker_counts_all_and_the_shares_are_equal(lines, 
     for rank in range(num_workers):
         rows = Reading(Worker(rank, num_workers)).text(lines)  # type: ignore[arg-type]
         batches = rows.shuffled(3, 50).equal_steps().batches(7)
-        shares.append([len(batch["value"]) for batch in batches])
+        shares.append([len(batch["value"].tolist()) for batch in batches])  # type: ignore[union-attr]
     assert [sum(share) for share in shares] == [300 // num_workers] * num_workers
     assert len({len(share) for share in shares}) == 1
