@@ -49,14 +49,14 @@ def data_of(kind: str, rows: Sequence[int], *, blank: bool) -> bytes:
         return file.getvalue()
     if kind == "text":
         return b"".join(b"%d\n" % n for n in rows)
-    gap = "\r\n\n" if blank else ""
     text = io.StringIO(newline="")
-    writer_ = csv_format.writer(text, lineterminator=f"\n{gap}")
+    writer_ = csv_format.writer(text, lineterminator="\n")
     if kind != "headless":
         text.write("n,pad\n")
     for n in rows:
         pad = "a\nb" if kind == "quoted" and n % 3 == 0 else "x" * (n % 40)
         writer_.writerow([n, pad])
+        text.write("\r\n\n\n" * (blank and n < 10))
     return text.getvalue().encode()
 
 
