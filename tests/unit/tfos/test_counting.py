@@ -97,7 +97,7 @@ def test_a_worker_that_does_not_come_is_named_and_one_that_has_finished_is_repla
     with cluster(num_workers=2) as servers:
         worker, other = Worker(0, 2, servers.client(0)), servers.client(1)
         with pytest.raises(RequestTimeout, match="still waits for worker 1"):
-            counted(worker, Watched(lines), 0.2)
+            counted(worker, Watched(lines), 1.0)
         other.finish()
         source = Watched(lines)
         assert rows_of(counted(worker, source, 15.0)) == 300
