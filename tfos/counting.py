@@ -90,9 +90,9 @@ def counted(ctx: _Context, source: Countable, timeout_s: float) -> CountedSource
     ]
     if ctx.is_chief:
         _logger.info(
-            "%s have %d rows; this worker counted those of %d bytes in %.1f s",
-            _listed(files),
+            "%d rows in %s; this worker counted %d bytes of them in %.1f s",
             sum(found),
+            _listed(files),
             num_bytes,
             took_s,
         )
@@ -116,8 +116,8 @@ def _merged(own: _Told, answers: Mapping[int, bytes]) -> dict[int, int]:
         told = msgspec.msgpack.decode(answer, type=_Told)
         if told.files != own.files:
             raise SettingsError(
-                f"equal_steps(): worker {worker} reads other files than this one ({told.listed}; "
-                f"here {own.listed}); all workers name the same files, in the same order of calls"
+                f"equal_steps(): worker {worker} reads other files than this one: {told.listed}, "
+                f"here {own.listed}; all workers name the same files, in the same order of calls"
             )
         rows.update(enumerate(told.rows, told.first))
     return rows
@@ -125,4 +125,5 @@ def _merged(own: _Told, answers: Mapping[int, bytes]) -> dict[int, int]:
 
 def _listed(files: Sequence[SourceFile]) -> str:
     size = sum(file.size_bytes for file in files)
-    return f"{len(files)} files of {size} bytes from {files[0].path} on"
+    more = ", …" if len(files) > 1 else ""
+    return f"{len(files)} files of {size} bytes ({files[0].path}{more})"

@@ -81,8 +81,7 @@ def test_each_piece_is_read_by_one_worker_and_all_know_all_counts(lines, caplog)
         read = sorted(piece for source in sources for piece in source.counts)
         assert len(read) == len(set(read)) == sum(len(f.piece_rows) for f in found[0].files())
         assert all(source.counts for source in sources)
-        assert "3 files of 1488 bytes from " in caplog.text
-        assert "have 300 rows" in caplog.text
+        assert f"300 rows in 3 files of 1488 bytes ({lines}/part-0, …); this worker" in caplog.text
         others = Watched(lines / "part-1")
         mixed = run_all(
             lambda: counted(workers[0], others, 15.0),
@@ -90,7 +89,7 @@ def test_each_piece_is_read_by_one_worker_and_all_know_all_counts(lines, caplog)
             lambda: counted(workers[2], sources[2], 15.0),
         )
         assert all(isinstance(error, SettingsError) for error in mixed)
-        assert "worker 1 reads other files than this one (3 files of 1488 bytes" in str(mixed[0])
+        assert "worker 1 reads other files than this one: 3 files of 1488 bytes" in str(mixed[0])
 
 
 def test_a_worker_that_does_not_come_is_named_and_one_that_has_finished_is_replaced(lines):
