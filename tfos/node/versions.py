@@ -47,10 +47,11 @@ def installed() -> dict[str, str]:
     for name, distributions in _DISTRIBUTIONS.items():
         for distribution in distributions:
             try:
-                version = metadata.distribution(distribution).metadata.get("Version")
+                package = metadata.distribution(distribution).metadata
+                version = package["Version"] if "Version" in package else ""  # noqa: SIM401 - typed without get
             except metadata.PackageNotFoundError:
                 continue
-            if version:  # None: a directory without metadata, as an interrupted pip leaves
+            if version:  # empty: a directory without metadata, as an interrupted pip leaves
                 found[name] = version
                 break
     return found
