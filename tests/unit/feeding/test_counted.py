@@ -6,6 +6,7 @@ import csv as csv_format
 import gzip
 import io
 import itertools
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -226,6 +227,26 @@ def test_damaged_records_change_nothing_of_who_reads_the_others(
         source = counted(source_of("tfrecord", path, bad=skipping()))
         shares = [epoch_of(DirectReader(source, w, num_workers)) for w in range(num_workers)]
         assert list(itertools.chain(*shares)) == expected
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "text", "csv", "headless"])
+@pytest.mark.parametrize("kept", [0.3, 0.8])
+def test_what_a_damaged_gzip_file_still_gives_is_read_once(tmp_path, kind, kept):
+    dice = random.Random(3)
+    rows = [dice.randrange(10**9) for _ in range(400)]
+    data = gzip.compress(data_of(kind, rows, blank=True))
+    path = tmp_path / "part-0.gz"
+    path.write_bytes(data[: int(len(data) * kept)])
+    plain = source_of(kind, path, bad=skipping())
+    expected = epoch_of(DirectReader(plain, 0, 1))
+    assert 50 < len(expected) < 400
+    source = counted(source_of(kind, path, bad=skipping()))
+    shares = [epoch_of(DirectReader(source, worker, 3)) for worker in range(3)]
+    assert list(itertools.chain(*shares)) == expected
+    lengths = [len(share) for share in shares]
+    assert max(lengths) - min(lengths) <= 1
+    with pytest.raises(DataError, match=r"part-0\.gz"):
+        counted(source_of(kind, path))
 
 
 def skipping() -> BadData:
