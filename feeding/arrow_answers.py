@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -26,12 +26,17 @@ from rpc.handshake import Credentials
 class Waiting:
     """Batches whose rows wait for their results, in order; iterate to take them from their source.
 
+    Args:
+        batches: the source.
+        names: of the columns of its batches, when they leave.
+
     Attributes:
         num_bytes: of the batches that wait.
     """
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> None:
         self._batches = batches
+        self._names = names
         self._waiting: deque[pa.RecordBatch] = deque()
         self._results: list[pa.RecordBatch] = []
         self._missing = 0
@@ -64,7 +69,7 @@ class Waiting:
         self.num_bytes -= batch.nbytes
         parts, self._results = self._results, []
         results = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-        names = [*batch.schema.names, *results.schema.names]
+        names = [*self._names, *results.schema.names]
         return pa.RecordBatch.from_arrays([*batch.columns, *results.columns], names)
 
 
@@ -76,11 +81,14 @@ class ArrowInferenceTask:
     credentials: Credentials
     config: FeedConfig
     feed: str
-    columns: tuple[str, ...]
-    """Which of the batches' columns are sent."""
+    names: tuple[str, ...]
+    """What the batches' columns are called, whatever the batches say."""
+    places: tuple[int, ...]
+    """Which of the columns are sent."""
     fields: tuple[pa.Field, ...]
     """The result columns."""
     packer: Callable[..., Packer] = ArrowPacker
+    """Makes what packs the sent columns."""
 
     def __call__(
         self, partition: int, batches: Iterable[pa.RecordBatch]
@@ -91,7 +99,7 @@ class ArrowInferenceTask:
             ResultTypeError: a result does not fit its column.
             FeedError: see feeding.inference.InferenceFeeder.run.
         """
-        waiting = Waiting(iter(batches))
+        waiting = Waiting(iter(batches), self.names)
         feeder = InferenceFeeder(
             self.targets,
             self.credentials,
@@ -102,7 +110,7 @@ class ArrowInferenceTask:
             held_bytes=lambda: waiting.num_bytes,
         )
         names = [field.name for field in self.fields]
-        rows = (batch.select(self.columns) for batch in waiting)
+        rows = (batch.select(self.places) for batch in waiting)
         with contextlib.closing(feeder.run(rows)) as chunks:
             for chunk in chunks:
                 arrays = arrays_of(chunk, self.fields)

@@ -251,6 +251,7 @@ class TFCluster(StreamCalls, PageCalls):
         qname: str = "input",
         *,
         columns: Sequence[str] | None = None,
+        nulls: Any = "error",
         output: Any = None,
     ) -> Any:
         """Return main_fun's results, one per row, in order: an RDD of an RDD, or a DataFrame.
@@ -263,12 +264,14 @@ class TFCluster(StreamCalls, PageCalls):
             feed_timeout: as for `train`.
             qname: which feed.
             columns: of a DataFrame: those that main_fun is given; None: all.
+            nulls: what main_fun is given for missing values, as for `train`; the DataFrame's own
+                columns keep theirs.
             output: of a DataFrame: the result columns, as a name ("prediction", the default, an
                 array<float>), as names and types ("digit int, scores array<float>") or as a
                 StructType. Several are answered by dicts, or by tuples in this order.
 
         Raises:
-            SettingsError: columns or output do not fit the DataFrame.
+            SettingsError: columns, nulls or output do not fit the DataFrame.
 
         When acted on it fails with a ResultTypeError where a result does not fit its column, with a
         ResultCountError where there is not one for each row.
@@ -279,6 +282,7 @@ class TFCluster(StreamCalls, PageCalls):
                 feed_timeout_s=feed_timeout,
                 feed=qname,
                 columns=columns,
+                nulls=nulls,
                 output=output,
             )
         )

@@ -77,10 +77,10 @@ def answers_of(request: FeedRequest, task: InferenceTask) -> Any:
         return answered(request, task)
     if not hasattr(data, "mapPartitionsWithIndex"):
         raise _no_data(data)
-    if request.columns is not None or request.output is not None:
+    if (request.columns, request.nulls, request.output) != (None, "error", None):
         raise SettingsError(
-            "columns= and output= are for a DataFrame; an RDD's rows are fed whole, and their "
-            "results are the elements of another RDD"
+            "columns=, nulls= and output= are for a DataFrame; an RDD's rows are fed whole, and "
+            "their results are the elements of another RDD"
         )
     return data.mapPartitionsWithIndex(task)
 

@@ -7,17 +7,19 @@ Runs in: the driver; the returned function in Spark's tasks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from feeding.arrow_answers import ArrowInferenceTask
+from feeding.arrow_packer import ArrowPacker
 from feeding.feed_task import InferenceTask
 from tfos import frame_columns
 from tfos.errors import SettingsError
 from tfos.feed_request import FeedRequest
-from tfos.frame_source import check_classic
+from tfos.frame_source import check_classic, with_plain_names
 
 _DEFAULT = ("prediction", "array<float>")
 _PLAIN = {
@@ -109,7 +111,8 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
     """Return the lazy DataFrame of the given one's columns and the result columns.
 
     Raises:
-        SettingsError: columns= or output= does not fit the DataFrame, or it is one of Connect.
+        SettingsError: columns=, nulls= or output= does not fit the DataFrame, or it is one of
+            Connect.
     """
     from pyspark.sql.types import StructType
 
@@ -117,22 +120,30 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
     check_classic(frame)
     results = result_columns(request.output, frame.columns)
     fields = arrow_fields(results)
+    places = _fed_places(request.columns, frame)
+    fed = [frame.schema.fields[place] for place in places]
+    leaves = frame_columns.leaves([(field.name, field.dataType) for field in fed])
+    fills = frame_columns.fills(leaves, request.nulls)
     in_task = _in_task(
         ArrowInferenceTask(
             targets=task.targets,
             credentials=task.credentials,
             config=task.config,
             feed=task.feed,
-            columns=_fed_columns(request.columns, frame),
+            names=tuple(frame.columns),
+            places=places,
             fields=fields,
+            packer=functools.partial(
+                ArrowPacker, names=tuple(field.name for field in fed), fills=fills
+            ),
         )
     )
-    return frame.mapInArrow(in_task, StructType([*frame.schema.fields, *results.fields]))
+    schema = StructType([*frame.schema.fields, *results.fields])
+    return with_plain_names(frame).mapInArrow(in_task, schema)
 
 
-def _fed_columns(asked: Sequence[str] | None, frame: Any) -> tuple[str, ...]:
-    fields = [(field.name, field.dataType) for field in frame.schema.fields]
-    given = [name for name, _ in fields]
+def _fed_places(asked: Sequence[str] | None, frame: Any) -> tuple[int, ...]:
+    given = frame.columns
     names = (asked,) if isinstance(asked, str) else tuple(given if asked is None else asked)
     missing = [name for name in names if name not in given]
     if missing or not names:
@@ -140,9 +151,7 @@ def _fed_columns(asked: Sequence[str] | None, frame: Any) -> tuple[str, ...]:
             f"columns={list(names)}, but the DataFrame has {list(given)}; name what main_fun is to "
             "be given"
         )
-    places = frame_columns.select(given, names)
-    frame_columns.leaves([fields[place] for place in places])
-    return names
+    return frame_columns.select(given, names)
 
 
 def _in_task(task: ArrowInferenceTask) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -58,16 +58,21 @@ class FrameSource:
 
     def _query(self) -> Any:
         """Return a DataFrame of the chosen columns under names that any query can use."""
-        frame = _in_own_session(self._frame)
+        frame = with_plain_names(_in_own_session(self._frame))
         columns = frame.columns
-        plain = all(map(_PLAIN_NAME.fullmatch, columns))
-        if plain and len({name.lower() for name in columns}) == len(columns):
-            if self._places == tuple(range(len(columns))):
-                return frame
-            return frame.select(*self._names)
-        # Spark reads `a.b` as field b of a, and `A` and `a` as the same name.
-        numbered = frame.toDF(*(f"c{place}" for place in range(len(columns))))
-        return numbered.select(*(f"c{place}" for place in self._places))
+        if self._places == tuple(range(len(columns))):
+            return frame
+        return frame.select(*(columns[place] for place in self._places))
+
+
+def with_plain_names(frame: Any) -> Any:
+    """Return the DataFrame with columns under names that any query can use: its own, or numbers."""
+    columns = frame.columns
+    plain = all(map(_PLAIN_NAME.fullmatch, columns))
+    if plain and len({name.lower() for name in columns}) == len(columns):
+        return frame
+    # Spark reads `a.b` as field b of a, and `A` and `a` as the same name.
+    return frame.toDF(*(f"c{place}" for place in range(len(columns))))
 
 
 def check_classic(frame: Any) -> None:

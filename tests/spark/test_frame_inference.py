@@ -32,6 +32,9 @@ def answer(args, ctx):
             feed.batch_results({"columns": np.array([" ".join(names)] * len(x)), "sum": x.sum(1)})
         elif how == "rows":
             feed.batch_results([(int(row.sum()), "text") for row in x])
+        elif how == "filled":
+            filled = batch["missing.x"] + x.sum(axis=1)
+            feed.batch_results({"sum": filled, "text_given": batch["text"]})
         elif how == "too few":
             feed.batch_results(x[1:])
 
@@ -86,6 +89,37 @@ def test_several_result_columns_by_name_and_by_place(sql, cluster):
     assert [tuple(row)[-2:] for row in by_place.collect()] == [(i + 3, "text") for i in range(50)]
 
 
+def frame_with_holes(sql):
+    """Columns whose names any query would misread, and a hole in every third row."""
+    frame = frame_of(sql, "filled", 60).selectExpr(
+        "id", "how", "x", "if(id % 3 = 0, null, id) as hole", "missing as text", "id as ID"
+    )
+    return frame.toDF("i.d", "how", "x", "missing.x", "text", "I.D")
+
+
+def test_missing_values_are_filled_for_main_fun_and_stay_in_the_frame(sql, cluster):
+    frame = frame_with_holes(sql)
+    answered = cluster.inference(
+        frame,
+        columns=["x", "missing.x", "how", "text"],
+        nulls={"missing.x": -1, "text": "none"},
+        output="sum double, text_given string",
+    )
+    assert answered.columns == ["i.d", "how", "x", "missing.x", "text", "I.D", "sum", "text_given"]
+    rows = answered.collect()
+    assert [tuple(row)[:-2] for row in rows] == [tuple(row) for row in frame.collect()]
+    for i, row in enumerate(rows):
+        hole = i % 3 == 0
+        assert row["missing.x"] == (None if hole else i)
+        assert tuple(row)[-2:] == ((-1 if hole else i) + i + 3, "none" if hole else "name")
+
+
+def test_missing_values_are_refused_by_name_unless_filled(sql, cluster):
+    answered = cluster.inference(frame_with_holes(sql), columns=["x", "missing.x", "how"])
+    with pytest.raises(PySparkException, match=r"column 'missing\.x'"):
+        answered.collect()
+
+
 @pytest.mark.fault("F38")
 def test_results_that_do_not_fit_fail_the_action_by_name(sql, cluster):
     frame = frame_of(sql, "vectors", 20, 1)
@@ -103,6 +137,7 @@ def test_results_that_do_not_fit_fail_the_action_by_name(sql, cluster):
         ({"columns": ["x", "x"]}, "column 'x' stands there twice"),
         ({}, "column 'unfed' is map<bigint,bigint>, which a feed cannot carry"),
         ({"columns": []}, "name what main_fun is to be given"),
+        ({"columns": ["x"], "nulls": {"id": 0}}, r"nulls= names 'id', which is not fed: \['x'\]"),
         ({"output": "X"}, "has a column 'X', and the DataFrame has one already"),
         ({"output": "a int, b"}, "'a int, b' names no columns"),
         ({"output": "a date"}, "'a' is date; results can be boolean, tinyint, .* or arrays of"),

@@ -114,7 +114,7 @@ def test_every_batch_leaves_with_the_results_of_its_own_rows(sizes, answers):
     for size in sizes:
         batches.append(pa.RecordBatch.from_pydict({"x": list(range(start, start + size))}))
         start += size
-    waiting = Waiting(iter(batches))
+    waiting = Waiting(iter(batches), ["a.b"])
     for batch in waiting:
         assert batch.num_rows
     assert waiting.num_bytes == sum(batch.nbytes for batch in batches)
@@ -128,4 +128,4 @@ def test_every_batch_leaves_with_the_results_of_its_own_rows(sizes, answers):
     assert waiting.num_bytes == 0
     assert [batch.num_rows for batch in left] == [size for size in sizes if size]
     rows = [row for batch in left for row in batch.to_pylist()]
-    assert rows == [{"x": x, "y": 10 * x} for x in range(total)]
+    assert rows == [{"a.b": x, "y": 10 * x} for x in range(total)]
