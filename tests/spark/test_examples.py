@@ -70,6 +70,7 @@ def test_digits_in_parquet_files_are_learned(tmp_path):
 @pytest.mark.long
 def test_digits_in_a_dataframe_are_learned(tmp_path):
     output = submit(EXAMPLES / "mnist_dataframe.py", "--epochs", "5", cwd=tmp_path)
+    assert number(output, r"epoch 5: val_accuracy (0\.\d+)") > 0.85
     assert number(output, r"test accuracy: (0\.\d+)") > 0.9
     assert (tmp_path / "mnist_export" / "model.keras").is_file()
 
