@@ -54,6 +54,8 @@ class FeedReport:
     still to be sent to them."""
     accepted: dict[int, bytes] = field(default_factory=dict)
     """By worker, the lost ones included: `feeding.accepted.Accepted`, packed."""
+    ways: tuple[str, ...] = ()
+    """How each worker was reached that was reached at all: shared memory, socket, network."""
 
 
 class RowPacker(Protocol):
@@ -236,6 +238,7 @@ class Feeder:
             accepted={
                 lane.target.worker: lane.accepted.pack() for lane in self._lanes if lane.accepted
             },
+            ways=tuple(lane.way for lane in self._lanes if lane.way),
         )
 
     def _check_end(self, total: int) -> None:

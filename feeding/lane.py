@@ -21,6 +21,7 @@ from feeding.messages import Hello, Put, Recall, Request, Status
 from feeding.routing import LaneView
 from rpc.address import Endpoint, boot_id
 from rpc.connection import Connection, PendingCall, connect, wait_any
+from rpc.dial import way_text
 from rpc.errors import RemoteError, RpcError
 from rpc.handshake import Credentials, Identity, Role
 
@@ -60,6 +61,8 @@ class Lane:
     """What the pending call carries."""
     asked_at_s: float = 0.0
     status: Status = field(default_factory=lambda: Status(0, 0, room=True, draining=False))
+    way: str = ""
+    """How the worker was reached, for people; empty if it was not."""
     sent_bytes: int = 0
     sent_chunks: int = 0
     accepted: Accepted = field(default_factory=Accepted)
@@ -92,6 +95,7 @@ class Lane:
                 expect=Role.WORKER,
                 timeout_s=timeout_s,
             )
+            self.way = way_text(self.connection.transport, self.target.endpoint)
         except (RpcError, OSError) as error:
             self.lose(f"{type(error).__name__}: {error}")
 

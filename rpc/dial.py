@@ -53,7 +53,12 @@ def dial(
             stream.close()
             raise
         if session is not None:
-            _log.info("%s at %s is reached %s", session.peer, endpoint, _way(stream, endpoint))
+            _log.info(
+                "%s at %s is reached %s",
+                session.peer,
+                endpoint,
+                way_text(stream.transport, endpoint),
+            )
             return stream, session
         stream.close()
     raise AuthError(f"{endpoint}: {mismatch_text(credentials)}")
@@ -90,18 +95,18 @@ def _secured(stream: Stream, keys: TlsCredentials, cluster_id: str, deadline: fl
     return tls
 
 
-def _way(stream: Stream, endpoint: Endpoint) -> str:
-    """Say which way was taken, and why none that is faster."""
-    if stream.transport == "unix":
+def way_text(transport: str, endpoint: Endpoint) -> str:
+    """Say which way to a peer was taken, and why none within the host."""
+    if transport == "unix":
         return f"by its Unix socket: {cannot_share() or 'one of both shares no memory'}"
-    if not stream.transport.startswith("tcp"):
-        return "through shared memory" if stream.transport == "shm" else "in this process"
-    way = "by TLS" if stream.transport == "tcp+tls" else "by TCP"
+    if not transport.startswith("tcp"):
+        return "through shared memory" if transport == "shm" else "in this process"
+    way = "by TLS" if transport == "tcp+tls" else "by TCP"
     if not endpoint.unix_path:
         return f"{way}: it has no Unix socket"
     if endpoint.boot_id != boot_id():
         return f"{way}: it is on another host"
-    return f"{way}: its Unix socket {endpoint.unix_path} cannot be reached from here"
+    return f"{way}: its Unix socket cannot be reached from here"
 
 
 def _authenticate(stream: Stream, handshake: ClientHandshake, deadline: float) -> Session | None:

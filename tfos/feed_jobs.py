@@ -31,6 +31,7 @@ from tfos.feed_calls import FeedCall, FeedCalls
 from tfos.feed_request import FeedRequest
 from tfos.feed_sources import FeedSource, answers_of, source_of
 from tfos.feed_validation import Validation, validating
+from tfos.feed_ways import FeedWays
 from tfos.ledger import num_rows
 from tfos.micro_batch import MicroBatch
 from tfos.phases import ClusterPhase
@@ -67,6 +68,7 @@ class FeedJobs:
         self._lock = threading.Lock()
         self._epochs: dict[str, int] = {}
         self._calls = FeedCalls()
+        self._ways = FeedWays(console)
 
     def train(
         self,
@@ -180,6 +182,7 @@ class FeedJobs:
         try:
             results = self._feed(run, run.task)
             run.ledger.add(results)
+            self._ways.tell(feed, results)
             self._feed_lost(run)
             is_empty = batch is not None and not any(result.rows for result in results)
             is_fed = not is_empty
