@@ -32,6 +32,8 @@ from rpc.upgrade import options_for
 
 __all__ = ["Call", "Handler", "Listener", "ListenerStats"]
 
+_LOOK_S = 0.005
+
 _log = logging.getLogger(__name__)
 
 
@@ -173,6 +175,22 @@ class Listener:
             bytes_sent=totals.sent,
             bytes_received=totals.received,
         )
+
+    def finish_calls(self, timeout_s: float) -> bool:
+        """Wait until no call is under way; False if some still are when the time is over.
+
+        For whoever has released all waiting handlers: `close` would cut off what they answer.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self._is_in_call():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def _is_in_call(self) -> bool:
+        with self._lock:
+            return any(connection.in_call for connection in self._served)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop listening, end all connections, join their threads. Idempotent.

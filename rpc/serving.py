@@ -43,6 +43,8 @@ class ServedConnection:
         self.peer = session.peer
         self.calls = 0
         self.errors = 0
+        self.in_call = False
+        """Whether a request is being handled or its answer sent."""
         self._stream = stream
         self._session = session
         self._handler = handler
@@ -70,7 +72,10 @@ class ServedConnection:
         try:
             self._upgrade()
             while True:
-                self._serve_one(self._channel.receive_frame())
+                frame = self._channel.receive_frame()
+                self.in_call = True
+                self._serve_one(frame)
+                self.in_call = False
         except (PeerGone, ClosedError) as error:
             if self._channel.reader.mid_frame:
                 _log.warning("connection of %s ended inside a frame: %s", self.peer, error)

@@ -353,6 +353,19 @@ class TestCalls:
         with pytest.raises(PeerGone):
             served.connect(timeout_s=1.0)
 
+    def test_calls_that_are_finished_before_the_listener_closes_get_their_answers(self, served):
+        connections = [served.connect() for _ in range(3)]
+        pending = [connection.start(b"wait", timeout_s=WAIT_S) for connection in connections]
+        for _ in pending:
+            assert served.waiting.acquire(timeout=WAIT_S)
+        assert not served.listener.finish_calls(0.01)
+        served.gate.set()
+        assert served.listener.finish_calls(WAIT_S)
+        served.listener.close()
+        assert [call.result(WAIT_S).meta for call in pending] == [b"waited"] * 3
+        for connection in connections:
+            connection.close()
+
     def test_several_calls_at_once(self, served):
         connections = [served.connect() for _ in range(4)]
         connections[3].close()

@@ -162,7 +162,5 @@ def test_feeders_that_wait_fail_with_a_trainer_that_dies(
     failed = [path.read_text().partition(" ") for path in tmp_path.glob("failed-*")]
     assert len(failed) == 3
     slowest_s = max(float(when) for when, _, _ in failed) - died_s
-    assert slowest_s < 10.0  # a few milliseconds; with room for a busy machine
-    # The worker's process may end before every feeder has heard why.
-    others = [text for _, _, text in failed if not re.match(of_feeders, text)]
-    assert all(text.startswith("NoWorkerLeft: ") for text in others)
+    assert slowest_s < 2.0
+    assert all(re.match(of_feeders, text) for _, _, text in failed), failed

@@ -46,6 +46,8 @@ _MAX_TRACEBACK_CHARS = 128_000
 _FLUSH_WAIT_S = 60.0
 _LAST_LOGS_S = 2.0
 """For event files of a training that failed or is stopped."""
+_LAST_ANSWERS_S = 0.5
+"""For feed tasks to hear why main_fun failed; the driver hears of the failure after that."""
 
 _logger = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ class WorkerProcess:
     def close(self) -> None:
         """Stop listening and release whoever waits for a feed."""
         self._channel.close()
+        self._listener.finish_calls(_LAST_ANSWERS_S)
         self._listener.close(timeout_s=1.0)
 
     def _run_main_fun(self, main_fun: Callable[[Any, Any], Any], args: Any) -> int:
