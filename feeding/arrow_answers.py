@@ -1,15 +1,15 @@
-"""Record batches in, the same with columns of results beside theirs out.
+"""Record batches in, their results out, alone or as columns beside theirs.
 
 Covers: ArrowInferenceTask; rows that wait for their results, in which pieces they leave.
 Does not: import pyspark; convert rows (arrow_columns) or results (arrow_results), talk (inference).
-Runs in: a Spark task, as `df.mapInArrow(...)`.      Threads: one.
+Runs in: a Spark task, as an `arrow_udf` or as `df.mapInArrow(...)`.      Threads: one.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -75,31 +75,34 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrowInferenceTask:
-    """Has a partition's rows answered by one worker; yields its batches with result columns."""
+    """Has a partition's rows answered by one worker."""
 
     targets: tuple[FeedTarget, ...]
     credentials: Credentials
     config: FeedConfig
     feed: str
-    names: tuple[str, ...]
-    """What the batches' columns are called, whatever the batches say."""
-    places: tuple[int, ...]
-    """Which of the columns are sent."""
     fields: tuple[pa.Field, ...]
     """The result columns."""
     packer: Callable[..., Packer] = ArrowPacker
     """Makes what packs the sent columns."""
 
-    def __call__(
-        self, partition: int, batches: Iterable[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield each batch once all its rows have their results.
+    def results(
+        self,
+        partition: int,
+        batches: Iterable[pa.RecordBatch],
+        held_bytes: Callable[[], int] = lambda: 0,
+    ) -> Generator[pa.RecordBatch]:
+        """Yield results, some rows at a time, altogether one per row and in their order.
+
+        Args:
+            partition: its number.
+            batches: the sent columns of its rows.
+            held_bytes: see feeding.inference.InferenceFeeder.
 
         Raises:
             ResultTypeError: a result does not fit its column.
             FeedError: see feeding.inference.InferenceFeeder.run.
         """
-        waiting = Waiting(iter(batches), self.names)
         feeder = InferenceFeeder(
             self.targets,
             self.credentials,
@@ -107,11 +110,34 @@ class ArrowInferenceTask:
             feed=self.feed,
             partition=partition,
             make_packer=self.packer,
-            held_bytes=lambda: waiting.num_bytes,
+            held_bytes=held_bytes,
         )
         names = [field.name for field in self.fields]
-        rows = (batch.select(self.places) for batch in waiting)
+        rows = (batch for batch in batches if batch.num_rows)
         with contextlib.closing(feeder.run(rows)) as chunks:
             for chunk in chunks:
-                arrays = arrays_of(chunk, self.fields)
-                yield from waiting.answered(pa.RecordBatch.from_arrays(arrays, names))
+                yield pa.RecordBatch.from_arrays(arrays_of(chunk, self.fields), names)
+
+    def beside(
+        self,
+        partition: int,
+        batches: Iterable[pa.RecordBatch],
+        names: Sequence[str],
+        places: Sequence[int],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield each batch, with the result columns beside its own, once all its rows have results.
+
+        Args:
+            partition: its number.
+            batches: its rows.
+            names: what the batches' columns are called, whatever the batches say.
+            places: which of the columns are sent.
+
+        Raises:
+            ResultTypeError, FeedError: as `results`.
+        """
+        waiting = Waiting(iter(batches), names)
+        sent = (batch.select(places) for batch in waiting)
+        with contextlib.closing(self.results(partition, sent, lambda: waiting.num_bytes)) as found:
+            for results in found:
+                yield from waiting.answered(results)

@@ -37,6 +37,7 @@ BARS = {
     "P17": "≥ 0.95 async, ≥ 0.90 sync",
     "P18": "≤ 1.03",
     "P19": "≤ 0.02",
+    "P20": "≥ 0.6 of the count, ≥ 1.4 of the UDF",
     "P21": "≤ 1",
     "P22": "≤ 1.1",
     "ACC": "mean within 0.01",

@@ -29,6 +29,7 @@ LIBRARY_THREADS = (
     "pymp-",
     "file-call",  # given up with its server; ends when that answers
 )
+GROWING_POOLS = ("tfos-control-",)  # of a cluster that several tests share: busy, it starts more
 SPARK_COMMANDS = ("java", "pyspark.daemon")  # end with the SparkContext, which outlives a test
 SETTLE_S = 5.0
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -138,17 +139,23 @@ def clean_environ() -> Iterator[None]:
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves threads or child processes behind."""
     threads, children = _threads(), _children()
+    pools = {thread.name for thread in threads if thread.name.startswith(GROWING_POOLS)}
     yield
     if request.node.get_closest_marker("tf"):
         threads |= {thread for thread in _threads() if thread.daemon}  # TensorFlow's own pools
     deadline = time.monotonic() + SETTLE_S
-    left_threads, left_children = _threads() - threads, _children() - children
+
+    def left() -> tuple[set[threading.Thread], set[psutil.Process]]:
+        mine = {thread for thread in _threads() - threads if thread.name not in pools}
+        return mine, _children() - children
+
+    left_threads, left_children = left()
     while (left_threads or left_children) and time.monotonic() < deadline:
         for thread in left_threads:
             thread.join(0.05)
         if left_children:
             psutil.wait_procs(list(left_children), timeout=0.05)
-        left_threads, left_children = _threads() - threads, _children() - children
+        left_threads, left_children = left()
     if left_threads or left_children:
         pytest.fail(
             f"left behind after {SETTLE_S:.0f} s: threads {sorted(t.name for t in left_threads)}, "

@@ -8,7 +8,7 @@ Runs in: the driver; the returned function in Spark's tasks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -114,8 +114,6 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
         SettingsError: columns=, nulls= or output= does not fit the DataFrame, or it is one of
             Connect.
     """
-    from pyspark.sql.types import StructType
-
     frame = request.data
     check_classic(frame)
     results = result_columns(request.output, frame.columns)
@@ -124,22 +122,72 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
     fed = [frame.schema.fields[place] for place in places]
     leaves = frame_columns.leaves([(field.name, field.dataType) for field in fed])
     fills = frame_columns.fills(leaves, request.nulls)
-    in_task = _in_task(
-        ArrowInferenceTask(
-            targets=task.targets,
-            credentials=task.credentials,
-            config=task.config,
-            feed=task.feed,
-            names=tuple(frame.columns),
-            places=places,
-            fields=fields,
-            packer=functools.partial(
-                ArrowPacker, names=tuple(field.name for field in fed), fills=fills
-            ),
-        )
+    names = tuple(field.name for field in fed)
+    arrow_task = ArrowInferenceTask(
+        targets=task.targets,
+        credentials=task.credentials,
+        config=task.config,
+        feed=task.feed,
+        fields=fields,
+        packer=functools.partial(ArrowPacker, names=names, fills=fills),
     )
+    beside = _by_map if _arrow_udf() is None else _by_udf
+    return beside(frame, places, results, arrow_task)
+
+
+def _by_udf(frame: Any, places: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
+    """Let Spark keep the rows: what is sent goes to its Python process, only results come back."""
+    from pyspark.sql.functions import col
+
+    plain = with_plain_names(frame)
+    sent = [plain.columns[place] for place in places]
+
+    def answer(arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        columns = ([each] if len(sent) == 1 else list(each) for each in arrays)
+        batches = (pa.RecordBatch.from_arrays(each, sent) for each in columns)
+        for found in task.results(_partition(), batches):
+            yield found.to_struct_array()
+
+    # Not deterministic: else Spark may ask for the same results more than once.
+    answers = _arrow_udf()(answer, returnType=results).asNondeterministic()(*sent)
+    name = _free_name("answers", plain.columns)
+    given = [col(old).alias(new) for old, new in zip(plain.columns, frame.columns, strict=True)]
+    beside = [col(name)[field.name].alias(field.name) for field in results.fields]
+    return plain.select("*", answers.alias(name)).select(*given, *beside)
+
+
+def _by_map(frame: Any, places: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
+    """Send all columns through Spark's Python process, as Spark 4.0 needs."""
+    from pyspark.sql.types import StructType
+
+    names = tuple(frame.columns)
+
+    def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return task.beside(_partition(), batches, names, places)
+
     schema = StructType([*frame.schema.fields, *results.fields])
-    return with_plain_names(frame).mapInArrow(in_task, schema)
+    return with_plain_names(frame).mapInArrow(answer, schema)
+
+
+def _arrow_udf() -> Any:
+    """Return pyspark's arrow_udf, which is there since Spark 4.1, or None."""
+    from pyspark.sql import functions
+
+    return getattr(functions, "arrow_udf", None)
+
+
+def _partition() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    lower = {each.lower() for each in taken}
+    while name in lower:
+        name += "_"
+    return name
 
 
 def _fed_places(asked: Sequence[str] | None, frame: Any) -> tuple[int, ...]:
@@ -152,13 +200,3 @@ def _fed_places(asked: Sequence[str] | None, frame: Any) -> tuple[int, ...]:
             "be given"
         )
     return frame_columns.select(given, names)
-
-
-def _in_task(task: ArrowInferenceTask) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    def answer(batches: Iterator[Any]) -> Iterator[Any]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        return task(context.partitionId() if context is not None else 0, batches)
-
-    return answer

@@ -51,6 +51,7 @@ BENCHMARKS = {
     "dense": ["P01", "P01", *["P01g"] * 4, "P02", "P02", "P03"],
     "driver": ["driver"] * 4,
     "feed_df": ["P09"] * 3,
+    "inference": ["P20"] * 2,
     "feed_memory": ["P22"] * 4,
     "feed_rdd": ["P08"],
     "keras_step": ["P13"],

@@ -76,7 +76,10 @@ def test_rows_keep_their_columns_and_order_and_get_results(sql, cluster):
     assert sum(1 / row.prediction[1] for row in rows) < NUM_ROWS / 40 + 4
 
 
-def test_several_result_columns_by_name_and_by_place(sql, cluster):
+@pytest.mark.parametrize("has_arrow_udf", [True, False])
+def test_several_result_columns_by_name_and_by_place(sql, cluster, monkeypatch, has_arrow_udf):
+    if not has_arrow_udf:  # as with Spark 4.0
+        monkeypatch.setattr("tfos.frame_answers._arrow_udf", lambda: None)
     named = cluster.inference(
         frame_of(sql, "named", 50), columns=["x", "how"], output="sum double, columns string"
     )
@@ -87,6 +90,18 @@ def test_several_result_columns_by_name_and_by_place(sql, cluster):
         frame_of(sql, "rows", 50).select("how", "x"), output="total long, kind string"
     )
     assert [tuple(row)[-2:] for row in by_place.collect()] == [(i + 3, "text") for i in range(50)]
+
+
+def test_vectors_are_answered(sql, cluster):
+    from pyspark.ml.linalg import Vectors
+
+    given = [(i, "vectors", Vectors.dense(i, 1.0)) for i in range(30)]
+    frame = sql.createDataFrame(given, ["id", "how", "x"])
+    answered = cluster.inference(frame, columns=["how", "x"])
+    assert [row.prediction[0] for row in answered.orderBy("id").collect()] == [
+        i + 1.0 for i in range(30)
+    ]
+    assert answered.select("x").collect() == frame.select("x").collect()
 
 
 def frame_with_holes(sql):

@@ -11,6 +11,7 @@ interpreter wait at exit for streams that live as long as their nodes.
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -192,8 +193,11 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
 class _DaemonThreads(futures.Executor):
     """Runs calls on up to `max_threads` daemon threads, started as they are needed."""
 
+    _numbers = itertools.count(1)
+
     def __init__(self, max_threads: int) -> None:
         self._max_threads = max_threads
+        self._name = f"tfos-control-{next(self._numbers)}"
         self._work: collections.deque[Callable[[], None]] = collections.deque()
         self._changed = threading.Condition()
         self._waiting = 0
@@ -218,7 +222,7 @@ class _DaemonThreads(futures.Executor):
             self._started += start
             self._changed.notify()
         if start:
-            threading.Thread(target=self._run, name="tfos-control", daemon=True).start()
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
         return future
 
     def _run(self) -> None:
