@@ -10,10 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.conftest import STANDALONE
 from tfos import InputMode, TFCluster
 from tfos.control.members import NodeStatus
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240, func_only=True)]
+MOSTLY_ON_EXECUTORS = pytest.mark.parametrize(
+    "spark",
+    [
+        "local-cluster[3,1,1024]",
+        pytest.param("local[4]", marks=pytest.mark.long),
+        pytest.param(STANDALONE, marks=pytest.mark.long),
+    ],
+    indirect=True,
+)
 
 
 def consume(args, ctx):
@@ -79,6 +89,7 @@ def test_every_row_of_every_epoch_is_trained_once(spark, tmp_path):
     assert cluster.failures == ()
 
 
+@MOSTLY_ON_EXECUTORS
 def test_uneven_and_empty_partitions_end_without_a_hang(spark, tmp_path):
     args = {"batch": 64, "out": str(tmp_path)}
     rows = spark.parallelize([0, 0, 0, 0], 4).mapPartitionsWithIndex(
@@ -94,6 +105,7 @@ def test_uneven_and_empty_partitions_end_without_a_hang(spark, tmp_path):
     assert (empty.fed_rows, empty.trained_rows) == (0, 0)
 
 
+@MOSTLY_ON_EXECUTORS
 def test_run_takes_the_arguments_of_tensorflowonspark(spark, tmp_path):
     cluster = TFCluster.run(
         spark,
@@ -126,6 +138,7 @@ def test_inference_gives_one_result_per_row_in_order(spark):
         assert results.count() == 100
 
 
+@MOSTLY_ON_EXECUTORS
 def test_two_clusters_and_a_job_of_the_user_share_one_context(spark, tmp_path):
     outs = [tmp_path / "a", tmp_path / "b"]
     for out in outs:
@@ -142,6 +155,7 @@ def test_two_clusters_and_a_job_of_the_user_share_one_context(spark, tmp_path):
     assert [_read(out)["worker-0"]["rows"] for out in outs] == [40, 50]
 
 
+@MOSTLY_ON_EXECUTORS
 def test_a_running_job_of_the_user_is_neither_cancelled_nor_waited_for(spark, tmp_path):
     """It holds one slot of at least three from before the start until after the shutdown."""
     stop = tmp_path / "stop"

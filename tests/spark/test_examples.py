@@ -89,7 +89,8 @@ def test_digits_that_arrive_as_files_are_learned_batch_by_batch(tmp_path):
 
 def test_late_flights_are_predicted_from_texts_numbers_and_holes(tmp_path):
     flags = ("--flights", "20000", "--epochs", "3", "--batch_size", "128")
-    output = submit(ROOT / "examples" / "flights" / "flights_dataframe.py", *flags, cwd=tmp_path)
+    program = ROOT / "examples" / "flights" / "flights_dataframe.py"
+    output = submit(program, *flags, master="local[4]", cwd=tmp_path)
     left_out = number(output, r"flights: 20000, of which (\d+) never arrived")
     training = number(output, r"flights to train on: (\d+)")
     assert left_out + training + number(output, r"to test with: (\d+)") == 20_000

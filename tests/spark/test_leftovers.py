@@ -130,7 +130,7 @@ def _kill_driver_jvm(app: App) -> None:
 @pytest.mark.parametrize(
     ("master", "ending", "how", "expected"),
     [
-        (THREADS, "success", _end_success, "ENDED"),
+        pytest.param(THREADS, "success", _end_success, "ENDED", marks=pytest.mark.long),
         (THREADS, "failure", _end_failure, "step 40 is where this program fails"),
         (THREADS, "wait", _end_interrupt, "KeyboardInterrupt"),
         pytest.param(EXECUTORS, "wait", _kill_driver_whole, "", marks=pytest.mark.fault("F13")),
