@@ -60,7 +60,20 @@ def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float)
     for call in calls:
         call.begun_s = begun_s
     if len(calls) == 1:
-        _try_one(calls[0], timeout_s)
+        reply = _try_one(calls[0], timeout_s)
+        if reply is not None:
+            return [reply]
+    _drive(calls, deadline_s, timeout_s=timeout_s, reconnect_s=reconnect_s)
+    for call in calls:
+        if call.error is not None:
+            raise call.error
+    return [call.reply for call in calls if call.reply is not None]
+
+
+def _drive(
+    calls: Sequence[Outgoing], deadline_s: float, *, timeout_s: float, reconnect_s: float
+) -> None:
+    """Give every call its reply or its final error."""
     under_way: dict[int, PendingCall] = {}
     try:
         while waiting := [call for call in calls if call.is_open]:
@@ -73,17 +86,13 @@ def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float)
     finally:
         for index in under_way:
             calls[index].link.close()  # a later call must not meet the reply of this one
-    for call in calls:
-        if call.error is not None:
-            raise call.error
-    return [call.reply for call in calls if call.reply is not None]
 
 
-def _try_one(call: Outgoing, timeout_s: float) -> None:
+def _try_one(call: Outgoing, timeout_s: float) -> Reply | None:
     """The first attempt at a single server that is connected: the usual case, without lists."""
     connection = call.link.connection
     if connection is None or connection.closed:
-        return
+        return None
     call.left_s = timeout_s
     try:
         reply = connection.call(
@@ -94,8 +103,9 @@ def _try_one(call: Outgoing, timeout_s: float) -> None:
         )
     except RpcError as error:
         _settle(call, error)
-    else:
-        call.succeed(reply)
+        return None
+    call.succeed(reply)
+    return reply
 
 
 def _server_wait_s(left_s: float) -> float:

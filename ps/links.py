@@ -11,7 +11,8 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ps import messages
 from ps.errors import SettingsError, client_closed
@@ -32,8 +33,7 @@ LONGEST_PAUSE_S = 1.0
 _LIMITS = Limits(max_reply_bytes=MAX_OPEN_BYTES)
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct):
     """One request to one server, ready to be sent more than once."""
 
     link: Link
@@ -49,7 +49,7 @@ class Outgoing:
     """Time that was left when it was last sent."""
     begun_s: float = 0.0
     """When the exchange began (monotonic)."""
-    last_cut: RpcError | None = field(default=None, repr=False)
+    last_cut: RpcError | None = None
     _kind: type[messages.Request] = messages.Describe
 
     def meta(self, wait_s: float) -> bytes:

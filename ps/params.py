@@ -102,6 +102,9 @@ MAX_LAG = 64
 """Most pushes of one worker under way at a time; each keeps a gradient and a copy of the values."""
 
 
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
 class ParamSpec(msgspec.Struct, frozen=True):
     """One tensor: its name, unique in its group, and its shape."""
 
@@ -342,7 +345,7 @@ class GroupLayout(msgspec.Struct, frozen=True):
     @property
     def numpy_dtype(self) -> np.dtype[np.float32] | np.dtype[np.float64]:
         """The dtype as numpy's object."""
-        return np.dtype(np.float32) if self.dtype == "float32" else np.dtype(np.float64)
+        return _FLOAT32 if self.dtype == "float32" else _FLOAT64
 
     def param_at(self, element: int) -> str:
         """Return the name of the parameter that holds this element of the flat buffer."""

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ps.errors import ShapeError
-from ps.params import Layout
+from ps.params import GroupLayout, Layout
 from ps.sharding import deal
 
 Array = np.ndarray[Any, Any]
@@ -51,25 +51,23 @@ def check_arrays(
         ShapeError: a group is missing or unknown, or an array has another dtype or size, is not
             flat and contiguous, or cannot be written where that is needed.
     """
-    names = {group.name for group in layout.groups}
-    if arrays.keys() != names:
-        raise ShapeError(
-            f"{what} must have the groups {sorted(names)}, got {sorted(arrays)}; "
-            "pass one flat array per group"
-        )
+    if len(arrays) != len(layout.groups):
+        raise _other_groups(layout, arrays, what)
     for group in layout.groups:
-        array = arrays[group.name]
-        expected = f"{group.dtype}[{group.num_elements}]"
+        array = arrays.get(group.name)
+        if array is None:
+            raise _other_groups(layout, arrays, what)
         if not isinstance(array, np.ndarray):
-            raise ShapeError(
-                f"{what}[{group.name!r}] must be {expected}, got {type(array).__name__}"
+            raise _other_array(group, what, type(array).__name__)
+        if array.dtype != group.numpy_dtype or array.shape != (group.offsets[-1],):
+            raise _other_array(
+                group,
+                what,
+                f"{array.dtype}{list(array.shape)}; the flat buffer holds all parameters of the "
+                "group in the manifest's order",
             )
-        if array.dtype != group.numpy_dtype or array.shape != (group.num_elements,):
-            raise ShapeError(
-                f"{what}[{group.name!r}] must be {expected}, got {array.dtype}{list(array.shape)}; "
-                "the flat buffer holds all parameters of the group in the manifest's order"
-            )
-        if not array.flags.c_contiguous or (writable and not array.flags.writeable):
+        flags = array.flags
+        if not flags.c_contiguous or (writable and not flags.writeable):
             kind = "writable and contiguous" if writable else "contiguous"
             raise ShapeError(f"{what}[{group.name!r}] must be {kind}; pass a copy")
 
@@ -77,3 +75,15 @@ def check_arrays(
 def views_of(arrays: Mapping[str, Array], pieces: Sequence[Piece]) -> list[memoryview]:
     """Return the bytes of the pieces, as views of the arrays."""
     return [arrays[piece.group][piece.start : piece.stop].data.cast("B") for piece in pieces]
+
+
+def _other_groups(layout: Layout, arrays: Mapping[str, Array], what: str) -> ShapeError:
+    names = sorted(group.name for group in layout.groups)
+    return ShapeError(
+        f"{what} must have the groups {names}, got {sorted(arrays)}; pass one flat array per group"
+    )
+
+
+def _other_array(group: GroupLayout, what: str, got: str) -> ShapeError:
+    expected = f"{group.dtype}[{group.num_elements}]"
+    return ShapeError(f"{what}[{group.name!r}] must be {expected}, got {got}")

@@ -63,7 +63,7 @@ class Exchange:
             ValueError: a buffer is not contiguous, or `into` is not writable.
         """
         views = as_views(request.payload) if request.payload else []
-        payload_bytes = sum(map(len, views))
+        payload_bytes = sum(map(len, views)) if views else 0
         if len(request.meta) > limits.max_meta_bytes:
             raise LimitExceeded(
                 f"meta of {len(request.meta)} bytes exceeds max_meta_bytes={limits.max_meta_bytes}"
@@ -78,11 +78,6 @@ class Exchange:
         self._reader = reader
         self._writer = writer
         writer.queue(Kind.REQUEST, request_id, request.meta, views)
-
-    @property
-    def done(self) -> bool:
-        """Whether the request is sent and the reply complete."""
-        return not (self.sending or self.receiving)
 
     @property
     def mid_frame(self) -> bool:
@@ -175,16 +170,19 @@ class Exchange:
 class _Sink:
     """Where reply payload goes: the caller's views in order, or memory taken frame by frame."""
 
+    _at = 0
+    _offset = 0
+
     def __init__(self, into: Sequence[Buffer] | None, max_bytes: int) -> None:
         self._given = into is not None
         self._views = as_views(into) if into else []
-        for view in self._views:
-            if view.readonly:
-                raise ValueError("`into` holds a read-only buffer; replies need writable ones")
-        self._left = sum(map(len, self._views)) if self._given else max_bytes
-        self._max_bytes = self._left
-        self._at = 0
-        self._offset = 0
+        if self._given:
+            max_bytes = 0
+            for view in self._views:
+                if view.readonly:
+                    raise ValueError("`into` holds a read-only buffer; replies need writable ones")
+                max_bytes += len(view)
+        self._left = self._max_bytes = max_bytes
 
     def expect(self, num_bytes: int) -> None:
         """Make room for the payload of a frame."""

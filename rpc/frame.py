@@ -34,7 +34,6 @@ import enum
 import struct
 from hashlib import blake2b
 from hmac import compare_digest
-from typing import NamedTuple
 
 import msgspec
 
@@ -48,8 +47,10 @@ MORE = 1
 
 _FIELDS = struct.Struct("<4sBBHQIIQ")
 _COUNTER = struct.Struct("<Q")
+_COUNTED_FIELDS = struct.Struct("<Q4sBBHQIIQ")
 _META_LEN_AT = struct.Struct("<16xI")
 _MAC_BYTES = 16
+_MAC_AT = HEADER_BYTES - _MAC_BYTES
 
 
 class Kind(enum.IntEnum):
@@ -60,7 +61,7 @@ class Kind(enum.IntEnum):
     ERROR = 3
 
 
-class Frame(NamedTuple):
+class Frame(msgspec.Struct, frozen=True):
     """One frame without its payload; the header and meta have been verified."""
 
     kind: Kind
@@ -116,30 +117,34 @@ def decode_error(meta: bytes) -> RemoteError:
 class Sealer:
     """Makes the header and meta of the frames of one direction; counts them."""
 
-    __slots__ = ("_counter", "_key")
+    __slots__ = ("_counter", "_keyed")
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        self._keyed = _keyed(key)
         self._counter = 0
 
     def seal(
         self, kind: Kind, request_id: int, meta: bytes, payload_bytes: int, *, more: bool = False
     ) -> bytes:
         """Return header and meta of the next frame."""
-        flags = MORE if more else 0
         counter = self._counter
         self._counter = counter + 1
-        fields = _FIELDS.pack(MAGIC, VERSION, kind, flags, request_id, len(meta), 0, payload_bytes)
-        return fields + _mac(self._key, counter, fields, meta) + meta
+        covered = _COUNTED_FIELDS.pack(
+            counter, MAGIC, VERSION, kind, MORE if more else 0,
+            request_id, len(meta), 0, payload_bytes,
+        )  # fmt: skip
+        mac = self._keyed.copy()
+        mac.update(covered + meta)
+        return covered[_COUNTER.size :] + mac.digest() + meta
 
 
 class Opener:
     """Verifies the frames of one direction; counts them."""
 
-    __slots__ = ("_counter", "_key", "_limits")
+    __slots__ = ("_counter", "_keyed", "_limits")
 
     def __init__(self, key: bytes, limits: Limits) -> None:
-        self._key = key
+        self._keyed = _keyed(key)
         self._limits = limits
         self._counter = 0
 
@@ -165,32 +170,34 @@ class Opener:
         The MAC comes first: a field that was changed on the way is an integrity error, whatever its
         new value.
         """
-        fields = header[: _FIELDS.size]
-        mac = _mac(self._key, self._counter, fields, meta)
-        if not compare_digest(mac, header[_FIELDS.size : HEADER_BYTES]):
+        mac = self._keyed.copy()
+        mac.update(_COUNTER.pack(self._counter) + header[:_MAC_AT] + meta)
+        if not compare_digest(mac.digest(), header[_MAC_AT:]):
             raise IntegrityError(
                 f"frame {self._counter} of this connection has a wrong MAC:"
                 " it was changed, replayed, reordered or inserted on the way"
             )
         self._counter += 1
-        magic, version, kind, flags, request_id, _, reserved, payload_bytes = _FIELDS.unpack(fields)
+        magic, version, kind, flags, request_id, _, reserved, payload_bytes = _FIELDS.unpack_from(
+            header
+        )
         if version != VERSION:
             raise VersionMismatch(f"peer sent a frame of version {version}, expected {VERSION}")
-        if magic != MAGIC or reserved or flags > MORE or kind not in _KINDS:
+        known_kind = _KINDS.get(kind)
+        if magic != MAGIC or reserved or flags > MORE or known_kind is None:
             raise ProtocolError(
                 f"illegal frame: magic={magic!r} kind={kind} flags={flags:#x} reserved={reserved}"
             )
-        more = flags == MORE
         if payload_bytes > self._limits.max_payload_bytes:
             raise LimitExceeded(
                 f"payload of {payload_bytes} bytes exceeds"
                 f" max_payload_bytes={self._limits.max_payload_bytes}"
             )
-        if (more and kind != _REPLY) or (payload_bytes and kind == _ERROR):
+        if (flags and kind != _REPLY) or (payload_bytes and kind == _ERROR):
             raise ProtocolError(
                 f"illegal frame: kind={kind}, flags={flags:#x}, {payload_bytes} payload bytes"
             )
-        return Frame(_KINDS[kind], more, request_id, meta, payload_bytes)
+        return Frame(known_kind, flags == MORE, request_id, meta, payload_bytes)
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -203,6 +210,6 @@ def _cut(text: str, num_bytes: int) -> str:
     return text.encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore")
 
 
-def _mac(key: bytes, counter: int, fields: bytes, meta: bytes) -> bytes:
-    covered = _COUNTER.pack(counter) + fields + meta
-    return blake2b(covered, digest_size=_MAC_BYTES, key=key).digest()
+def _keyed(key: bytes) -> blake2b:
+    """Return a MAC that has its key; a frame's is a copy of it, which takes half the time."""
+    return blake2b(digest_size=_MAC_BYTES, key=key)

@@ -51,12 +51,12 @@ class FrameReader:
             start, staged = self._start, self._end - self._start
             needed = HEADER_BYTES
             if staged >= HEADER_BYTES:
-                header = bytes(self._staging[start : start + HEADER_BYTES])
+                meta_at = start + HEADER_BYTES
+                header = bytes(self._staging[start:meta_at])
                 needed += self._opener.meta_bytes(header)
                 if staged >= needed:
-                    self._start = start + needed
-                    meta = bytes(self._staging[start + HEADER_BYTES : start + needed])
-                    return self._opener.open(header, meta)
+                    self._start = end = start + needed
+                    return self._opener.open(header, bytes(self._staging[meta_at:end]))
             if staged:
                 self._make_room(needed)
             if not self.receive_some():
@@ -195,19 +195,18 @@ class FrameChannel:
 
     def receive_frame(self) -> Frame:
         """Return the next frame; waits for ever for its first byte, not for the others."""
-        budget: Budget | None = None
+        reader, budget = self.reader, None
         while True:
-            if self.reader.mid_frame:
-                frame = self.reader.next_frame()
-                if frame is not None:
-                    self._payload_bytes, self._payload_budget = frame.payload_bytes, None
-                    return frame
-                budget = budget or Budget(self._limits, 0, "the rest of a frame's header")
-                budget.wait(self.stream, read=True, write=False)
-            else:
+            if not reader.mid_frame:
                 # Between calls the next one is rarely there already: poll first.
                 self.stream.wait(read=True, write=False, timeout_s=math.inf)
-            self.reader.receive_some()
+            frame = reader.next_frame()
+            if frame is not None:
+                self._payload_bytes, self._payload_budget = frame.payload_bytes, None
+                return frame
+            if reader.mid_frame:
+                budget = budget or Budget(self._limits, 0, "the rest of a frame's header")
+                budget.wait(self.stream, read=True, write=False)
 
     def read_into(self, view: memoryview) -> None:
         """Fill the view with payload of the current frame."""
@@ -276,7 +275,7 @@ def as_views(buffers: Sequence[Buffer]) -> list[memoryview]:
                 )
             view = buffer.reshape(-1).view(np.uint8).data if buffer.size else memoryview(b"")
         else:
-            view = memoryview(buffer)
+            view = buffer if type(buffer) is memoryview else memoryview(buffer)
         if view.nbytes:
             views.append(view if view.format == "B" and view.ndim == 1 else view.cast("B"))
     return views

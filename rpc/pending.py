@@ -137,7 +137,8 @@ class PendingCall:
         """
         if not self.settled:
             drive((self,), timeout_s)
-            self.fail_if_overdue(timeout_s)
+            if not self.settled:
+                self.fail_if_overdue(timeout_s)
         if self.reply is None:
             raise self.error or ClosedError("the call has no outcome")
         return self.reply
@@ -175,7 +176,7 @@ class PendingCall:
         exchange = self.exchange
         try:
             waits = exchange.advance()
-            if exchange.done:
+            if not (exchange.sending or exchange.receiving):
                 self.settle(reply=exchange.result(), broken=exchange.connection_broken)
             elif waits:
                 self.patience_s = self._patience_s() if exchange.mid_frame else math.inf
@@ -227,11 +228,17 @@ def drive(
     Raises:
         BusyError: another thread drives one of them.
     """
-    held = [call for call in calls if call.line.hold()]
+    held: list[PendingCall] = []
     try:
-        if len(held) < len(calls):
-            raise BusyError("another thread is waiting on one of these calls")
-        _drive_held(calls, time.monotonic() + timeout_s, until_sent, until_any)
+        for call in calls:
+            if not call.line.hold():
+                raise BusyError("another thread is waiting on one of these calls")
+            held.append(call)
+        deadline = time.monotonic() + timeout_s
+        if len(calls) == 1:
+            _drive_one(calls[0], deadline, until_sent)
+        else:
+            _drive_several(calls, deadline, until_sent, until_any)
     except RpcError:
         raise
     except BaseException:
@@ -246,12 +253,9 @@ def drive(
                 call.line.release_if_closed()
 
 
-def _drive_held(
+def _drive_several(
     calls: Sequence[PendingCall], deadline: float, until_sent: bool, until_any: bool
 ) -> None:
-    if len(calls) == 1:
-        _drive_one(calls[0], deadline, until_sent)
-        return
     unfinished = [call for call in calls if not call.settled]
     while unfinished:
         must_wait = True
