@@ -1,7 +1,8 @@
-"""The rows of tables in committed checkpoints, piece by piece in the order that they are applied.
+"""The rows of tables in committed checkpoints, piece by piece from the newest step back.
 
-A segment's rows are those of the newest step of the chain that holds it whole, then what each
-later delta has changed or dropped.
+The first that is read of an id is what became of it: its row, or that it was dropped. So whoever
+reads takes nothing that an older step knew better, and never has more rows than were saved. A
+segment ends with the newest step of the chain that holds it whole.
 
 Covers: reading through a chain of deltas, verifying.
 Does not: know servers' tables (ps.table_restore), import numba.
@@ -32,7 +33,7 @@ class SavedSegment(NamedTuple):
 
 
 class End(NamedTuple):
-    """What a segment's newest step says beside its rows; comes after them."""
+    """What a segment's newest step says beside its rows; comes after that step's."""
 
     version: int
     counts: bytes
@@ -41,7 +42,7 @@ class End(NamedTuple):
 def read_rows(
     root: Root, checkpoint: Checkpoint, *, servers: Collection[int] | None = None
 ) -> Iterator[tuple[SavedSegment, Batch | Dropped | End]]:
-    """Yield the tables' rows, one piece in memory at a time.
+    """Yield the tables' rows, of each id the newest first, one piece of them in memory at a time.
 
     Args:
         root: the checkpoint directory.
@@ -56,8 +57,7 @@ def read_rows(
     storage = storage_at(root)
     chain = [(each, load_indexes(storage, each)) for each in load_chain(storage, checkpoint.step)]
     first = _first_links(chain)
-    for link in reversed(range(len(chain))):  # the full one is the last, and applied first
-        each, indexes = chain[link]
+    for link, (each, indexes) in enumerate(chain):
         for server, (name, index) in enumerate(indexes):
             if servers is not None and server not in servers:
                 continue
@@ -105,7 +105,14 @@ def _read_shard(
             spec = manifest.tables[record.table]
             place = SavedSegment(server, record)
             file.seek(position)
-            for piece in record.pieces:
-                yield place, read_piece(file, path, spec, record, piece)
+            dropped: list[Dropped] = []
+            for description in record.pieces:
+                piece = read_piece(file, path, spec, record, description)
+                if isinstance(piece, Batch):
+                    yield place, piece
+                else:  # what was dropped and came again is in both: its row is the newer one
+                    dropped.append(piece)
+            for gone in dropped:
+                yield place, gone
             yield place, End(record.version, read_counts(file, path, spec, record))
             position += segment_nbytes(spec, record)

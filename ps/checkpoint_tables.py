@@ -3,9 +3,10 @@
     segment after segment, in the manifest's order: pieces, then the counts of ids without a row
     a piece of rows: ids, versions, rows            a piece of dropped ids: ids
 
-A *whole* segment holds all its rows; else it holds what has changed since the base's. Pieces are
-applied in their order. Positions follow from the index; each piece has a digest and at most
-ROWS_AT_ONCE rows, so no claim of a file takes more memory than one piece.
+A *whole* segment holds all its rows; else it holds what has changed since the base's. An id that
+was dropped and came again is among the dropped ones and has a row, which counts. Positions follow
+from the index; each piece has a digest and at most ROWS_AT_ONCE rows, so no claim of a file takes
+more memory than one piece.
 
 Covers: records, sizes, checks, writing and reading a piece.
 Does not: decide what is written (ps.table_copy) or fill tables (ps.table_restore), import numba.

@@ -21,12 +21,13 @@ from ps.params import Hyper, Manifest, TableSpec
 from ps.row_rules import row_scalars, row_starts, row_width
 from ps.rules import Moments
 from ps.stats import TableStats
-from ps.table_batch import Batch
+from ps.table_batch import ROWS_AT_ONCE, Batch
 from ps.table_ids import shown
 from ps.table_kernels import NUM_BUCKETS
+from ps.table_oldest import oldest
 from ps.table_quota import Quota
 from ps.table_routing import parts_of_buckets
-from ps.table_segment import Pushed, Segment
+from ps.table_segment import EVICTED_SHARE, Pushed, Segment
 
 Array = np.ndarray[Any, Any]
 
@@ -62,6 +63,13 @@ class Table:
         row_nbytes = row_width(spec) * spec.itemsize
         self._server = f"ps:{rank}"
         self._quota = Quota(spec, row_nbytes, owned / NUM_BUCKETS, self._server)
+        self.has_left_out = False
+        """Whether a checkpoint had more rows than there may be."""
+        self._spare = 0
+        """Rows above the limit that may be there while a checkpoint is read: to find the oldest
+        takes a pass over all."""
+        if spec.when_full == "lru":
+            self._spare = max(ROWS_AT_ONCE, (self._quota.limit or 0) // EVICTED_SHARE)
         self.segments = tuple(
             Segment(spec, row_starts(spec), self._quota, clock) for _ in range(spec.segments)
         )
@@ -130,26 +138,49 @@ class Table:
     def load(self, batch: Batch) -> int:
         """Take over those rows of a batch that are this server's; returns how many.
 
-        Any number of servers may have dumped it.
+        Any number of servers may have dumped it. Of an id that comes several times the first row
+        stays. There may be some rows too many afterwards: call `fit` at the end.
 
         Raises:
-            TableFull: they do not fit.
+            TableFull: they do not fit, and the table does not evict.
         """
         taken = 0
         for segment, own in self._own(batch.ids):
             with segment.lock:
                 segment.load(Batch(*(column[own] for column in batch)))
             taken += own.size
+        if self._quota.excess > self._spare:
+            self.fit()
         return taken
 
-    def drop(self, ids: Array) -> None:
-        """Remove the rows of those ids that are this server's."""
-        for segment, own in self._own(ids):
-            with segment.lock:
-                segment.drop(ids[own])
+    def fit(self) -> int:
+        """Give up the oldest rows above the limit, in all segments; returns how many.
+
+        Raises:
+            TableFull: there are too many, and the table does not evict.
+        """
+        excess = self._quota.excess
+        if not excess:
+            return 0
+        self.has_left_out = True
+        if self.spec.when_full == "refuse":
+            raise self._quota.outgrown(self.spec)
+        victims = oldest([segment.row_ages() for segment in self.segments], excess)
+        return sum(segment.drop(ids) for segment, ids in zip(self.segments, victims, strict=True))
+
+    def is_own(self, ids: Array) -> Array:
+        """Return for each id whether it is this server's."""
+        at = self.parts_of(ids) - self._first_part
+        own: Array = (at >= 0) & (at < self.spec.segments)
+        return own
+
+    def forget_ages(self) -> None:
+        """Let no push have been, and all rows be equally old."""
+        for segment in self.segments:
+            segment.forget_ages()
 
     def without_slots(self, batch: Batch) -> Batch:
-        """Return rows of any rule as this table's rule starts with them, at version 0."""
+        """Return rows of any rule as this table's rule starts with them."""
         return self.segments[0].without_slots(batch)
 
     def parts_of(self, ids: Array) -> Array:

@@ -45,7 +45,7 @@ def table_arrays(
 
 
 def _joined(root: Root, checkpoint: Checkpoint, at: int, spec: TableSpec) -> tuple[Array, Array]:
-    """Return ids, ascending, and rows; of an id that comes several times the last is right."""
+    """Return ids, ascending, and rows; of an id that comes several times the first is right."""
     ids: list[Array] = [np.empty(0, np.int64)]
     rows: list[Array] = [np.empty((0, row_width(spec)), spec.dtype)]
     places: list[Array] = [np.empty(0, np.int64)]  # of an id's row in `rows`; -1: it is gone
@@ -61,7 +61,6 @@ def _joined(root: Root, checkpoint: Checkpoint, at: int, spec: TableSpec) -> tup
         else:
             places.append(np.full(piece.ids.size, -1))
     kind = np.uint64 if spec.id_kind == "uint64" else np.int64
-    newest_first = np.concatenate(ids)[::-1].view(kind)
-    found, first = np.unique(newest_first, return_index=True)
-    last = np.concatenate(places)[::-1][first]
-    return found[last >= 0], np.concatenate(rows)[last[last >= 0]]
+    found, first = np.unique(np.concatenate(ids).view(kind), return_index=True)
+    place = np.concatenate(places)[first]
+    return found[place >= 0], np.concatenate(rows)[place[place >= 0]]

@@ -54,6 +54,16 @@ class Quota:
                 self._used += num_rows
             return lacking
 
+    @property
+    def excess(self) -> int:
+        """Rows above the limit: there are some while a checkpoint is read."""
+        return 0 if self.limit is None else max(0, self._used - self.limit)
+
+    def take_anyway(self, num_rows: int) -> None:
+        """Take so many rows, also above the limit."""
+        with self._lock:
+            self._used += num_rows
+
     def give(self, num_rows: int) -> None:
         """Give rows back."""
         with self._lock:
@@ -65,5 +75,15 @@ class Quota:
             f"table {spec.name!r} is full: {self._server} holds {self._used} of at most "
             f"{self.limit} rows (its share of {self._why}), a push brought {num_rows} new ids to "
             "one segment; raise the limit, add servers, or set when_full='lru'",
+            {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
+        )
+
+    def outgrown(self, spec: TableSpec) -> TableFull:
+        """Return the error for a checkpoint with more rows than there may be."""
+        return TableFull(
+            f"table {spec.name!r}: the checkpoint has at least {self._used} rows for "
+            f"{self._server}, which holds at most {self.limit} (its share of {self._why}); raise "
+            "the limit, restore into more servers, or set when_full='lru' to leave out the rows "
+            "that were pushed least recently",
             {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
         )

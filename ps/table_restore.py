@@ -1,8 +1,13 @@
 """Filling a server's tables from a checkpoint, whichever and however many servers saved it.
 
-Covers: rows with slots and versions, the step of the rule, counts of ids without a row.
+Covers: rows with slots and versions, the step of the rule, counts of ids without a row; what a
+limit leaves out.
 Does not: read files (ps.checkpoint_rows), serve.      Runs in: PS processes.
 Threads: the caller's; nobody else sees the tables yet.
+
+Steps are read from the newest back, and of an id the first thing that comes is what became of it.
+So no row is loaded that goes again: a table never has more rows than were saved, and the oldest of
+all can be given up while older steps are still to come.
 
 Saved by as many servers with as many segments, everything is as it was. Else rows, slots and
 versions are; a table's step is the largest of its segments', which differ only by pushes that were
@@ -11,14 +16,15 @@ in flight, and ids without a row are counted anew. A row's time to live begins a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ps.checkpoint_format import Checkpoint
-from ps.checkpoint_reader import Root
-from ps.checkpoint_rows import End, read_rows
+from ps.checkpoint_reader import Root, logger
+from ps.checkpoint_rows import End, Place, read_rows
 from ps.errors import CheckpointError
 from ps.lifecycle import ServerSettings
 from ps.table import Table
@@ -57,20 +63,56 @@ def restore_tables(
     """
     is_same = is_same_cut(checkpoint, tables, place)
     versions = [0] * len(tables)
+    gone: defaultdict[Place, _Gone] = defaultdict(_Gone)
     for saved, piece in read_rows(root, checkpoint, servers={place.rank} if is_same else None):
         at, number = saved.record.place
         table = tables[at]
         if isinstance(piece, Batch):
-            table.load(table.without_slots(piece) if reset_optimizer else piece)
+            batch = gone[saved.server, at, number].left_of(piece)
+            table.load(table.without_slots(batch) if reset_optimizer else batch)
         elif isinstance(piece, Dropped):
-            table.drop(piece.ids)
+            gone[saved.server, at, number].add(piece.ids[table.is_own(piece.ids)])
         elif is_same and not reset_optimizer:
             _end(table, number, piece)
         versions[at] = max(versions[at], saved.record.version)
-    if not is_same and not reset_optimizer:
-        for table, version in zip(tables, versions, strict=True):
+    for table, version in zip(tables, versions, strict=True):
+        table.fit()
+        if table.has_left_out:
+            logger.warning(
+                "table %r: ps:%d takes %d rows over, as many as its share of the limit; those of "
+                "the checkpoint that were pushed less recently are left out",
+                table.spec.name,
+                place.rank,
+                table.num_rows,
+            )
+        if reset_optimizer:
+            table.forget_ages()
+        elif not is_same:
             for segment in table.segments:
                 segment.version = version
+
+
+class _Gone:
+    """Ids that newer steps of one saved segment have dropped: 8 bytes an id of this server's."""
+
+    def __init__(self) -> None:
+        self._sorted: Array = np.empty(0, np.int64)
+        self._new: list[Array] = []
+
+    def add(self, ids: Array) -> None:
+        """Note dropped ids."""
+        self._new.append(ids)
+
+    def left_of(self, batch: Batch) -> Batch:
+        """Return the rows of those ids that were not dropped."""
+        if self._new:
+            self._sorted = np.unique(np.concatenate([self._sorted, *self._new]))
+            self._new = []
+        if not self._sorted.size:
+            return batch
+        places = np.searchsorted(self._sorted, batch.ids).clip(max=self._sorted.size - 1)
+        is_left = self._sorted[places] != batch.ids
+        return Batch(*(column[is_left] for column in batch))
 
 
 def _end(table: Table, number: int, end: End) -> None:

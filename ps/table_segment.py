@@ -33,6 +33,7 @@ from ps.table_cut import RowCut
 from ps.table_drops import DropLog
 from ps.table_ids import shown
 from ps.table_init import initialize, key_of, recipe_of
+from ps.table_oldest import RowAges
 from ps.table_quota import Quota
 from ps.table_spec import TableSpec
 
@@ -177,37 +178,46 @@ class Segment:
         return Batch(*(column.rows[chosen] for column in columns)), start
 
     def load(self, batch: Batch) -> None:
-        """Take over rows as `dump` gave them, over those that are there.
+        """Take over those rows, as `dump` gave them, whose ids have none yet; above the limit, too.
 
         Raises:
-            TableFull: they do not fit; rows of this batch may be there with their first values.
+            TableFull: there is no memory for them.
             IdError: an id occurs twice in the batch.
         """
         self.version = max(self.version, int(batch.versions.max(initial=0)))
-        rows = np.empty(batch.ids.size, np.int64)
-        if self._index.find(self._ids.rows, batch.ids, rows):
-            missing = batch.ids[rows < 0]
-            self._refuse_repeated_missing(missing)
-            self._add(missing)
-            if self._index.find(self._ids.rows, batch.ids, rows):  # known ones have made room
-                batch = Batch(*(column[rows >= 0] for column in batch))
-                rows = rows[rows >= 0]
-        self._slab.rows[rows] = batch.rows
-        self._versions.rows[rows] = batch.versions
         self._ages.restart()
+        rows = np.empty(batch.ids.size, np.int64)
+        if not self._index.find(self._ids.rows, batch.ids, rows):
+            return
+        new = Batch(*(column[rows < 0] for column in batch))
+        self._refuse_repeated_missing(new.ids)
+        self._quota.take_anyway(new.ids.size)
+        start, stop = self._append(new.ids)
+        self._slab.rows[start:stop] = new.rows
+        self._versions.rows[start:stop] = new.versions
 
-    def drop(self, ids: Array) -> None:
-        """Remove the rows of those ids that have one."""
+    def row_ages(self) -> RowAges:
+        """Copy ids and versions of all rows."""
+        stop = self.num_rows
+        return RowAges(self._ids.rows[:stop].copy(), self._versions.rows[:stop].copy())
+
+    def drop(self, ids: Array) -> int:
+        """Remove the rows of those ids that have one; returns how many."""
         rows = np.empty(ids.size, np.int64)
         self._index.find(self._ids.rows, ids, rows)
-        self._evict(np.unique(rows[rows >= 0]))
+        return self._evict(np.unique(rows[rows >= 0]))
+
+    def forget_ages(self) -> None:
+        """Let no push have been, and all rows be equally old."""
+        self.version = 0
+        self._versions.rows[: self.num_rows] = 0
 
     def without_slots(self, batch: Batch) -> Batch:
         """Return rows of any rule with their values, and slots as this rule starts with."""
         rows = np.empty((batch.ids.size, self._slab.rows.shape[1]), batch.rows.dtype)
         rows[:, : self._spec.dim] = batch.rows[:, : self._spec.dim]
         rows[:, self._spec.dim :] = self._slot_starts
-        return Batch(batch.ids, rows, np.zeros_like(batch.versions))
+        return Batch(batch.ids, rows, batch.versions)
 
     def _admitted(self, missing: Array) -> Array:
         self._refuse_repeated_missing(missing)
@@ -220,6 +230,14 @@ class Segment:
         if not ids.size:
             return 0
         evicted = self._take(ids.size)
+        start, stop = self._append(ids)
+        self._versions.rows[start:stop] = self.version
+        initialize(self._slab.rows, np.arange(start, stop), ids, self._recipe, self._key)
+        self._slab.rows[start:stop, self._spec.dim :] = self._slot_starts
+        return evicted
+
+    def _append(self, ids: Array) -> tuple[int, int]:
+        """Make places for rows that the quota has taken; returns the first and the end of them."""
         start, stop = self.num_rows, self.num_rows + ids.size
         try:
             for column in (self._slab, self._ids, self._versions):
@@ -232,10 +250,7 @@ class Segment:
                 f"table {self._spec.name!r}: {error}; lower max_rows or max_bytes, or add servers"
             ) from error
         self.num_rows = stop
-        self._versions.rows[start:stop] = self.version
-        initialize(self._slab.rows, np.arange(start, stop), ids, self._recipe, self._key)
-        self._slab.rows[start:stop, self._spec.dim :] = self._slot_starts
-        return evicted
+        return start, stop
 
     def _take(self, num_rows: int) -> int:
         """Take so many rows from the quota, evicting others if the table does that."""

@@ -146,15 +146,19 @@ def test_a_delta_holds_the_rows_that_were_pushed_since(tmp_path: Path):
     assert newest.tables[0].nbytes == 50 * full.tables[0].nbytes // 5000
 
 
+@pytest.mark.fault("F42")
 @pytest.mark.parametrize("num_servers", [1, 2])
-def test_evicted_rows_do_not_come_back_with_a_delta(tmp_path: Path, num_servers: int):
-    manifest = with_tables(table(max_rows=400, when_full="lru"))
+def test_evicted_rows_do_not_come_back_with_a_delta_and_no_other_is_lost(
+    tmp_path: Path, num_servers: int
+):
+    manifest = with_tables(table(max_rows=400, when_full="lru", segments=4))
     with cluster("inproc", num_servers=2) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
-        for step in range(4):
-            ids = np.arange(step * 100, step * 100 + 160)
+        for number in range(52):
+            ids = np.arange(number * 10, number * 10 + 12)
             client.tables.push({"user": (ids, ones(ids))}, hyper=HYPER)
-            client.save(tmp_path, step, options=DELTAS)
+            if number in (39, 51):  # full, and what a push then brings takes an older row's place
+                client.save(tmp_path, number, options=DELTAS)
         expected = rows(client, manifest)
         evicted = sum(each.tables[0].evicted for each in client.stats())
     assert evicted > 0
@@ -163,11 +167,7 @@ def test_evicted_rows_do_not_come_back_with_a_delta(tmp_path: Path, num_servers:
         client = bed.client()
         client.restore(tmp_path)
         client.seed(manifest, filled(manifest))
-        found = rows(client, manifest)
-        if num_servers == 2:
-            assert found == expected
-        assert found["user"].items() <= expected["user"].items()
-        assert len(found["user"]) >= 0.9 * len(expected["user"])
+        assert rows(client, manifest) == expected  # one server's share has room for all of it
 
 
 def test_admission_goes_on_counting_where_it_was(tmp_path: Path):
