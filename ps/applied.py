@@ -91,6 +91,11 @@ class AppliedRecord:
         self._is_restored = False
 
     @property
+    def is_restored(self) -> bool:
+        """Whether it began as a checkpoint's: sessions may be ahead of it."""
+        return self._is_restored
+
+    @property
     def lost_requests(self) -> int:
         """Acknowledged requests that a restore has undone; above 0 means: steps were lost."""
         return self._lost_requests

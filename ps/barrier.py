@@ -24,6 +24,7 @@ from ps.decisions import (
     OnLost,
     Reduce,
     Release,
+    Undo,
     refuse_finished,
     refuse_outsider,
     worker_lost,
@@ -132,7 +133,7 @@ class Sync:
         self._clock = clock
         waiting = tuple(sorted(self._arrived))
         self._arrived.clear()
-        return [Release(waiting, clock)] if waiting else []
+        return [Undo(waiting, clock)] if waiting else []
 
     def missing(self) -> tuple[WorkerRank, ...]:
         """The members that have not pushed into the open barrier."""

@@ -24,7 +24,8 @@ from ps.errors import SettingsError
 from ps.fleet import Answer, Fleet, check_serving, joined
 from ps.link_stats import LinkStats
 from ps.links import Outgoing
-from ps.messages import Ack, Description, Met
+from ps.meeting_client import MeetingClient
+from ps.messages import Ack, Description
 from ps.notes import PushedNote
 from ps.params import Hyper, Layout, Manifest
 from ps.request_fields import MAX_REASON_LENGTH, MAX_WAIT_S, Number
@@ -88,7 +89,7 @@ class PSClient:
         )
         self._open_storage = open_storage
         self._saver = Saver(credentials.cluster_id, open_storage)
-        self._meetings: dict[str, int] = {}
+        self._meetings = MeetingClient(self._fleet, timeout_s)
         self._note_numbers = itertools.count(1)
 
     def __enter__(self) -> PSClient:
@@ -214,6 +215,7 @@ class PSClient:
             acks = self._fleet.change(
                 lambda number, _: messages.Join(number), timeout_s=self.timeout_s
             )
+            self._fleet.stand(None)
             if self.manifest.consistency != "async":
                 acks = self._fleet.line_up(acks, self.manifest, timeout_s=self.timeout_s)
             return joined(acks)
@@ -224,32 +226,26 @@ class PSClient:
             acks = self._fleet.change(
                 lambda number, _: messages.Leave(number), timeout_s=self.timeout_s
             )
+            self._fleet.stand(messages.Leave)
             return joined(acks)
 
     def finish(self) -> None:
         """Be done for good: neither barrier nor meeting waits for this worker. Idempotent."""
         with self._lock:
             self._fleet.change(lambda number, _: messages.Finish(number), timeout_s=self.timeout_s)
+            self._fleet.stand(messages.Finish)
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
         """Bring a value and get those of all live workers that have not finished, by rank.
 
-        All workers use the same keys in the same order; a key may be used again.
+        All workers use the same keys in the same order; a key may be used again. A worker that has
+        left looks after all servers meanwhile: one that is started again would wait for its pushes.
 
         Raises:
             RequestTimeout: names the workers that did not come.
         """
         with self._lock:
-            uses = self._meetings.get(key, 0)
-            name = f"{key}#{uses}" if uses else key
-            call = Outgoing(
-                self._fleet.links[0],
-                lambda wait_s: messages.Meet(name, wait_s),
-                [value] if value else [],
-            )
-            (reply,) = self._fleet.send([call], timeout_s=timeout_s)
-            self._meetings[key] = uses + 1
-        return messages.decode_reply(reply.meta, Met).values(reply.payload)
+            return self._meetings.meet(key, value, timeout_s)
 
     def set_note(self, name: str, value: Any) -> None:
         """Keep a value under a name; checkpoints from now on hold it, and a restore brings it back.

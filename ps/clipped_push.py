@@ -15,7 +15,7 @@ import numpy as np
 
 from ps import messages
 from ps.clipping import servers_take_norms
-from ps.fleet import ChangingRequest, Fleet, joined
+from ps.fleet import ChangingRequest, Fleet
 from ps.links import Link
 from ps.messages import Ack
 from ps.norms import Norms
@@ -66,9 +66,10 @@ class ClippedPush:
             squares = self._parts[0].copy()
             for part in self._parts[1:]:
                 squares += part
-        clock, pulls = joined(acks).clock, into(self._fleet.links[0]) is not None
+        pulls = into(self._fleet.links[0]) is not None
+        # The clock that each server has just answered with: one that was restored may be behind.
         self._fleet.change(
-            lambda number, _: messages.Settle(self._hash, number, clock, pulls),
+            lambda number, _: messages.Settle(self._hash, number, number.told_clock, pulls),
             timeout_s=timeout_s,
             payload=lambda _: () if squares is None else (squares,),
             into=into,

@@ -58,6 +58,14 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Undo:
+    """Answer all pushes of these workers that wait: a restore has undone what they were part of."""
+
+    workers: tuple[WorkerRank, ...]
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Forget what this worker has staged, and let its pushes wait no longer: it is gone."""
 
@@ -86,7 +94,7 @@ class Recall:
     batches: tuple[RequestId, ...]
 
 
-Action = Reduce | Release | Drop | Break | Grant | Recall
+Action = Reduce | Release | Undo | Drop | Break | Grant | Recall
 
 
 class Policy(Protocol):

@@ -73,6 +73,8 @@ class Fleet:
         self.session = secrets.randbits(63)
         """Names this client in the servers' records."""
         self._unknown: PSError | None = None
+        self._standing: Callable[[Number], messages.Changing] | None = None
+        self._stood: list[int] = []
         self._closed = False
         self._lane: Fleet | None = None
         self._lane_lock = threading.Lock()
@@ -167,6 +169,36 @@ class Fleet:
             return messages.Join(number, newest)
 
         return [*acks, *self.change(catch_up, timeout_s=timeout_s, links=behind)]
+
+    def stand(self, request: Callable[[Number], messages.Changing] | None) -> None:
+        """Note what this worker is beside a member: away or done, in the words of this request.
+
+        A server that is started again from a checkpoint takes it for a member, as all are at first.
+        """
+        self._standing = request
+        self._stood = [link.num_connections for link in self.links]
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether nobody waits for this worker's pushes."""
+        return self._standing is not None
+
+    def look_after(self, *, timeout_s: float) -> None:
+        """Find servers that were started again, and tell them where this worker stands."""
+        request = self._standing
+        if request is None:
+            return
+        for link in self.links:
+            link.look_after()
+        counts = [link.num_connections for link in self.links]
+        anew = [
+            link
+            for link, now, before in zip(self.links, counts, self._stood, strict=True)
+            if now != before
+        ]
+        if anew:
+            self._stood = counts
+            self.change(lambda number, _: request(number), timeout_s=timeout_s, links=anew)
 
     def check_size(self, described: Sequence[Description]) -> None:
         """Refuse servers that were started for another number of servers or workers."""

@@ -20,7 +20,7 @@ from typing import Generic
 from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.arrival import Arrival, Contributions, Gradient, still_waits
 from ps.barrier import Sync
-from ps.decisions import Action, Admission, Drop, Grant, Policy, Recall, Reduce, Release
+from ps.decisions import Action, Admission, Drop, Grant, Policy, Recall, Reduce, Release, Undo
 from ps.errors import NonFiniteGradient, PeerGone, PSError, ServerError
 from ps.lookups import WaitingLookups
 from ps.params import WorkerRank
@@ -92,7 +92,12 @@ class Gate(Generic[Gradient]):
             return self._policy.missing()
 
     def begin(
-        self, request: RequestId, acknowledged: int = 0, told_clock: int = 0
+        self,
+        request: RequestId,
+        acknowledged: int = 0,
+        told_clock: int = 0,
+        *,
+        is_push: bool = False,
     ) -> tuple[Verdict, Arrival[Gradient] | None]:
         """Say what a changing request is, and find it if it already waits at the barrier.
 
@@ -100,6 +105,7 @@ class Gate(Generic[Gradient]):
             request: its name.
             acknowledged: the last request that the session was told is done.
             told_clock: the newest clock that it was told; 0: none yet.
+            is_push: it is meant for one clock; after a restore that clock may be past.
 
         Raises:
             StaleIncarnation, SequenceGap: see ps.applied.
@@ -110,7 +116,11 @@ class Gate(Generic[Gradient]):
             is_back = self._record.is_back(request, acknowledged)
             verdict = self._record.begin(request, acknowledged)
             self._drop_replaced(request.worker)
-            if is_back and verdict is not Verdict.REPEATED and self._is_undone(told_clock):
+            self._catch_up(told_clock)
+            # Workers at a barrier are told of the same clocks, but the one whose answer was lost
+            # does not know of the last: its push comes again, for a clock that is past.
+            is_past = isinstance(self._policy, Sync) and 0 < told_clock < self._policy.clock
+            if is_back and is_push and is_past and verdict is not Verdict.REPEATED:
                 self._record.give_up(request)
                 return Verdict.REPEATED, None
             return verdict, self._waiting.find(request)
@@ -261,10 +271,11 @@ class Gate(Generic[Gradient]):
             self._record.complete(request)
             return True
 
-    def finished_before(self, worker: WorkerRank) -> None:
-        """The worker called finish() before there was a shard."""
+    def finished(self, worker: WorkerRank) -> None:
+        """The worker is done for good, as it said before there was a shard, or others know."""
         with self.changed:
-            self.execute(self._policy.on_finish(worker))
+            if self._closed is None:  # else nobody waits any more
+                self.execute(self._policy.on_finish(worker))
 
     def fence(self, worker: WorkerRank, least_incarnation: int) -> None:
         """Refuse older incarnations of the worker from now on, also in the middle of a push."""
@@ -316,19 +327,11 @@ class Gate(Generic[Gradient]):
             self._waiting.close(error, self._policy.clock)
             self.changed.notify_all()
 
-    def _is_undone(self, told_clock: int) -> bool:
-        """Whether a push that comes back after a restore was meant for a clock that is past.
-
-        Workers at a barrier are told of the same clocks, but the one whose answer was lost does not
-        know of the last.
-        """
-        if not isinstance(self._policy, Sync):
-            return False
-        before = self._waiting.requests
-        self.execute(self._policy.catch_up(told_clock))
-        for request in before - self._waiting.requests:
-            self._record.give_up(request)
-        return 0 < told_clock < self._policy.clock
+    def _catch_up(self, told_clock: int) -> None:
+        """Only a restored server can have told a worker of a clock that it does not know itself."""
+        policy = self._policy
+        if isinstance(policy, Sync) and self._record.is_restored and told_clock > policy.clock:
+            self.execute(policy.catch_up(told_clock))
 
     def _drop_replaced(self, worker: WorkerRank) -> None:
         """Let nothing wait that an attempt of the worker has pushed which is fenced by now.
@@ -365,6 +368,8 @@ class Gate(Generic[Gradient]):
                 self._reduce_staged(action)
             elif isinstance(action, Release):
                 self._waiting.release(action)
+            elif isinstance(action, Undo):
+                self._waiting.undo(action)
             elif isinstance(action, Drop):
                 self._waiting.drop(action)
             elif isinstance(action, Grant):

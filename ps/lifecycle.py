@@ -133,7 +133,7 @@ class Lifecycle:
         for worker, incarnation in fences:
             shard.gate.fence(worker, incarnation)
         for worker in finished:  # before the losses: a process that was done has ended since
-            shard.gate.finished_before(worker)
+            shard.gate.finished(worker)
         for worker, lost_incarnation in lost:
             shard.gate.lose(worker, lost_incarnation)
         return True
@@ -151,6 +151,13 @@ class Lifecycle:
         with self._changed:
             if self._shard is None:
                 self._finished.add(worker)
+
+    def finish(self, worker: WorkerRank) -> None:
+        """The worker is done for good, whether it said so itself or not."""
+        self.finish_unfilled(worker)
+        shard = self._shard
+        if shard is not None:
+            shard.gate.finished(worker)
 
     def lose(self, worker: WorkerRank, incarnation: int | None) -> bool:
         """Wait for the worker no longer and refuse that incarnation; None: the newest known.

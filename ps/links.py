@@ -107,6 +107,8 @@ class Link:
         self._pause_s = 0.0
         self._next_attempt_s = 0.0
         self._was_connected = False
+        self.num_connections = 0
+        """Made so far; one more may mean another process, which a restore has set back."""
         self._counters = LinkCounters(server)
         self._retired = False
         self._incarnation = 0
@@ -168,6 +170,7 @@ class Link:
             return None
         self._incarnation = connection.peer.incarnation
         self._counters.connected(connection)
+        self.num_connections += 1
         self.connection = connection
         if self._retired:  # meanwhile, by another thread, which saw the connection before this one
             connection.close()
@@ -209,6 +212,13 @@ class Link:
     def wait_s(self) -> float:
         """How long until the next attempt."""
         return max(0.0, self._next_attempt_s - time.monotonic())
+
+    def look_after(self) -> None:
+        """Connect again if the server has closed the connection; does nothing between attempts."""
+        if self.connection is not None and self.connection.peer_closed():
+            self.connection.close()
+        if self.is_due():
+            self.open_connection(CONNECT_TIMEOUT_S)
 
     def retire(self) -> None:
         """Close the connection and make no other; a call under way on another thread ends."""

@@ -146,6 +146,10 @@ class PSServer:
         """Stop waiting for this incarnation of the worker (None: the newest known); fence it."""
         self._service.worker_lost(WorkerRank(worker), incarnation)
 
+    def worker_done(self, worker: int) -> None:
+        """Wait for the worker no more, as if it had called finish()."""
+        self._service.worker_done(WorkerRank(worker))
+
     def wait_stopped(self, timeout_s: float) -> bool:
         """Wait until somebody entitled has asked this server to stop."""
         return self._service.life.stopping.wait(timeout_s)

@@ -149,6 +149,11 @@ class Service:
         if self.life.lose(worker, incarnation):
             self._meetings.lose(worker)
 
+    def worker_done(self, worker: WorkerRank) -> None:
+        """Stop waiting for the worker anywhere: it has ended in order."""
+        self.life.finish(worker)
+        self._meetings.finish(worker)
+
     def stop(self, reason: str) -> None:
         """End all waits; what is under way is answered with the reason."""
         self._meetings.end(f"ps:{self.settings.rank} stops: {reason}")

@@ -140,7 +140,9 @@ class ServingShard:
         deadline_s = time.monotonic() + request.wait_s
         sender = request_id(call.peer, request.number)
         number = request.number
-        verdict, arrival = self.gate.begin(sender, number.acknowledged, number.told_clock)
+        verdict, arrival = self.gate.begin(
+            sender, number.acknowledged, number.told_clock, is_push=True
+        )
         is_known = verdict is Verdict.REPEATED or arrival is not None
         admission = None if is_known else self.gate.admit(sender)
         # After the admission, so that two pushes that arrive together each see the other.
@@ -176,11 +178,13 @@ class ServingShard:
         self.check_manifest(request.manifest_hash)
         squares = self._read_squares(call)
         sender = request_id(call.peer, request.number)
-        with self.gate.between_clocks() as clock:
-            verdict, _ = self.gate.begin(sender, request.number.acknowledged)
+        number = request.number
+        with self.gate.between_clocks():
+            verdict, _ = self.gate.begin(sender, number.acknowledged, number.told_clock)
             if verdict is not Verdict.REPEATED:
                 self.reduction.settle(request.clock, squares)
                 self._record.complete(sender)
+            clock = self.gate.clock
         ack = Ack(clock, applied=squares is not None)
         call.reply(messages.encode(ack), self._values if request.pull else ())
         if request.pull:

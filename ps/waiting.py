@@ -1,6 +1,6 @@
 """Pushes that wait for the policy's word, and how each wait ends.
 
-Covers: who waits, who was refused, what a release, a drop or a break does to a push and the record.
+Covers: who waits, who was refused, what each of the policy's words does to a push and the record.
 Does not: decide (ps.decisions), wait or wake (ps.gate).
 Threads: the gate's lock guards it.
 """
@@ -12,7 +12,7 @@ from typing import Generic
 
 from ps.applied import AppliedRecord, RequestId
 from ps.arrival import Arrival, Contributions, Gradient
-from ps.decisions import Break, Drop, Reduce, Release, worker_lost
+from ps.decisions import Break, Drop, Reduce, Release, Undo, worker_lost
 from ps.errors import PSError, StaleIncarnation
 from ps.params import WorkerRank
 from ps.staleness import Views
@@ -87,6 +87,12 @@ class WaitingPushes(Generic[Gradient]):
             elif not arrival.is_applied:  # a null push, or one that was refused
                 self._record.complete(arrival.id)
                 arrival.error = arrival.error or self._record.refusal_of(arrival.id)
+
+    def undo(self, action: Undo) -> None:
+        """Answer: they were part of a clock that a restore has undone, so nothing is applied."""
+        for arrival in [one for worker in action.workers for one in self._take(worker)]:
+            arrival.clock = action.clock
+            self._record.give_up(arrival.id)
 
     def drop(self, action: Drop) -> None:
         """Forget a lost worker's pushes; if it was only frozen, it hears that it is fenced."""

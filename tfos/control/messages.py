@@ -17,6 +17,7 @@ A node proves who it is by its TLS certificate; the server refuses a message who
 from __future__ import annotations
 
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -185,6 +186,12 @@ class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
     url: str
     reason: str = ""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only its own host reaches it."""
+        host = urlsplit(self.url).hostname or ""
+        return host in ("localhost", "::1") or host.startswith("127.")
+
 
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
     """What the child is doing now: `importing`, `waiting for roster`, `main_fun`, ..."""
@@ -336,6 +343,12 @@ class WorkerLost(msgspec.Struct, frozen=True, tag=True):
     reason: str = ""
 
 
+class WorkerDone(msgspec.Struct, frozen=True, tag=True):
+    """This worker's main_fun has returned: servers wait for it no more."""
+
+    rank: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the child within `grace_s`, then kill it, then end."""
 
@@ -343,7 +356,17 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     grace_s: float = 5.0
 
 
-Order = Start | Flush | TrainBatch | LeaveBatch | SaveBatches | FinishFeed | WorkerLost | Stop
+Order = (
+    Start
+    | Flush
+    | TrainBatch
+    | LeaveBatch
+    | SaveBatches
+    | FinishFeed
+    | WorkerLost
+    | WorkerDone
+    | Stop
+)
 
 
 class SequencedOrder(msgspec.Struct, frozen=True):

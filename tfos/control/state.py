@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from rpc.address import Endpoint
 from tfos.config import ClusterConfig
@@ -311,7 +310,7 @@ class ClusterState:
         if not event.url:
             return [Warn(f"no TensorBoard: {event.reason}")]
         actions: list[Action] = [Tell(f"TensorBoard: {event.url}")]
-        if not _is_loopback(event.url):
+        if not event.is_local:
             actions.append(
                 Warn(
                     f"TensorBoard has no login: whoever reaches {event.url} can read it. Pass "
@@ -326,7 +325,9 @@ class ClusterState:
                 member, member.failure("", "the parameter server ended without being told to")
             )
         member.status = NodeStatus.DONE
-        return []
+        if member.planned.is_ps:
+            return []
+        return self._to_servers(messages.WorkerDone(member.planned.rank))
 
     def _failed(self, member: Member, failure: messages.NodeFailure) -> list[Action]:
         if member.stop_ordered:
@@ -375,8 +376,11 @@ class ClusterState:
 
     def _fence(self, member: Member, failure: messages.NodeFailure) -> list[Action]:
         """Tell the servers, or they would wait for this worker or accept its late pushes."""
-        lost = messages.WorkerLost(member.planned.rank, member.node.attempt, failure.message)
-        return [Send(server.node, lost) for server in self.servers if server.is_live]
+        rank, attempt = member.planned.rank, member.node.attempt
+        return self._to_servers(messages.WorkerLost(rank, attempt, failure.message))
+
+    def _to_servers(self, order: messages.Order) -> list[Action]:
+        return [Send(server.node, order) for server in self.servers if server.is_live]
 
     def _note(self, failure: messages.NodeFailure) -> None:
         if len(self.failures) < _MAX_FAILURES:
@@ -393,8 +397,3 @@ class ClusterState:
 
     def _refuse(self, reason: str) -> tuple[messages.RegisterReply, list[Action]]:
         return messages.RegisterReply(accepted=False, reason=reason), []
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -94,6 +94,8 @@ class ServerProcess:
             case messages.WorkerLost(rank=rank, incarnation=incarnation, reason=reason):
                 _logger.info("worker rank %d, attempt %d is lost: %s", rank, incarnation, reason)
                 self._server.worker_lost(WorkerRank(rank), incarnation)
+            case messages.WorkerDone(rank=rank):
+                self._server.worker_done(WorkerRank(rank))
             case messages.Stop(reason=reason):
                 _logger.info("stopping: %s", reason)
                 self._server.close(CLOSE_TIMEOUT_S)

@@ -178,8 +178,8 @@ class WorkerProcess:
                 _aside(self._batches.save, order)
             case messages.FinishFeed(feed=feed):
                 self._channel.finish(feed)
-            case messages.WorkerLost():
-                pass  # servers act on it
+            case messages.WorkerLost() | messages.WorkerDone():
+                pass  # servers act on them
             case messages.Stop():
                 self._begin_stop(order)
 

@@ -87,14 +87,14 @@ def test_after_a_restore_a_push_of_an_undone_clock_does_not_wait_for_the_next(la
         return bench.gate.arrive(Arrival(ahead, 1, HYPER, 0.0))
 
     if late_first:
-        assert bench.gate.begin(late, 1, 1) == (Verdict.NEW, None)
+        assert bench.gate.begin(late, 1, 1, is_push=True) == (Verdict.NEW, None)
         waiting = bench.gate.arrive(Arrival(late, 1, HYPER, 1.0))
         assert not waiting.is_done
         staged = come_ahead()
         assert waiting.clock == 2
     else:
         staged = come_ahead()
-        assert bench.gate.begin(late, 1, 1) == (Verdict.REPEATED, None)
+        assert bench.gate.begin(late, 1, 1, is_push=True) == (Verdict.REPEATED, None)
     assert (bench.gate.clock, bench.reduced, staged.is_done) == (2, [], False)
     bench.gate.arrive(bench.arrival(1, 3))
     assert (bench.gate.clock, bench.reduced, staged.clock) == (3, [[0.0, 1.0]], 3)

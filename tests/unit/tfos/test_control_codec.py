@@ -23,6 +23,7 @@ ORDERS: list[messages.Order] = [
     messages.Flush("input", 3),
     messages.FinishFeed("input"),
     messages.WorkerLost(1, 2, "gone"),
+    messages.WorkerDone(1),
     messages.Stop("bye"),
 ]
 

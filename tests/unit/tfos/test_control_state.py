@@ -146,6 +146,14 @@ def test_a_worker_killed_from_outside_is_a_warning_and_the_servers_fence_it():
     assert state.fatal == []
 
 
+@pytest.mark.fault("F08")
+def test_servers_hear_of_a_worker_that_is_done_so_that_a_restarted_one_does_not_wait_for_it():
+    state = _running()
+    actions = state.on_event(_id("worker:1"), messages.Done(), NOW)
+    assert actions == [Send(_id("ps:0", 0), messages.WorkerDone(1))]
+    assert state.members["worker:1"].status is NodeStatus.DONE
+
+
 @pytest.mark.parametrize("name", ["ps:0", "worker:0"])
 def test_losing_a_server_or_the_chief_fails_the_cluster(name):
     state = _running()

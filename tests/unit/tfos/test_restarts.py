@@ -65,3 +65,14 @@ def test_a_server_may_die_more_often_than_a_delay_can_be_doubled(clock):
 
 def test_workers_are_not_restarted(clock):
     assert lived(restarts_of(5, role="worker"), clock, 100.0) is None
+
+
+@pytest.mark.fault("F08")
+def test_the_next_server_hears_which_workers_nobody_has_to_wait_for(clock):
+    made = restarts_of(1)
+    lost, done = messages.WorkerLost(2, 0, "killed"), messages.WorkerDone(1)
+    for order in (lost, messages.Flush("input", 0), done, messages.Stop("end")):
+        made.note(order)
+    told: list[messages.Order] = []
+    made.repeat_orders(told.append)
+    assert told == [lost, done]

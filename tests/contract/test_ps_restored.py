@@ -1,0 +1,200 @@
+"""One server of several is started again from a checkpoint; the workers and the others live on."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps import messages
+from ps.client import PSClient
+from ps.params import SGD, Hyper, WorkerRank
+from ps.request_fields import Number
+from tests.ps_bed import (
+    WAIT_S,
+    Arrays,
+    Cluster,
+    cluster,
+    filled,
+    make_manifest,
+    random_arrays,
+    run_all,
+    succeeded,
+    wait_until,
+)
+
+HYPER = Hyper(0.1)
+
+
+def step_of_all(clients: list[PSClient], grads: Arrays) -> list[int]:
+    pushes = [partial(client.push, grads, hyper=HYPER, rows=4) for client in clients]
+    return [ack.clock for ack in succeeded(run_all(*pushes))]
+
+
+def halves(bed: Cluster, client: PSClient) -> list[np.ndarray]:
+    """What each of two servers holds."""
+    values = bed.pulled(client)["trainable"]
+    return np.split(values, [client._dense.pieces[0][-1].stop])
+
+
+def before_the_second_round(clients, act):
+    """Call `act` once all clients have their first answers, and let them go on after it."""
+    meeting = threading.Barrier(len(clients), action=act)
+    for client in clients:
+        change = client._fleet.change
+
+        def held(request, *, client=client, change=change, **options):
+            if isinstance(request(Number(1, 1), 0.0), messages.Settle):
+                client._fleet.change = change
+                meeting.wait(WAIT_S)
+            return change(request, **options)
+
+        client._fleet.change = held
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize(
+    "rule", [SGD(global_clipnorm=1.0), SGD(clipnorm=0.5)], ids=["global_clipnorm", "clipnorm"]
+)
+def test_a_server_restarted_between_the_rounds_of_a_clipped_push_trains_on(tmp_path: Path, rule):
+    manifest = make_manifest(600, rule=rule, consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        for _ in range(3):
+            step_of_all(clients, grads)
+        clients[0].save(tmp_path, 3)
+        for _ in range(3):
+            step_of_all(clients, grads)
+        before_the_second_round(clients, lambda: bed.restart(1, tmp_path))
+        assert step_of_all(clients, grads) == [7, 7]
+        for clock in (8, 9):
+            before = halves(bed, clients[0])
+            assert step_of_all(clients, grads) == [clock, clock]
+            assert [server.stats().clock for server in bed.servers] == [clock, clock]
+            for old, new in zip(before, halves(bed, clients[0]), strict=True):
+                assert (old != new).any()
+        clients[0].save(tmp_path, 9, timeout_s=WAIT_S)
+
+
+@pytest.mark.fault("F08")
+def test_a_server_that_caught_up_still_does_what_an_idle_worker_asks(tmp_path: Path):
+    """A clock that is past undoes pushes that were meant for it, and nothing else."""
+    manifest = make_manifest(600, rule=SGD(), consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        chief, other = clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        chief.save(tmp_path, 1)
+        step_of_all(clients, grads)
+        chief.leave()
+        step_of_all([other], grads)
+        other.leave()
+        bed.restart(1, tmp_path)
+        other.join()
+        chief.assign({"trainable": np.full(600, 7.0, np.float32)})
+        np.testing.assert_array_equal(bed.pulled(chief)["trainable"], 7.0)
+        chief.finish()
+        assert step_of_all([other], grads) == [4]
+
+
+@pytest.mark.fault("F08")
+def test_a_push_that_a_restore_has_undone_is_not_counted_as_applied(tmp_path: Path):
+    """Worker 1 sends a push again whose answer was lost with the server; worker 0 got its own."""
+    manifest = make_manifest(600, rule=SGD(), consistency="sync")
+    with cluster(num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        clients[0].save(tmp_path, 1)
+        step_of_all(clients, grads)
+        (link,) = clients[1]._fleet.links
+        link.sequence, link.acknowledged, link.told_clock = 1, 1, 1  # as before its last answer
+        server = bed.restart(0, tmp_path)
+        again = partial(clients[1].push, grads, hyper=HYPER, rows=4)
+
+        def worker_1() -> None:
+            assert again().clock == 2  # the push that was undone
+            assert again().clock == 3
+
+        def worker_0() -> None:
+            gate = server._service.life.loaded().gate
+            wait_until(lambda: bool(gate.waiting), "worker 1's push waits")
+            clients[0].push(grads, hyper=HYPER, rows=4)
+
+        succeeded(run_all(worker_1, worker_0))
+        assert sum(each.pushes for each in server.stats().workers) == 2
+        np.testing.assert_allclose(
+            bed.pulled(clients[0])["trainable"], -0.2 * grads["trainable"], rtol=1e-6
+        )
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+@pytest.mark.parametrize("restarted", [0, 1])
+def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, restarted: int
+):
+    """It meets the others already: the restored server learns from it that it trains no more."""
+    monkeypatch.setattr("ps.meeting_client.LOOK_AFTER_S", 0.2)
+    bound = 0 if mode == "sync" else 1
+    manifest = make_manifest(600, rule=SGD(), consistency=mode, staleness_bound=bound)
+    with cluster(num_servers=2, num_workers=2) as bed:
+        idle, busy = clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        idle.save(tmp_path, 1)
+        step_of_all(clients, grads)
+
+        def ends_early() -> None:
+            idle.leave()
+            idle.rendezvous("epoch", b"", timeout_s=WAIT_S)
+
+        def trains_on() -> None:
+            wait_until(lambda: idle._fleet.stands_by, "worker 0 has left")
+            for _ in range(3):
+                busy.push(grads, hyper=HYPER, rows=4)
+            bed.restart(restarted, tmp_path)
+            for _ in range(4):
+                busy.push(grads, hyper=HYPER, rows=4)
+            busy.rendezvous("epoch", b"", timeout_s=WAIT_S)
+
+        succeeded(run_all(ends_early, trains_on, timeout_s=2 * WAIT_S))
+        idle.join()
+        step_of_all(clients, grads)
+        clocks = {server.stats().clock for server in bed.servers}
+        assert len(clocks) == 1 or mode == "ssp"
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_ended(tmp_path: Path, mode: str):
+    """Its process is gone: whoever started the server again says so, at any time."""
+    manifest = make_manifest(
+        600, rule=SGD(), consistency=mode, staleness_bound=0 if mode == "sync" else 1
+    )
+    with cluster(num_workers=2) as bed:
+        chief, other = clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        chief.save(tmp_path, 1)
+        other.finish()
+        other.close()
+        server = bed.restart(0, tmp_path)
+
+        def trains_on() -> None:
+            for _ in range(4):
+                chief.push(grads, hyper=HYPER, rows=4)
+            chief.rendezvous("end", b"", timeout_s=WAIT_S)
+
+        def tells() -> None:
+            gate = server._service.life.loaded().gate
+            wait_until(lambda: gate.clock_of(WorkerRank(0)) > 1 or bool(gate.waiting), "a push")
+            server.worker_done(1)
+
+        succeeded(run_all(trains_on, tells))
+        server.close()
+        server.worker_done(0)
