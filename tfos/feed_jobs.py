@@ -1,8 +1,8 @@
 """The driver's part of feeding: one Spark job per epoch, its end at every worker, the accounts.
 
-Covers: train() and inference() below the public API, progress, stalls, failures while feeding.
-Does not: know what is fed (feed_sources), carry rows (feeding.feed_task does, from executors
-straight to workers).
+Covers: train() and inference() below the public API, rows of lost workers.
+Does not: know what is fed (feed_sources), wait or judge failures (feed_watch), carry rows
+(feeding.feed_task does, from executors straight to workers).
 Runs in: the driver.
 Threads: several calls may run at once, for different feeds.
 """
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from feeding.config import FeedConfig
-from feeding.errors import RowError
 from feeding.feed_task import FeedReport, FeedTarget, FeedTask, InferenceTask
 from feeding.shuffle import Shuffle
 from rpc.handshake import Credentials
@@ -23,30 +22,20 @@ from tfos import reports
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control.coordinator import Coordinator
-from tfos.control.members import mean_loss
-from tfos.control.state import ClusterState
-from tfos.epoch_run import EpochRun, final_line, movement, targets_of
-from tfos.errors import FeedError, FeedTimeout, PhaseError, TFOSError
+from tfos.epoch_run import EpochRun, final_line, targets_of
+from tfos.errors import FeedError
 from tfos.feed_calls import FeedCall, FeedCalls
 from tfos.feed_request import FeedRequest
 from tfos.feed_sources import FeedSource, answers_of, source_of
 from tfos.feed_validation import Validation, validating
+from tfos.feed_watch import FeedWatch
 from tfos.feed_ways import FeedWays
 from tfos.ledger import num_rows
 from tfos.micro_batch import MicroBatch
-from tfos.phases import ClusterPhase
-from tfos.progress import Progress, Sample
-from tfos.spark_jobs import SparkJob, TaskCounts, reason_of
+from tfos.progress import Progress
+from tfos.spark_jobs import SparkJob
 
-_LOOK_S = 1.0
-"""How often progress is looked at; events end a wait at once."""
-_PLAIN_LINE_S = 5.0
-"""Seconds between progress lines where no live line can be drawn."""
 _CANCEL_S = 5.0
-_BLAME_S = 5.0
-"""A failed feed job is a symptom if a node's failure arrives within this time."""
-_OF_THE_DATA = f"{RowError.__module__}.{RowError.__qualname__}: "
-"""A reason that begins so is nobody else's symptom."""
 
 
 class FeedJobs:
@@ -69,6 +58,7 @@ class FeedJobs:
         self._epochs: dict[str, int] = {}
         self._calls = FeedCalls()
         self._ways = FeedWays(console)
+        self._watch = FeedWatch(coordinator, config, console)
 
     def train(
         self,
@@ -92,11 +82,13 @@ class FeedJobs:
         ):
             try:
                 for number in range(num_epochs):
-                    progress.start_epoch(number, self._sample(feed))
+                    progress.start_epoch(number, self._watch.sample(feed))
                     call.epoch = self._next_epoch(feed)
                     if validation is not None:
                         validation.call.epoch = self._next_epoch(validation.call.feed)
                     report = self._epoch(source, call, request, progress, validation)
+                    if report is None or report.dropped_rows:
+                        self._watch.check_not_ending(call)
                     if report is None:
                         self._console.warn(
                             f"main_fun has returned on every worker after {number} of {num_epochs} "
@@ -104,7 +96,7 @@ class FeedJobs:
                         )
                         break
                     progress.rows_per_epoch = report.fed_rows
-                    progress.add(self._sample(feed))
+                    progress.add(self._watch.sample(feed))
                     done.append(report)
                     self._console.progress(final_line(report, progress), final=True)
                     if validation is not None:
@@ -117,7 +109,7 @@ class FeedJobs:
         """Feed the rows that validate an epoch, which the workers have ended."""
         call, progress = validation.call, validation.progress
         progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
-        progress.start_epoch(number, self._sample(call.feed))
+        progress.start_epoch(number, self._watch.sample(call.feed))
         report = self._epoch(validation.source, call, validation.request, progress)
         if report is not None:
             self._console.progress(validation.add(report), final=True)
@@ -137,11 +129,11 @@ class FeedJobs:
         progress = Progress(1, title=f"batch {batch.batch_id}")
         with self._calls.enter(request.feed, is_left) as call:
             try:
-                progress.start_epoch(0, self._sample(request.feed))
+                progress.start_epoch(0, self._watch.sample(request.feed))
                 call.epoch = self._next_epoch(request.feed)
                 report = self._epoch(source_of(request), call, request, progress)
                 if report is not None and report.fed_rows:
-                    progress.add(self._sample(request.feed))
+                    progress.add(self._watch.sample(request.feed))
                     self._console.progress(final_line(report, progress), final=True)
                 return report
             finally:
@@ -199,7 +191,9 @@ class FeedJobs:
         if not is_empty:
             self._end(run)
         if batch is not None and not is_empty:
-            self._watch(lambda state: batch.is_over(state, feed), call, progress, stall_s=stall_s)
+            self._watch.until(
+                lambda state: batch.is_over(state, feed), call, progress, stall_s=stall_s
+            )
         last = self._coordinator.read(lambda state: run.last_of(state.workers))
         names = self._coordinator.read(lambda state: [worker.name for worker in state.workers])
         return run.ledger.report(last, names, seconds=time.monotonic() - started_s)
@@ -209,7 +203,9 @@ class FeedJobs:
         feed, act = call.feed, self._coordinator.act
         act(lambda state: batch.begin(state, feed, call.epoch))
         try:
-            self._watch(lambda state: batch.may_begin(state, feed), call, progress, stall_s=stall_s)
+            self._watch.until(
+                lambda state: batch.may_begin(state, feed), call, progress, stall_s=stall_s
+            )
         except BaseException:
             act(lambda state: batch.leave(state, feed, in_part=False))
             raise
@@ -218,7 +214,7 @@ class FeedJobs:
         """Wait until every worker has trained the epoch; feed again what is lost meanwhile."""
         feed, epoch = run.task.feed, run.task.epoch
         while True:
-            self._watch(
+            self._watch.until(
                 lambda state: not state.unflushed(feed, epoch) or bool(run.new_losses(state)),
                 run.call,
                 run.progress,
@@ -290,103 +286,13 @@ class FeedJobs:
         job.start(count_tasks=True)
         stall_s = task.config.feed_timeout_s
         try:
-            self._watch(lambda _: job.is_ended, call, run.progress, job=job, stall_s=stall_s)
+            self._watch.until(lambda _: job.is_ended, call, run.progress, job=job, stall_s=stall_s)
         except BaseException:
             job.cancel(_CANCEL_S)
             raise
         if job.error is not None:
-            raise self._feed_failure(call, job.error) from None
+            raise self._watch.failure(call, job.error) from None
         return job.result()
-
-    def _watch(
-        self,
-        done: Callable[[ClusterState], bool],
-        call: FeedCall,
-        progress: Progress,
-        *,
-        job: SparkJob[Any] | None = None,
-        stall_s: float,
-    ) -> None:
-        """Wait until `done`, showing progress; raise if the cluster fails or nothing moves."""
-        moved_s = shown_s = time.monotonic()
-        last: tuple[float, ...] = ()
-        while True:
-            finished = self._coordinator.wait(
-                lambda state: (
-                    done(state) or call.is_left() or state.phase is not ClusterPhase.RUNNING
-                ),
-                _LOOK_S,
-            )
-            self._check_running()
-            call.check_wanted()
-            if finished:
-                return
-            now_s = time.monotonic()
-            progress.add(self._sample(call.feed))
-            tasks = job.tasks if job is not None else None
-            if tasks is not None:
-                progress.epoch_fraction = tasks.fraction
-            if self._console.is_terminal or now_s - shown_s >= _PLAIN_LINE_S:
-                shown_s = now_s
-                self._console.progress(str(progress))
-            mark = self._coordinator.read(movement)
-            if mark != last or (tasks is not None and tasks.active):
-                # While feed tasks run, they watch the workers themselves.
-                last, moved_s = mark, now_s
-            elif now_s - moved_s > stall_s:
-                raise self._stalled(call, stall_s, tasks)
-
-    def _check_running(self) -> None:
-        phase = self._coordinator.phase
-        if phase is ClusterPhase.RUNNING:
-            return
-        raise self._failed_error() or PhaseError(
-            f"the cluster became {phase.name} while it was fed: shutdown() in another thread?"
-        )
-
-    def _failed_error(self) -> TFOSError | None:
-        """Return the failure once every node has stopped, so that all records are in."""
-        self._coordinator.wait(lambda state: not state.live(), self._config.abort_s)
-        return self._coordinator.error()
-
-    def _feed_failure(self, call: FeedCall, error: BaseException) -> TFOSError:
-        reason = reason_of(error)
-        blame_s = 0.0 if reason.startswith(_OF_THE_DATA) else _BLAME_S
-        if self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, blame_s):
-            failure = self._failed_error()
-            if failure is not None:
-                return failure
-        return FeedError(f"feeding epoch {call.epoch} of {call.feed!r} failed in Spark: {reason}")
-
-    def _stalled(self, call: FeedCall, stall_s: float, tasks: TaskCounts | None) -> FeedTimeout:
-        feed, epoch = call.feed, call.epoch
-        if tasks is not None:
-            return FeedTimeout(
-                f"the job that feeds epoch {epoch} of {feed!r} has run no task for {stall_s:.0f} "
-                f"s ({tasks.ended} of {tasks.total} ended): other jobs hold every slot. End them, "
-                "give Spark more cores, or raise feed_timeout."
-            )
-        now_s = self._coordinator.now_s()
-        waiting = self._coordinator.read(
-            lambda state: [member.describe(now_s) for member in state.unflushed(feed, epoch)]
-        )
-        return FeedTimeout(
-            f"no worker took a row or made a step for {stall_s:.0f} s, and epoch {epoch} of "
-            f"{feed!r} has not ended at {'; '.join(waiting)}. If steps are that slow raise "
-            "feed_timeout; if main_fun does not read this feed to its end, let it."
-        )
-
-    def _sample(self, feed: str) -> Sample:
-        def read(state: ClusterState) -> Sample:
-            values = [worker.heartbeat.progress for worker in state.workers if worker.heartbeat]
-            return Sample(
-                time.monotonic(),
-                sum(worker.feed(feed).trained_rows for worker in state.workers),
-                sum(value.get("steps", 0.0) for value in values),
-                mean_loss(state.workers),
-            )
-
-        return self._coordinator.read(read)
 
     def _next_epoch(self, feed: str) -> int:
         with self._lock:

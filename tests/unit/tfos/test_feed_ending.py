@@ -1,0 +1,143 @@
+"""A cluster that another thread stops while it is fed: train() raises, whatever ended first."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from feeding.accepted import Accepted
+from feeding.feed_task import FeedReport, FeedTask
+from rpc.address import Endpoint
+from rpc.handshake import Credentials
+from tfos.config import ClusterConfig
+from tfos.console import Console
+from tfos.control import messages
+from tfos.control.coordinator import Coordinator
+from tfos.control.members import Member, NodeStatus
+from tfos.control.state import Action, ClusterState
+from tfos.errors import FeedError, NodeFailedError, PhaseError
+from tfos.feed_calls import FeedCall
+from tfos.feed_jobs import FeedJobs
+from tfos.feed_request import FeedRequest
+from tfos.feed_watch import FeedWatch
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
+
+pytestmark = pytest.mark.fault("F16")
+REQUEST = FeedRequest(
+    data=types.SimpleNamespace(mapPartitionsWithIndex=None),
+    feed="input",
+    feed_timeout_s=60.0,
+    num_epochs=1,
+)
+CALL = FeedCall("input", 0.0, lambda: False)
+CLOSED = RuntimeError("feeding.errors.FeedClosed: worker:0 takes no more rows")
+
+
+class Cluster:
+    """Two workers and a server that run, and stop in the two steps of an abort()."""
+
+    def __init__(self) -> None:
+        self.config, self.console = ClusterConfig(), Console(enabled=False)
+        self.coordinator = Coordinator(plan(3, 1), self.config, self.console)
+        self.coordinator.act(self._start)
+        self.thread: threading.Thread | None = None
+
+    def _start(self, state: ClusterState) -> list[Action]:
+        state.move(ClusterPhase.RESERVED)
+        nodes = [messages.NodeId(each.role, each.index, 0) for each in state.plan.nodes]
+        for node in nodes:
+            state.on_register(messages.Register(node, "0", "host", 1000), 0.0)
+        for node in nodes:
+            state.on_event(node, messages.Listening(Endpoint("127.0.0.1", 1)), 0.0)
+        return []
+
+    def stop(self, members: Callable[[ClusterState], list[Member]]) -> None:
+        """Tell nodes to stop; they end at once."""
+
+        def stop(state: ClusterState) -> list[Action]:
+            found = members(state)
+            actions = state.end(found, "the test wants it", grace_s=1.0)
+            for member in found:
+                member.status = NodeStatus.ENDED
+            return actions
+
+        self.coordinator.act(stop)
+
+    def stop_workers(self) -> None:
+        """Begin an abort(), and come to its end while somebody waits; until then it is RUNNING."""
+
+        def end() -> None:
+            self.stop(lambda state: state.servers)
+            self.coordinator.close()
+
+        self.stop(lambda state: state.workers)
+        self.thread = threading.Timer(0.05, end)
+        self.thread.start()
+
+    def fail(self) -> None:
+        """Fail because of worker:0."""
+        node = messages.NodeId("worker", 0, 0)
+        failure = messages.NodeFailure(node, "host", 1, "ZeroDivisionError", "the loss is gone")
+        self.coordinator.act(lambda state: state.fail(failure))
+        self.stop(lambda state: state.live())
+
+    def jobs(self, feed: Callable[[FeedTask], list[FeedReport]]) -> FeedJobs:
+        credentials = Credentials.generate()
+        made: Any = FeedJobs(None, self.coordinator, credentials, self.config, self.console)
+        made._feed = lambda run, task: feed(task)
+        return made
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    if made.thread is not None:
+        made.thread.join()
+    made.coordinator.close()
+
+
+def failure_of(cluster: Cluster, error: Exception) -> Exception:
+    watch = FeedWatch(cluster.coordinator, cluster.config, cluster.console)
+    return watch.failure(CALL, error)
+
+
+def test_a_job_that_fails_before_the_phase_changes_is_a_symptom_of_the_stop(cluster, monkeypatch):
+    monkeypatch.setattr("tfos.feed_watch._BLAME_S", 0.0)  # a stop that has begun is waited for
+    cluster.stop_workers()
+    found = failure_of(cluster, CLOSED)
+    assert isinstance(found, PhaseError)
+    assert "the cluster became CLOSED while it was fed" in str(found)
+
+
+def test_a_job_that_fails_is_a_symptom_of_a_node_that_failed(cluster):
+    cluster.fail()
+    assert isinstance(failure_of(cluster, CLOSED), NodeFailedError)
+
+
+def test_rows_that_do_not_fit_are_told_although_the_cluster_is_being_stopped(cluster):
+    cluster.stop_workers()
+    found = failure_of(cluster, RuntimeError("feeding.errors.RowError: row 3 has no image"))
+    assert isinstance(found, FeedError)
+    assert "row 3 has no image" in str(found)
+
+
+def test_an_epoch_that_finds_the_workers_stopped_is_no_empty_report(cluster):
+    cluster.stop_workers()
+    with pytest.raises(PhaseError, match="the cluster became CLOSED while it was fed"):
+        cluster.jobs(lambda task: []).train(REQUEST)
+
+
+def test_workers_that_are_stopped_before_they_trained_what_they_accepted(cluster):
+    def accepted(task: FeedTask) -> list[FeedReport]:
+        cluster.stop_workers()
+        rows = Accepted([(0, 30, 0)]).pack()
+        return [FeedReport(0, rows=30, partition_rows=30, accepted={0: rows})]
+
+    with pytest.raises(PhaseError, match="the cluster became CLOSED while it was fed"):
+        cluster.jobs(accepted).train(REQUEST)
