@@ -39,7 +39,7 @@ from rpc.errors import (
 ANSWER_SHARE = 0.1
 """Part of the remaining time that is left for a server's typed answer to arrive after its wait has
 ended; see `_server_wait_s`."""
-SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.25, 1.0
+SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.5, 1.0
 
 
 def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float) -> list[Reply]:

@@ -28,7 +28,8 @@ from tests.rpc_bed import over_tls
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
-WAIT_S = 15.0
+WAIT_S = 60.0
+"""Of every wait that is to end well, and of clients; the first of a run compile kernels, too."""
 _names = itertools.count()
 
 

@@ -103,7 +103,7 @@ def test_a_worker_that_finished_before_the_seed_is_not_waited_for(transport: str
     manifest = make_manifest(rule=ADD, consistency="sync")
     with cluster(transport, num_servers=2, num_workers=2) as bed:
         bed.client(1).finish()
-        chief = bed.client(0, timeout_s=3.0)
+        chief = bed.client(0)
         chief.seed(manifest, filled(manifest))
         assert chief.push(filled(manifest, 1.0), hyper=HYPER, rows=1).clock == 1
         late = bed.client(1)
@@ -123,9 +123,9 @@ def test_a_late_word_of_a_lost_attempt_leaves_the_newer_one_in_its_meeting(trans
 
         def lose_then_meet() -> dict[int, bytes]:
             bed.driver().worker_lost(1, 0)
-            return chief.rendezvous("epoch", b"chief", timeout_s=5.0)
+            return chief.rendezvous("epoch", b"chief", timeout_s=20.0)
 
-        meet = partial(newer.rendezvous, "epoch", b"newer", timeout_s=5.0)
+        meet = partial(newer.rendezvous, "epoch", b"newer", timeout_s=20.0)
         met = succeeded(run_all(meet, lose_then_meet))
     assert met == [{0: b"chief", 1: b"newer"}] * 2
 
@@ -148,7 +148,7 @@ def test_attach_to_an_empty_server_ends_in_time_and_says_whom_to_ask(transport: 
         cluster(transport) as bed,
         pytest.raises(RequestTimeout, match=r"ps:0 is still EMPTY.*chief"),
     ):
-        bed.client().attach(timeout_s=0.5)
+        bed.client().attach(timeout_s=1.0)
 
 
 def test_calls_before_seed_and_after_close_say_what_to_do(transport: str):
@@ -421,7 +421,7 @@ def test_sync_barrier_times_out_naming_the_missing_worker(transport: str):
     manifest = make_manifest(consistency="sync")
     with cluster(transport, num_workers=2) as bed:
         bed.workers(manifest, filled(manifest))
-        hasty = bed.client(1, timeout_s=0.5)
+        hasty = bed.client(1, timeout_s=1.0)
         hasty.attach()
         with pytest.raises(RequestTimeout, match="waits for worker 0"):
             hasty.push(filled(manifest), hyper=HYPER, rows=1)
@@ -581,7 +581,7 @@ def test_rendezvous_times_out_naming_the_missing(transport: str):
         cluster(transport, num_workers=3) as bed,
         pytest.raises(RequestTimeout, match=r"'epoch-3' still waits for worker 1, 2"),
     ):
-        bed.client(0).rendezvous("epoch-3", b"", timeout_s=0.3)
+        bed.client(0).rendezvous("epoch-3", b"", timeout_s=1.0)
 
 
 @pytest.mark.fault("F48")

@@ -136,7 +136,7 @@ def test_a_length_that_grew_within_its_limit_ends_in_a_second_request(
     proxied, monkeypatch: pytest.MonkeyPatch, num_servers: int
 ):
     """The client waits for bytes that never come, but not until its own deadline."""
-    patient = dataclasses.replace(links._LIMITS, stall_timeout_s=0.2)
+    patient = dataclasses.replace(links._LIMITS, stall_timeout_s=0.6)
     monkeypatch.setattr(links, "_LIMITS", patient)
     parts = proxied(num_servers=num_servers)
     manifest = make_manifest(1000, rule=ADD)

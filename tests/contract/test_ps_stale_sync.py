@@ -232,7 +232,7 @@ def test_a_wait_that_is_too_long_names_the_slowest(transport: str):
     manifest = ssp(0)
     with cluster(transport, num_workers=2) as bed:
         bed.workers(manifest, filled(manifest))
-        hasty = bed.client(1, timeout_s=0.5)
+        hasty = bed.client(1, timeout_s=1.0)
         hasty.attach()
         with pytest.raises(RequestTimeout, match="waits for worker 0"):
             add(hasty)

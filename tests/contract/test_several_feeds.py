@@ -83,7 +83,7 @@ def test_a_full_feed_that_is_not_read_yet_leaves_room_for_the_other():
 
 
 def test_a_feed_that_is_never_read_is_named_by_its_feeder():
-    config = dataclasses.replace(SMALL, feed_timeout_s=0.2)
+    config = dataclasses.replace(SMALL, feed_timeout_s=1.0)
     with workers(1, config) as (worker,):
         feeding = feed_all([worker], "right", [500], config)
         with pytest.raises(FeedTimeout, match="no worker consumed anything of feed 'right'"):

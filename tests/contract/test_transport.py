@@ -65,6 +65,18 @@ def _send_fails(stream: Stream) -> bool:
     return False
 
 
+def at_rest() -> tuple[int, int]:
+    """Return the descriptors and threads of this process once they stay the same."""
+    seen = []
+
+    def is_same() -> bool:
+        seen.append((num_descriptors(), threading.active_count()))
+        return len(seen) > 10 and len(set(seen[-10:])) == 1
+
+    wait_until(is_same)
+    return seen[-1]
+
+
 @pytest.fixture(params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -300,8 +312,8 @@ class TestCalls:
             assert connection.closed
 
     def test_deadline_closes(self, served, connection):
-        with pytest.raises(DeadlineExceeded, match=r"server:0.*request sent, no reply within 0.05"):
-            connection.call(b"wait", timeout_s=0.05)
+        with pytest.raises(DeadlineExceeded, match=r"server:0.*request sent, no reply within 0.1"):
+            connection.call(b"wait", timeout_s=0.1)
         assert connection.closed
         with pytest.raises(ClosedError):
             connection.call(b"echo", timeout_s=WAIT_S)
@@ -392,9 +404,9 @@ class TestCalls:
     def test_several_calls_share_one_deadline(self, served):
         with served.connect() as slow, served.connect() as quick:
             calls = [OutCall(slow, b"wait"), OutCall(quick, b"echo", [b"q"])]
-            late, reply = call_all(calls, timeout_s=0.1)
+            late, reply = call_all(calls, timeout_s=0.5)
             assert isinstance(late, DeadlineExceeded)
-            assert "within 0.1 s" in str(late)
+            assert "within 0.5 s" in str(late)
             assert isinstance(reply, Reply)
             assert bytes(reply.payload) == b"q"
             assert slow.closed
@@ -438,7 +450,7 @@ class TestCalls:
     def test_nothing_is_left_after_use(self, transport):
         with bed(transport) as warm, warm.connect():
             pass
-        before = num_descriptors(), threading.active_count()
+        descriptors, threads = at_rest()
         for _ in range(5):
             with bed(transport) as made:
                 connections = [made.connect() for _ in range(5)]
@@ -449,4 +461,5 @@ class TestCalls:
                 for connection in connections[2:]:
                     connection.close()
             connections[0].close()
-        assert (num_descriptors(), threading.active_count()) == before
+        wait_until(lambda: threading.active_count() <= threads, "threads as before")
+        wait_until(lambda: num_descriptors() <= descriptors, "descriptors as before")

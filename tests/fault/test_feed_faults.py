@@ -147,14 +147,14 @@ def test_a_worker_that_is_gone_before_the_first_row_is_reported():
 @pytest.mark.fault("F35")
 @pytest.mark.slow
 def test_a_trainer_that_stands_still_is_named_with_its_unread_bytes():
-    config = dataclasses.replace(SMALL, feed_timeout_s=0.4)
+    config = dataclasses.replace(SMALL, feed_timeout_s=1.0)
     with workers(2, config) as both:
         began = time.monotonic()
         with pytest.raises(FeedTimeout) as caught:
             run(feed_task(both, config=config), 0, WIDE)
-        assert 0.4 <= time.monotonic() - began < 5.0
+        assert 1.0 <= time.monotonic() - began < 10.0
         text = str(caught.value)
-        assert "no worker consumed anything of feed 'input' for 0.4 s" in text
+        assert "no worker consumed anything of feed 'input' for 1 s" in text
         for worker in both:
             unread = worker.channel.stats("input").unread_bytes
             assert f"worker:{worker.rank} has {unread} bytes unread" in text
@@ -163,7 +163,7 @@ def test_a_trainer_that_stands_still_is_named_with_its_unread_bytes():
 @pytest.mark.fault("F35")
 @pytest.mark.slow
 def test_a_slow_trainer_is_not_a_stuck_one():
-    config = dataclasses.replace(SMALL, feed_timeout_s=0.6)
+    config = dataclasses.replace(SMALL, feed_timeout_s=1.2)
     with workers(1, config) as (worker,):
         feeding = background(feed_task([worker], config=config), 0, WIDE[:100])
         feed = DataFeed(worker.channel)
@@ -176,7 +176,7 @@ def test_a_slow_trainer_is_not_a_stuck_one():
 @pytest.mark.fault("F35")
 @pytest.mark.slow
 def test_a_frozen_worker_does_not_stop_rows_for_the_others():
-    config = dataclasses.replace(CONFIG, connect_timeout_s=1.0)
+    config = dataclasses.replace(CONFIG, connect_timeout_s=2.0)
     with workers(1, config) as (worker,):
         frozen = WorkerProcess()
         try:
@@ -302,9 +302,9 @@ def test_a_worker_that_dies_during_inference_is_an_error_with_what_was_answered(
 @pytest.mark.fault("F36")
 @pytest.mark.slow
 def test_inference_without_a_consumer_times_out_naming_the_worker():
-    config = dataclasses.replace(CONFIG, feed_timeout_s=0.3)
+    config = dataclasses.replace(CONFIG, feed_timeout_s=1.0)
     with workers(1, config) as (worker,):
-        expected = r"0 of 10 rows answered, then nothing for 0\.3 s: worker:0 has \d+ bytes unread"
+        expected = r"0 of 10 rows answered, then nothing for 1 s: worker:0 has \d+ bytes unread"
         with pytest.raises(FeedTimeout, match=expected):
             run(inference_task([worker], config), 0, range(10))
 

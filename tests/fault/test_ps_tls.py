@@ -56,7 +56,7 @@ def test_the_documented_commands_make_what_servers_and_clients_need(tmp_path: Pa
         assert "ps:0 SERVING: clock 1" in capsys.readouterr().out
         with (
             PSClient(
-                [server.endpoint], CREDENTIALS, identity, num_workers=1, timeout_s=0.5
+                [server.endpoint], CREDENTIALS, identity, num_workers=1, timeout_s=1.0
             ) as plain,
             pytest.raises(RequestTimeout, match=r"ps:0 at .*waits for TLS \(security='tls'\)"),
         ):

@@ -93,6 +93,10 @@ class OtherProcess:
                 pipe.close()
 
 
+SEEN_S = 8.0
+"""Far below every deadline of these tests, and room for a busy machine."""
+
+
 def _limit_descriptors(soft: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
 
@@ -122,7 +126,7 @@ def test_a_killed_server_is_seen_at_once(other, payload_bytes):
     began = time.monotonic()
     with pytest.raises(PeerGone):
         connection.call(b"hold", [bytes(payload_bytes)], timeout_s=60.0)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < SEEN_S
     assert connection.closed
     killer.join()
     other.process.wait(WAIT_S)
@@ -134,11 +138,11 @@ def test_a_frozen_server_is_a_passed_deadline_never_a_hang(other):
     connection = other.connect()
     other.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"no reply within 0\.2 s"):
-        connection.call(b"", timeout_s=0.2)
+    with pytest.raises(DeadlineExceeded, match=r"no reply within 0\.5 s"):
+        connection.call(b"", timeout_s=0.5)
     with pytest.raises(DeadlineExceeded, match="handshake"):
-        connect(other.endpoint, WORKER, other.credentials, timeout_s=0.2)
-    assert time.monotonic() - began < 5.0
+        connect(other.endpoint, WORKER, other.credentials, timeout_s=0.5)
+    assert time.monotonic() - began < SEEN_S
     other.process.send_signal(signal.SIGCONT)
     with other.connect() as again:
         assert again.call(b"", timeout_s=WAIT_S).meta == b"ok"
@@ -222,7 +226,7 @@ def test_an_error_that_comes_before_the_request_is_sent_is_delivered(wire):
 
 @pytest.mark.fault("F29")
 def test_a_slow_client_does_not_disturb_others():
-    limits = Limits(stall_timeout_s=0.2)
+    limits = Limits(stall_timeout_s=0.5)
     with bed(limits=limits) as made, RawClient(made.address) as slow, made.connect() as other:
         slow.authenticate(made.credentials)
         slow.send(slow.sealed(b"echo", 1000) + b"a few bytes")
@@ -234,7 +238,7 @@ def test_a_slow_client_does_not_disturb_others():
 
 @pytest.mark.fault("F29")
 def test_a_client_that_takes_no_reply_is_cut():
-    limits = Limits(stall_timeout_s=0.2, send_buffer_bytes=4096)
+    limits = Limits(stall_timeout_s=0.5, send_buffer_bytes=4096)
     with bed(limits=limits) as made, RawClient(made.address) as lazy:
         lazy.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.authenticate(made.credentials)
@@ -245,10 +249,10 @@ def test_a_client_that_takes_no_reply_is_cut():
 
 @pytest.mark.fault("F29")
 def test_an_idle_connection_stays():
-    limits = Limits(stall_timeout_s=0.05, handshake_timeout_s=0.1)
+    limits = Limits(stall_timeout_s=0.3, handshake_timeout_s=0.5)
     with bed(limits=limits) as made, made.connect() as idle, made.connect() as clock:
         with pytest.raises(DeadlineExceeded):
-            clock.call(b"wait", timeout_s=0.3)
+            clock.call(b"wait", timeout_s=0.8)
         assert idle.call(b"echo", timeout_s=WAIT_S).meta == b"done"
 
 

@@ -361,7 +361,7 @@ def test_connections_that_come_and_go_leave_no_descriptor_and_no_mapping():
         for _ in range(40):
             echoes(made, "shm")
         wait_until(lambda: made.listener.stats().open_connections == 0)
-        wait_until(lambda: num_descriptors() == descriptors, "descriptors as before")
+        wait_until(lambda: num_descriptors() <= descriptors, "descriptors as before")
         assert mapped() == segments
 
 
