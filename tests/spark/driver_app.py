@@ -1,7 +1,8 @@
 """A whole driver program for tests that kill it: 1 PS + 2 workers step until told to stop.
 
-Usage: driver_app.py STOP_FILE ENDING      ENDING: success | failure | wait
-Prints READY once every worker has stepped, then ENDED or the error.
+Usage: driver_app.py STOP_FILE
+Prints READY once every worker has stepped, then ENDED or the error. Workers return once STOP_FILE
+exists; the chief raises once STOP_FILE-fail does.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from tfos import InputMode, TFCluster
 
 def main_fun(args, ctx):
     steps = PlainSteps(ctx, 65_536)
+    fail_file = Path(f"{args.stop_file}-fail")
     while not Path(args.stop_file).exists():
         steps.step()
         ctx.report_progress(step=steps.count, rows=steps.count, loss=0.0)
         if steps.count == 20:
             Path(f"{args.stop_file}.{ctx.job_name}-{ctx.task_index}").touch()
-        if steps.count == 40 and args.ending == "failure" and ctx.is_chief:
-            raise ValueError("step 40 is where this program fails")
+        if ctx.is_chief and fail_file.exists():
+            raise ValueError("here this program fails")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("stop_file")
-    parser.add_argument("ending")
     args = parser.parse_args()
     spark = SparkSession.builder.getOrCreate()
     cluster = TFCluster.reserve(

@@ -13,16 +13,17 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pyspark
 
+from ps.checkpoint_lease import Lease
 from tests.spark.plain_steps import PlainSteps
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError
 
 STAY_S = 60
-LARGE = 8_000_000
-"""Elements that take the servers a while to write."""
 
 
 def consume(args, ctx):
@@ -46,7 +47,7 @@ def step(args, ctx):
 MAIN_FUNS = {
     "shutdown": (linger, None),
     "steps": (step, 1000),
-    "save": (step, LARGE),
+    "save": (step, 1000),
 }
 
 
@@ -75,16 +76,36 @@ def occupy(sc) -> None:
         time.sleep(0.02)
 
 
+def hold_commits(let_go: Path) -> None:
+    """Say when a checkpoint is about to be committed, and commit it once a file exists."""
+    held = Lease.held
+
+    @contextlib.contextmanager
+    def held_back(lease: Lease) -> Iterator[None]:
+        say("committing")
+        deadline = time.monotonic() + STAY_S
+        while not let_go.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with held(lease):
+            yield
+
+    Lease.held = held_back
+
+
 def reach(sc, phase: str, save_dir: str, clusters: list[TFCluster]) -> None:
     if phase == "reserve":
         occupy(sc)
     if phase in ("reserve", "start"):
         say("ready")
+    if phase == "save":
+        save_dir = f"{save_dir}-held"
+        hold_commits(Path(f"{save_dir}-let-go"))
     config = ClusterConfig(
         max_inflight_bytes=4096,
         slot_settle_s=STAY_S,
         slot_wait_s=STAY_S,
-        save_on_interrupt=save_dir if phase != "save" else f"{save_dir}-large",
+        save_on_interrupt=save_dir,
+        abort_s=STAY_S if phase == "save" else 10.0,
     )
     with TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
         clusters.append(cluster)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import random
 import secrets
@@ -24,10 +22,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(480, func_only=True)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("interrupted_driver.py")
-ABORT_S = 10.0
-IMMEDIATE_S = 2.0
-GONE_S = 5.0
-"""A supervisor says goodbye, then removes its files and ends; longer on a loaded machine."""
+ABORT_S = 30.0
+"""The product's own abort_s is 10 s; the rest is for a loaded machine."""
+IMMEDIATE_S = 15.0
+"""Far below the abort_s of 60 s that the program's phase `save` has."""
+GONE_S = 20.0
+"""A supervisor says goodbye, then removes its files and ends."""
 LEASE_S = 30.0
 LONGEST_START_S = 2.0
 
@@ -73,12 +73,12 @@ class Driver:
         self.process.stdin.flush()
         self.read_until("ready")
 
-    def interrupt(self) -> str:
+    def interrupt(self, within_s: float = ABORT_S) -> str:
         """Send Ctrl-C; returns the phase in which the program then finds its cluster."""
         started = time.monotonic()
         self.process.send_signal(signal.SIGINT)
         phase = self.read_until("interrupted").split()[1]
-        assert time.monotonic() - started < ABORT_S
+        assert time.monotonic() - started < within_s
         assert self.read_until("sum") == "sum 45"
         assert "another handler" not in self.lines
         return phase
@@ -128,31 +128,16 @@ def _interrupt_starts(driver: Driver, count: int) -> None:
 
 def _interrupt_a_save(driver: Driver) -> None:
     """Ctrl-C, then once more while the last save is under way: whole in the end, or not there."""
-    directory = Path(f"{driver.save_dir}-large")
+    directory = Path(f"{driver.save_dir}-held")
     driver.enter("save")
     driver.process.send_signal(signal.SIGINT)
-    with _held_before_commit(directory / "lease.json"):
-        assert not list(directory.glob("step-*")), "the save was too fast to be caught"
-        started = time.monotonic()
-        assert driver.interrupt() in ("RUNNING", "CLOSED", "FAILED")
-        assert time.monotonic() - started < IMMEDIATE_S
+    driver.read_until("committing")
+    assert driver.interrupt(IMMEDIATE_S) in ("RUNNING", "FAILED")
+    assert not list(directory.glob("step-*"))
+    Path(f"{directory}-let-go").touch()
     _await(lambda: bool(list(directory.glob("step-*"))), ABORT_S)
     assert newest_sound(directory).step > 0
     assert not list(directory.glob(".tmp-*"))
-
-
-@contextlib.contextmanager
-def _held_before_commit(lease: Path) -> Iterator[None]:
-    """Hold the lock of a lease that was taken, so that its job cannot commit meanwhile."""
-    deadline = time.monotonic() + ABORT_S
-    while True:
-        assert time.monotonic() < deadline, "nobody saves"
-        with contextlib.suppress(FileNotFoundError, BlockingIOError), lease.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if file.read():
-                yield
-                return
-        time.sleep(0.001)
 
 
 @pytest.mark.fault("F15")

@@ -6,6 +6,7 @@ import itertools
 import os
 import statistics
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -43,18 +44,24 @@ def _measure(spark, tmp_path: Path, num_elements: int) -> tuple[float, float]:
     ) as cluster:
         cluster.start(_steps, args)
         _wait(lambda: len(list(tmp_path.glob(f"{stop_file.name}.*"))) == 2, 90)
-        counts = [(process_tcp_bytes(os.getpid()), process_tcp_bytes(jvm))]
+        counts = {pid: [_counted(pid)] for pid in (os.getpid(), jvm)}
         for _ in range(WINDOWS):
             threading.Event().wait(WINDOW_S)
-            counts.append((process_tcp_bytes(os.getpid()), process_tcp_bytes(jvm)))
+            for pid, seen in counts.items():
+                seen.append(_counted(pid))
         stop_file.touch()
-    return _median_rate([python for python, _ in counts]), _median_rate([jvm for _, jvm in counts])
+    return _median_rate(counts[os.getpid()]), _median_rate(counts[jvm])
 
 
-def _median_rate(counts: list[int]) -> float:
-    per_window = [after - before for before, after in itertools.pairwise(counts)]
-    assert max(per_window) < ONCE_BYTES, per_window
-    return statistics.median(per_window) / WINDOW_S
+def _counted(pid: int) -> tuple[float, int]:
+    """Return the time in s and the bytes that a process has sent and received until then."""
+    return time.monotonic(), process_tcp_bytes(pid)
+
+
+def _median_rate(counts: list[tuple[float, int]]) -> float:
+    windows = [(end - start, new - old) for (start, old), (end, new) in itertools.pairwise(counts)]
+    assert max(num_bytes for _, num_bytes in windows) < ONCE_BYTES, windows
+    return statistics.median(num_bytes / seconds for seconds, num_bytes in windows)
 
 
 def _wait(condition, timeout_s: float) -> None:
