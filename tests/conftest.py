@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from scripts.local_hdfs.cluster import LocalHdfs
 from scripts.local_hdfs.errors import MissingTool
@@ -33,6 +34,10 @@ GROWING_POOLS = ("tfos-control-",)  # of a cluster that several tests share: bus
 SPARK_COMMANDS = ("java", "pyspark.daemon")  # end with the SparkContext, which outlives a test
 SETTLE_S = 5.0
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+# How long an example takes, or its data to make, is the machine's affair.
+settings.register_profile("tfos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tfos")
 
 
 def _threads() -> set[threading.Thread]:

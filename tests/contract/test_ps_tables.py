@@ -191,7 +191,7 @@ def test_bad_ids_are_refused_before_anything_is_sent(name: str):
 
 
 @pytest.mark.fault("F49")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(-(2**65), 2**65), min_size=1, max_size=6),
     st.sampled_from([("int64", None), ("uint64", None), ("int64", 100), ("uint64", 2**63 + 7)]),

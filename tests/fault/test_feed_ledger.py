@@ -306,7 +306,7 @@ def make(kind: str, epoch: int, partition: int, row: int) -> Any:
     }[kind]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(feeds())
 def test_every_epoch_trains_the_rows_that_were_fed_in_full_batches(feed):
     """Random types, partitions, batches, workers; tasks that die and are repeated by Spark."""

@@ -132,7 +132,7 @@ def test_the_stream_may_end_at_every_byte():
 
 
 @pytest.mark.attack("A12")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=500))
 def test_random_bytes_are_refused(data):
     accepted, error = play(data)
@@ -151,7 +151,7 @@ _u64 = st.integers(0, 2**64 - 1) | st.sampled_from([2**31, 2**32, 2**63, 2**64 -
 
 @pytest.mark.attack("A08")
 @pytest.mark.attack("A12")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(0, 2) | st.integers(0, 255),
     st.integers(0, 4) | st.integers(0, 255),

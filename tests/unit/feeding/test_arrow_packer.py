@@ -131,7 +131,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, list[pa.RecordBatch]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tables(), st.sampled_from([1, 40, 200, 1 << 20]), st.sampled_from([1, 3, 256]))
 def test_chunks_hold_the_rows_of_the_batches(made, chunk_bytes, chunk_rows):
     table, batches = made

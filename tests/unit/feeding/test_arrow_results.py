@@ -48,7 +48,7 @@ def test_results_that_fit_keep_their_values(values, kind):
     assert array.to_pylist() == values
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.integers(1, 20),
     st.integers(0, 5),
@@ -107,7 +107,7 @@ def test_float32_vectors_are_not_copied():
     assert array.values.buffers()[1].address == chunk.columns[0].values.ctypes.data
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 30), max_size=6), st.lists(st.integers(1, 20), max_size=60))
 def test_every_batch_leaves_with_the_results_of_its_own_rows(sizes, answers):
     total, start, batches = sum(sizes), 0, []

@@ -46,7 +46,6 @@ def read(reader, size):
     st.integers(1, 9),
     st.integers(1, 15),
 )
-@hypothesis.settings(deadline=None)
 def test_batches_are_full_and_rows_in_order_within_each_epoch(sizes, chunk_rows, batch_size):
     epochs = [
         [[[e, p, r] for r in range(rows)] for p, rows in enumerate(parts)]

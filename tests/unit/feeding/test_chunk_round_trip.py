@@ -90,7 +90,6 @@ HOMOGENEOUS = st.one_of(
 
 
 @hypothesis.given(HOMOGENEOUS)
-@hypothesis.settings(deadline=None)
 def test_rows_of_one_value_come_back_equal(rows):
     assert same(round_trip(rows), rows)
 
@@ -102,7 +101,6 @@ def test_rows_of_one_value_come_back_equal(rows):
     ),
     st.sampled_from(["tuple", "list", "dict", "row", "nested"]),
 )
-@hypothesis.settings(deadline=None)
 def test_groups_come_back_equal(rows, shape):
     makers: dict = {
         "tuple": lambda r: r,

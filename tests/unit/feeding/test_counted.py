@@ -117,7 +117,7 @@ STOPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.sampled_from(FORMATS), SIZES, STOPS, st.integers(1, 4), st.none() | st.integers(-5, 5),
     st.integers(1, 12), st.integers(20, 300), st.booleans(),
@@ -161,7 +161,7 @@ def test_shares_are_equal_and_rows_are_read_once_whoever_stops_where(
         assert Counter(seen) == expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["text", "csv", "headless"]),
     st.text(st.sampled_from('ab\n\n\r"'), max_size=40),
@@ -205,7 +205,7 @@ def test_lines_are_counted_as_they_are_read(
             assert sum(counts) == len(expected)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 999), st.integers(0, 255)), max_size=4),
     st.none() | st.integers(0, 900),

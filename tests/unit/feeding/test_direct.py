@@ -77,7 +77,7 @@ def numbers(batches: list[Batch]) -> list[int]:
     return found
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.integers(1, 4),
     st.integers(1, 50),
@@ -105,7 +105,7 @@ def test_the_workers_get_every_row_of_every_epoch_once(
         assert orders[0] == orders[1]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=3), min_size=1, max_size=3),
     st.none() | st.integers(0, 9),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feeding.bad_data import BadData
@@ -50,7 +50,6 @@ def with_dtype(name: str, values: list):
     return values if name == "b" else np.array(values, DTYPES[name])
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_any_rows_come_back(rows: list[dict[str, list]]):
     records = [encode_example({k: with_dtype(k, v) for k, v in row.items()}) for row in rows]

@@ -84,7 +84,7 @@ def directory(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.integers(1, 4),
     st.integers(1, 50),

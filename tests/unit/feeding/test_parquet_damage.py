@@ -164,7 +164,7 @@ def test_a_directory_in_the_place_of_a_file_and_a_file_that_changes(good, tmp_pa
 
 @pytest.mark.fault("F45")
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_wrong_ends_typed(good, tmp_path_factory, data):
     whole = good.read_bytes()
@@ -328,7 +328,7 @@ def test_limits_are_whole_numbers(name):
 
 
 @pytest.mark.attack("A20")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=60), st.integers(0, 2**60))
 def test_page_headers_of_noise_end_typed(data, num_values):
     chunk = Chunk(4, 4 + len(data), 0, num_values)

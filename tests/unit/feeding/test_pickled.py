@@ -165,7 +165,6 @@ VECTOR = st.lists(NUMBER, min_size=2, max_size=4)
     | st.lists(st.lists(st.integers(0, 255), min_size=3, max_size=3), min_size=1, max_size=12),
     st.integers(1, 5),
 )
-@hypothesis.settings(deadline=None)
 def test_any_rows_come_back_equal(rows, size):
     chunks, _ = pack(rows, size, chunk_rows=4)
     assert [row for chunk in chunks for row in rows_of(chunk)] == rows

@@ -125,7 +125,7 @@ STOPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     SIZES, KINDS, STOPS, st.none() | st.integers(-5, 5), st.integers(1, 12), st.integers(2, 9),
     st.integers(1, 7),
@@ -157,7 +157,7 @@ def test_rows_are_read_once_whoever_stops_where_and_goes_on(
         assert Counter(seen) == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(SIZES, KINDS, st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(1, 5))
 def test_as_many_workers_go_on_as_if_nobody_had_stopped(sizes, kind, counts, batch_size):
     source, shuffle = Rows(sizes, kind), {"seed": 3, "shuffle_rows": 6}

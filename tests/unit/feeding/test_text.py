@@ -46,7 +46,7 @@ def read(path: Path | str, **request: Any) -> dict[str, list[Any]]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.lists(st.sampled_from(["", "a", "bc", "ü", "longer line"]), max_size=12),
     st.sampled_from(["\n", "\r\n"]),
@@ -118,7 +118,7 @@ def test_formats(tmp_path):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

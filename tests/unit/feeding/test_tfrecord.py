@@ -10,7 +10,7 @@ import struct
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feeding.bad_data import BadData
@@ -39,7 +39,6 @@ def read(data: bytes, **options) -> list[bytes]:
     return [record for block in reader.blocks() for record in block.records()]
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.lists(st.binary(max_size=200), max_size=30), st.booleans())
 def test_what_is_written_is_read(records: list[bytes], zipped: bool):
     data = written(records, zipped=zipped)
@@ -59,7 +58,6 @@ def test_blocks_say_where_their_records_are():
     assert count == 40
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.binary(max_size=90), max_size=20),
     st.lists(st.integers(0, 2000), max_size=4),

@@ -307,4 +307,4 @@ class StaleSyncModel(RuleBasedStateMachine):
 
 
 TestStaleSyncModel = StaleSyncModel.TestCase
-TestStaleSyncModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStaleSyncModel.settings = settings(max_examples=60, stateful_step_count=30)

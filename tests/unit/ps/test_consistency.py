@@ -265,4 +265,4 @@ class SyncModel(RuleBasedStateMachine):
 
 
 TestSyncModel = SyncModel.TestCase
-TestSyncModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSyncModel.settings = settings(max_examples=60, stateful_step_count=30)

@@ -68,7 +68,7 @@ class Model:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.lists(IDS, max_size=60), st.sets(st.integers(0, 200))), max_size=8))
 def test_it_answers_as_a_dictionary_while_ids_come_and_go(steps):
     model = Model()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -86,7 +86,6 @@ def near(config, got, wanted):
 
 
 @pytest.mark.attack("A31")
-@settings(deadline=None)
 @given(
     rows=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 12), max_size=8, unique=True)
 )

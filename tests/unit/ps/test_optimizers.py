@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ps import formulas
@@ -183,7 +183,6 @@ SETTINGS = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(config=SETTINGS, seed=st.integers(0, 99))
 def test_formula_follows_the_paper_with_any_settings(config, seed):
     """In double precision, where a wrong term shows and rounding does not."""

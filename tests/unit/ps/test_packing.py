@@ -59,7 +59,7 @@ def gradients(seed: int, size: int, exponent: int = 0) -> Array:
 
 
 @each_kind
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(0, 1 << 40), SIZES)
 @example(seed=0, size=1)
 @example(seed=1, size=BLOCK)
@@ -84,7 +84,7 @@ def test_the_largest_numbers_do_not_round_up_to_infinity(kind: Compression, othe
 
 
 @each_kind
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1 << 40), SIZES, st.integers(-140, 120), st.integers(1, 8))
 def test_what_was_unpacked_and_what_is_left_is_the_sum_of_the_gradients(
     kind: Compression, seed: int, size: int, exponent: int, num_pushes: int

@@ -269,4 +269,4 @@ class PermitsModel(RuleBasedStateMachine):
 
 
 TestPermitsModel = PermitsModel.TestCase
-TestPermitsModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPermitsModel.settings = settings(max_examples=60, stateful_step_count=30)

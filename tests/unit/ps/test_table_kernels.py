@@ -41,7 +41,7 @@ def arranged(ids, num_servers, num_segments):
     return parts, out, inverse, ends
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(IDS)
 def test_distinct_ids_come_once_and_in_order_of_appearance(numbers):
     ids = np.array(numbers + numbers[::2], np.int64)
@@ -50,7 +50,7 @@ def test_distinct_ids_come_once_and_in_order_of_appearance(numbers):
     assert np.array_equal(unique[inverse], ids)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(IDS, st.integers(1, 5), st.integers(1, 6))
 def test_arranged_ids_are_what_the_servers_check(numbers, num_servers, num_segments):
     ids = np.array(numbers, np.int64)

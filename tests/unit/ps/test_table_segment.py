@@ -217,7 +217,7 @@ def test_rows_that_move_while_others_are_dumped_are_never_left_out():
     assert {number for number in still_there if number < 64} <= found.keys()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.sets(st.integers(0, 40), max_size=12), st.integers(0, 30)), max_size=25)
 )

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc.errors import (
@@ -79,7 +79,6 @@ def test_what_is_sealed_is_opened():
     assert (error.code, error.message, error.details) == ("shape", "no", {"a": "b"})
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(Kind),
     st.integers(0, 2**64 - 1),
@@ -161,7 +160,6 @@ def test_a_meta_beyond_the_limit_is_refused_from_its_length(meta_len):
         Opener(KEY, Limits()).meta_bytes(data)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_an_error_body_is_decoded_or_refused(meta):
     with contextlib.suppress(ProtocolError):

@@ -6,7 +6,7 @@ import dataclasses
 import pickle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc import handshake
@@ -238,7 +238,6 @@ def test_each_flipped_byte_is_refused():
             feed(ours, bytes(changed) + bytes(600))
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=8, max_size=700))
 def test_strangers_bytes_are_refused(data):
     with pytest.raises(AuthError):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -158,8 +158,6 @@ class Calls(RuleBasedStateMachine):
 Calls.TestCase.settings = settings(
     max_examples=12,
     stateful_step_count=12,
-    deadline=None,
     derandomize=True,  # it runs real connections: the same sequences each time
-    suppress_health_check=[HealthCheck.too_slow],
 )
 TestCalls = pytest.mark.slow(pytest.mark.fault("F16")(Calls.TestCase))

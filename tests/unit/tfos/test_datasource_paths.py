@@ -21,7 +21,7 @@ LETTERS = some.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
 
 @pytest.mark.attack("A18")
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(some.text(LETTERS, min_size=1, max_size=25), some.text(LETTERS, min_size=1, max_size=25))
 def test_any_value_makes_one_component_below_the_root_and_comes_back(column, value):
     name = directory_name(column, value)
