@@ -24,7 +24,7 @@ from tfos.control import messages
 from tfos.node.bundle import NodeBundle, NodeSettings
 from tfos.node.task import NodeResult, NodeTask
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 EventType = TypeVar("EventType")
 
 

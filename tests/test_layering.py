@@ -213,7 +213,7 @@ def test_a_supervisor_stays_small():
 
 
 def test_import_tfos_takes_less_than_the_budget():
-    code = "import time; t = time.perf_counter(); import tfos; print(time.perf_counter() - t)"
+    code = "import time; t = time.process_time(); import tfos; print(time.process_time() - t)"
     seconds = [
         float(
             subprocess.run(

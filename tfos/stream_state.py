@@ -67,12 +67,12 @@ class QueryState:
 
     def note(self, batch_id: int, report: EpochReport) -> None:
         """A batch is over; without rows it changed nothing that had to be saved."""
-        self.last_id = batch_id
         if report.fed_rows:
             self.num_unsaved += 1
             self.num_batches += 1
             self.rows += report.trained_rows
             self.rows_per_s = report.trained_rows / max(report.seconds, 1e-9)
+        self.last_id = batch_id  # last: who sees it finds the numbers of this batch
 
 
 @dataclass

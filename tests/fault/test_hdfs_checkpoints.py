@@ -35,7 +35,7 @@ from tfos.remote_storage import RemoteStorage, Storages
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PATIENT = Storages(config=FileSystemConfig(call_timeout_s=3, patience_s=100))
-HURRIED = Storages(config=FileSystemConfig(call_timeout_s=0.5, patience_s=2))
+HURRIED = Storages(config=FileSystemConfig(call_timeout_s=0.5, patience_s=5))
 MANIFEST = make_manifest(20_000, rule=ADD)
 ONES = filled(MANIFEST, 1.0)
 HYPER = Hyper(1.0)
@@ -118,11 +118,13 @@ def test_a_save_is_repeated_when_a_datanode_is_killed_while_it_is_written(
 ):
     write = RemoteStorage.sync
     killed: list[BinaryIO] = []
+    go_on = threading.Event()
 
     def kill_first(self: RemoteStorage, file: BinaryIO) -> None:
         if not killed:
             killed.append(file)
             hdfs.kill_datanode(0)
+            assert go_on.wait(100)
         write(self, file)
 
     with cluster(num_servers=2, num_workers=2, open_storage=PATIENT) as bed:
@@ -137,11 +139,12 @@ def test_a_save_is_repeated_when_a_datanode_is_killed_while_it_is_written(
         try:
             wait_until(lambda: bool(killed), "the kill")
             trainer.await_more(20, "steps beside a save that waits for a DataNode")
-            if saving.is_alive():
-                assert latest(storage) == 1
+            assert latest(storage) == 1
+            go_on.set()
             saving.join(200)
             assert latest(storage) == 2
         finally:
+            go_on.set()
             hdfs.start_datanode(0)
             trainer.close()
     verify(storage, read_manifest(storage, 2))
@@ -163,6 +166,7 @@ def test_a_frozen_namenode_fails_saves_by_name_and_never_a_step(
         try:
             wait_until(lambda: (latest(storage) or 0) > 0, "the first save", 60.0)
             hdfs.freeze_namenode()
+            caplog.clear()
             try:
                 wait_until(lambda: "not saved: " in caplog.text, "a save that fails", 60.0)
                 trainer.await_more(50, "steps while HDFS is away")
@@ -209,7 +213,7 @@ def test_a_namenode_that_is_away_for_a_minute_delays_a_save(hdfs: LocalHdfs, dir
 
 @pytest.mark.fault("F40")
 def test_a_refusal_names_the_user_and_the_whole_path(hdfs: LocalHdfs, directory, monkeypatch):
-    with cluster(open_storage=HURRIED) as bed:
+    with cluster(open_storage=PATIENT) as bed:
         (client,) = bed.workers(MANIFEST, filled(MANIFEST))
         client.save(directory, 1)
         client.close()
@@ -219,11 +223,11 @@ def test_a_refusal_names_the_user_and_the_whole_path(hdfs: LocalHdfs, directory,
         with pytest.raises(CheckpointError, match=f"{directory}.*user 'alice'") as refused:
             other.save(directory, 2)
         assert "\tat " not in str(refused.value)
-    with cluster(open_storage=HURRIED) as bed:
+    with cluster(open_storage=PATIENT) as bed:
         none = f"{directory}/none"
         with pytest.raises(CheckpointError, match=f"no complete checkpoint in {none}; steps on"):
             bed.client().restore(none)
-    assert steps_on_disk(HURRIED(directory)) == [1]
+    assert steps_on_disk(PATIENT(directory)) == [1]
 
 
 @pytest.mark.fault("F08")

@@ -66,16 +66,16 @@ def test_tensorboard_runs_beside_the_chief_and_ends_with_it(bed, tmp_path):
     log_dir = str(tmp_path / "events")
     bundle = bed.bundle("worker:0", lambda args, ctx: None, tensorboard=True, log_dir=log_dir)
     bed.start(bundle)
-    url = bed.event("worker:0", messages.TensorBoardUp).url
+    url = bed.event("worker:0", messages.TensorBoardUp, lambda event: event.url != "").url
     assert url.startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(url, timeout=10) as page:
+    with urllib.request.urlopen(url, timeout=60) as page:
         assert b"TensorBoard" in page.read()
     bed.release("worker:0")
     bed.event("worker:0", messages.Done)
     bed.order("worker:0", messages.Stop("over"))
     bed.assert_nothing_left()
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(url, timeout=10)
+        urllib.request.urlopen(url, timeout=60)
 
 
 def feed(bed, entry, epoch, rows, name="input"):
