@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pyspark
 
@@ -89,7 +90,7 @@ def hold_commits(let_go: Path) -> None:
         with held(lease):
             yield
 
-    Lease.held = held_back
+    mock.patch.object(Lease, "held", held_back).start()
 
 
 def reach(sc, phase: str, save_dir: str, clusters: list[TFCluster]) -> None:

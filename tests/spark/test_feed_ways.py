@@ -120,7 +120,7 @@ class WatchedTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
 
-        from feeding import feeder
+        from feeding.lane import greet
 
         context = TaskContext.get()
         assert context is not None
@@ -128,14 +128,13 @@ class WatchedTask:
         if context.attemptNumber():
             yield from self._task(batches)
             return
-        greet = feeder.greet
 
         def watched(*args: Any) -> None:
             greet(*args)
             (directory / f"met-{number}").touch()
 
         try:
-            with mock.patch.object(feeder, "greet", watched):
+            with mock.patch("feeding.feeder.greet", watched):
                 yield from self._task(batches)
         except Exception as error:
             text = f"{time.monotonic()!r} {type(error).__name__}: {error}"
