@@ -10,7 +10,7 @@ from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.server import ControlServer
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class RecordingHandler:

@@ -18,7 +18,7 @@ from tfos.control import codec, messages
 from tfos.control.authority import ClusterAuthority
 from tfos.errors import ControlRefused, ControlUnavailable
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 REFUSED_S = 0.7
 """An accepted call takes 20 ms; a refused one is tried again until its deadline."""
 NODE = messages.NodeId("worker", 0)

@@ -53,7 +53,7 @@ def test_killing_a_server_stops_training_with_its_name(tmp_path: Path):
         assert isinstance(trained, PeerGone)
         endpoint = servers[1].endpoint
         assert f"ps:1 at {endpoint} could not be reached for 1 s" in str(trained)
-        assert time.monotonic() - started_s < 10.0
+        assert time.monotonic() - started_s < 30.0
 
 
 @pytest.mark.fault("F08")

@@ -23,7 +23,7 @@ from tfos.node import versions
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240, func_only=True)]
 three_executors = pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True)
 
-FOUND_S = 10.0
+FOUND_S = 30.0
 ARRIVED_S = 100.0
 
 

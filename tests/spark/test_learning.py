@@ -150,7 +150,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint_and_once_too_often_stops_th
     _kill_server(cluster)
     with pytest.raises(NodeFailedError, match=r"ps:0 .*SIGKILL.*restarted 1 of 1 times"):
         cluster.shutdown()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 40
 
 
 def _await_steps(out, cluster):

@@ -17,7 +17,7 @@ from rpc import http_page
 from rpc.errors import AuthError
 from rpc.http_page import HttpPage, Readers
 
-WAIT_S = 15.0
+WAIT_S = 30.0
 TOKEN = "t0ken-of-this-cluster"
 
 

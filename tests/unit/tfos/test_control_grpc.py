@@ -11,7 +11,7 @@ from tfos.control import messages, outbox
 from tfos.control.client import CALL_TIMEOUT_S
 from tfos.errors import ControlRefused, ControlUnavailable
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 def _register(node: messages.NodeId) -> messages.Register:

@@ -8,7 +8,7 @@ import pytest
 
 from tfos.node import procs
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 TREE = """
 import os, subprocess, sys, time
