@@ -14,7 +14,7 @@ flight; in sync mode call it at a clock boundary.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
@@ -43,7 +43,7 @@ from ps.checkpoint_reader import (
     steps_passed_over,
 )
 from ps.checkpoint_tables import SegmentSource, segment_nbytes, write_segment
-from ps.checkpoint_values import digest, refuse_nonfinite
+from ps.checkpoint_values import MAX_COUNT, digest, refuse_nonfinite
 from ps.errors import CheckpointError
 from ps.params import Bucket, Layout, Manifest
 from ps.storage import Storage, storage_at, typed_errors
@@ -205,13 +205,15 @@ def commit(
         CheckpointError: a shard's file is missing or of another size, the step exists already, the
             base is gone, or the disk fails. The save is not visible then; `abort` removes it.
     """
+    if not 0 <= step <= MAX_COUNT:
+        raise CheckpointError(f"a checkpoint's step is a number in 0..{MAX_COUNT}, got {step}")
     storage = storage_at(root)
     staging, target = staging_name(save_id), step_name(step)
     if _is_committed(storage, save_id, step, origin):
         return storage.where(target)
     base = origin.base
     if base is not None:
-        _check_base(storage, base, step)
+        _check_base(storage, base, step, origin.passed_over)
     checkpoint = Checkpoint(
         format=FORMAT,
         save_id=save_id,
@@ -254,7 +256,11 @@ def _is_committed(storage: Storage, save_id: str, step: int, origin: Origin) -> 
     )
 
 
-def _check_base(storage: Storage, base: Base, step: int) -> None:
+def _check_base(storage: Storage, base: Base, step: int, passed_over: Collection[int]) -> None:
+    if base.step in passed_over:
+        raise CheckpointError(
+            f"step {step} cannot add to step {base.step}: a server has gone on from an older one"
+        )
     found = load_chain(storage, base.step)[0]
     if found.save_id != base.save_id or base.step >= step:
         raise CheckpointError(

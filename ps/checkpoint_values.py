@@ -18,7 +18,8 @@ Array = np.ndarray[Any, Any]
 
 _DIGEST_BYTES = 16
 
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+MAX_COUNT = (1 << 62) - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
 
 

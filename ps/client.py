@@ -282,7 +282,9 @@ class PSClient:
     ) -> str:
         """Save all servers' shards as the checkpoint of `step`; training goes on meanwhile.
 
-        Each shard is saved as at one moment, in sync mode all at one clock; `step` None takes that.
+        Each shard is saved as at one moment, in sync mode all at one clock. `step` None takes that
+        clock, or the number after the newest step there if that is greater; and it saves nothing,
+        but returns the newest step, where that holds the servers as they are.
 
         The servers and this process must see the same directory, and the job holds it until this
         client is closed. Chief or driver only.

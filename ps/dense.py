@@ -136,6 +136,11 @@ class DenseShard:
         """Bytes of values and slots."""
         return sum(group.values.nbytes * (1 + len(group.slots)) for group in self._groups)
 
+    @property
+    def num_changes(self) -> int:
+        """Changes of all buckets together; no lock is taken."""
+        return sum(piece.version for piece in self._slices.values())
+
     def dtype(self, bucket_id: int) -> np.dtype[Any]:
         """Return the dtype of a bucket."""
         return self._slice(bucket_id).group.dtype

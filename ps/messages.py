@@ -304,6 +304,8 @@ class Description(msgspec.Struct, frozen=True):
     num_buckets: int = 0
     reason: str = ""
     """Why the shard has FAILED or stopped; empty otherwise."""
+    saved_as: tuple[str, ...] = ()
+    """Ids of saves that hold the shard as it is now; in the answer to Describe."""
 
 
 class Ack(msgspec.Struct, frozen=True):

@@ -61,6 +61,8 @@ class Notes:
 
     def __init__(self, *, is_kept: bool = True) -> None:
         self._is_kept = is_kept
+        self.num_changes = 0
+        """Notes set to another text than before."""
         self._texts: dict[str, str] = {}
         self._num_bytes = 0
         self._done: OrderedDict[int, int] = OrderedDict()
@@ -108,8 +110,9 @@ class Notes:
 
     def put(self, name: str, text: str) -> None:
         """Keep a text under a name, or remove what is there."""
-        if not self._is_kept:
+        if not self._is_kept or self._texts.get(name, REMOVED) == text:
             return
+        self.num_changes += 1
         before = self._texts.pop(name, None)
         if before is not None:
             self._num_bytes -= _size(name, before)

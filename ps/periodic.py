@@ -1,5 +1,7 @@
 """Saves that come again and again beside the training, by time and by the servers' clocks.
 
+A clock says only when to look: whether there is anything to save is the servers' to say.
+
 Covers: when to save, saves that somebody asks for, moments in which none may begin, trying again
 after a save that failed, a last save at the end.
 Does not: save (ps.saver), choose the servers (ps.self_saving, tfos.node.saver).
@@ -45,7 +47,7 @@ class Period:
     every_s: float
     """Seconds between saves."""
     every_steps: int = 0
-    """Also after so many updates of the servers; 0: by time alone."""
+    """Also after so many updates of the dense parameters; 0: by time alone."""
     options: SaveOptions = DEFAULT_OPTIONS
 
 
@@ -66,6 +68,7 @@ class PeriodicSaver:
         self._saves_last = True
         self._attached: PSClient | None = None
         self._saved_step = -1
+        self._saved_clock = 0
         self._num_failed = 0
         """Saves, since the last that succeeded."""
         self._due_s = 0.0
@@ -76,7 +79,7 @@ class PeriodicSaver:
         """Save once the servers hold parameters, then periodically.
 
         Args:
-            saved_step: what they were restored from; -1: nothing.
+            saved_step: the last save, as users are told if none succeeds; -1: there is none.
         """
         self._saved_step = saved_step
         self._thread.start()
@@ -92,7 +95,7 @@ class PeriodicSaver:
             self._is_held = False
 
     def save_now(self) -> str:
-        """Save what was trained since the last save, also while saves are held.
+        """Save what has changed since the last save, also while saves are held.
 
         Returns:
             Why it failed, several times; empty once it is saved.
@@ -159,12 +162,12 @@ class PeriodicSaver:
         if not self._period.every_steps or self._num_failed:
             return False
         try:
-            return self._clock() - self._saved_step >= self._period.every_steps
+            return self._clock() - self._saved_clock >= self._period.every_steps
         except _FAILED:
             return False  # the next save will tell
 
     def _save(self) -> str:
-        """Save unless that step is there already; what failed is tried again before its time.
+        """Save if anything has changed, rows and notes too; what failed is soon tried again.
 
         A server that is dead fails all saves until it is back, and what it holds is not safe then.
 
@@ -173,27 +176,28 @@ class PeriodicSaver:
         """
         failed = ""
         period = self._period
-        step: int | None = None
+        clock: int | None = None
         try:
-            step = self._clock()
-            # Below the last saved one is a server that had to go on from an older one.
-            if step != self._saved_step:
-                client = self._client()
-                self._attach(client)
-                path = client.save(period.directory, None, options=period.options)
-                step = step_of(path.rpartition("/")[2])
+            clock = self._clock()
+            client = self._client()
+            self._attach(client)
+            path = client.save(period.directory, None, options=period.options)
+            step = step_of(path.rpartition("/")[2])
             self._saved_step = -1 if step is None else step
+            self._saved_clock = clock
             self._num_failed = 0
             wait_s = period.every_s
         except _FAILED as error:
             failed = f"{type(error).__qualname__}: {error}"
-            self._tell(step, error)
+            self._tell(clock, error)
             wait_s = min(period.every_s, _RETRY_S * 2 ** min(self._num_failed, _MAX_DOUBLINGS))
             self._num_failed += 1
         self._due_s = time.monotonic() + wait_s
         return failed
 
-    def _tell(self, step: int | None, error: Exception) -> None:
-        name = "the parameters were" if step is None else f"step {step} was"
+    def _tell(self, clock: int | None, error: Exception) -> None:
+        moment = "" if clock is None else f" at clock {clock}"
         newest = f"the last save is step {self._saved_step}" if self._saved_step >= 0 else "no save"
-        _logger.warning("%s not saved: %s; training goes on, %s", name, error, newest)
+        _logger.warning(
+            "the parameters%s were not saved: %s; training goes on, %s", moment, error, newest
+        )

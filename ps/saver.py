@@ -1,15 +1,18 @@
 """A client's saves: the lease, full or delta, every server's part, the commit, retention.
 
-Covers: one save from its beginning to what is removed after it; the clock that all servers cut at.
+Covers: one save from its beginning to what is removed after it; the clock that all servers cut at;
+what a save is called to which nobody gives a number, and whether there is anything to save.
 Does not: copy parameters (ps.shard_saving), decide when (ps.periodic, or the user).
 Runs in: workers (the chief) and drivers.      Threads: one at a time; ps.client holds its lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -18,8 +21,9 @@ import msgspec
 
 from ps import messages
 from ps.checkpoint import Base, Origin, abort, commit, keep_newest
-from ps.checkpoint_format import STAGING_PREFIX
+from ps.checkpoint_format import STAGING_PREFIX, step_name
 from ps.checkpoint_lease import Lease
+from ps.checkpoint_reader import load_chain, steps_on_disk
 from ps.errors import CheckpointError, RequestTimeout, SettingsError
 from ps.params import Manifest
 from ps.storage import OpenStorage, Storage, storage_at, typed_errors
@@ -110,6 +114,10 @@ class Saver:
         if step is not None and step < 0:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
         storage = self._open_storage(directory)
+        if step is None:
+            found = _unchanged_since(storage, servers, timeout_s)
+            if found:
+                return found
         place = self._place(directory)
         with typed_errors(storage, "", "save into"):
             self._clean(storage, place)
@@ -121,12 +129,13 @@ class Saver:
             is_agreed = manifest.has_barrier and not as_it_is
             try:
                 clock = _cut(servers, order, deadline_s, is_agreed=is_agreed)
-                step = clock if step is None else step
                 request = messages.Save(str(directory), save_id)
                 answers = servers.ask(request, messages.Saved, timeout_s=_left_s(deadline_s))
                 shards = [answer.shard for answer in answers]
                 with place.lease.held():
                     passed_over = {each for answer in answers for each in answer.passed_over}
+                    if step is None:
+                        step = next_step(clock, steps_on_disk(storage), passed_over)
                     origin = Origin(self._owner, base, tuple(sorted(passed_over)))
                     path = commit(
                         storage, save_id, step=step, manifest=manifest, shards=shards, origin=origin
@@ -192,6 +201,39 @@ def _cut(servers: Servers, order: messages.Cut, deadline_s: float, *, is_agreed:
         margin = 2 * margin + 1 if is_missed else 0
         order = msgspec.structs.replace(order, clock=newest + margin)
         wait_s = CLOCK_WAIT_S
+
+
+def _unchanged_since(storage: Storage, servers: Servers, timeout_s: float) -> str:
+    """Return the newest step's directory if the servers are as it holds them, else nothing."""
+    described = servers.ask(messages.Describe(), messages.Description, timeout_s=timeout_s)
+    saves = set.intersection(*(set(server.saved_as) for server in described))
+    newer: list[int] = []
+    for step in steps_on_disk(storage) if saves else ():
+        with contextlib.suppress(CheckpointError):  # unreadable: it is not that save, as it stands
+            found = load_chain(storage, step)[0]
+            if found.save_id in saves:
+                is_newest = set(newer) <= {*found.passed_over}
+                return storage.where(step_name(step)) if is_newest else ""
+        newer.append(step)
+    return ""
+
+
+def next_step(clock: int, on_disk: Collection[int], passed_over: Collection[int]) -> int:
+    """Return the number of a save to which nobody has given one: its clock if that is above all.
+
+    Else the next one: rows, notes and assigned values change while the clock stands, and a step is
+    only gone on from if none has a greater number.
+
+    Args:
+        clock: of the save.
+        on_disk: steps that are there, whole or not.
+        passed_over: see ps.checkpoint_format.Checkpoint; they count as older whatever their number.
+    """
+    past = {*on_disk} - {*passed_over}
+    step = max(clock, max(past, default=-1) + 1)
+    while step in passed_over:
+        step += 1
+    return step
 
 
 def _left_s(deadline_s: float) -> float:

@@ -161,7 +161,11 @@ class Service:
 
     def _describe(self, call: Call, request: messages.Describe) -> None:
         self.life.wait_until_filled(time.monotonic() + request.wait_s, call.peer_gone)
-        self._reply_description(call)
+        described, shard = self.life.describe(), self.life.shard
+        if shard is not None:
+            saved_as = self._saving.saved_as(shard)
+            described = msgspec.structs.replace(described, saved_as=saved_as)
+        call.reply(messages.encode(described))
 
     def _reply_description(self, call: Call) -> None:
         call.reply(messages.encode(self.life.describe()))
@@ -367,9 +371,12 @@ class Service:
         )
         shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
         shard.notes.fill(extra.notes)
+        num_changes = shard.num_changes
         if not self.life.install(shard):
             return False
         self._saving.passed_over = newer
+        if manifest == checkpoint.manifest and not like.reset_optimizer:
+            self._saving.note_restored(checkpoint.save_id, num_changes)
         age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
         self._undone = Undone(checkpoint.step, max(0.0, age_s))
         return True

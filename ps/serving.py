@@ -113,6 +113,11 @@ class ServingShard:
         return self.dense.manifest
 
     @property
+    def num_changes(self) -> int:
+        """Grows with whatever changes what a save holds; see ps.shard_cut."""
+        return self._guard.num_changes(self.gate.clock)
+
+    @property
     def lost_requests(self) -> int:
         """See ps.applied."""
         return self._record.lost_requests

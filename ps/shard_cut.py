@@ -65,6 +65,7 @@ class ShardCut:
         self.clock = clock
         self.save_id = save_id
         self._notes = guard.notes.texts()
+        self._num_note_changes = guard.notes.num_changes
         self._coming_notes = guard.notes.coming()
         self._ending = threading.Lock()
         self._is_written = self._is_released = False
@@ -163,6 +164,10 @@ class ShardCut:
         versions.update((segment.place, segment.version) for segment in self.segments)
         return versions
 
+    def num_changes(self) -> int:
+        """As `CopyOnWrite.num_changes` at the cut, once all are copied."""
+        return self.clock + self._num_note_changes + sum(self.versions().values())
+
     def begin_writing(self) -> bool:
         """Whether the cut is still there; from now on it does not expire."""
         with self._ending:
@@ -222,6 +227,19 @@ class CopyOnWrite:
         """Of the buckets: what makes "apply and note it in the record" one step."""
         self.cut: ShardCut | None = None
         """The one that is open."""
+
+    def num_changes(self, clock: int) -> int:
+        """Return a number that grows with whatever changes what a save holds.
+
+        A sum of the numbers that are kept anyway: no push pays for it. Where nothing changes while
+        it is taken it is exact.
+
+        Args:
+            clock: updates so far.
+        """
+        segments = (segment for table in self.tables for segment in table.segments)
+        rows = sum(segment.version for segment in segments)
+        return clock + self.dense.num_changes + rows + self.notes.num_changes
 
     def before(self, unit: int) -> None:
         """Let a save copy what it needs of a unit; call it under the unit's lock."""

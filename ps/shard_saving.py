@@ -53,20 +53,31 @@ class ShardExtra(msgspec.Struct, frozen=True):
 
 
 class SavedVersions:
-    """Which version of each bucket and segment this server's last saves hold."""
+    """Which version of each bucket and segment this server's last saves hold.
+
+    `note` one at a time, the rest from any thread.
+    """
 
     def __init__(self) -> None:
         self._by_save: OrderedDict[str, dict[Place, int]] = OrderedDict()
+        self._num_changes: dict[str, int] = {}
+        """By save; replaced as a whole, for it is read without a lock."""
 
     def of(self, save_id: str) -> Mapping[Place, int]:
         """Return the versions in a save; none for one that this server does not know."""
         return self._by_save.get(save_id, {})
 
-    def note(self, save_id: str, versions: dict[Place, int]) -> None:
-        """Remember a save, and forget the oldest."""
+    def at(self, num_changes: int) -> tuple[str, ...]:
+        """Return the saves that were cut when the shard had changed so often."""
+        return tuple(save_id for save_id, at in self._num_changes.items() if at == num_changes)
+
+    def note(self, save_id: str, versions: dict[Place, int], num_changes: int) -> None:
+        """Remember a save and how often the shard had changed, and forget the oldest."""
         self._by_save[save_id] = versions
         while len(self._by_save) > _MAX_REMEMBERED:
             self._by_save.popitem(last=False)
+        found = {**self._num_changes, save_id: num_changes}
+        self._num_changes = {each: found[each] for each in self._by_save}
 
 
 class ShardSaving:
@@ -129,6 +140,18 @@ class ShardSaving:
                 self._last = request, self._write(shard, request)
             return self._last[1]
 
+    def saved_as(self, shard: ServingShard) -> tuple[str, ...]:
+        """Return the ids of saves that hold the shard exactly as it is now.
+
+        A save is known by its id wherever it is written, and whether it was ever committed is for
+        its client to say.
+        """
+        return self._known.at(shard.num_changes)
+
+    def note_restored(self, save_id: str, num_changes: int) -> None:
+        """Hear which save the shard was filled from, and its number before anybody changed it."""
+        self._known.note(save_id, {}, num_changes)  # what a delta adds to it is all
+
     def _write(self, shard: ServingShard, request: messages.Save) -> messages.Saved:
         saved_at_s = time.time()
         with shard.cutting.written(request.save_id) as cut:
@@ -146,7 +169,7 @@ class ShardSaving:
                 extra=extra,
                 portion=Portion(cut.is_unchanged, cut.segments),
             )
-            self._known.note(request.save_id, cut.versions())
+            self._known.note(request.save_id, cut.versions(), cut.num_changes())
             return messages.Saved(record, cut.clock, self.passed_over)
 
 

@@ -20,8 +20,8 @@ class Checkpoints:
     """`ClusterConfig(checkpoints=Checkpoints(directory="hdfs:///runs/7", every_s=60, keep=3))`.
 
     The chief saves while training goes on: once the servers hold parameters, then periodically, and
-    when its main_fun has returned. A save that fails is a line in the log, never the end of the
-    training.
+    when its main_fun has returned, each time if anything has changed. A save that fails is a line
+    in the log, never the end of the training.
     """
 
     directory: str
@@ -31,7 +31,7 @@ class Checkpoints:
     """Seconds between saves. A dead server loses at most these and the time that two saves take.
     Smaller: less lost, more writing. A save that failed is tried again after 1 s, then 2 s, 4 s."""
     every_steps: int = 0
-    """Also save after so many updates of the servers; 0: by time alone."""
+    """Also save after so many updates of the dense parameters; 0: by time alone."""
     every_batches: int = 1
     """Of a stream: save after so many micro-batches; `every_s` and `every_steps` then save between
     batches only. 1: whatever stops when, each row is in the saved parameters once. Larger: fewer

@@ -10,14 +10,13 @@ that a file system that hangs cannot hold up the end.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 
-from ps.checkpoint_format import step_name
-from ps.checkpoint_reader import read_manifest, steps_on_disk
+from ps.checkpoint_format import step_of
+from ps.checkpoint_reader import steps_on_disk
 from ps.client import PSClient
-from ps.errors import CheckpointError, PSError, RequestTimeout
+from ps.errors import PSError, RequestTimeout
 from ps.permissions import Phase
 from ps.saver import SaveOptions
 from rpc.errors import RpcError
@@ -99,20 +98,10 @@ class LastSave:
             if any(server.phase == Phase.EMPTY.value for server in described):
                 return f"nothing to save to {self._directory}: no parameters were made yet"
             client.attach()
-            step = max(server.clock for server in described)
-            saved = self._saved_already(step)
-            if saved:
-                return f"the parameters after {step} updates are in {saved} already"
+            clock = max(server.clock for server in described)
+            before = steps_on_disk(self._storages(self._directory))
             left_s = max(0.1, deadline_s - time.monotonic())
-            path = client.save(self._directory, step, timeout_s=left_s, options=_OPTIONS)
-        return f"saved the parameters after {step} updates to {path}"
-
-    def _saved_already(self, step: int) -> str:
-        """Return where the chief has saved this step; empty if it has not."""
-        storage = self._storages(self._directory)
-        if step not in steps_on_disk(storage):
-            return ""
-        with contextlib.suppress(CheckpointError):  # an unfinished one of another run
-            if read_manifest(storage, step).job == self._credentials.cluster_id:
-                return storage.where(step_name(step))
-        return ""
+            path = client.save(self._directory, None, timeout_s=left_s, options=_OPTIONS)
+        if step_of(path.rpartition("/")[2]) in before:
+            return f"the parameters after {clock} updates are in {path} already"
+        return f"saved the parameters after {clock} updates to {path}"

@@ -70,6 +70,25 @@ def test_a_cut_is_of_its_moment_whatever_is_pushed_before_each_bucket_is_taken(b
     assert cut.versions() == {i: 2 if i == 0 else 1 for i in bench.dense.bucket_ids}
 
 
+def test_what_changes_after_a_cut_is_not_counted_in_it(bench: Bench):
+    """So a save that lacks anything is never taken for the shard as it is."""
+    bench.guard.notes.put("at", "1")
+    before = bench.guard.num_changes(5)
+    cut = bench.cut()
+    bench.push(1)
+    bench.guard.notes.put("at", "2")
+    bench.taken(cut)
+    assert cut.num_changes() == before
+    assert bench.guard.num_changes(5) == before + 2
+    bench.guard.close()
+    later = bench.cut()
+    bench.taken(later)
+    assert later.num_changes() == before + 2
+    bench.guard.notes.put("at", "2")
+    bench.guard.notes.put("never", "null")
+    assert bench.guard.num_changes(5) == before + 2, "they were so already"
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_push_in_all_buckets_counts_though_it_was_not_completed(bench: Bench, is_whole: bool):
     bench.push(*range(len(bench.dense.buckets) - (not is_whole)))

@@ -54,9 +54,15 @@ def test_it_saves_once_seeded_then_by_steps_and_at_the_end(tmp_path: Path, monke
 
 def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, monkeypatch, caplog):
     monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    publish = LocalStorage.publish
+
+    def refuses_step_1(self, directory, target):
+        if target == "step-1":
+            raise OSError(errno.EACCES, "Permission denied")
+        publish(self, directory, target)
+
     manifest = make_manifest(rule=ADD)
-    (tmp_path / "step-1").mkdir()  # in the way of the second save
-    (tmp_path / "step-1" / "manifest.json").write_text("{}")
+    monkeypatch.setattr(LocalStorage, "publish", refuses_step_1)
     with cluster("inproc") as bed:
         saver = ChiefSaver(plan(tmp_path, every_s=0.05), bed.client)
         saver._saver.start()
@@ -64,10 +70,49 @@ def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, m
         client.seed(manifest, filled(manifest))
         wait_until(lambda: 0 in steps_on_disk(storage_at(tmp_path)), "the first save")
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
-        wait_until(lambda: "step 1 was not saved: " in caplog.text, "the save that fails")
+        wait_until(lambda: "at clock 1 were not saved: " in caplog.text, "the save that fails")
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         wait_until(lambda: latest(tmp_path) == 2, "a later save")
         saver.close()
+
+
+def test_what_changes_after_the_last_update_is_in_the_last_save(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc", num_servers=2) as bed:
+        saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: latest(tmp_path) == 1, "a save of the last update")
+        client.assign(filled(manifest, 7.0))
+        client.set_note("where", "at the end")
+        saver.close()
+    with cluster("inproc") as bed:
+        client = bed.client()
+        assert client.restore(tmp_path) == 2
+        assert set(bed.pulled(client)["trainable"].tolist()) == {7.0}
+        assert client.notes() == {"where": "at the end"}
+
+
+def test_steps_are_counted_by_the_clock_whatever_the_last_save_was_called(
+    tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        bed.workers(manifest, filled(manifest))[0].save(tmp_path, 1000)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, every_steps=2, resume=True), bed.client)
+        saver.start()
+        client = bed.client()
+        client.attach()
+        for _ in range(2):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: latest(tmp_path) == 1001, "the save after two updates")
+        saver.close()
+    assert latest(tmp_path) == 1001
 
 
 @pytest.mark.fault("F40")
@@ -91,8 +136,8 @@ def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
         bed.client().seed(manifest, filled(manifest))
         wait_until(lambda: latest(tmp_path) == 0, "the third attempt")
         saver.close()
-    for action in ("save into", "list"):
-        assert f"step 0 was not saved: cannot {action} {tmp_path}: Input/output" in caplog.text
+    for cause in (f"cannot save into {tmp_path}: ", f"{tmp_path} cannot be listed: [Errno 5] "):
+        assert f"at clock 0 were not saved: {cause}Input/output error" in caplog.text
 
 
 @pytest.mark.fault("F40")
@@ -149,7 +194,9 @@ def test_a_refused_rename_is_told_with_its_path_and_training_goes_on(
         wait_until(lambda: latest(tmp_path) == 1, "the next step")
         saver.close()
     where = rf"cannot commit {tmp_path}/\.tmp-[0-9a-f]+/manifest\.json: Permission denied"
-    assert re.search(f"step 0 was not saved: {where}.*; training goes on, no save", caplog.text)
+    assert re.search(
+        f"at clock 0 were not saved: {where}.*; training goes on, no save", caplog.text
+    )
     assert not list(tmp_path.glob(".tmp-*"))
 
 
