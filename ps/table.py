@@ -3,7 +3,7 @@
 Covers: which ids are this server's, lookup and push by segment, rows out and in, counters.
 Does not: change rows itself (ps.table_segment), answer requests (ps.table_serving).
 Runs in: PS processes.
-Threads: any; each segment has a lock, and no call holds two.
+Threads: any; each segment has a lock. Whoever needs several takes all, in their order (`locked`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from ps.table_batch import ROWS_AT_ONCE, Batch
 from ps.table_ids import shown
 from ps.table_kernels import NUM_BUCKETS
 from ps.table_oldest import oldest
-from ps.table_quota import Quota
+from ps.table_quota import Elsewhere, NoRoom, Quota
 from ps.table_routing import parts_of_buckets
 from ps.table_segment import EVICTED_SHARE, Pushed, Segment
 
@@ -109,11 +110,26 @@ class Table:
             missed = segment.lookup(ids, out)
         self.count(looked_up=ids.size, missed=missed)
 
-    def push(self, at: int, ids: Array, grads: Array, hyper: Hyper) -> None:
+    def push(
+        self,
+        at: int,
+        ids: Array,
+        grads: Array,
+        hyper: Hyper,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         """Update rows of segment number `at`, whose lock the caller holds; all or nothing.
+
+        Args:
+            at: number of the segment.
+            ids: as ps.table_segment.Segment.push.
+            grads: as there.
+            hyper: this push's scalars.
+            elsewhere: for the second attempt; the caller holds all locks then.
 
         Raises:
             NonFiniteGradient, TableFull, IdError: the rows are as they were.
+            NoRoom: so they are, and `room_elsewhere` may help.
         """
         segment = self.segments[at]
         self._check_finite(ids, grads)
@@ -122,8 +138,24 @@ class Table:
         def update(slab: Array, rows: Array, gradients: Array) -> None:
             self._update(slab, rows, gradients, scalars)
 
-        done: Pushed = segment.push(ids, grads, update)
+        done: Pushed = segment.push(ids, grads, update, elsewhere)
         self.count(pushed=ids.size, added=done.added, dropped=done.refused, evicted=done.evicted)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the locks of all segments."""
+        with ExitStack() as stack:
+            for segment in self.segments:
+                stack.enter_context(segment.lock)
+            yield
+
+    def room_elsewhere(self, error: NoRoom, ids: Array) -> Elsewhere:
+        """Return how a push of these ids, to all segments, makes room; use it under all locks."""
+
+        def drop(num_rows: int) -> int:
+            return self._drop_oldest(num_rows, ids)
+
+        return Elsewhere(error.refused, drop)
 
     def check_hyper(self, hyper: Hyper) -> None:
         """Refuse scalars that do not fit the rule, before anything is applied."""
@@ -165,8 +197,8 @@ class Table:
         self.has_left_out = True
         if self.spec.when_full == "refuse":
             raise self._quota.outgrown(self.spec)
-        victims = oldest([segment.row_ages() for segment in self.segments], excess)
-        return sum(segment.drop(ids) for segment, ids in zip(self.segments, victims, strict=True))
+        with self.locked():
+            return self._drop_oldest(excess)
 
     def is_own(self, ids: Array) -> Array:
         """Return for each id whether it is this server's."""
@@ -206,6 +238,22 @@ class Table:
             memory_bytes=self.nbytes,
             **counts,
         )
+
+    def _drop_oldest(self, num_rows: int, kept: Array | None = None) -> int:
+        """Drop the oldest rows of all segments, whose locks the caller holds.
+
+        Returns how many: so many, or a 16th of all where some ids are kept; none if there are not
+        so many others.
+        """
+        ages = [segment.row_ages() for segment in self.segments]
+        if kept is not None:
+            ages = [each.without(kept) for each in ages]
+            num_others = sum(each.ids.size for each in ages)
+            if num_others < num_rows:
+                return 0
+            num_rows = min(num_others, max(num_rows, self.num_rows // EVICTED_SHARE))
+        victims = oldest(ages, num_rows)
+        return sum(segment.drop(ids) for segment, ids in zip(self.segments, victims, strict=True))
 
     def _own(self, ids: Array) -> Iterator[tuple[Segment, Array]]:
         """Give each segment with the places of its ids, where it has some."""

@@ -23,6 +23,11 @@ class RowAges(NamedTuple):
     versions: Array
     """int64[n]: the push that changed the row last."""
 
+    def without(self, ids: Array) -> RowAges:
+        """Return those of other ids."""
+        is_other = ~np.isin(self.ids, ids)
+        return RowAges(self.ids[is_other], self.versions[is_other])
+
 
 def oldest(segments: Sequence[RowAges], num_rows: int) -> list[Array]:
     """Return for each segment the ids of its rows among the oldest `num_rows` of all.

@@ -7,12 +7,36 @@ Does not: evict (ps.table_segment).      Threads: any; one lock guards the count
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ps.errors import TableFull
 from ps.table_spec import TableSpec
 
+Array = np.ndarray[Any, Any]
+
 BESIDE_ROW_NBYTES = 40
 """Bytes that a row takes beside its numbers at most: id, version, and the index at its emptiest."""
+
+
+class NoRoom(Exception):
+    """A segment has too few rows that could go for a push's new ones; others may have some.
+
+    The segment is as it was, but for `refused`: ids of the push that it has not admitted.
+    """
+
+    refused: Array = np.empty(0, np.int64)
+
+
+class Elsewhere(NamedTuple):
+    """How the second attempt of a push makes room in all segments; see ps.table.Table.locked."""
+
+    refused: Array
+    """Ids that the first attempt has not admitted."""
+    drop: Callable[[int], int]
+    """Drops so many rows or more, or none if there are not so many; returns how many."""
 
 
 class Quota:
@@ -71,10 +95,16 @@ class Quota:
 
     def full(self, spec: TableSpec, num_rows: int) -> TableFull:
         """Return the error for rows that do not fit."""
+        next_step = "raise the limit, add servers, or set when_full='lru'"
+        if spec.when_full == "lru":
+            next_step = (
+                "more than all rows that it does not bring itself; push fewer ids at once, raise "
+                "the limit, or add servers"
+            )
         return TableFull(
             f"table {spec.name!r} is full: {self._server} holds {self._used} of at most "
             f"{self.limit} rows (its share of {self._why}), a push brought {num_rows} new ids to "
-            "one segment; raise the limit, add servers, or set when_full='lru'",
+            f"one segment; {next_step}",
             {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
         )
 

@@ -34,7 +34,7 @@ from ps.table_drops import DropLog
 from ps.table_ids import shown
 from ps.table_init import initialize, key_of, recipe_of
 from ps.table_oldest import RowAges
-from ps.table_quota import Quota
+from ps.table_quota import Elsewhere, NoRoom, Quota
 from ps.table_spec import TableSpec
 
 Array = np.ndarray[Any, Any]
@@ -124,16 +124,20 @@ class Segment:
                 initialize(out, places, ids[places], self._recipe, self._key)
         return missing
 
-    def push(self, ids: Array, grads: Array, update: Update) -> Pushed:
+    def push(
+        self, ids: Array, grads: Array, update: Update, elsewhere: Elsewhere | None = None
+    ) -> Pushed:
         """Make the rows that are missing and admitted, then update all: all of it or nothing.
 
         Args:
             ids: each once.
             grads: one row per id, finite.
             update: the rule with this push's scalars.
+            elsewhere: of the second attempt after NoRoom.
 
         Raises:
-            TableFull: there is no room for the new rows, and the table does not evict.
+            TableFull: there is no room for the new rows, and nothing that may be evicted.
+            NoRoom: this segment alone has not enough rows that may be evicted.
             IdError: an id occurs twice.
         """
         evicted = self._evict_old()
@@ -143,12 +147,20 @@ class Segment:
         rows = np.empty(ids.size, np.int64)
         missing = self._index.find(self._ids.rows, ids, rows)
         self._keep(rows)
+        is_known = rows >= 0
+        before = self._versions.rows[rows[is_known]] if missing else None
         self._refuse_repeated(ids, table_kernels.mark(self._versions.rows, rows, self.version))
         added = 0
-        if missing:
-            wanted = self._admitted(ids[rows < 0])
+        if before is not None:
+            wanted = self._admitted(ids[~is_known], elsewhere)
             added = wanted.size
-            evicted += self._add(wanted)
+            try:
+                evicted += self._add(wanted, elsewhere)
+            except (TableFull, NoRoom) as error:
+                self._undo(ids[is_known], before)
+                if isinstance(error, NoRoom):
+                    error.refused = np.setdiff1d(ids[~is_known], wanted)
+                raise
             # Again for all: making room moves rows, and only now the new ones are there.
             refused = self._index.find(self._ids.rows, ids, rows)
             if refused:
@@ -219,17 +231,26 @@ class Segment:
         rows[:, self._spec.dim :] = self._slot_starts
         return Batch(batch.ids, rows, batch.versions)
 
-    def _admitted(self, missing: Array) -> Array:
+    def _undo(self, known: Array, versions: Array) -> None:
+        """Let a push not have been that had marked these ids."""
+        rows = np.empty(known.size, np.int64)
+        self._index.find(self._ids.rows, known, rows)  # making room may have moved them
+        self._versions.rows[rows] = versions
+        self.version -= 1
+
+    def _admitted(self, missing: Array, elsewhere: Elsewhere | None) -> Array:
         self._refuse_repeated_missing(missing)
+        if elsewhere is not None:
+            return missing[~np.isin(missing, elsewhere.refused)]
         if not self._spec.admission.is_selective:
             return missing
         return missing[self._doorman.admit(missing, self.version)]
 
-    def _add(self, ids: Array) -> int:
+    def _add(self, ids: Array, elsewhere: Elsewhere | None) -> int:
         """Make rows with their first values; returns how many others were evicted for them."""
         if not ids.size:
             return 0
-        evicted = self._take(ids.size)
+        evicted = self._take(ids.size, elsewhere)
         start, stop = self._append(ids)
         self._versions.rows[start:stop] = self.version
         initialize(self._slab.rows, np.arange(start, stop), ids, self._recipe, self._key)
@@ -252,16 +273,21 @@ class Segment:
         self.num_rows = stop
         return start, stop
 
-    def _take(self, num_rows: int) -> int:
+    def _take(self, num_rows: int, elsewhere: Elsewhere | None) -> int:
         """Take so many rows from the quota, evicting others if the table does that."""
         evicted = 0
         while lacking := self._quota.take(num_rows):
             if self._spec.when_full == "refuse":
                 raise self._quota.full(self._spec, num_rows)
             oldest = self._oldest(lacking)
-            if oldest.size < lacking:  # all of them would not do, so none goes
+            if oldest.size >= lacking:  # else all of them would not do, so none goes
+                evicted += self._evict(oldest)
+            elif elsewhere is None:
+                raise NoRoom
+            elif dropped := elsewhere.drop(lacking):
+                evicted += dropped
+            else:
                 raise self._quota.full(self._spec, num_rows)
-            evicted += self._evict(oldest)
         return evicted
 
     def _oldest(self, num_rows: int) -> Array:

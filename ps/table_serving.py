@@ -15,8 +15,9 @@ so a push that was cut in the middle leaves some segments done, and its retry do
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ from ps.shard_cut import CopyOnWrite
 from ps.stats import TableStats
 from ps.table import Table
 from ps.table_ids import MAX_IDS
+from ps.table_quota import NoRoom
 
 Array = np.ndarray[Any, Any]
 
@@ -181,13 +183,29 @@ class TableServing:
             _read_array(call, grads)
             unit = part.first_unit + at
             started_s = time.perf_counter()
-            with table.segments[at].lock:
-                if self._record.needs(sender, unit):
-                    self._guard.before(unit)
-                    table.push(at, ids, grads, hyper)
-                    self._record.mark(sender, unit)
+            try:
+                with table.segments[at].lock:
+                    if self._record.needs(sender, unit):
+                        self._guard.before(unit)
+                        table.push(at, ids, grads, hyper)
+                        self._record.mark(sender, unit)
+            except NoRoom as error:
+                room = table.room_elsewhere(error, part.ids)
+                push = partial(table.push, at, ids, grads, hyper, room)
+                self._apply_in_full(part, at, push, sender)
             apply_s += time.perf_counter() - started_s
         return apply_s
+
+    def _apply_in_full(
+        self, part: Part, at: int, push: Callable[[], None], sender: RequestId
+    ) -> None:
+        """Update rows of segment number `at` where rows of other segments have to go."""
+        with part.table.locked():
+            if self._record.needs(sender, part.first_unit + at):
+                for unit in range(len(part.slices)):
+                    self._guard.before(part.first_unit + unit)
+                push()
+                self._record.mark(sender, part.first_unit + at)
 
     def _wait_for_permit(self, call: Incoming, request: messages.LookupBatch) -> None:
         batch, deadline_s = request_id(call.peer, request.number), time.monotonic() + request.wait_s

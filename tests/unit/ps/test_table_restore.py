@@ -31,6 +31,7 @@ from ps.table import Table
 from ps.table_batch import Batch
 from ps.table_export import table_arrays
 from ps.table_oldest import RowAges, oldest
+from ps.table_quota import NoRoom
 from ps.table_restore import restore_tables
 from ps.table_routing import Router
 from ps.table_spec import Admission
@@ -71,9 +72,16 @@ class Servers:
         for rank, share in enumerate(self.tables):
             own = routed.unique[routed.own(rank)]
             for at, part in enumerate(share.cut(own)):
-                self._guards[rank].before(at)
-                with share.segments[at].lock, contextlib.suppress(TableFull):
-                    share.push(at, own[part], ones(own[part], value=value), HYPER)
+                arguments = at, own[part], ones(own[part], value=value), HYPER
+                for unit in range(len(share.segments)):
+                    self._guards[rank].before(unit)
+                with contextlib.suppress(TableFull):
+                    try:
+                        with share.segments[at].lock:
+                            share.push(*arguments)
+                    except NoRoom as error:
+                        with share.locked():
+                            share.push(*arguments, share.room_elsewhere(error, own))
 
     def save(self, root: Path, step: int, *, full: bool = False) -> None:
         """Save a full checkpoint, or a delta where there is a base."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ps import table_kernels
 from ps.errors import IdError, TableFull
 from ps.params import SGD
-from ps.table_quota import BESIDE_ROW_NBYTES, Quota
+from ps.table_quota import BESIDE_ROW_NBYTES, NoRoom, Quota
 from ps.table_segment import Segment
 from ps.table_spec import Admission, Constant, RandomUniform, TableSpec
 from tests.ps_bed import resident_growth
@@ -106,8 +106,11 @@ def test_an_id_twice_in_one_push_is_refused_and_nothing_is_updated(known: bool):
 def test_a_full_table_says_its_numbers_and_serves_on():
     made = segment(max_rows=10, share=0.5)
     push(made, [1, 2, 3, 4])
+    before, version = made.row_ages(), made.version
     with pytest.raises(TableFull, match=r"holds 4 of at most 5 rows.*max_rows=10.*2 new ids"):
         push(made, [1, 5, 6])
+    assert [column.tolist() for column in made.row_ages()] == [each.tolist() for each in before]
+    assert made.version == version
     assert lookup(made, [1, 5])[0][:, 0].tolist() == [1.0, 0.0]
     push(made, [5, 1])
     assert lookup(made, [1, 5])[0][:, 0].tolist() == [2.0, 1.0]
@@ -141,9 +144,12 @@ def test_rows_of_the_push_itself_are_never_evicted():
     push(made, [1, 2, 3])
     push(made, [1, 2, 4, 5])
     assert lookup(made, [1, 2, 4, 5])[1] == 0
-    with pytest.raises(TableFull, match="holds 4 of at most 4"):
+    before, version = made.row_ages(), made.version
+    with pytest.raises(NoRoom):
         push(made, [1, 2, 6, 7, 8])
     assert lookup(made, [1, 2, 4, 5])[1] == 0, "nobody is evicted in vain"
+    assert [column.tolist() for column in made.row_ages()] == [each.tolist() for each in before]
+    assert made.version == version
 
 
 def test_rows_live_for_their_time_after_the_last_push():
