@@ -95,16 +95,16 @@ class Quota:
 
     def full(self, spec: TableSpec, num_rows: int) -> TableFull:
         """Return the error for rows that do not fit."""
-        next_step = "raise the limit, add servers, or set when_full='lru'"
+        rest = "; raise the limit, add servers, or set when_full='lru'"
         if spec.when_full == "lru":
-            next_step = (
-                "more than all rows that it does not bring itself; push fewer ids at once, raise "
-                "the limit, or add servers"
+            rest = (
+                ", for which rows of its own would have to go; push fewer ids at once, raise the "
+                "limit, or add servers"
             )
         return TableFull(
             f"table {spec.name!r} is full: {self._server} holds {self._used} of at most "
             f"{self.limit} rows (its share of {self._why}), a push brought {num_rows} new ids to "
-            f"one segment; {next_step}",
+            f"one segment{rest}",
             {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
         )
 

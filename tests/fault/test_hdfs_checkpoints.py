@@ -26,6 +26,7 @@ from scripts.local_hdfs.cluster import LocalHdfs
 from tests.fault.test_server_restart import push_until_told
 from tests.node_bed import NodeBed, send_signal
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, random_arrays, wait_until
+from tests.tables_bed import ones, table, with_tables
 from tfos.checkpoints import Checkpoints
 from tfos.command import app
 from tfos.control import messages
@@ -49,6 +50,14 @@ def directory(hdfs: LocalHdfs) -> str:
 def pushed(client: PSClient, count: int) -> None:
     for _ in range(count):
         client.push(ONES, hyper=HYPER, rows=1)
+
+
+def rows_by_id(client: PSClient) -> dict[int, bytes]:
+    return {
+        int(number): bytes(row)
+        for ids, batch in client.tables.scan("user")
+        for number, row in zip(ids, batch, strict=True)
+    }
 
 
 class Trainer:
@@ -110,6 +119,32 @@ def test_saves_go_on_after_everything_was_killed_with_another_number_of_servers(
     with np.load(out) as arrays:
         flat = np.concatenate([arrays["trainable/dense/kernel"], arrays["trainable/dense/bias"]])
     assert np.array_equal(flat, expected["trainable"])
+
+
+@pytest.mark.long
+@pytest.mark.fault("F42")
+def test_rows_of_a_full_table_come_back_from_a_chain_of_deltas(directory: str, tmp_path: Path):
+    manifest = with_tables(table(max_rows=400, when_full="lru", segments=4))
+    with cluster(open_storage=PATIENT) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        for number in range(52):
+            ids = np.arange(number * 10, number * 10 + 12)
+            client.tables.push({"user": (ids, ones(ids))}, hyper=HYPER)
+            if number in (39, 45, 51):
+                client.save(directory, number, options=SaveOptions(full_every=9))
+        saved = rows_by_id(client)
+    assert read_manifest(PATIENT(directory)).is_delta
+    with cluster(open_storage=PATIENT) as bed:
+        client = bed.client()
+        client.restore(directory)
+        client.seed(manifest, filled(manifest))
+        assert rows_by_id(client) == saved
+    out = tmp_path / "out.npz"
+    told = CliRunner().invoke(app, ["export", directory, "--npz", str(out)])
+    assert told.exit_code == 0, told.output
+    with np.load(out) as arrays:
+        exported = map(bytes, arrays["tables/user/values"])
+        assert dict(zip(arrays["tables/user/ids"].tolist(), exported, strict=True)) == saved
 
 
 @pytest.mark.fault("F40")
