@@ -19,7 +19,14 @@ import numpy as np
 from ps import decoding
 from ps.checkpoint_format import Checkpoint
 from ps.checkpoint_lease import LEASE_NAME, read_holder
-from ps.checkpoint_reader import Root, load_chain, load_indexes, load_step, steps_on_disk
+from ps.checkpoint_reader import (
+    Root,
+    load_chain,
+    load_indexes,
+    load_step,
+    steps_on_disk,
+    steps_passed_over,
+)
 from ps.checkpoint_restore import read_extra, read_values, verify_files
 from ps.checkpoint_tables import segment_nbytes
 from ps.decoding import UNREADABLE
@@ -87,7 +94,8 @@ class DirectoryReport(msgspec.Struct, frozen=True):
     lease: str
     """Who saves there now; empty: nobody."""
     newest: int | None
-    """The newest step that can be restored."""
+    """The step that a restore takes: the newest that is whole and that no later run has passed
+    over."""
     steps: tuple[StepReport, ...]
     """Newest first."""
 
@@ -108,8 +116,11 @@ def inspect(root: Root) -> DirectoryReport:
     """
     storage = storage_at(root)
     unsound: dict[int, str] = {}
-    reports = [_inspect_step(storage, step, unsound) for step in steps_on_disk(storage)[::-1]]
-    newest = max((report.step for report in reports if not report.error), default=None)
+    on_disk = steps_on_disk(storage)
+    reports = [_inspect_step(storage, step, unsound) for step in on_disk[::-1]]
+    passed_over = steps_passed_over(storage, on_disk)
+    sound = (report.step for report in reports if not report.error)
+    newest = max(sound, key=lambda step: (step not in passed_over, step), default=None)
     steps = tuple(reversed(reports))
     return DirectoryReport(storage.where(), _lease(storage), newest, steps)
 
