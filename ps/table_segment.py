@@ -147,19 +147,19 @@ class Segment:
         rows = np.empty(ids.size, np.int64)
         missing = self._index.find(self._ids.rows, ids, rows)
         self._keep(rows)
-        is_known = rows >= 0
-        before = self._versions.rows[rows[is_known]] if missing else None
+        before = self._ages_of(ids, rows) if missing else None
         self._refuse_repeated(ids, table_kernels.mark(self._versions.rows, rows, self.version))
         added = 0
         if before is not None:
-            wanted = self._admitted(ids[~is_known], elsewhere)
+            unknown = ids[rows < 0]
+            wanted = self._admitted(unknown, elsewhere)
             added = wanted.size
             try:
                 evicted += self._add(wanted, elsewhere)
             except (TableFull, NoRoom) as error:
-                self._undo(ids[is_known], before)
+                self._undo(before)
                 if isinstance(error, NoRoom):
-                    error.refused = np.setdiff1d(ids[~is_known], wanted)
+                    error.refused = np.setdiff1d(unknown, wanted)
                 raise
             # Again for all: making room moves rows, and only now the new ones are there.
             refused = self._index.find(self._ids.rows, ids, rows)
@@ -231,11 +231,16 @@ class Segment:
         rows[:, self._spec.dim :] = self._slot_starts
         return Batch(batch.ids, rows, batch.versions)
 
-    def _undo(self, known: Array, versions: Array) -> None:
-        """Let a push not have been that had marked these ids."""
-        rows = np.empty(known.size, np.int64)
-        self._index.find(self._ids.rows, known, rows)  # making room may have moved them
-        self._versions.rows[rows] = versions
+    def _ages_of(self, ids: Array, rows: Array) -> RowAges:
+        """Return ids and versions of those that have a row."""
+        is_known = rows >= 0
+        return RowAges(ids[is_known], self._versions.rows[rows[is_known]])
+
+    def _undo(self, before: RowAges) -> None:
+        """Let a push not have been that has marked rows of these ages."""
+        rows = np.empty(before.ids.size, np.int64)
+        self._index.find(self._ids.rows, before.ids, rows)  # making room may have moved them
+        self._versions.rows[rows] = before.versions
         self.version -= 1
 
     def _admitted(self, missing: Array, elsewhere: Elsewhere | None) -> Array:

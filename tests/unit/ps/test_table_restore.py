@@ -250,6 +250,7 @@ def test_an_id_that_was_dropped_and_came_again_is_there(tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_servers", [1, 2, 3])
 def test_a_full_table_of_the_newest_rows_is_restored_by_any_number_of_servers(
     tmp_path: Path, num_servers: int
@@ -290,6 +291,7 @@ def test_a_lowered_limit_keeps_what_was_pushed_last(
     assert not caplog.text
 
 
+@pytest.mark.slow
 def test_a_table_never_holds_many_more_rows_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -315,6 +317,7 @@ def test_a_table_never_holds_many_more_rows_than_it_may(
     assert max(seen) <= 100 + 2 * 16
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3)), max_size=6),
