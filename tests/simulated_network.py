@@ -27,7 +27,8 @@ class Network:
 
     def __init__(self, world: World, cut_rate: float, services: Sequence[Service]) -> None:
         self.world = world
-        self.services = services
+        self.services = list(services)
+        self._calls: list[Call] = []
         self.cut_rate = cut_rate
         self.log: list[str] = []
         self.num_cuts = 0
@@ -40,6 +41,18 @@ class Network:
             self.world.sleep(self.world.random.random() / 10)
             raise PeerGone("simulated: nothing listens")
         return Connection(self, self.services[endpoint.port], identity)
+
+    def began(self, call: Call) -> None:
+        self._calls = [each for each in self._calls if not each.settled]
+        self._calls.append(call)
+
+    def replace(self, rank: int, served: Service) -> None:
+        """A server dies; another one is there at once, which nobody is connected to."""
+        dead, self.services[rank] = self.services[rank], served
+        self.note(f"ps:{rank} dies and is started again")
+        for call in self._calls:
+            if call.connection.service is dead and not call.settled:
+                call.cut()
 
     def wait_any(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
         self.world.block(lambda: any(call.settled for call in calls), timeout_s)
@@ -78,10 +91,21 @@ class Connection:
         self.service = served
         self.identity = identity
         self.peer = Identity(Role.SERVER, served.settings.rank)
-        self.closed = False
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or not self.is_served
+
+    @property
+    def is_served(self) -> bool:
+        return self.network.services[self.service.settings.rank] is self.service
+
+    def peer_closed(self) -> bool:
+        return self.closed
 
     def close(self) -> None:
-        self.closed = True
+        self._closed = True
 
     def stats(self) -> ConnectionStats:
         return ConnectionStats(calls=0, errors=0, bytes_sent=0, bytes_received=0)
@@ -98,6 +122,7 @@ class Connection:
         data = b"".join(bytes(part) for part in payload)
         fate = Fate.of(world.random, network.cut_rate, len(data))
         call = Call(self, meta, data, into, fate)
+        network.began(call)
         if fate.is_cut:
             world.at(fate.client_sees_s, call.cut)
             self.network.num_cuts += 1
@@ -195,5 +220,5 @@ class Call:
         return self._fate.is_cut and self.world.now_s >= cut_s
 
     def _finish(self, outcome: Reply | RpcError) -> None:
-        if self._outcome is None and not self._fate.is_cut:
+        if self._outcome is None and not self._fate.is_cut and self.connection.is_served:
             self._outcome = outcome

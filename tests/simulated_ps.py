@@ -4,7 +4,8 @@ PSClient, Fleet, exchange and links on one side, Service, gate, record and dense
 are the product's own; in between stands `Network` instead of sockets. What it does to a connection
 is what TCP shows above rpc's frames: requests that never arrive, that end in the middle, whose
 reply is lost; servers that hear of a cut late, so that an old copy of a request is still at work
-beside its retry and behind later ones. Workers die by seed and are declared lost later.
+beside its retry and behind later ones. Workers die by seed and are declared lost later; a server
+dies and goes on from a save while the others live.
 
     python -m tests.simulated_ps SEED        runs one schedule and prints what happened
 """
@@ -28,6 +29,7 @@ from ps import (
     intake,
     lifecycle,
     links,
+    meeting_client,
     meetings,
     row_gate,
     service,
@@ -39,14 +41,19 @@ from ps.errors import WorkerLost
 from ps.lifecycle import ServerSettings
 from ps.params import Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.service import Service
+from ps.sharding import deal
 from ps.table_batches import Batch
 from rpc.address import Endpoint
 from rpc.handshake import Credentials, Identity, Role
 from tests.simulated_network import Network
+from tests.simulated_restart import Restart
 from tests.simulation import Task, World, end_runners
 from tests.tables_bed import ones, table
 
-MODULES = (row_gate, table_serving, exchange, gate, lifecycle, links, meetings, service, serving)
+MODULES = (
+    row_gate, table_serving, exchange, gate, lifecycle, links, meeting_client, meetings, service,
+    serving,
+)  # fmt: skip
 BUCKET_ELEMENTS = 16
 TIMEOUT_S = 60.0
 HYPER = Hyper(0.5)
@@ -71,6 +78,8 @@ class Plan:
     """Whether workers leave and join."""
     has_rows: bool
     """Whether each step looks rows up, and pushes them after the groups; always in hybrid."""
+    restarts: bool
+    """Whether one server dies and is started again from a save."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -89,6 +98,7 @@ class Plan:
             crashes=dice.random() < 0.3,
             visits=dice.random() < 0.3,
             has_rows=consistency == "hybrid" or dice.random() < 0.2,
+            restarts=dice.random() < 0.3,
         )
 
     @property
@@ -135,6 +145,7 @@ class Simulation:
         self.workers = [Worker(rank) for rank in range(plan.num_workers)]
         self.lost: set[int] = set()
         self.values = np.empty(0)
+        self.restart: Restart | None = None
         self.network: Network
 
     def run(self) -> None:
@@ -153,15 +164,7 @@ class Simulation:
 
     def _run(self, patched: Any) -> None:
         plan, world = self.plan, self.world
-        services = []
-        for rank in range(plan.num_servers):
-            settings = ServerSettings(
-                rank=rank,
-                num_servers=plan.num_servers,
-                num_workers=plan.num_workers,
-                on_lost=plan.on_lost,
-            )
-            services.append(Service(settings, open_connections=int))
+        services = [self._server(rank) for rank in range(plan.num_servers)]
         self.network = network = Network(world, plan.cut_rate, services)
         patched.setattr(intake, "READ_BYTES", 4 * BUCKET_ELEMENTS)  # requests end inside buckets
         patched.setattr(serving, "SEND_BYTES", 8 * BUCKET_ELEMENTS)
@@ -174,17 +177,52 @@ class Simulation:
             world.spawn(f"worker:{worker.rank}", partial(self._work, worker))
             for worker in self.workers
         ]
+        others = []
         if plan.crashes and plan.num_workers > 1:
-            tasks.append(world.spawn("driver", partial(self._crash, tasks[-1], services)))
-        world.join(*tasks)
+            others.append(world.spawn("driver", partial(self._crash, tasks[-1])))
+        if plan.restarts:
+            rank = world.random.randrange(plan.num_servers)
+            make = partial(self._server, rank)
+            self.restart = Restart(network, rank, make, tasks, self.lost, self._acknowledged)
+            others.append(world.spawn("supervisor", self.restart.run))
+        world.join(*tasks, *others)
+        for task in others:
+            if task.error is not None:
+                raise AssertionError(f"{task.name}: {task.error!r}") from task.error
         for worker, task in zip(self.workers, tasks, strict=False):
             worker.ended_by = task.error
         network.cut_rate = 0.0
+        services = network.services
         reader = world.spawn("reader", partial(self._read, services))
         world.join(reader)
         if reader.error is not None:
             raise AssertionError(f"the last pull failed: {reader.error!r}") from reader.error
         self.check(services)
+
+    def _acknowledged(self) -> list[int]:
+        return [worker.acknowledged for worker in self.workers]
+
+    def _server(self, rank: int) -> Service:
+        plan = self.plan
+        settings = ServerSettings(
+            rank=rank,
+            num_servers=plan.num_servers,
+            num_workers=plan.num_workers,
+            on_lost=plan.on_lost,
+        )
+        return Service(settings, open_connections=int)
+
+    @property
+    def gone(self) -> int | None:
+        """The server that is another one now, if there is one."""
+        return self.restart.rank if self.restart and self.restart.happened else None
+
+    @property
+    def kept(self) -> list[int]:
+        """The buckets whose server never was another one."""
+        sizes = [4 * BUCKET_ELEMENTS] * self.plan.num_buckets
+        owned = deal(sizes, self.plan.num_servers)
+        return [each for rank, buckets in enumerate(owned) if rank != self.gone for each in buckets]
 
     # -- what workers do
 
@@ -207,7 +245,7 @@ class Simulation:
         mine = {"g": zeros["g"].copy()}
         mine["g"][worker.rank :: BUCKET_ELEMENTS] = 1.0
         dice = random.Random(f"work {plan.seed} {worker.rank}")
-        for _ in range(plan.num_steps):
+        for _ in range(plan.num_steps + (dice.randint(0, 3) if plan.restarts else 0)):
             if plan.visits and dice.random() < 0.3:
                 client.leave()
                 client.join()
@@ -218,13 +256,18 @@ class Simulation:
             worker.acknowledged += 1
             if batch is not None:
                 self._push_rows(batch, worker, dice)
+        if plan.visits and not plan.crashes:
+            client.leave()
+            client.rendezvous("end", b"", timeout_s=TIMEOUT_S)
         client.finish()
 
     def _look_up(self, client: PSClient, worker: Worker) -> Batch:
         """In hybrid with one permit this waits for ever if an earlier one was lost on the way."""
         batch = client.tables.batch({"user": ids_of(worker.rank)})
         seen = batch.rows["user"]
-        assert seen.min() >= worker.rows, f"worker {worker.rank} pushed {worker.rows}, reads {seen}"
+        assert self.gone is not None or seen.min() >= worker.rows, (
+            f"worker {worker.rank} pushed {worker.rows}, reads {seen}"
+        )
         return batch
 
     def _push_rows(self, batch: Batch, worker: Worker, dice: random.Random) -> None:
@@ -251,9 +294,11 @@ class Simulation:
     def _check_read(self, worker: Worker, buckets: Any) -> None:
         """What a worker reads after its push number `done`."""
         plan, done = self.plan, worker.acknowledged + 1
+        assert (buckets[:, worker.rank] <= done).all(), f"pushed {done} times, reads {buckets}"
+        buckets = buckets[self.kept]
         own = buckets[:, worker.rank]
         assert (own == done).all(), f"worker {worker.rank} pushed {done} times and reads {own}"
-        if plan.visits or plan.crashes:
+        if plan.visits or plan.crashes or plan.restarts:
             return
         others = buckets[:, : plan.num_workers]
         if plan.manifest.has_barrier:
@@ -261,7 +306,7 @@ class Simulation:
         if plan.consistency == "ssp":
             assert (others >= done - plan.bound).all(), f"at clock {done}, bound broken: {others}"
 
-    def _crash(self, victim: Task, services: Sequence[Service]) -> None:
+    def _crash(self, victim: Task) -> None:
         """Kill the last worker at some moment; the cluster learns of it later."""
         world = self.world
         world.sleep(world.random.choice((0.0, 0.1, 1.0, 5.0)))
@@ -272,7 +317,7 @@ class Simulation:
         world.sleep(world.random.choice((0.0, 0.3, 5.0)))
         rank = self.plan.num_workers - 1
         self.lost.add(rank)
-        for served in services:
+        for served in self.network.services:
             world.maybe_switch()
             served.worker_lost(rank, 0)  # type: ignore[arg-type]
 
@@ -291,22 +336,49 @@ class Simulation:
 
     def check(self, services: Sequence[Service]) -> None:
         buckets = self.values.reshape(-1, BUCKET_ELEMENTS)
+        if self.restart is not None and self.restart.happened:
+            self._check_restarted(self.restart, buckets, services)
         for worker in self.workers:
             self._check_end(worker)
             if not len(buckets):
                 continue
             counts = buckets[:, worker.rank]
             least, most = worker.acknowledged, worker.acknowledged + worker.unknown
-            assert counts.min() >= least, f"worker {worker.rank}: {least} done, lost: {counts}"
+            kept = counts[self.kept]
+            is_whole = self.gone is None
+            assert not len(kept) or kept.min() >= least, (
+                f"worker {worker.rank}: {least} done, lost: {counts}"
+            )
             assert counts.max() <= most, f"worker {worker.rank}: {most} sent, doubled: {counts}"
             if worker.seen is not None:
                 some, all_ = worker.rows, worker.rows + worker.unknown_rows
-                assert worker.seen.min() >= some, f"rows of {worker.rank}: {some} done, some lost"
+                assert not is_whole or worker.seen.min() >= some, (
+                    f"rows of {worker.rank}: {some} done, some lost"
+                )
                 assert worker.seen.max() <= all_, f"rows of {worker.rank}: {all_} sent, doubled"
-            assert worker.clocks == sorted(worker.clocks), f"clocks go back: {worker.clocks}"
+            if is_whole or self.plan.manifest.has_barrier:
+                assert worker.clocks == sorted(worker.clocks), f"clocks go back: {worker.clocks}"
             if self.plan.manifest.has_barrier:
                 assert len(set(worker.clocks)) == len(worker.clocks), "two pushes in one barrier"
             self._check_stats(worker, services)
+
+    def _check_restarted(self, restart: Restart, buckets: Any, services: Sequence[Service]) -> None:
+        """What was saved is there, and what was pushed since; one push may have been under way."""
+        found = np.delete(buckets, self.kept, axis=0)
+        saved = restart.saved.reshape(-1, BUCKET_ELEMENTS)
+        pushed = [
+            worker.acknowledged - before
+            for worker, before in zip(self.workers, restart.acknowledged, strict=True)
+        ]
+        for worker, since in zip(self.workers, pushed, strict=True):
+            least = saved[:, worker.rank] + max(0, since - 1)
+            counts = found[:, worker.rank]
+            assert (counts >= least).all(), f"worker {worker.rank}: {least} expected, {counts} left"
+        clocks = {served.life.loaded().gate.clock for served in services}
+        ended = all(worker.ended_by is None for worker in self.workers)
+        is_told = ended and any(pushed) and self.plan.manifest.has_barrier
+        in_step = len(clocks) == 1 or not is_told
+        assert in_step, f"the servers are at clocks {clocks}"
 
     def _check_end(self, worker: Worker) -> None:
         error = worker.ended_by
@@ -319,6 +391,8 @@ class Simulation:
 
     def _check_stats(self, worker: Worker, services: Sequence[Service]) -> None:
         for served in services:
+            if served.settings.rank == self.gone:
+                continue  # its counters are those of another process
             pushes = sum(w.pushes for w in served.stats().workers if w.worker == worker.rank)
             assert worker.acknowledged <= pushes <= worker.acknowledged + worker.unknown, (
                 f"ps:{served.settings.rank} counted {pushes} pushes of worker {worker.rank}, "

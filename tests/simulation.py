@@ -219,7 +219,10 @@ class World:
     def patch(self, *modules: ModuleType) -> Iterator[pytest.MonkeyPatch]:
         """Give these modules this world's time and conditions."""
         time = SimpleNamespace(
-            monotonic=lambda: self.now_s, perf_counter=lambda: self.now_s, sleep=self.sleep
+            monotonic=lambda: self.now_s,
+            perf_counter=lambda: self.now_s,
+            time=lambda: self.now_s,
+            sleep=self.sleep,
         )
         threads = SimpleNamespace(
             Condition=lambda _lock=None: Condition(self),

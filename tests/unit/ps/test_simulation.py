@@ -10,8 +10,11 @@ import pytest
 from ps.applied import AppliedRecord, Verdict
 from ps.barrier import Sync
 from ps.bounded import StaleSync
+from ps.fleet import Fleet
+from ps.gate import Gate
+from ps.service import Service
 from tests.simulated_network import Network
-from tests.simulated_ps import Simulation, run
+from tests.simulated_ps import Plan, Simulation, run
 from tests.simulation import Condition, Stuck, World, end_runners
 from tests.tables_bed import table_kernels_loaded
 
@@ -41,10 +44,14 @@ def test_many_schedules_keep_every_promise():
         seen["crashes"] += bool(simulation.lost)
         seen["visits"] += plan.visits
         seen["rows"] += plan.has_rows
+        seen["restarts"] += simulation.gone is not None
         seen["refused"] += sum(worker.ended_by is not None for worker in simulation.workers)
 
     run(range(NUM_SCHEDULES), look)
-    assert min(seen[mode] for mode in ("async", "sync", "ssp", "hybrid", "rows", "visits")) > 12
+    assert (
+        min(seen[mode] for mode in ("async", "sync", "ssp", "hybrid", "rows", "visits", "restarts"))
+        > 12
+    )
     assert seen["cuts"] > 500
     assert min(seen["crashes"], seen["refused"]) > 5
 
@@ -90,6 +97,32 @@ MUTANTS = {
     "a cut call waits for the others' replies": (Network, "wait_any", waits_for_all, "Timeout"),
     "a lost worker is waited for": (Sync, "on_lost", lambda *_: [], "Timeout"),
 }
+RESTART_MUTANTS = {
+    "a restarted server keeps its old clock": (
+        Gate,
+        "_catch_up",
+        lambda *_: None,
+        "clocks|two pushes|Timeout",
+    ),
+    "a restarted server waits for who has ended": (
+        Service,
+        "worker_done",
+        lambda *_: None,
+        "Timeout|WorkerLost",
+    ),
+    "a restarted server waits for who has left": (
+        Fleet,
+        "look_after",
+        lambda *_, **__: None,
+        "Timeout",
+    ),
+    "a restart forgets what was applied": (
+        AppliedRecord,
+        "restore",
+        lambda record, _: setattr(record, "_is_restored", True),
+        "doubled|reads",
+    ),
+}
 
 
 @pytest.mark.slow
@@ -100,6 +133,16 @@ def test_a_broken_cluster_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(owner, method, mutant)
     with pytest.raises(AssertionError, match=rf"(?s){text}.*replay: python -m tests.simulated_ps"):
         run(range(400))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESTART_MUTANTS)
+def test_a_restart_that_breaks_a_promise_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
+    owner, method, mutant, text = RESTART_MUTANTS[name]
+    monkeypatch.setattr(owner, method, mutant)
+    seeds = [seed for seed in range(500, 2500) if Plan.of(seed).restarts]
+    with pytest.raises(AssertionError, match=rf"(?s){text}.*replay: python -m tests.simulated_ps"):
+        run(seeds)
 
 
 def test_a_bound_that_is_one_too_wide_is_found(monkeypatch: pytest.MonkeyPatch):
