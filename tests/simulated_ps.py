@@ -39,7 +39,7 @@ from ps import (
 from ps.client import PSClient
 from ps.errors import WorkerLost
 from ps.lifecycle import ServerSettings
-from ps.params import Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.params import SGD, Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.service import Service
 from ps.sharding import deal
 from ps.table_batches import Batch
@@ -80,6 +80,8 @@ class Plan:
     """Whether each step looks rows up, and pushes them after the groups; always in hybrid."""
     restarts: bool
     """Whether one server dies and is started again from a save."""
+    clips: bool
+    """Whether pushes take the two rounds of a norm over all servers; it never is too large."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -99,13 +101,15 @@ class Plan:
             visits=dice.random() < 0.3,
             has_rows=consistency == "hybrid" or dice.random() < 0.2,
             restarts=dice.random() < 0.3,
+            clips=consistency in ("sync", "hybrid") and dice.random() < 0.3,
         )
 
     @property
     def manifest(self) -> Manifest:
         params = (ParamSpec("w", (self.num_buckets * BUCKET_ELEMENTS,)),)
+        rule = SGD(global_clipnorm=1e9) if self.clips else Add()
         return Manifest(
-            groups=(GroupSpec("g", "float32", Add(), params),),
+            groups=(GroupSpec("g", "float32", rule, params),),
             tables=(table(segments=1),) if self.has_rows else (),
             bucket_bytes=4 * BUCKET_ELEMENTS,
             consistency=self.consistency,
@@ -243,7 +247,7 @@ class Simulation:
             client.seed(manifest, zeros)
         client.attach()
         mine = {"g": zeros["g"].copy()}
-        mine["g"][worker.rank :: BUCKET_ELEMENTS] = 1.0
+        mine["g"][worker.rank :: BUCKET_ELEMENTS] = -2.0 if plan.clips else 1.0  # HYPER is 0.5
         dice = random.Random(f"work {plan.seed} {worker.rank}")
         for _ in range(plan.num_steps + (dice.randint(0, 3) if plan.restarts else 0)):
             if plan.visits and dice.random() < 0.3:

@@ -74,8 +74,9 @@ class Restart:
         self._tell_who_ends(world)
 
     def _may_save(self) -> bool:
+        """Whether all are at one clock, if their mode has one, and between no two rounds."""
         shards = [served.life.shard for served in self._network.services]
-        if any(shard is None for shard in shards):
+        if not all(shard is not None and shard.reduction.is_settled for shard in shards):
             return False
         has_barrier = any(shard and shard.manifest.has_barrier for shard in shards)
         clocks = {shard.gate.clock for shard in shards if shard is not None}
