@@ -375,7 +375,8 @@ class Service:
         if not self.life.install(shard):
             return False
         self._saving.passed_over = newer
-        if manifest == checkpoint.manifest and not like.reset_optimizer:
+        is_whole = not like.reset_optimizer and not any(table.has_left_out for table in tables)
+        if is_whole and manifest == checkpoint.manifest:
             self._saving.note_restored(checkpoint.save_id, num_changes)
         age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
         self._undone = Undone(checkpoint.step, max(0.0, age_s))

@@ -160,6 +160,21 @@ def test_what_changes_while_a_save_is_written_is_in_the_next_one(
         assert Everything(client, 0).held() == before
 
 
+def test_a_restore_that_has_left_rows_out_is_not_what_was_saved(tmp_path: Path):
+    full = table(max_rows=64, when_full="lru")
+    manifest = Manifest(groups=(), tables=(full,))
+    with cluster() as bed:
+        (client,) = bed.workers(manifest, {})
+        client.tables.push({"user": (np.arange(64), ones(np.arange(64)))}, hyper=HYPER)
+        assert saved(client, tmp_path) == 0
+    with cluster(num_servers=3) as bed:
+        client = bed.client()
+        client.restore(tmp_path)
+        held = sum(ids.size for ids, _ in client.tables.scan("user"))
+        assert held < 64, "ids are not dealt evenly"
+        assert saved(client, tmp_path) == 1
+
+
 def test_rows_alone_are_saved_again_and_again(tmp_path: Path):
     manifest = Manifest(groups=(), tables=(table(),))
     with cluster(num_servers=2) as bed:
