@@ -371,6 +371,9 @@ class Service:
         )
         shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
         shard.notes.fill(extra.notes)
+        if like.job is not None:  # in another run the attempts count from 0 again
+            for session in extra.sessions or ():
+                shard.gate.fence(WorkerRank(session.worker), session.incarnation)
         num_changes = shard.num_changes
         if not self.life.install(shard):
             return False

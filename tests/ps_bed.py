@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ps import messages
+from ps.checkpoint_restore import Restoring
 from ps.client import PSClient
 from ps.counters import resident_bytes
 from ps.decisions import OnLost
@@ -112,12 +113,12 @@ class Cluster:
             self.servers.append(server)
 
     def restart(self, rank: int, directory: Path) -> PSServer:
-        """End a server without a word and start one in its place from the newest checkpoint."""
+        """End a server without a word and start one in its place, as a supervisor does."""
         old = self.servers[rank]
         host, port = old.endpoint.host, old.endpoint.port
         old.close(0.5)
         server = PSServer(old.settings, self.credentials, open_storage=self.open_storage)
-        server.restore(directory)
+        server.restore(directory, like=Restoring(job=self.credentials.cluster_id))
         if port:
             server.bind_tcp(host, port)
         else:

@@ -11,6 +11,7 @@ import pytest
 
 from ps import messages
 from ps.client import PSClient
+from ps.errors import StaleIncarnation
 from ps.params import SGD, Hyper, WorkerRank
 from ps.request_fields import Number
 from tests.ps_bed import (
@@ -198,3 +199,24 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_ended(tmp_path
         succeeded(run_all(trains_on, tells))
         server.close()
         server.worker_done(0)
+
+
+@pytest.mark.fault("F06")
+def test_a_replaced_attempt_stays_refused_by_a_restarted_server(tmp_path: Path):
+    manifest = make_manifest(600, rule=SGD())
+    with cluster(num_workers=1) as bed:
+        frozen = bed.client(0)
+        frozen.seed(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        frozen.push(grads, hyper=HYPER, rows=4)
+        newer = bed.client(0, incarnation=1)
+        newer.attach()
+        newer.push(grads, hyper=HYPER, rows=4)
+        newer.save(tmp_path, 2)
+        bed.restart(0, tmp_path)
+        with pytest.raises(StaleIncarnation, match="accepts 1 and newer"):
+            frozen.push(grads, hyper=HYPER, rows=4)
+        newer.push(grads, hyper=HYPER, rows=4)
+        np.testing.assert_allclose(
+            bed.pulled(newer)["trainable"], -0.3 * grads["trainable"], rtol=1e-6
+        )
