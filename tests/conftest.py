@@ -32,7 +32,7 @@ LIBRARY_THREADS = (
 )
 GROWING_POOLS = ("tfos-control-",)  # of a cluster that several tests share: busy, it starts more
 SPARK_COMMANDS = ("java", "pyspark.daemon")  # end with the SparkContext, which outlives a test
-SETTLE_S = 5.0
+SETTLE_S = 20.0
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 # How long an example takes, or its data to make, is the machine's affair.

@@ -83,7 +83,7 @@ def test_a_closed_client_makes_no_lane():
 def test_a_typed_answer_has_time_to_come(left_s: float):
     """On a busy machine 30 ms are not enough, and the caller would not hear what was waited for."""
     answer_s = left_s - exchange._server_wait_s(left_s)
-    assert min(0.25, left_s / 2) <= answer_s + 1e-9 <= 1.0 + 2e-9
+    assert min(0.5, left_s / 2) <= answer_s + 1e-9 <= 1.0 + 2e-9
 
 
 def test_refusals_are_counted_as_answers():

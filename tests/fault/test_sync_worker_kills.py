@@ -28,7 +28,7 @@ SIZE = 200_000
 NUM_WORKERS = 3
 LAST = NUM_WORKERS - 1
 FIRST = 3
-DIE_S = 5.0
+DIE_S = 10.0
 """2 s are promised; a machine under full load gets more."""
 WORKER = """
 import sys
