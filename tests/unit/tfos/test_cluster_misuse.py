@@ -200,7 +200,7 @@ def test_a_last_save_needs_an_absolute_path(path):
 
 @pytest.mark.fault("F15")
 def test_jobs_that_others_cancel_end_the_cluster_in_order_workers_first(spark):
-    cluster = _reserve(spark)
+    cluster = _reserve(spark, config=PATIENT)
     cluster.start(main_fun)
     (server,) = [node for node in spark.nodes if node.name == "ps:0"]
     (worker,) = [node for node in spark.nodes if node.name == "worker:0"]
