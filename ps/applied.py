@@ -65,6 +65,7 @@ class _Record:
         "incarnation",
         "may_jump",
         "refusal",
+        "resent",
         "sequence",
     )
 
@@ -76,6 +77,8 @@ class _Record:
         self.heard = 0
         # After a restore the session is ahead of the record: the requests between are lost.
         self.may_jump = False
+        # The first request since then: it may be one that the restore has undone.
+        self.resent = 0
         self.refusal: PSError | None = None
 
 
@@ -114,10 +117,13 @@ class AppliedRecord:
             SequenceGap: this record does not know what was acknowledged: the state was lost.
         """
         self.refuse_stale(request.worker, request.incarnation)
+        is_unheard = self._is_restored and self._begun(request) is None
         record = self._record_of(request)
         sequence = request.sequence
         if sequence <= record.completed or sequence < record.sequence:
             return Verdict.REPEATED
+        if record.may_jump or (is_unheard and acknowledged):
+            record.resent = sequence
         if sequence == record.sequence:
             return Verdict.RESUMED
         lost = acknowledged - record.sequence
@@ -136,12 +142,10 @@ class AppliedRecord:
         record.refusal = None
         return Verdict.NEW
 
-    def is_back(self, request: RequestId, acknowledged: int) -> bool:
-        """Whether a session that lived before a restore comes back; ask it before `begin`."""
-        if not self._is_restored:
-            return False
+    def is_resent(self, request: RequestId) -> bool:
+        """Whether a session that lived before a restore came back with this; ask after `begin`."""
         record = self._begun(request)
-        return acknowledged > 0 if record is None else record.may_jump
+        return record is not None and record.resent == request.sequence
 
     def give_up(self, request: RequestId) -> None:
         """Note that this request belongs to what a restore has undone: nothing is applied."""

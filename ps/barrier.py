@@ -13,7 +13,7 @@ A worker is, seen from the barrier:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from ps.decisions import (
     Action,
@@ -122,18 +122,20 @@ class Sync:
             dropped.append(Drop(worker))
         return dropped + self._complete_if_all_arrived()
 
-    def catch_up(self, clock: int) -> list[Action]:
+    def catch_up(self, clock: int, resent: Set[WorkerRank] = frozenset()) -> list[Action]:
         """After a restore: some worker was told of this clock, so those up to it are undone.
 
-        What has arrived so far was sent again for the last of them: its sender did not hear that it
-        was applied. It is lost too and waits no longer, or its sender would stay one behind.
+        What these workers have sent again was for the last of them: they did not hear that it was
+        applied. It is lost too and waits no longer, or they would stay one behind. What is new is
+        for the clock that is open now.
         """
         if clock <= self._clock:
             return []
         self._clock = clock
-        waiting = tuple(sorted(self._arrived))
-        self._arrived.clear()
-        return [Undo(waiting, clock)] if waiting else []
+        undone = tuple(sorted(self._arrived.keys() & resent))
+        for worker in undone:
+            del self._arrived[worker]
+        return [Undo(undone, clock)] if undone else []
 
     def missing(self) -> tuple[WorkerRank, ...]:
         """The members that have not pushed into the open barrier."""

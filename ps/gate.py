@@ -66,6 +66,8 @@ class Gate(Generic[Gradient]):
         self.rows = RowGate(self, policy, record)
         self._arriving: set[WorkerRank] = set()
         """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
+        self._told_clock = 0
+        """The newest that the server before a restore has told, as far as anybody has said."""
         self._closed: PSError | None = None
         self.on_moved: Callable[[], None] = lambda: None
         """Called under the lock when clock or parameters may have changed."""
@@ -113,14 +115,13 @@ class Gate(Generic[Gradient]):
         """
         with self.changed:
             self.refuse_closed()
-            is_back = self._record.is_back(request, acknowledged)
             verdict = self._record.begin(request, acknowledged)
             self._drop_replaced(request.worker)
             self._catch_up(told_clock)
             # Workers at a barrier are told of the same clocks, but the one whose answer was lost
             # does not know of the last: its push comes again, for a clock that is past.
-            is_past = isinstance(self._policy, Sync) and 0 < told_clock < self._policy.clock
-            if is_back and is_push and is_past and verdict is not Verdict.REPEATED:
+            is_past = is_push and 0 < told_clock < self._told_clock
+            if is_past and verdict is not Verdict.REPEATED and self._record.is_resent(request):
                 self._record.give_up(request)
                 return Verdict.REPEATED, None
             return verdict, self._waiting.find(request)
@@ -329,9 +330,11 @@ class Gate(Generic[Gradient]):
 
     def _catch_up(self, told_clock: int) -> None:
         """Only a restored server can have told a worker of a clock that it does not know itself."""
-        policy = self._policy
-        if isinstance(policy, Sync) and self._record.is_restored and told_clock > policy.clock:
-            self.execute(policy.catch_up(told_clock))
+        policy, record = self._policy, self._record
+        if isinstance(policy, Sync) and record.is_restored and told_clock > policy.clock:
+            self._told_clock = told_clock
+            resent = {one.worker for one in self._waiting.requests if record.is_resent(one)}
+            self.execute(policy.catch_up(told_clock, resent))
 
     def _drop_replaced(self, worker: WorkerRank) -> None:
         """Let nothing wait that an attempt of the worker has pushed which is fenced by now.

@@ -92,6 +92,7 @@ class WaitingPushes(Generic[Gradient]):
         """Answer: they were part of a clock that a restore has undone, so nothing is applied."""
         for arrival in [one for worker in action.workers for one in self._take(worker)]:
             arrival.clock = action.clock
+            arrival.error = arrival.error or self._record.refusal_of(arrival.id)
             self._record.give_up(arrival.id)
 
     def drop(self, action: Drop) -> None:
