@@ -89,7 +89,7 @@ class PSClient:
         )
         self._open_storage = open_storage
         self._saver = Saver(credentials.cluster_id, open_storage)
-        self._meetings = MeetingClient(self._fleet, timeout_s)
+        self._meetings = MeetingClient(self._fleet)
         self._note_numbers = itertools.count(1)
 
     def __enter__(self) -> PSClient:

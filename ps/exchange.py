@@ -81,7 +81,9 @@ def _drive(
                 raise _timeout(waiting, timeout_s)
             _advance(calls, under_way, deadline_s)
             for call in waiting:
-                if call.is_open and call.link.unreachable_s() > reconnect_s:
+                # Between two calls nobody tries: that time is no reason to give up.
+                tried_s = min(call.link.unreachable_s(), time.monotonic() - call.begun_s)
+                if call.is_open and tried_s > reconnect_s:
                     raise _gone(call, reconnect_s)
     finally:
         for index in under_way:

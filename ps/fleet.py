@@ -7,6 +7,7 @@ Threads: one at a time; ps.client holds its lock around every call. `lane` and `
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -32,7 +33,10 @@ from ps.request_fields import Number
 from ps.stats import ServerStats
 from rpc.address import Endpoint
 from rpc.connection import Buffer, Reply
+from rpc.errors import RpcError
 from rpc.handshake import Credentials, Identity
+
+_logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 ChangingRequest = Callable[[Number, float], messages.Changing]
@@ -184,21 +188,29 @@ class Fleet:
         return self._standing is not None
 
     def look_after(self, *, timeout_s: float) -> None:
-        """Find servers that were started again, and tell them where this worker stands."""
+        """Find servers that were started again, and tell them where this worker stands.
+
+        What fails is logged and left to the next look: nothing hangs on it for this worker.
+
+        Args:
+            timeout_s: for each server.
+        """
         request = self._standing
         if request is None:
             return
         for link in self.links:
-            link.look_after()
-        counts = [link.num_connections for link in self.links]
-        anew = [
-            link
-            for link, now, before in zip(self.links, counts, self._stood, strict=True)
-            if now != before
-        ]
-        if anew:
-            self._stood = counts
-            self.change(lambda number, _: request(number), timeout_s=timeout_s, links=anew)
+            unknown = self._unknown
+            try:
+                link.look_after(timeout_s)
+                count = link.num_connections
+                if count != self._stood[link.server]:
+                    self.change(
+                        lambda number, _: request(number), timeout_s=timeout_s, links=[link]
+                    )
+                    self._stood[link.server] = count
+            except (PSError, RpcError) as error:
+                self._unknown = unknown  # it is said again, under another number
+                _logger.info("%s was not told that this worker is away: %s", link.name, error)
 
     def check_size(self, described: Sequence[Description]) -> None:
         """Refuse servers that were started for another number of servers or workers."""

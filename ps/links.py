@@ -213,12 +213,12 @@ class Link:
         """How long until the next attempt."""
         return max(0.0, self._next_attempt_s - time.monotonic())
 
-    def look_after(self) -> None:
+    def look_after(self, timeout_s: float) -> None:
         """Connect again if the server has closed the connection; does nothing between attempts."""
         if self.connection is not None and self.connection.peer_closed():
             self.connection.close()
         if self.is_due():
-            self.open_connection(CONNECT_TIMEOUT_S)
+            self.open_connection(timeout_s)
 
     def retire(self) -> None:
         """Close the connection and make no other; a call under way on another thread ends."""

@@ -18,6 +18,8 @@ from rpc.connection import Reply
 
 LOOK_AFTER_S = 15.0
 """How often a worker that has left looks whether a server was started again, while it meets."""
+LOOK_S = 1.0
+"""How long a look may wait for one server."""
 
 
 class MeetingClient:
@@ -25,12 +27,10 @@ class MeetingClient:
 
     Args:
         fleet: the links to the servers.
-        timeout_s: of telling a server where this worker stands.
     """
 
-    def __init__(self, fleet: Fleet, timeout_s: float) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._timeout_s = timeout_s
         self._uses: dict[str, int] = {}
 
     def meet(self, key: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
@@ -43,9 +43,8 @@ class MeetingClient:
     def _wait(self, name: str, value: bytes, timeout_s: float) -> Reply:
         deadline_s = time.monotonic() + timeout_s
         while True:
-            self._fleet.look_after(timeout_s=self._timeout_s)
             left_s = deadline_s - time.monotonic()
-            is_last = left_s <= LOOK_AFTER_S or not self._fleet.stands_by
+            is_last = left_s < 2 * LOOK_AFTER_S or not self._fleet.stands_by
             call = Outgoing(
                 self._fleet.links[0],
                 lambda wait_s: messages.Meet(name, wait_s),
@@ -56,3 +55,4 @@ class MeetingClient:
             except RequestTimeout:
                 if is_last:
                     raise
+            self._fleet.look_after(timeout_s=LOOK_S)

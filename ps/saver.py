@@ -115,7 +115,7 @@ class Saver:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
         storage = self._open_storage(directory)
         if step is None:
-            found = _unchanged_since(storage, servers, timeout_s)
+            found = self._unchanged_since(storage, servers, timeout_s)
             if found:
                 return found
         place = self._place(directory)
@@ -149,6 +149,25 @@ class Saver:
         place.base = Base(step, save_id)
         place.num_deltas = place.num_deltas + 1 if base else 0
         return path
+
+    def _unchanged_since(self, storage: Storage, servers: Servers, timeout_s: float) -> str:
+        """Return the newest step's directory if the servers are as it holds them, else nothing.
+
+        Another job's does not count: a server of this one that is started again takes only its own.
+        """
+        described = servers.ask(messages.Describe(), messages.Description, timeout_s=timeout_s)
+        saves = set.intersection(*(set(server.saved_as) for server in described))
+        newer: list[int] = []
+        for step in steps_on_disk(storage) if saves else ():
+            with contextlib.suppress(
+                CheckpointError
+            ):  # unreadable: it is not that save, as it stands
+                found = load_chain(storage, step)[0]
+                if found.save_id in saves and found.job == self._owner:
+                    is_newest = set(newer) <= {*found.passed_over}
+                    return storage.where(step_name(step)) if is_newest else ""
+            newer.append(step)
+        return ""
 
     def close(self) -> None:
         """Give the directories back to other jobs. Idempotent."""
@@ -201,21 +220,6 @@ def _cut(servers: Servers, order: messages.Cut, deadline_s: float, *, is_agreed:
         margin = 2 * margin + 1 if is_missed else 0
         order = msgspec.structs.replace(order, clock=newest + margin)
         wait_s = CLOCK_WAIT_S
-
-
-def _unchanged_since(storage: Storage, servers: Servers, timeout_s: float) -> str:
-    """Return the newest step's directory if the servers are as it holds them, else nothing."""
-    described = servers.ask(messages.Describe(), messages.Description, timeout_s=timeout_s)
-    saves = set.intersection(*(set(server.saved_as) for server in described))
-    newer: list[int] = []
-    for step in steps_on_disk(storage) if saves else ():
-        with contextlib.suppress(CheckpointError):  # unreadable: it is not that save, as it stands
-            found = load_chain(storage, step)[0]
-            if found.save_id in saves:
-                is_newest = set(newer) <= {*found.passed_over}
-                return storage.where(step_name(step)) if is_newest else ""
-        newer.append(step)
-    return ""
 
 
 def next_step(clock: int, on_disk: Collection[int], passed_over: Collection[int]) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from ps import messages
 from ps.client import PSClient
-from ps.errors import StaleIncarnation
+from ps.errors import NonFiniteGradient, StaleIncarnation
 from ps.params import SGD, Hyper, WorkerRank
 from ps.request_fields import Number
 from tests.ps_bed import (
@@ -220,3 +220,82 @@ def test_a_replaced_attempt_stays_refused_by_a_restarted_server(tmp_path: Path):
         np.testing.assert_allclose(
             bed.pulled(newer)["trainable"], -0.3 * grads["trainable"], rtol=1e-6
         )
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("how", ["join", "attempt"])
+def test_what_is_new_is_not_undone_with_what_a_server_has_forgotten(tmp_path: Path, how: str):
+    """Worker 1 comes to the restarted server before the one that knows how far it was."""
+    manifest = make_manifest(600, rule=SGD(), consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        ahead, other = clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        ahead.save(tmp_path, 1)
+        step_of_all(clients, grads)
+        other.leave()
+        for _ in range(2):
+            ahead.push(grads, hyper=HYPER, rows=4)
+        server = bed.restart(1, tmp_path)
+        comes = other
+        if how == "attempt":
+            comes = bed.client(1, incarnation=1)
+            comes.attach()
+        gate = server._service.life.loaded().gate
+
+        def worker_1() -> None:
+            assert comes.join().clock == 5
+            for _ in range(2):
+                comes.push(grads, hyper=HYPER, rows=4)
+
+        def worker_0() -> None:
+            wait_until(lambda: bool(gate.waiting), "the null push that lines worker 1 up")
+            for _ in range(3):
+                ahead.push(grads, hyper=HYPER, rows=4)
+
+        succeeded(run_all(worker_1, worker_0))
+        assert [each.stats().clock for each in bed.servers] == [7, 7]
+
+
+@pytest.mark.fault("F08")
+def test_a_new_push_after_a_refused_one_is_not_taken_for_an_undone_one(tmp_path: Path):
+    manifest = make_manifest(600, rule=SGD(), consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        grads, bad = random_arrays(manifest, 1), filled(manifest, np.inf)
+        step_of_all(clients, grads)
+        results = run_all(
+            partial(clients[0].push, grads, hyper=HYPER, rows=4),
+            partial(clients[1].push, bad, hyper=HYPER, rows=4),
+        )
+        assert isinstance(results[1], NonFiniteGradient)
+        clients[0].save(tmp_path, 2)
+        bed.restart(1, tmp_path)
+        for clock in (3, 4):
+            assert step_of_all(clients, grads) == [clock, clock]
+        assert [each.stats().clock for each in bed.servers] == [4, 4]
+
+
+def test_a_meeting_goes_on_while_another_server_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("ps.meeting_client.LOOK_AFTER_S", 0.1)
+    monkeypatch.setattr("ps.meeting_client.LOOK_S", 0.1)
+    manifest = make_manifest(600, rule=SGD(), consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        idle, other = clients = bed.workers(manifest, filled(manifest))
+        step_of_all(clients, random_arrays(manifest, 1))
+        idle.leave()
+        idle.save(tmp_path, 1)
+        bed.servers[1].close(0.5)
+        away = idle._fleet.links[1]
+
+        def comes_late() -> None:
+            wait_until(lambda: away.last_failure is not None, "worker 0 has looked")
+            other.leave()
+            other.rendezvous("epoch", b"", timeout_s=WAIT_S)
+
+        meet = partial(idle.rendezvous, "epoch", b"", timeout_s=WAIT_S)
+        succeeded(run_all(meet, comes_late))
+        bed.restart(1, tmp_path)
+        idle.join()
