@@ -29,6 +29,8 @@ class Arrival(Generic[Gradient]):
     gradient: Gradient | None = None
     """What was staged; None for a null push and for one that was applied as it arrived."""
     staleness: int = 0
+    told_clock: int = 0
+    """The newest clock that its sender was told before it; a staged push is for the next one."""
     note: PushedNote | None = None
     """What is kept once it is part of the parameters."""
     is_applied: bool = False

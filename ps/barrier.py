@@ -122,17 +122,17 @@ class Sync:
             dropped.append(Drop(worker))
         return dropped + self._complete_if_all_arrived()
 
-    def catch_up(self, clock: int, resent: Set[WorkerRank] = frozenset()) -> list[Action]:
+    def catch_up(self, clock: int, behind: Set[WorkerRank] = frozenset()) -> list[Action]:
         """After a restore: some worker was told of this clock, so those up to it are undone.
 
-        What these workers have sent again was for the last of them: they did not hear that it was
-        applied. It is lost too and waits no longer, or they would stay one behind. What is new is
-        for the clock that is open now.
+        What has arrived of the workers that are behind was sent again for the last of them: they
+        did not hear that it was applied. It is lost too and waits no longer, or they would stay one
+        behind. All else is for the clock that is open now.
         """
         if clock <= self._clock:
             return []
         self._clock = clock
-        undone = tuple(sorted(self._arrived.keys() & resent))
+        undone = tuple(sorted(self._arrived.keys() & behind))
         for worker in undone:
             del self._arrived[worker]
         return [Undo(undone, clock)] if undone else []

@@ -333,8 +333,7 @@ class Gate(Generic[Gradient]):
         policy, record = self._policy, self._record
         if isinstance(policy, Sync) and record.is_restored and told_clock > policy.clock:
             self._told_clock = told_clock
-            resent = {one.worker for one in self._waiting.requests if record.is_resent(one)}
-            self.execute(policy.catch_up(told_clock, resent))
+            self.execute(policy.catch_up(told_clock, self._waiting.meant_before(told_clock)))
 
     def _drop_replaced(self, worker: WorkerRank) -> None:
         """Let nothing wait that an attempt of the worker has pushed which is fenced by now.

@@ -361,14 +361,8 @@ class Service:
         newer = steps_after(root, checkpoint)
         manifest = like.manifest or checkpoint.manifest
         dense, tables = self._new_dense(manifest), self._new_tables(manifest)
-        extra = restore_into(
-            dense,
-            tables,
-            root,
-            checkpoint,
-            place=self.settings,
-            reset_optimizer=like.reset_optimizer,
-        )
+        reset, place = like.reset_optimizer, self.settings
+        extra = restore_into(dense, tables, root, checkpoint, place=place, reset_optimizer=reset)
         shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
         shard.notes.fill(extra.notes)
         if like.job is not None:  # in another run the attempts count from 0 again

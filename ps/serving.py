@@ -372,6 +372,7 @@ class ServingShard:
             None if request.null else request.hyper,
             gradient,
             staleness=staleness,
+            told_clock=request.number.told_clock,
             note=request.note,
             clock=clock,
         )

@@ -52,6 +52,15 @@ class WaitingPushes(Generic[Gradient]):
             raise refusal
         return waiting
 
+    def meant_before(self, clock: int) -> set[WorkerRank]:
+        """Return whose waiting push was for this clock or one before it."""
+        return {
+            arrival.id.worker
+            for arrival in self._arrivals.values()
+            if 0 < arrival.told_clock < clock
+            or (not arrival.told_clock and self._record.is_resent(arrival.id))
+        }
+
     def has_fenced(self, worker: WorkerRank) -> bool:
         """Whether something waits that an attempt of the worker has pushed which is fenced."""
         least = self._record.incarnation_of(worker)
