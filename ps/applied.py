@@ -44,6 +44,14 @@ class RequestId(NamedTuple):
     """Grows with every changing request of this session to this server, from 1."""
 
 
+def is_first(request: RequestId, told_clock: int) -> bool:
+    """Whether a push is for the first clock: its worker was told of none and is no later attempt.
+
+    A later attempt begins where the others are.
+    """
+    return not (told_clock or request.incarnation)
+
+
 class Verdict(enum.Enum):
     """What a request is, seen from the record."""
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic
 
-from ps.applied import AppliedRecord, RequestId, Verdict
+from ps.applied import AppliedRecord, RequestId, Verdict, is_first
 from ps.arrival import Arrival, Contributions, Gradient, still_waits
 from ps.barrier import Sync
 from ps.decisions import Action, Admission, Drop, Grant, Policy, Recall, Reduce, Release, Undo
@@ -120,8 +120,9 @@ class Gate(Generic[Gradient]):
             self._catch_up(told_clock)
             # Workers at a barrier are told of the same clocks, but the one whose answer was lost
             # does not know of the last: its push comes again, for a clock that is past.
-            is_past = is_push and 0 < told_clock < self._told_clock
-            if is_past and verdict is not Verdict.REPEATED and self._record.is_resent(request):
+            is_old = self._record.is_resent(request) or is_first(request, told_clock)
+            is_past = is_push and is_old and told_clock < self._told_clock
+            if is_past and verdict is not Verdict.REPEATED:
                 self._record.give_up(request)
                 return Verdict.REPEATED, None
             return verdict, self._waiting.find(request)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic
 
-from ps.applied import AppliedRecord, RequestId
+from ps.applied import AppliedRecord, RequestId, is_first
 from ps.arrival import Arrival, Contributions, Gradient
 from ps.decisions import Break, Drop, Reduce, Release, Undo, worker_lost
 from ps.errors import PSError, StaleIncarnation
@@ -57,8 +57,12 @@ class WaitingPushes(Generic[Gradient]):
         return {
             arrival.id.worker
             for arrival in self._arrivals.values()
-            if 0 < arrival.told_clock < clock
-            or (not arrival.told_clock and self._record.is_resent(arrival.id))
+            if arrival.told_clock < clock
+            and (
+                arrival.told_clock
+                or is_first(arrival.id, arrival.told_clock)
+                or self._record.is_resent(arrival.id)
+            )
         }
 
     def has_fenced(self, worker: WorkerRank) -> bool:
