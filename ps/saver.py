@@ -159,9 +159,7 @@ class Saver:
         saves = set.intersection(*(set(server.saved_as) for server in described))
         newer: list[int] = []
         for step in steps_on_disk(storage) if saves else ():
-            with contextlib.suppress(
-                CheckpointError
-            ):  # unreadable: it is not that save, as it stands
+            with contextlib.suppress(CheckpointError):  # unreadable: it is not that save
                 found = load_chain(storage, step)[0]
                 if found.save_id in saves and found.job == self._owner:
                     is_newest = set(newer) <= {*found.passed_over}
