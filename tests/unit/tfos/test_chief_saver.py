@@ -106,13 +106,14 @@ def test_steps_are_counted_by_the_clock_whatever_the_last_save_was_called(
     with cluster("inproc") as bed:
         saver = ChiefSaver(plan(tmp_path, every_steps=2, resume=True), bed.client)
         saver.start()
+        wait_until(lambda: latest(tmp_path) == 1001, "the run's own first save")
         client = bed.client()
         client.attach()
         for _ in range(2):
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
-        wait_until(lambda: latest(tmp_path) == 1001, "the save after two updates")
+        wait_until(lambda: latest(tmp_path) == 1002, "the save after two updates")
         saver.close()
-    assert latest(tmp_path) == 1001
+    assert latest(tmp_path) == 1002
 
 
 @pytest.mark.fault("F40")
