@@ -13,8 +13,8 @@ instead. With s = 0 workers go in step, though each sees a part of the others' n
 A worker that joins starts at the slowest member's clock, the same at all servers, so nobody's bound
 is broken by it. One that leaves, finishes or is lost is waited for no more; its updates stay.
 
-A server that was restored counts from 0 again, which changes no distance between workers. It learns
-where the other servers are from the first worker that joins, and counts on from there.
+A server that was restored counts from 0 again, and each worker's next request tells it where that
+worker stands. Until all members have spoken, those that have wait for those that have not.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from __future__ import annotations
 from ps.decisions import Action, Admission, Drop, Release, refuse_finished, refuse_outsider
 from ps.errors import SettingsError
 from ps.params import WorkerRank
-
-_UNDER_WAY = 2
-"""Clocks beyond the bound that servers may differ by: a push or a leave that one knows of first."""
 
 
 class StaleSync:
@@ -90,9 +87,6 @@ class StaleSync:
         wait for each other: it joins all servers, and again with the largest of their clocks.
         """
         refuse_finished(worker, self._finished)
-        behind = at_least - self.clock_of(worker)
-        if behind > self._bound + _UNDER_WAY:
-            self._count_on(behind)
         self._clocks[worker] = max(self.clock_of(worker), at_least)
         return self._release()
 
@@ -116,17 +110,19 @@ class StaleSync:
         self._waiting.discard(worker)
         return dropped
 
+    def catch_up(self, worker: WorkerRank, clock: int) -> list[Action]:
+        """After a restore: a member had got to this clock of its own, which never goes back."""
+        if worker not in self._clocks or clock <= self._clocks[worker]:
+            return []
+        self._clocks[worker] = clock
+        return self._release()
+
     def missing(self) -> tuple[WorkerRank, ...]:
         """The slowest members that somebody waits for."""
         if not self._waiting:
             return ()
         behind = min(self._clocks[worker] for worker in self._waiting) - self._bound
         return tuple(sorted(rank for rank, clock in self._clocks.items() if clock < behind))
-
-    def _count_on(self, clocks: int) -> None:
-        """Raise all clocks alike: else the one that joins would wait until others are so far."""
-        self._clocks = {worker: clock + clocks for worker, clock in self._clocks.items()}
-        self._slowest += clocks
 
     def _release(self) -> list[Action]:
         """Answer those within the bound; the slowest clock never goes back."""

@@ -149,7 +149,8 @@ class Fleet:
             for call in calls:
                 if call.reply is not None:
                     call.link.acknowledged = call.link.sequence
-                    call.link.told_clock = messages.decode_reply(call.reply.meta, Ack).clock
+                    told = messages.decode_reply(call.reply.meta, Ack).own_clock
+                    call.link.told_clock = max(call.link.told_clock, told)
 
     def line_up(self, acks: Sequence[Ack], manifest: Manifest, *, timeout_s: float) -> list[Ack]:
         """Let a worker that has joined stand at the same clock everywhere, the largest.

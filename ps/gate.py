@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic
 
-from ps.applied import AppliedRecord, RequestId, Verdict, is_first
+from ps.applied import AppliedRecord, RequestId, Verdict
 from ps.arrival import Arrival, Contributions, Gradient, still_waits
-from ps.barrier import Sync
 from ps.decisions import Action, Admission, Drop, Grant, Policy, Recall, Reduce, Release, Undo
 from ps.errors import NonFiniteGradient, PeerGone, PSError, ServerError
+from ps.forgotten import Forgotten
 from ps.lookups import WaitingLookups
 from ps.params import WorkerRank
 from ps.row_gate import RowGate
@@ -66,8 +66,7 @@ class Gate(Generic[Gradient]):
         self.rows = RowGate(self, policy, record)
         self._arriving: set[WorkerRank] = set()
         """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
-        self._told_clock = 0
-        """The newest that the server before a restore has told, as far as anybody has said."""
+        self._forgotten = Forgotten(policy, record, self._waiting)
         self._closed: PSError | None = None
         self.on_moved: Callable[[], None] = lambda: None
         """Called under the lock when clock or parameters may have changed."""
@@ -106,7 +105,7 @@ class Gate(Generic[Gradient]):
         Args:
             request: its name.
             acknowledged: the last request that the session was told is done.
-            told_clock: the newest clock that it was told; 0: none yet.
+            told_clock: the newest clock that its worker was told; 0: none yet.
             is_push: it is meant for one clock; after a restore that clock may be past.
 
         Raises:
@@ -117,14 +116,16 @@ class Gate(Generic[Gradient]):
             self.refuse_closed()
             verdict = self._record.begin(request, acknowledged)
             self._drop_replaced(request.worker)
-            self._catch_up(told_clock)
-            # Workers at a barrier are told of the same clocks, but the one whose answer was lost
-            # does not know of the last: its push comes again, for a clock that is past.
-            is_old = self._record.is_resent(request) or is_first(request, told_clock)
-            is_past = is_push and is_old and told_clock < self._told_clock
-            if is_past and verdict is not Verdict.REPEATED:
-                self._record.give_up(request)
-                return Verdict.REPEATED, None
+            if self._record.is_restored:
+                is_repeated = verdict is Verdict.REPEATED
+                counted = is_push and is_repeated
+                news = self._forgotten.learn(request.worker, told_clock, counts=counted)
+                if news is not None:
+                    self.execute(news)
+                is_open = is_push and not is_repeated
+                if is_open and self._forgotten.is_past(request, told_clock):
+                    self._record.give_up(request)
+                    return Verdict.REPEATED, None
             return verdict, self._waiting.find(request)
 
     def admit(self, request: RequestId) -> Admission:
@@ -328,13 +329,6 @@ class Gate(Generic[Gradient]):
             self._closed = error
             self._waiting.close(error, self._policy.clock)
             self.changed.notify_all()
-
-    def _catch_up(self, told_clock: int) -> None:
-        """Only a restored server can have told a worker of a clock that it does not know itself."""
-        policy, record = self._policy, self._record
-        if isinstance(policy, Sync) and record.is_restored and told_clock > policy.clock:
-            self._told_clock = told_clock
-            self.execute(policy.catch_up(told_clock, self._waiting.meant_before(told_clock)))
 
     def _drop_replaced(self, worker: WorkerRank) -> None:
         """Let nothing wait that an attempt of the worker has pushed which is fenced by now.

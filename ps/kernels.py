@@ -239,6 +239,7 @@ def _dispatcher(name: str) -> Any:
     return kernel_of_distinct_arrays(namespace[name])
 
 
+@functools.cache
 def _signature(name: str, dtype: str) -> tuple[Any, ...]:
     """Return the one signature for which a kernel is compiled in this dtype.
 

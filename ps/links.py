@@ -96,7 +96,7 @@ class Link:
         self.acknowledged = 0
         """Number of the last one that it has answered with success."""
         self.told_clock = 0
-        """The newest clock that it has answered a changing request with."""
+        """Where it has told this worker to stand, at the furthest; see Ack.own_clock."""
         self._credentials = credentials
         self._identity = identity
         self.last_failure: RpcError | None = None

@@ -320,7 +320,7 @@ class Ack(msgspec.Struct, frozen=True):
     has_squares: bool = False
     """Whether the payload is the squares of a reduced gradient that waits for Settle."""
     own_clock: int = 0
-    """After Join: where the worker stands; in ssp its own pushes count, elsewhere it is `clock`."""
+    """Of pushes and memberships: where the worker stands; its own in ssp, elsewhere `clock`."""
 
 
 class Scanned(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ class Number(msgspec.Struct, frozen=True, array_like=True):
     acknowledged: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
     """The last of this session's requests that this server has answered with success."""
     told_clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
-    """The newest clock in those answers; a server that was restored learns by it how far it was."""
+    """The worker's newest clock in those answers; a restored server learns by it how far it was."""
 
 
 class BatchName(msgspec.Struct, frozen=True, array_like=True):

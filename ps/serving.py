@@ -88,6 +88,7 @@ class ServingShard:
     ) -> None:
         self.dense = dense
         self.manifest_hash = dense.manifest.hash()
+        self._counts_workers = dense.manifest.consistency == "ssp"
         self._counters = counters
         self._values = [dense.value_bytes(bucket.id) for bucket in dense.buckets]
         self._values_in = Intake(dense, packed=False)
@@ -168,7 +169,8 @@ class ServingShard:
             sent = self._apply_arriving(call, request, sender, deadline_s, answers_early=early)
             arrival = self.gate.arrive(self._arrival(sender, request, staleness=staleness))
         clock = self._wait(call, arrival, deadline_s)
-        ack = Ack(clock, not request.null, staleness)
+        own_clock = self.gate.clock_of(sender.worker) if self._counts_workers else clock
+        ack = Ack(clock, not request.null, staleness, own_clock=own_clock)
         if self.reduction.in_rounds:
             self._reply_squares(call, request, ack)
             return
@@ -190,7 +192,7 @@ class ServingShard:
                 self.reduction.settle(request.clock, squares)
                 self._record.complete(sender)
             clock = self.gate.clock
-        ack = Ack(clock, applied=squares is not None)
+        ack = Ack(clock, applied=squares is not None, own_clock=clock)
         call.reply(messages.encode(ack), self._values if request.pull else ())
         if request.pull:
             self._counters.add(bytes_out=self.dense.value_nbytes)

@@ -143,9 +143,9 @@ def test_workers_that_join_with_one_clock_at_all_servers_never_wait_for_each_oth
 
 
 @pytest.mark.fault("F08")
-def test_a_worker_that_joins_a_restored_server_does_not_wait_for_its_old_clocks():
+@pytest.mark.parametrize("bound", [0, 1])
+def test_a_worker_that_leaves_and_joins_about_a_restart_never_waits_for_who_waits_for_it(bound):
     """One server counts from 0 again, the other one is at 1000: nobody is 1000 pushes ahead."""
-    bound = 1
     servers = [StaleSync(3, bound), StaleSync(3, bound)]
     for _ in range(1000):
         for worker in (W0, W1, W2):
@@ -155,20 +155,29 @@ def test_a_worker_that_joins_a_restored_server_does_not_wait_for_its_old_clocks(
     newest = max(server.clock_of(W2) for server in servers)
     for server in servers:
         server.on_join(W2, newest)
-    assert servers[1].clocks == servers[0].clocks == dict.fromkeys((W0, W1, W2), 1000)
+    push(servers[0], W2)
+    push(servers[1], W2)
+    assert servers[1].missing() == (W0, W1), "they have not said yet where they stand"
+    for worker in (W0, W1):
+        servers[1].catch_up(worker, 1000)
+        push(servers[0], worker)
+        push(servers[1], worker)
+    assert servers[1].clocks == servers[0].clocks == dict.fromkeys((W0, W1, W2), 1001)
     assert go_round(servers)
 
 
 @pytest.mark.fault("F08")
-def test_who_waits_when_a_restored_server_counts_on_waits_for_the_same():
-    policy = StaleSync(3, 0)
-    policy.on_leave(W2)
-    push(policy, W0)
-    assert policy.on_join(W2, 500) == []
-    assert policy.clocks == {W0: 501, W1: 500, W2: 500}
-    assert policy.missing() == (W1, W2)
-    assert policy.on_join(W1, 500) == []
-    assert push(policy, W1) + push(policy, W2) == [Release((W0, W1, W2), 3)]
+def test_a_clock_that_was_told_raises_its_worker_alone_and_frees_who_waits():
+    policy = StaleSync(2, 0)
+    assert policy.catch_up(W0, 7) == []
+    assert push(policy, W0) == []
+    assert policy.catch_up(W1, 6) == []
+    assert policy.catch_up(W1, 5) == [], "a clock never goes back"
+    assert policy.clocks == {W0: 8, W1: 6}
+    assert policy.catch_up(W1, 8) == [Release((W0,), 1)]
+    policy.on_leave(W1)
+    assert policy.catch_up(W1, 9) == []
+    assert policy.clocks == {W0: 8}, "nobody is waited for who has left"
 
 
 def test_after_all_have_left_they_start_again_from_the_slowest():
@@ -264,13 +273,16 @@ class StaleSyncModel(RuleBasedStateMachine):
             with pytest.raises(PhaseError):
                 self.policy.on_join(worker)
             return
-        actions = self.policy.on_join(worker, self.slowest + ahead)
         wanted, stands_at = self.slowest + ahead, self.counts.get(worker, self.slowest)
-        if ahead == 50:  # far more than a push under way: this server counts anew
-            behind = wanted - stands_at
-            self.slowest += behind
-            self.counts = {rank: count + behind for rank, count in self.counts.items()}
+        actions = self.policy.on_join(worker, wanted)
         self.counts[worker] = max(stands_at, wanted)
+        self.check(actions)
+
+    @rule(worker=ranks, ahead=st.integers(-1, 2) | st.just(50))
+    def catch_up(self, worker: WorkerRank, ahead: int) -> None:
+        actions = self.policy.catch_up(worker, self.slowest + ahead)
+        if worker in self.counts:
+            self.counts[worker] = max(self.counts[worker], self.slowest + ahead)
         self.check(actions)
 
     @rule(worker=ranks)
