@@ -5,6 +5,8 @@
 # tfos_spark DIR     sets and exports SPARK_HOME to DIR/spark, links to pip's pyspark: local-cluster executors
 #                    make their work directories under $SPARK_HOME/work, which must not be inside the
 #                    installed package.
+# tfos_spark_classes makes $SPARK_HOME/classes.jsa, Spark's classes as a JVM holds them. One that is started
+#                    with -XX:SharedArchiveFile of it, from this SPARK_HOME, takes two thirds of the time.
 # tfos_quiet DIR     keeps Spark's own log to warnings and its temporary files in DIR.
 
 tfos_java_major() {
@@ -47,6 +49,20 @@ tfos_spark() {
     ln -sfn "$installed/$entry" "$1/spark/$entry"
   done
   export SPARK_HOME="$1/spark"
+}
+
+tfos_spark_classes() {
+  local made="$SPARK_HOME/classes.new"
+  JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ArchiveClassesAtExit=$made -Xlog:disable" \
+    timeout 120 "$PY" - 2>/dev/null <<'PY' && mv "$made" "$SPARK_HOME/classes.jsa"
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+frame = spark.createDataFrame([(n, str(n)) for n in range(8)], ["number", "text"]).repartition(2)
+frame.mapInArrow(lambda batches: batches, frame.schema).groupBy("text").count().collect()
+frame.rdd.map(tuple).barrier().mapPartitions(list).collect()
+spark.stop()
+PY
 }
 
 tfos_quiet() {

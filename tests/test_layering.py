@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -228,6 +229,31 @@ def test_import_tfos_takes_less_than_the_budget():
         for _ in range(5)
     ]
     assert min(seconds) < IMPORT_BUDGET_S, f"import tfos took {sorted(seconds)}"
+
+
+MARKED = {
+    "spark": (
+        "tests/spark/",
+        "tests/bench/",
+        "tests/integration/test_hdfs_",
+        "tests/fault/test_hdfs_",
+    ),
+    "tf": ("tests/tf/", "tests/bench/", "tests/integration/test_hdfs_"),
+    "idle": ("tests/unit/",),
+}
+"""Where `scripts/test` looks for tests with these marks: elsewhere nothing would run them."""
+
+
+@pytest.mark.parametrize("mark", MARKED)
+def test_marked_tests_stand_where_their_group_looks(mark: str):
+    marked = re.compile(rf"pytest\.mark\.{mark}\b")
+    files = [
+        file.relative_to(ROOT).as_posix()
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if marked.search(file.read_text())
+    ]
+    assert files
+    assert [file for file in files if not file.startswith(MARKED[mark])] == []
 
 
 @pytest.mark.fault("F53")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
 
 NUM_SCHEDULES = 100
 NUM_IDLE_SCHEDULES = 10_000
-NUM_IN_ONE_TEST = 900
+NUM_IN_ONE_TEST = 300
 NUM_LONG_SCHEDULES = 40_000
 
 
