@@ -61,7 +61,10 @@ spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fals
 frame = spark.createDataFrame([(n, str(n)) for n in range(8)], ["number", "text"]).repartition(2)
 frame.mapInArrow(lambda batches: batches, frame.schema).groupBy("text").count().collect()
 frame.rdd.map(tuple).barrier().mapPartitions(list).collect()
+java = spark.sparkContext._gateway.proc
 spark.stop()
+java.stdin.close()
+java.wait()  # it writes as it ends
 PY
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,7 @@ MUTANTS = {
     "a cut call waits for the others' replies": (Network, "wait_any", waits_for_all, "Timeout"),
     "a lost worker is waited for": (Sync, "on_lost", lambda *_: [], "Timeout"),
 }
-RESTART_MUTANTS = {
+RESTART_MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
     "a restarted server keeps its old clock": (
         Sync,
         "catch_up",
