@@ -404,9 +404,9 @@ class TestCalls:
     def test_several_calls_share_one_deadline(self, served):
         with served.connect() as slow, served.connect() as quick:
             calls = [OutCall(slow, b"wait"), OutCall(quick, b"echo", [b"q"])]
-            late, reply = call_all(calls, timeout_s=0.3)
+            late, reply = call_all(calls, timeout_s=1.0)
             assert isinstance(late, DeadlineExceeded)
-            assert "within 0.3 s" in str(late)
+            assert "within 1 s" in str(late)
             assert isinstance(reply, Reply)
             assert bytes(reply.payload) == b"q"
             assert slow.closed

@@ -163,13 +163,13 @@ def test_a_trainer_that_stands_still_is_named_with_its_unread_bytes():
 @pytest.mark.fault("F35")
 @pytest.mark.slow
 def test_a_slow_trainer_is_not_a_stuck_one():
-    config = dataclasses.replace(SMALL, feed_timeout_s=1.2)
+    config = dataclasses.replace(SMALL, feed_timeout_s=2.4)
     with workers(1, config) as (worker,):
         feeding = background(feed_task([worker], config=config), 0, WIDE[:100])
         feed = DataFeed(worker.channel)
         for _ in range(10):
             assert len(feed.next_batch(10)) == 10
-            threading.Event().wait(0.15)  # a step that takes its time: what is tested
+            threading.Event().wait(0.3)  # a step that takes its time: what is tested
         assert feeding.result()[0].rows == 100
 
 
