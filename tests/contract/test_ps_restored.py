@@ -201,6 +201,26 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_ended(tmp_path
         server.worker_done(0)
 
 
+@pytest.mark.fault("F08")
+def test_workers_stand_at_a_restarted_server_where_others_know_them_to_stand(tmp_path: Path):
+    """Counting anew, it would hold the one that joins back for clocks that the other one has."""
+    manifest = make_manifest(600, rule=SGD(), consistency="ssp", staleness_bound=0)
+    with cluster(num_servers=2, num_workers=2) as bed:
+        chief, other = clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        chief.save(tmp_path, 1)
+        other.leave()
+        chief.push(grads, hyper=HYPER, rows=4)
+        bed.restart(1, tmp_path)
+        other.join()
+        for _ in range(2):
+            step_of_all(clients, grads)
+        gates = [server._service.life.loaded().gate for server in bed.servers]
+        stand = [[gate.clock_of(WorkerRank(rank)) for rank in (0, 1)] for gate in gates]
+        assert stand == [[4, 4], [4, 4]]
+
+
 @pytest.mark.fault("F06")
 def test_a_replaced_attempt_stays_refused_by_a_restarted_server(tmp_path: Path):
     manifest = make_manifest(600, rule=SGD())
