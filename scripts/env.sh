@@ -71,7 +71,8 @@ tfos_env() {
       "$base" -m venv "$TFOS_VENV" || tfos_fail "$base -m venv failed"
     }
     echo "installing tfos[$extras] into .venv (about a minute, 2.5 GB)" >&2
-    "$TFOS_VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e "$TFOS_ROOT[$extras]" >&2 ||
+    # Python compiles what is imported; of the 12,000 files most never are.
+    "$TFOS_VENV/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check -e "$TFOS_ROOT[$extras]" >&2 ||
       tfos_fail "pip could not install tfos[$extras]; its own message is above"
     echo "$want" >>"$TFOS_VENV/tfos-installed"
   fi
