@@ -140,17 +140,20 @@ class Fleet:
             Outgoing(link, self._numbered(request, link), payload(link), into(link))
             for link in (self.links if links is None else links)
         ]
+        acks: list[Ack] = []
         try:
-            return self.answers(calls, Ack, timeout_s=timeout_s)
+            self.send(calls, timeout_s=timeout_s)
         except TransportError as error:
             self._unknown = error
             raise
         finally:
             for call in calls:
                 if call.reply is not None:
+                    ack = messages.decode_reply(call.reply.meta, Ack)
                     call.link.acknowledged = call.link.sequence
-                    told = messages.decode_reply(call.reply.meta, Ack).own_clock
-                    call.link.told_clock = max(call.link.told_clock, told)
+                    call.link.told_clock = max(call.link.told_clock, ack.own_clock)
+                    acks.append(ack)
+        return acks
 
     def line_up(self, acks: Sequence[Ack], manifest: Manifest, *, timeout_s: float) -> list[Ack]:
         """Let a worker that has joined stand at the same clock everywhere, the largest.
