@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +35,20 @@ HYPER = Hyper(0.1)
 def step_of_all(clients: list[PSClient], grads: Arrays) -> list[int]:
     pushes = [partial(client.push, grads, hyper=HYPER, rows=4) for client in clients]
     return [ack.clock for ack in succeeded(run_all(*pushes))]
+
+
+@contextmanager
+def saved_after_a_step(
+    root: Path, mode: str = "sync", *, bound: int = 0, num_servers: int = 2
+) -> Iterator[tuple[Cluster, list[PSClient], Arrays]]:
+    """Servers with two workers and a gradient, saved after one step of both."""
+    manifest = make_manifest(600, rule=SGD(), consistency=mode, staleness_bound=bound)
+    with cluster(num_servers=num_servers, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        clients[0].save(root, 1)
+        yield bed, clients, grads
 
 
 def halves(bed: Cluster, client: PSClient) -> list[np.ndarray]:
@@ -84,12 +100,8 @@ def test_a_server_restarted_between_the_rounds_of_a_clipped_push_trains_on(tmp_p
 @pytest.mark.fault("F08")
 def test_a_server_that_caught_up_still_does_what_an_idle_worker_asks(tmp_path: Path):
     """A clock that is past undoes pushes that were meant for it, and nothing else."""
-    manifest = make_manifest(600, rule=SGD(), consistency="sync")
-    with cluster(num_servers=2, num_workers=2) as bed:
-        chief, other = clients = bed.workers(manifest, filled(manifest))
-        grads = random_arrays(manifest, 1)
-        step_of_all(clients, grads)
-        chief.save(tmp_path, 1)
+    with saved_after_a_step(tmp_path) as (bed, clients, grads):
+        chief, other = clients
         step_of_all(clients, grads)
         chief.leave()
         step_of_all([other], grads)
@@ -105,12 +117,7 @@ def test_a_server_that_caught_up_still_does_what_an_idle_worker_asks(tmp_path: P
 @pytest.mark.fault("F08")
 def test_a_push_that_a_restore_has_undone_is_not_counted_as_applied(tmp_path: Path):
     """Worker 1 sends a push again whose answer was lost with the server; worker 0 got its own."""
-    manifest = make_manifest(600, rule=SGD(), consistency="sync")
-    with cluster(num_workers=2) as bed:
-        clients = bed.workers(manifest, filled(manifest))
-        grads = random_arrays(manifest, 1)
-        step_of_all(clients, grads)
-        clients[0].save(tmp_path, 1)
+    with saved_after_a_step(tmp_path, num_servers=1) as (bed, clients, grads):
         step_of_all(clients, grads)
         (link,) = clients[1]._fleet.links
         link.sequence, link.acknowledged, link.told_clock = 1, 1, 1  # as before its last answer
@@ -142,12 +149,8 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
     """It meets the others already: the restored server learns from it that it trains no more."""
     monkeypatch.setattr("ps.meeting_client.LOOK_AFTER_S", 0.2)
     bound = 0 if mode == "sync" else 1
-    manifest = make_manifest(600, rule=SGD(), consistency=mode, staleness_bound=bound)
-    with cluster(num_servers=2, num_workers=2) as bed:
-        idle, busy = clients = bed.workers(manifest, filled(manifest))
-        grads = random_arrays(manifest, 1)
-        step_of_all(clients, grads)
-        idle.save(tmp_path, 1)
+    with saved_after_a_step(tmp_path, mode, bound=bound) as (bed, clients, grads):
+        idle, busy = clients
         step_of_all(clients, grads)
 
         def ends_early() -> None:
@@ -174,14 +177,9 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
 @pytest.mark.parametrize("mode", ["sync", "ssp"])
 def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_ended(tmp_path: Path, mode: str):
     """Its process is gone: whoever started the server again says so, at any time."""
-    manifest = make_manifest(
-        600, rule=SGD(), consistency=mode, staleness_bound=0 if mode == "sync" else 1
-    )
-    with cluster(num_workers=2) as bed:
-        chief, other = clients = bed.workers(manifest, filled(manifest))
-        grads = random_arrays(manifest, 1)
-        step_of_all(clients, grads)
-        chief.save(tmp_path, 1)
+    bound = 0 if mode == "sync" else 1
+    begun = saved_after_a_step(tmp_path, mode, bound=bound, num_servers=1)
+    with begun as (bed, (chief, other), grads):
         other.finish()
         other.close()
         server = bed.restart(0, tmp_path)
@@ -204,12 +202,8 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_ended(tmp_path
 @pytest.mark.fault("F08")
 def test_workers_stand_at_a_restarted_server_where_others_know_them_to_stand(tmp_path: Path):
     """Counting anew, it would hold the one that joins back for clocks that the other one has."""
-    manifest = make_manifest(600, rule=SGD(), consistency="ssp", staleness_bound=0)
-    with cluster(num_servers=2, num_workers=2) as bed:
-        chief, other = clients = bed.workers(manifest, filled(manifest))
-        grads = random_arrays(manifest, 1)
-        step_of_all(clients, grads)
-        chief.save(tmp_path, 1)
+    with saved_after_a_step(tmp_path, "ssp") as (bed, clients, grads):
+        chief, other = clients
         other.leave()
         chief.push(grads, hyper=HYPER, rows=4)
         bed.restart(1, tmp_path)
@@ -246,12 +240,8 @@ def test_a_replaced_attempt_stays_refused_by_a_restarted_server(tmp_path: Path):
 @pytest.mark.parametrize("how", ["join", "attempt"])
 def test_what_is_new_is_not_undone_with_what_a_server_has_forgotten(tmp_path: Path, how: str):
     """Worker 1 comes to the restarted server before the one that knows how far it was."""
-    manifest = make_manifest(600, rule=SGD(), consistency="sync")
-    with cluster(num_servers=2, num_workers=2) as bed:
-        ahead, other = clients = bed.workers(manifest, filled(manifest))
-        grads = random_arrays(manifest, 1)
-        step_of_all(clients, grads)
-        ahead.save(tmp_path, 1)
+    with saved_after_a_step(tmp_path) as (bed, clients, grads):
+        ahead, other = clients
         step_of_all(clients, grads)
         other.leave()
         for _ in range(2):
