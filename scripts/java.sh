@@ -5,9 +5,12 @@
 # tfos_spark DIR     sets and exports SPARK_HOME to DIR/spark, links to pip's pyspark: local-cluster executors
 #                    make their work directories under $SPARK_HOME/work, which must not be inside the
 #                    installed package.
+# TFOS_QUICK_JVM     options for JVMs that live shortly on a few cores.
 # tfos_spark_classes makes $SPARK_HOME/classes.jsa, Spark's classes as a JVM holds them. One that is started
 #                    with -XX:SharedArchiveFile of it, from this SPARK_HOME, takes two thirds of the time.
 # tfos_quiet DIR     keeps Spark's own log to warnings and its temporary files in DIR.
+
+TFOS_QUICK_JVM="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 tfos_java_major() {
   "$1/bin/java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1
@@ -53,7 +56,7 @@ tfos_spark() {
 
 tfos_spark_classes() {
   local made="$SPARK_HOME/classes.new"
-  JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ArchiveClassesAtExit=$made -Xlog:disable" \
+  JAVA_TOOL_OPTIONS="$TFOS_QUICK_JVM -XX:ArchiveClassesAtExit=$made -Xlog:disable" \
     timeout 120 "$PY" - 2>/dev/null <<'PY' && mv "$made" "$SPARK_HOME/classes.jsa"
 from pyspark.sql import SparkSession
 
