@@ -117,13 +117,13 @@ class Gate(Generic[Gradient]):
             verdict = self._record.begin(request, acknowledged)
             self._drop_replaced(request.worker)
             if self._record.is_restored:
-                is_repeated = verdict is Verdict.REPEATED
-                counted = is_push and is_repeated
-                news = self._forgotten.learn(request.worker, told_clock, counts=counted)
+                was_done = verdict is Verdict.REPEATED
+                news = self._forgotten.learn(
+                    request.worker, told_clock, counts=is_push and was_done
+                )
                 if news is not None:
                     self.execute(news)
-                is_open = is_push and not is_repeated
-                if is_open and self._forgotten.is_past(request, told_clock):
+                if is_push and not was_done and self._forgotten.is_past(request, told_clock):
                     self._record.give_up(request)
                     return Verdict.REPEATED, None
             return verdict, self._waiting.find(request)
