@@ -26,8 +26,8 @@ import numpy as np
 
 from ps.client import PSClient
 from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
 
 NUM_SERVERS = 2
 NUM_WORKERS = 2

@@ -17,7 +17,7 @@ from ps.client import PSClient
 from ps.params import Adagrad, Hyper, Manifest, TableSpec
 from ps.server import PSServer, ServerSettings
 from ps.table_spec import RandomNormal
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
 
 NUM_WORKERS, NUM_SERVERS, STEPS, BATCH = 2, 2, 200, 512
 FACTORS = RandomNormal(stddev=0.5)

@@ -20,7 +20,7 @@ from feeding.config import FeedConfig
 from feeding.feed_task import FeedTarget
 from feeding.inference import InferenceFeeder
 from feeding.packer import Packer
-from rpc.handshake import Credentials
+from rpc.auth.handshake import Credentials
 
 
 class Waiting:

@@ -23,8 +23,8 @@ from feeding.feed_queue import FeedStats, Item, Validation
 from feeding.feed_state import FeedState
 from feeding.reception import MAX_TEXT_CHARS, Reception
 from feeding.schema import Schema
-from rpc.handshake import Identity
-from rpc.listener import Call
+from rpc.auth.handshake import Identity
+from rpc.server.listener import Call
 
 
 class FeedChannel:

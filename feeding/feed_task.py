@@ -22,7 +22,7 @@ from feeding.row_ranges import Span
 from feeding.rows import rows_of
 from feeding.schema import Schema
 from feeding.shuffle import Shuffle, ShuffledPacker
-from rpc.handshake import Credentials
+from rpc.auth.handshake import Credentials
 
 __all__ = ["FeedReport", "FeedTarget", "FeedTask", "InferenceTask", "LostWorker"]
 

@@ -27,7 +27,7 @@ from feeding.messages import Hello, Wait
 from feeding.routing import choose
 from feeding.row_ranges import Span
 from feeding.selection import Selection
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
 
 
 @dataclass(frozen=True, slots=True)

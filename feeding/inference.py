@@ -23,8 +23,8 @@ from feeding.feeder import Stall, gone_text
 from feeding.lane import FeedTarget, Lane, greet, hold_s, wait_lanes
 from feeding.messages import Hello, Wait
 from feeding.packer import Packer
+from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import RpcError
-from rpc.handshake import Credentials, Identity, Role
 
 
 class MakePacker(Protocol):

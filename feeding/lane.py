@@ -19,11 +19,11 @@ from feeding.config import FeedConfig
 from feeding.errors import ChunkError, from_remote
 from feeding.messages import Hello, Put, Recall, Request, Status
 from feeding.routing import LaneView
-from rpc.address import Endpoint, boot_id
-from rpc.connection import Connection, PendingCall, connect, wait_any
-from rpc.dial import way_text
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.client.connect import way_text
+from rpc.client.connection import Connection, PendingCall, connect, wait_any
+from rpc.endpoint import Endpoint, boot_id
 from rpc.errors import RemoteError, RpcError
-from rpc.handshake import Credentials, Identity, Role
 
 PATIENCE_S = 1.0
 """A worker that has not answered for this long gets no more chunks until it does."""

@@ -17,8 +17,8 @@ from feeding.chunk import Chunk, decode, payload_bytes
 from feeding.errors import ChunkError, FeedError, TrainerFailed
 from feeding.feed_state import FeedState
 from feeding.messages import Fetch, Hello, Put, Recall, Recalled, Results, Status, Wait
-from rpc.handshake import Identity, Role
-from rpc.listener import Call
+from rpc.auth.handshake import Identity, Role
+from rpc.server.listener import Call
 
 MAX_TEXT_CHARS = 16_000
 """An error frame ends at 64 KiB."""

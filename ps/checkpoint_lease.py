@@ -30,7 +30,7 @@ from ps import decoding
 from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError
 from ps.storage import Storage, typed_errors
-from rpc.address import boot_id
+from rpc.endpoint import boot_id
 
 _logger = logging.getLogger(__name__)
 

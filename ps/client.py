@@ -33,8 +33,8 @@ from ps.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.stats import ServerStats
 from ps.storage import OpenStorage, storage_at
 from ps.table_client import TableClient
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
 
 Array = np.ndarray[Any, Any]
 

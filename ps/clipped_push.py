@@ -20,7 +20,7 @@ from ps.links import Link
 from ps.messages import Ack
 from ps.norms import Norms
 from ps.params import Manifest
-from rpc.connection import Buffer
+from rpc.client.connection import Buffer
 
 Array = np.ndarray[Any, Any]
 

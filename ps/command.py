@@ -33,8 +33,8 @@ from ps.self_saving import SelfSaving, refuse_foreign
 from ps.server import PSServer
 from ps.storage import storage_at
 from ps.undone import LossReport
+from rpc.auth.handshake import Credentials
 from rpc.errors import RpcError
-from rpc.handshake import Credentials
 from rpc.http_page import HttpPage
 
 REPLACED_STATUS = 3

@@ -20,7 +20,7 @@ import msgspec
 
 from ps.params import WorkerRank
 from ps.stats import NUM_STALENESS_BINS, ServerStats, WorkerStats
-from rpc.latency import LatencyHistogram
+from rpc.histogram import LatencyHistogram
 
 _START_BITS = 48
 """Programs that read JSON's numbers as doubles keep them."""

@@ -1,7 +1,7 @@
 """The arguments that prove a hand-started process to its cluster, the same for every command.
 
 Covers: secret file, cluster id, integrity, TLS files; the credentials that they give.
-Does not: read secrets (ps.secret_file) or keys (rpc.certificates).
+Does not: read secrets (ps.secret_file) or keys (rpc.auth.certificates).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ps.errors import SettingsError
 from ps.secret_file import read_secret
-from rpc.certificates import TlsCredentials
-from rpc.handshake import Credentials
+from rpc.auth.certificates import TlsCredentials
+from rpc.auth.handshake import Credentials
 
 
 def add_credentials(parser: argparse.ArgumentParser) -> None:

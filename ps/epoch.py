@@ -21,7 +21,7 @@ from ps import decoding
 from ps.decoding import UNREADABLE
 from ps.errors import CheckpointError, PhaseError
 from ps.storage import Storage, typed_errors
-from rpc.address import Endpoint
+from rpc.endpoint import Endpoint
 
 MAX_NBYTES = 1 << 16
 LOOK_S = 1.0

@@ -24,7 +24,7 @@ from ps.errors import (
     from_remote,
 )
 from ps.links import Link, Outgoing
-from rpc.connection import PendingCall, Reply, wait_any
+from rpc.client.connection import PendingCall, Reply, wait_any
 from rpc.errors import (
     ClosedError as ConnectionClosed,
 )

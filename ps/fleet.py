@@ -33,10 +33,10 @@ from ps.params import Manifest
 from ps.permissions import Phase
 from ps.request_fields import Number
 from ps.stats import ServerStats
-from rpc.address import Endpoint
-from rpc.connection import Buffer, Reply
+from rpc.auth.handshake import Credentials, Identity
+from rpc.client.connection import Buffer, Reply
+from rpc.endpoint import Endpoint
 from rpc.errors import RpcError
-from rpc.handshake import Credentials, Identity
 
 _logger = logging.getLogger(__name__)
 

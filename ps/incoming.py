@@ -1,6 +1,6 @@
 """A request whose payload is still to be read: the part of rpc's Call that the data path uses.
 
-Covers: the interface alone; rpc.listener.Call has it, and so has any stand-in of a test.
+Covers: the interface alone; rpc.server.listener.Call has it, and so has any stand-in of a test.
 Threads: one, that of the connection.
 """
 
@@ -12,8 +12,8 @@ from typing import Protocol
 from ps.applied import RequestId
 from ps.params import WorkerRank
 from ps.request_fields import Number
-from rpc.connection import Buffer
-from rpc.handshake import Identity
+from rpc.auth.handshake import Identity
+from rpc.client.connection import Buffer
 
 
 class Incoming(Protocol):

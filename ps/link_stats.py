@@ -11,8 +11,8 @@ from __future__ import annotations
 import msgspec
 
 from ps import messages
-from rpc.connection import Connection
-from rpc.latency import Latency, LatencyHistogram
+from rpc.client.connection import Connection
+from rpc.histogram import Latency, LatencyHistogram
 
 _PATHS = {"shm": "shared memory", "unix": "unix socket", "tcp+tls": "tls", "inproc": "in process"}
 

@@ -18,11 +18,11 @@ from ps import messages
 from ps.errors import SettingsError, client_closed
 from ps.link_stats import LinkCounters, LinkStats
 from ps.rendezvous import MAX_OPEN_BYTES
-from rpc.address import Endpoint
-from rpc.connection import Buffer, Connection, Reply, connect
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.client.connection import Buffer, Connection, Reply, connect
+from rpc.endpoint import Endpoint
 from rpc.errors import AuthError, PeerGone, RpcError, TransportError
-from rpc.frame import Limits
-from rpc.handshake import Credentials, Identity, Role
+from rpc.wire.frame import Limits
 
 _logger = logging.getLogger(__name__)
 

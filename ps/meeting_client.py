@@ -14,7 +14,7 @@ from ps import messages
 from ps.errors import RequestTimeout
 from ps.fleet import Fleet
 from ps.links import Outgoing
-from rpc.connection import Reply
+from rpc.client.connection import Reply
 
 LOOK_AFTER_S = 15.0
 """How often a worker that has left looks whether a server was started again, while it meets."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ps.stats import ServerStats, TableStats
-from rpc.latency import Latency
+from rpc.histogram import Latency
 
 if TYPE_CHECKING:
     from prometheus_client.core import HistogramMetricFamily, Metric

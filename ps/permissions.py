@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ps import messages
 from ps.errors import PhaseError, RoleError
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
 
 
 class Phase(enum.StrEnum):

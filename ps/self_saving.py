@@ -17,8 +17,8 @@ from ps.errors import PeerGone, SettingsError
 from ps.lifecycle import ServerSettings
 from ps.periodic import Period, PeriodicSaver
 from ps.storage import storage_at
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
 
 RECONNECT_S = 2.0
 """A server that is gone is looked for anew with the next save."""

@@ -22,9 +22,9 @@ from ps.permissions import Phase
 from ps.service import Service
 from ps.stats import ServerStats
 from ps.storage import OpenStorage, storage_at
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
-from rpc.listener import Listener
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
+from rpc.server.listener import Listener
 
 __all__ = ["PSServer", "Phase", "ServerSettings", "ServerStats"]
 

@@ -40,8 +40,8 @@ from ps.storage import OpenStorage, storage_at
 from ps.table import Table, make_tables
 from ps.table_serving import TableRequest
 from ps.undone import Undone
-from rpc.handshake import Role
-from rpc.listener import Call
+from rpc.auth.handshake import Role
+from rpc.server.listener import Call
 
 
 def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Event:

@@ -57,7 +57,7 @@ from ps.shard_cut import CopyOnWrite
 from ps.staging import StagedGradient, StagingPool
 from ps.table import Table
 from ps.table_serving import Notebook, TableServing
-from rpc.handshake import Role
+from rpc.auth.handshake import Role
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rpc.latency import Latency
+from rpc.histogram import Latency
 
 NUM_STALENESS_BINS = 12
 SHOWN_REQUESTS = ("push", "pull", "push_rows", "lookup", "lookup_batch")

@@ -17,8 +17,8 @@ from ps.client import PSClient
 from ps.credential_arguments import add_credentials, credentials_of
 from ps.errors import SettingsError
 from ps.stats import ServerStats
-from rpc.address import Endpoint
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
+from rpc.endpoint import Endpoint
 
 TIMEOUT_S = 10.0
 _MIB = 1 << 20

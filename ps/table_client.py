@@ -28,7 +28,7 @@ from ps.table_batches import Batch, OpenBatches
 from ps.table_clipping import clipped
 from ps.table_ids import from_bits
 from ps.table_spec import MAX_INT64, TableSpec
-from rpc.connection import Buffer
+from rpc.client.connection import Buffer
 
 if TYPE_CHECKING:
     from ps.table_routing import RoutedIds, Router

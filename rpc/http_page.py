@@ -24,9 +24,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from rpc.acceptor import bound_tcp
 from rpc.errors import AuthError
 from rpc.limits import DEFAULT_LIMITS
+from rpc.transport.listen import bound_tcp
 
 MAX_HEAD_BYTES = 8192
 MAX_CONNECTIONS = 32

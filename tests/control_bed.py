@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from rpc.certificates import TlsCredentials
+from rpc.auth.certificates import TlsCredentials
 from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from feeding.feed_task import FeedReport
-from rpc.address import Endpoint
-from rpc.certificates import TlsCredentials
+from rpc.auth.certificates import TlsCredentials
+from rpc.endpoint import Endpoint
 from tfos.control import messages
 from tfos.control.client import ControlClient
 from tfos.errors import ControlError

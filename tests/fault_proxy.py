@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rpc.address import Endpoint
-from rpc.frame import HEADER_BYTES
+from rpc.endpoint import Endpoint
+from rpc.wire.frame import HEADER_BYTES
 
 Direction = Literal["up", "down"]
 """`up`: from the client to the server; `down`: the replies."""

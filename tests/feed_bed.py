@@ -14,8 +14,8 @@ from feeding.config import FeedConfig
 from feeding.data_feed import DataFeed
 from feeding.feed_queue import EpochEnd, FeedEnd
 from feeding.feed_task import FeedTarget, FeedTask, InferenceTask
-from rpc.handshake import Credentials, Identity, Role
-from rpc.listener import Listener
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.server.listener import Listener
 
 WAIT_S = 20.0
 CREDENTIALS = Credentials.generate()

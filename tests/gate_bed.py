@@ -31,8 +31,8 @@ from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.request_fields import BatchName, Number
 from ps.saver import Saver
 from ps.service import Service
+from rpc.auth.handshake import Identity, Role
 from rpc.errors import PeerGone, RpcError
-from rpc.handshake import Identity, Role
 from tests.gate_model import BUCKET_BYTES, NUM_BUCKETS, NUM_WORKERS, Kind, Mode, Name, Outcome
 from tests.tables_bed import table
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import cloudpickle
 import pytest
 
-from rpc.handshake import Credentials
+from rpc.auth.handshake import Credentials
 from tests.control_bed import ControlBed, RecordingHandler
 from tests.named_memory import left_since, named
 from tests.spark.marked_processes import MARKER, kill, marked, wait_gone

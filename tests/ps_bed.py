@@ -21,9 +21,9 @@ from ps.messages import Ack
 from ps.params import SGD, Add, Average, GroupSpec, Manifest, ParamSpec, RuleConfig
 from ps.server import PSServer, ServerSettings
 from ps.storage import OpenStorage, storage_at
-from rpc.address import Endpoint
-from rpc.connection import Buffer, connect
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.client.connection import Buffer, connect
+from rpc.endpoint import Endpoint
 from tests.rpc_bed import over_tls
 
 Array = np.ndarray[Any, Any]

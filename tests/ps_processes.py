@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rpc.address import Endpoint
-from rpc.handshake import Credentials
+from rpc.auth.handshake import Credentials
+from rpc.endpoint import Endpoint
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 CLUSTER_ID = "processes"

@@ -17,18 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
-from rpc.address import Endpoint
-from rpc.certificates import TlsCredentials
-from rpc.connection import Buffer, Connection, PendingCall, Reply, connect, wait_any
+from rpc.auth.certificates import TlsCredentials
+from rpc.auth.handshake import ClientHandshake, Credentials, Identity, Role, Session
+from rpc.client.connection import Buffer, Connection, PendingCall, Reply, connect, wait_any
+from rpc.endpoint import Endpoint
 from rpc.errors import RpcError
-from rpc.frame import Kind, Opener, Sealer
-from rpc.handshake import ClientHandshake, Credentials, Identity, Role, Session
 from rpc.limits import Limits
-from rpc.listener import Call, Listener
-from rpc.sealed_stream import SealedStream
-from rpc.shared_stream import SharedStream, share
-from rpc.tls_stream import TlsStream
-from rpc.transport import SocketStream, Stream
+from rpc.server.listener import Call, Listener
+from rpc.transport.gmac_stream import SealedStream
+from rpc.transport.shm_stream import SharedStream, share
+from rpc.transport.stream import SocketStream, Stream
+from rpc.transport.tls_stream import TlsStream
+from rpc.wire.frame import Kind, Opener, Sealer
 from tfos.control.authority import ClusterAuthority
 
 WAIT_S = 20.0

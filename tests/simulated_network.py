@@ -1,7 +1,7 @@
 """A network that fails by seed, between real clients and real servers of one simulated world.
 
-It stands in the place of rpc.connection for ps.links: requests that never arrive, that end in the
-middle, whose reply is lost; cuts that the two ends see at different times.
+It stands in the place of rpc.client.connection for ps.links: requests that never arrive, that end
+in the middle, whose reply is lost; cuts that the two ends see at different times.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 from ps.errors import PSError
 from ps.service import Service
-from rpc.address import Endpoint
-from rpc.connection import ConnectionStats, Reply
+from rpc.auth.handshake import Identity, Role
+from rpc.client.connection import ConnectionStats, Reply
+from rpc.endpoint import Endpoint
 from rpc.errors import DeadlineExceeded, PeerGone, RemoteError, RpcError
-from rpc.handshake import Identity, Role
 from tests.simulation import World
 
 WHOLE = 1 << 62
 
 
 class Network:
-    """Stands in the place of rpc.connection for ps.links."""
+    """Stands in the place of rpc.client.connection for ps.links."""
 
     def __init__(self, world: World, cut_rate: float, services: Sequence[Service]) -> None:
         self.world = world
@@ -132,7 +132,7 @@ class Connection:
 
 
 class Call:
-    """One request: the client's wait for it, and the handler's view of it (as rpc.call.Call)."""
+    """One request: the client's wait for it, and the handler's view of it (rpc.server.request)."""
 
     def __init__(
         self, connection: Connection, meta: bytes, payload: bytes, into: Any, fate: Fate

@@ -43,8 +43,8 @@ from ps.params import SGD, Add, Consistency, GroupSpec, Hyper, Manifest, ParamSp
 from ps.service import Service
 from ps.sharding import deal
 from ps.table_batches import Batch
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
 from tests.simulated_network import Network
 from tests.simulated_restart import Restart
 from tests.simulation import Task, World, end_runners

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc.certificates import TlsCredentials, data_name
+from rpc.auth.certificates import TlsCredentials, data_name
 from tests.rpc_bed import WAIT_S
 from tfos.control import authority as authorities
 from tfos.control.authority import ClusterAuthority

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from ps import decoding
 from ps.decoding import UNREADABLE
 from ps.stats import ServerStats
-from rpc.latency import duration_text
+from rpc.histogram import duration_text
 from tfos.control.members import Member
 from tfos.control.messages import Heartbeat
 from tfos.reports import StepTimes

@@ -143,8 +143,8 @@ def _looking(directory: str, work: Callable[[Storage], int]) -> None:
 def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
     from ps.errors import SettingsError
     from ps.secret_file import read_secret
-    from rpc.address import Endpoint
-    from rpc.handshake import Credentials
+    from rpc.auth.handshake import Credentials
+    from rpc.endpoint import Endpoint
     from tfos.bench.harness import GivenServers
 
     if not (servers and secret_file and cluster_id):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from feeding.channel import FeedChannel
     from feeding.data_feed import DataFeed
     from ps.client import PSClient
-    from rpc.handshake import Credentials
+    from rpc.auth.handshake import Credentials
     from tfos.node.micro_batches import MicroBatches
     from tfos.node.saver import ChiefSaver
     from tfos.reading import Reading
@@ -152,7 +152,7 @@ class NodeContext:
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
         from ps.client import DEFAULT_RECONNECT_S, PSClient
-        from rpc.handshake import Identity, Role
+        from rpc.auth.handshake import Identity, Role
 
         restarts = self._checkpoints is not None and self._checkpoints.ps_restarts > 0
         return PSClient(

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Iterator
 
-from rpc.handshake import Credentials
+from rpc.auth.handshake import Credentials
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control.coordinator import Coordinator

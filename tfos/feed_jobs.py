@@ -17,7 +17,7 @@ from typing import Any
 from feeding.config import FeedConfig
 from feeding.feed_task import FeedReport, FeedTarget, FeedTask, InferenceTask
 from feeding.shuffle import Shuffle
-from rpc.handshake import Credentials
+from rpc.auth.handshake import Credentials
 from tfos import reports
 from tfos.config import ClusterConfig
 from tfos.console import Console

@@ -1,6 +1,6 @@
 """Which way rows take from feed tasks to workers: told once for each feed.
 
-Covers: FeedWays.      Does not: choose the way (rpc.dial).
+Covers: FeedWays.      Does not: choose the way (rpc.client.connect).
 Runs in: the driver.
 Threads: any; each feed has one call at a time.
 """

@@ -19,8 +19,8 @@ from ps.client import PSClient
 from ps.errors import PSError, RequestTimeout
 from ps.permissions import Phase
 from ps.saver import SaveOptions
+from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import RpcError
-from rpc.handshake import Credentials, Identity, Role
 from tfos.console import Console
 from tfos.control.coordinator import Coordinator
 from tfos.remote_storage import Storages

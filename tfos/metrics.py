@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ps.metrics import CONTENT_TYPE, Fields, Page, families, server_metrics
-from rpc.address import advertised_host
+from rpc.endpoint import advertised_host
 from rpc.errors import RpcError
 from rpc.http_page import PATH, HttpPage, is_loopback
 from tfos import balance

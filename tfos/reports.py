@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ps.stats import SHOWN_REQUESTS, ServerStats
-from rpc.latency import duration_text
+from rpc.histogram import duration_text
 from tfos.control.messages import NodeFailure
 
 

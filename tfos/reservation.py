@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rpc import address
-from rpc.handshake import Credentials
+from rpc import endpoint
+from rpc.auth.handshake import Credentials
 from tfos import preflight, slots, spark_facts, topology
 from tfos.config import ClusterConfig, InputMode
 from tfos.console import Console
@@ -172,7 +172,7 @@ def _settings(
         log_dir=request.log_dir or "",
         tensorboard=request.tensorboard,
         tensorboard_host=request.tensorboard_host,
-        driver_boot_id=address.boot_id(),
+        driver_boot_id=endpoint.boot_id(),
         max_inflight_bytes=config.max_inflight_bytes,
         integrity=config.integrity,
         security=config.security,

@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 
 from feeding.feed_task import FeedTarget
-from rpc.handshake import Credentials
+from rpc.auth.handshake import Credentials
 from scripts.benchmarks.harness import Figure, parse_arguments, report
 from tfos.bench.memory import resident_bytes
 
@@ -42,8 +42,8 @@ def worker(wait_s: float, credentials: Credentials, pipe: Connection) -> None:
     from feeding.batches import Batch, BatchReader
     from feeding.channel import FeedChannel
     from feeding.feed_queue import FeedEnd
-    from rpc.handshake import Identity, Role
-    from rpc.listener import Listener
+    from rpc.auth.handshake import Identity, Role
+    from rpc.server.listener import Listener
 
     channel = FeedChannel(worker="worker:0")
     listener = Listener(channel.handler, credentials, Identity(Role.WORKER, 0))

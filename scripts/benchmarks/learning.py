@@ -26,8 +26,8 @@ import numpy as np
 
 from ps.client import PSClient
 from ps.params import Adam, GroupSpec, Hyper, Manifest, ParamSpec
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
 from scripts.benchmarks.harness import Figure, report
 from tfos.bench.servers import server
 

@@ -27,7 +27,7 @@ import numpy as np
 from ps.client import PSClient
 from ps.packing import FORMATS, Compression
 from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
 from scripts.benchmarks.harness import report
 from tfos.bench.harness import Figure
 from tfos.bench.servers import server

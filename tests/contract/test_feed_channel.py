@@ -16,9 +16,9 @@ from feeding.feed_task import FeedTask
 from feeding.messages import Hello, encode
 from feeding.pickled import PickledPacker
 from feeding.schema import ColumnSpec, Schema
-from rpc.connection import connect
+from rpc.auth.handshake import Identity, Role
+from rpc.client.connection import connect
 from rpc.errors import RemoteError
-from rpc.handshake import Identity, Role
 from tests.feed_bed import (
     CONFIG,
     CREDENTIALS,

@@ -28,7 +28,7 @@ from ps.params import Adam, GroupSpec, Hyper, Layout, Manifest, ParamSpec
 from ps.pieces import cut_pieces, views_of
 from ps.request_fields import Number
 from ps.server import PSServer
-from rpc.handshake import Role
+from rpc.auth.handshake import Role
 from tests.ps_bed import (
     ADD,
     Cluster,

@@ -19,8 +19,8 @@ from ps.packing import Compression
 from ps.packing_kernels import ALL_KINDS, unpack, warm_client, warm_server
 from ps.params import SGD, Adam, Consistency, GroupSpec, Hyper, Layout, Manifest, ParamSpec
 from ps.request_fields import Number
+from rpc.auth.handshake import Role
 from rpc.errors import RemoteError
-from rpc.handshake import Role
 from tests.proxied_bed import proxied
 from tests.ps_bed import (
     ADD,

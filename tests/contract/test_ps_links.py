@@ -14,8 +14,8 @@ from ps.client import PSClient
 from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, PeerGone
 from ps.link_stats import LinkStats
 from ps.params import Hyper
-from rpc.connection import Connection, connect
-from rpc.segment import cannot_share
+from rpc.client.connection import Connection, connect
+from rpc.transport.memfd import cannot_share
 from tests.fault_proxy import Fault
 from tests.proxied_bed import proxied
 from tests.ps_bed import ADD, WAIT_S, Cluster, cluster, filled, make_manifest, run_all

@@ -19,9 +19,9 @@ from ps.notes import MAX_ALL_BYTES, MAX_NOTE_BYTES, MAX_NOTES, MAX_PUSHED_LENGTH
 from ps.params import Hyper
 from ps.request_fields import Number
 from ps.storage import storage_at
-from rpc.connection import connect
+from rpc.auth.handshake import Identity, Role
+from rpc.client.connection import connect
 from rpc.errors import RemoteError
-from rpc.handshake import Identity, Role
 from tests.ps_bed import (
     ADD,
     Cluster,

@@ -24,9 +24,9 @@ from ps.saver import SaveOptions
 from ps.server import PSServer
 from ps.shard_saving import restore_into
 from ps.storage import Storage, storage_at
-from rpc.connection import connect
+from rpc.auth.handshake import Identity, Role
+from rpc.client.connection import connect
 from rpc.errors import DeadlineExceeded
-from rpc.handshake import Identity, Role
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, random_arrays
 
 HYPER = Hyper(0.1)

@@ -12,9 +12,9 @@ from ps import messages
 from ps.params import Hyper
 from ps.request_fields import Number
 from ps.table_routing import Router
-from rpc.connection import Connection, connect
+from rpc.auth.handshake import Identity, Role
+from rpc.client.connection import Connection, connect
 from rpc.errors import RemoteError
-from rpc.handshake import Identity, Role
 from tests.ps_bed import cluster, filled, resident_growth
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 

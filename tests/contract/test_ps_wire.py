@@ -14,9 +14,9 @@ from ps import messages
 from ps.messages import Ack
 from ps.params import Hyper
 from ps.request_fields import Number
-from rpc.connection import Connection, connect
+from rpc.auth.handshake import Identity, Role
+from rpc.client.connection import Connection, connect
 from rpc.errors import RemoteError
-from rpc.handshake import Identity, Role
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, resident_growth
 
 HYPER = Hyper(1.0)

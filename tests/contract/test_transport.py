@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rpc.connection import Connection, Reply, wait_any
+from rpc.auth.handshake import Role
+from rpc.client.connection import Connection, Reply, wait_any
 from rpc.errors import (
     AuthError,
     BusyError,
@@ -22,10 +23,9 @@ from rpc.errors import (
     ProtocolError,
     RemoteError,
 )
-from rpc.handshake import Role
-from rpc.inproc import stream_pair
 from rpc.limits import Limits
-from rpc.transport import SocketStream, Stream, wait_streams
+from rpc.transport.inproc import stream_pair
+from rpc.transport.stream import SocketStream, Stream, wait_streams
 from tests.rpc_bed import (
     SERVER,
     TRANSPORTS,

@@ -18,8 +18,8 @@ import numpy as np
 
 from ps.client import PSClient
 from ps.params import Hyper
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
 
 RANK, NUM_WORKERS = 1, 2
 COUNTS = struct.Struct("QQ")

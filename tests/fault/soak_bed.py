@@ -17,8 +17,8 @@ from ps.client import PSClient
 from ps.params import Layout
 from ps.pieces import cut_pieces
 from ps.saver import SaveOptions
-from rpc.address import Endpoint
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
+from rpc.endpoint import Endpoint
 from tests.fault.soaking_worker import Counts, ids_of
 from tests.ps_bed import ADD, filled, wait_until
 from tests.ps_processes import CREDENTIALS, SECRET, ServerProcess

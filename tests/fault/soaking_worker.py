@@ -20,8 +20,8 @@ import numpy as np
 
 from ps.client import PSClient
 from ps.params import Hyper
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
 from tests.ps_processes import CLUSTER_ID
 
 STEP_S = 0.004

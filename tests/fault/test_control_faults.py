@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rpc.certificates import TlsCredentials
+from rpc.auth.certificates import TlsCredentials
 from tests.control_bed import ControlBed
 from tfos.control import codec, messages
 from tfos.control.authority import ClusterAuthority

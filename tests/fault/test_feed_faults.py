@@ -13,7 +13,7 @@ import pytest
 
 from feeding.data_feed import DataFeed
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
-from rpc.address import Endpoint
+from rpc.endpoint import Endpoint
 from tests.feed_bed import (
     CONFIG,
     CREDENTIALS,
@@ -344,8 +344,8 @@ def read_epochs_dropping(worker):
 WORKER_PROGRAM = """
 import sys
 from feeding.channel import FeedChannel
-from rpc.handshake import Credentials, Identity, Role
-from rpc.listener import Listener
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.server.listener import Listener
 
 channel = FeedChannel(worker="worker:1")
 secret = sys.stdin.buffer.readline().strip()

@@ -16,8 +16,8 @@ from ps import intake, serving
 from ps.client import PSClient
 from ps.errors import RequestTimeout
 from ps.params import Adam, Hyper
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
 from tests.fault_proxy import Direction
 from tests.proxied_bed import proxied
 from tests.ps_bed import (

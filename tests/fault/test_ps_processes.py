@@ -15,8 +15,8 @@ import pytest
 from ps.client import PSClient
 from ps.errors import PeerGone, RequestTimeout
 from ps.params import Hyper
+from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import AuthError
-from rpc.handshake import Credentials, Identity, Role
 from tests.ps_bed import ADD, filled, make_manifest, run_all, wait_until
 from tests.ps_processes import CREDENTIALS, SECRET, ServerProcess, server_processes
 
@@ -124,8 +124,8 @@ import sys
 import numpy as np
 from ps.client import PSClient
 from ps.params import Hyper
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
+from rpc.auth.handshake import Credentials, Identity, Role
 
 host, port, incarnation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 credentials = Credentials("processes", sys.stdin.readline().strip().encode())

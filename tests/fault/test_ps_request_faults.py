@@ -19,7 +19,7 @@ from ps.client import PSClient
 from ps.notes import pushed
 from ps.params import Hyper, Manifest
 from ps.rules import SGD
-from rpc.handshake import Role
+from rpc.auth.handshake import Role
 from tests.fault_proxy import Direction, Fault
 from tests.proxied_bed import ProxiedCluster, proxied
 from tests.ps_bed import ADD, cluster, filled, make_manifest, run_all

@@ -19,7 +19,7 @@ from ps.client import PSClient
 from ps.errors import PeerGone, PSError
 from ps.params import Hyper, Manifest
 from ps.storage import storage_at
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
 from tests.fault_proxy import FaultProxy
 from tests.ps_bed import ADD, filled, make_manifest, run_all, succeeded, wait_until
 from tests.ps_processes import CREDENTIALS, ServerProcess, server_processes

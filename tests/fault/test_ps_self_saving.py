@@ -12,7 +12,7 @@ from ps import command
 from ps.checkpoint_reader import latest, read_manifest
 from ps.client import PSClient
 from ps.params import Hyper
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
 from tests.ps_bed import ADD, cluster, filled, make_manifest, wait_until
 from tests.ps_processes import CREDENTIALS, ServerProcess, server_processes
 

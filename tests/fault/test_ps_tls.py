@@ -15,9 +15,9 @@ from ps.client import PSClient
 from ps.command import main
 from ps.errors import RequestTimeout
 from ps.params import Hyper
-from rpc import tls_stream
-from rpc.certificates import TlsCredentials
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.certificates import TlsCredentials
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.transport import tls_stream
 from tests.ps_bed import ADD, cluster, filled, make_manifest
 from tests.ps_processes import CLUSTER_ID, CREDENTIALS, SECRET, server_processes
 

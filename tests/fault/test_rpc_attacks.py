@@ -12,16 +12,16 @@ from http import HTTPStatus
 
 import pytest
 
-from rpc import frame
-from rpc.address import Endpoint
-from rpc.connection import Connection, connect
+from rpc.auth.handshake import ClientHandshake, Credentials, ServerHandshake, Session
+from rpc.client.connection import Connection, connect
+from rpc.endpoint import Endpoint
 from rpc.errors import AuthError, IntegrityError, LimitExceeded, ProtocolError
-from rpc.frame import Kind, Opener, Sealer
-from rpc.handshake import ClientHandshake, Credentials, ServerHandshake, Session
 from rpc.http_page import Readers
 from rpc.limits import Limits
-from rpc.listener import Listener
-from rpc.transport import SocketStream
+from rpc.server.listener import Listener
+from rpc.transport.stream import SocketStream
+from rpc.wire import frame
+from rpc.wire.frame import Kind, Opener, Sealer
 from tests.rpc_bed import (
     SERVER,
     WAIT_S,

@@ -16,8 +16,9 @@ from functools import partial
 
 import pytest
 
-from rpc.address import Endpoint
-from rpc.connection import Connection, connect
+from rpc.auth.handshake import Credentials, Identity, Role, Session
+from rpc.client.connection import Connection, connect
+from rpc.endpoint import Endpoint
 from rpc.errors import (
     DeadlineExceeded,
     LimitExceeded,
@@ -26,11 +27,10 @@ from rpc.errors import (
     RemoteError,
     TransportError,
 )
-from rpc.frame import Kind, Sealer, encode_error
-from rpc.handshake import Credentials, Identity, Role, Session
 from rpc.limits import Limits
-from rpc.listener import Listener
-from rpc.transport import SocketStream
+from rpc.server.listener import Listener
+from rpc.transport.stream import SocketStream
+from rpc.wire.frame import Kind, Sealer, encode_error
 from tests.rpc_bed import (
     SERVER,
     WAIT_S,
@@ -46,8 +46,8 @@ from tests.rpc_bed import (
 KEY = bytes(range(32))
 SERVER_PROGRAM = """
 import sys, threading
-from rpc.handshake import Credentials, Identity, Role
-from rpc.listener import Listener
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.server.listener import Listener
 secret = bytes.fromhex(sys.stdin.readline())
 def handle(call):
     if call.meta == b"hold":

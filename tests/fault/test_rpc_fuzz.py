@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpc import frame
+from rpc.auth.handshake import Session
 from rpc.errors import DeadlineExceeded, PeerGone, ProtocolError, RpcError
-from rpc.frame import HEADER_BYTES, Frame, Kind, Opener, Sealer
-from rpc.frame_io import FrameChannel, FrameReader
-from rpc.handshake import Session
-from rpc.inproc import InprocStream, stream_pair
 from rpc.limits import Limits
-from rpc.segment import SharedRoom
-from rpc.serving import ServedConnection
+from rpc.server.connection import ServedConnection
+from rpc.transport.inproc import InprocStream, stream_pair
+from rpc.transport.memfd import SharedRoom
+from rpc.wire import frame
+from rpc.wire.frame import HEADER_BYTES, Frame, Kind, Opener, Sealer
+from rpc.wire.frame_io import FrameChannel, FrameReader
 from tests.rpc_bed import WORKER, little_memory, num_descriptors
 
 KEY = bytes(range(32))
@@ -215,7 +215,7 @@ def test_a_drip_is_cut_though_each_byte_comes_in_time(monkeypatch):
         client.sendmsg([memoryview(b"T")])
         return True
 
-    monkeypatch.setattr("rpc.frame_io.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("rpc.wire.frame_io.time.monotonic", lambda: clock[0])
     monkeypatch.setattr(server, "wait", wait)
     channel = FrameChannel(server, Session(WORKER, KEY, KEY), Limits(stall_timeout_s=30.0))
     with pytest.raises(DeadlineExceeded, match="too slow with the rest of a frame's header"):

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import pytest
 
-from rpc.connection import Connection
+from rpc.auth.handshake import Credentials, ServerHandshake, Session
+from rpc.client.connection import Connection
 from rpc.errors import AuthError, ProtocolError, RemoteError
-from rpc.frame import Kind, Sealer, decode_error
-from rpc.handshake import Credentials, ServerHandshake, Session
-from rpc.inproc import stream_pair
+from rpc.transport.inproc import stream_pair
+from rpc.wire.frame import Kind, Sealer, decode_error
 from tests.rpc_bed import SERVER, WAIT_S, RawClient, bed
 
 ROOT = Path(__file__).parent.parent.parent

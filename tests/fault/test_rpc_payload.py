@@ -12,12 +12,12 @@ from typing import Literal
 
 import pytest
 
-from rpc.address import Endpoint
-from rpc.connection import connect
+from rpc.auth.handshake import Credentials, Role
+from rpc.client.connection import connect
+from rpc.endpoint import Endpoint
 from rpc.errors import AuthError, IntegrityError, PeerGone, RpcError
-from rpc.handshake import Credentials, Role
-from rpc.sealed_stream import RECORD_BYTES, SealedStream
-from rpc.transport import SocketStream
+from rpc.transport.gmac_stream import RECORD_BYTES, SealedStream
+from rpc.transport.stream import SocketStream
 from tests.rpc_bed import WAIT_S, WORKER, bed, sealed_pair
 
 HEAD_BYTES = 20
@@ -199,7 +199,7 @@ def test_an_unknown_integrity_is_refused():
 
 
 def test_without_cryptography_only_payload_is_refused(monkeypatch):
-    monkeypatch.setattr("rpc.handshake.find_spec", lambda _: None)
+    monkeypatch.setattr("rpc.auth.handshake.find_spec", lambda _: None)
     assert Credentials("c", bytes(32)).integrity == "header"
     with pytest.raises(ValueError, match="needs the package cryptography"):
         Credentials("c", bytes(32), "payload")
@@ -207,6 +207,7 @@ def test_without_cryptography_only_payload_is_refused(monkeypatch):
 
 @pytest.mark.slow
 def test_the_library_is_loaded_only_when_it_is_wanted():
-    code = "import sys, rpc.listener, rpc.connection; print('cryptography' in sys.modules)"
+    imports = "import sys, rpc.server.listener, rpc.client.connection"
+    code = f"{imports}; print('cryptography' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import pytest
 
-from rpc import shared_stream
-from rpc.connection import connect
-from rpc.dial import dial
+from rpc.client.connect import dial
+from rpc.client.connection import connect
 from rpc.errors import DeadlineExceeded, PeerGone, ProtocolError
 from rpc.limits import Limits
-from rpc.segment import Segment, cannot_share
-from rpc.shared_stream import SharedStream, share
-from rpc.transport import SocketStream
+from rpc.transport import shm_stream
+from rpc.transport.memfd import Segment, cannot_share
+from rpc.transport.shm_stream import SharedStream, share
+from rpc.transport.stream import SocketStream
 from tests.named_memory import left_since, named
 from tests.rpc_bed import (
     WAIT_S,
@@ -94,9 +94,9 @@ def test_every_byte_comes_once_and_in_order(pair, seed):
 @pytest.mark.parametrize("value", [RING + 1, 2**63, 2**64 - 1])
 def test_counters_that_lie_end_the_connection(pair, value):
     left, right = pair
-    left._our_counters[shared_stream._PUT] = value
+    left._our_counters[shm_stream._PUT] = value
     assert isinstance(error_of(lambda: right.recv_into(memoryview(bytearray(9)))), ProtocolError)
-    left._our_counters[shared_stream._TAKEN] = value
+    left._our_counters[shm_stream._TAKEN] = value
     assert isinstance(error_of(lambda: right.sendmsg([memoryview(b"x")])), ProtocolError)
 
 
@@ -104,7 +104,7 @@ def test_a_counter_that_falls_ends_the_connection(pair):
     left, right = pair
     left.sendmsg([memoryview(b"abc")])
     assert right.recv_into(memoryview(bytearray(3))) == 3
-    left._our_counters[shared_stream._PUT] = 2
+    left._our_counters[shm_stream._PUT] = 2
     with pytest.raises(ProtocolError, match="-1 bytes to read"):
         right.recv_into(memoryview(bytearray(9)))
 
@@ -114,7 +114,7 @@ def test_a_counter_that_falls_ends_the_connection(pair):
 def test_a_lie_told_before_a_wait_is_left_to_the_next_move(pair, read):
     """A wait that raised would leave its call open: only a move of bytes settles it."""
     left, right = pair
-    left._our_counters[shared_stream._PUT if read else shared_stream._TAKEN] = 2**63
+    left._our_counters[shm_stream._PUT if read else shm_stream._TAKEN] = 2**63
     assert right.wait(read=read, write=not read, timeout_s=0.0)
     assert right.interest(read=read, write=not read) == [(-1, 0)]
 
@@ -123,16 +123,16 @@ def test_a_writer_is_woken_who_fills_the_ring_during_a_look(pair, monkeypatch):
     """It saw no room, so it sleeps; the reader saw half a ring, and takes exactly that."""
     left, right = pair
     half = memoryview(bytes(RING // 2))
-    copy = shared_stream._copy
+    copy = shm_stream._copy
 
     def fill_meanwhile(into: memoryview, data: memoryview) -> None:
-        monkeypatch.setattr(shared_stream, "_copy", copy)
+        monkeypatch.setattr(shm_stream, "_copy", copy)
         assert left.sendmsg([half]) == len(half)
         assert left.sendmsg([half]) is None
         copy(into, data)
 
     assert left.sendmsg([half]) == len(half)
-    monkeypatch.setattr(shared_stream, "_copy", fill_meanwhile)
+    monkeypatch.setattr(shm_stream, "_copy", fill_meanwhile)
     for _ in range(2):
         assert right.recv_into(memoryview(bytearray(len(half)))) == len(half)
     assert left._bell.wait(read=True, write=False, timeout_s=WAIT_S)
@@ -257,7 +257,7 @@ class TestTheWayAround:
             echoes(made, "unix")
 
     def test_another_processor(self, monkeypatch, caplog):
-        monkeypatch.setattr("rpc.segment.platform.machine", lambda: "aarch64")
+        monkeypatch.setattr("rpc.transport.memfd.platform.machine", lambda: "aarch64")
         with caplog.at_level(logging.INFO), bed("shm") as made:
             echoes(made, "unix")
         assert "aarch64 may reorder" in caplog.text
@@ -311,9 +311,9 @@ class TestTheWayAround:
 
 CLIENT = """
 import sys, json
-from rpc.address import Endpoint
-from rpc.connection import connect
-from rpc.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
+from rpc.client.connection import connect
+from rpc.auth.handshake import Credentials, Identity, Role
 path, boot, cluster, secret = sys.argv[1:]
 endpoint = Endpoint("127.0.0.1", 0, path, boot)
 credentials = Credentials(cluster, bytes.fromhex(secret))

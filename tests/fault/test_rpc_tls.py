@@ -13,15 +13,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc import tls_stream
-from rpc.certificates import TlsCredentials
-from rpc.connection import Connection, connect
+from rpc.auth.certificates import TlsCredentials
+from rpc.auth.handshake import Credentials, Role
+from rpc.client.connection import Connection, connect
 from rpc.errors import AuthError, DeadlineExceeded, IntegrityError, PeerGone, TransportError
-from rpc.handshake import Credentials, Role
 from rpc.limits import Limits
-from rpc.listener import Listener
-from rpc.tls_stream import MAX_HANDSHAKE_BYTES, TlsStream
-from rpc.transport import SocketStream
+from rpc.server.listener import Listener
+from rpc.transport import tls_stream
+from rpc.transport.stream import SocketStream
+from rpc.transport.tls_stream import MAX_HANDSHAKE_BYTES, TlsStream
 from tests.rpc_bed import (
     SERVER,
     WAIT_S,
@@ -73,7 +73,7 @@ def address(listener: Listener) -> tuple[str, int]:
 
 
 def test_both_sides_show_a_certificate_and_speak_tls_1_3(served, tmp_path, caplog):
-    caplog.set_level("INFO", "rpc.dial")
+    caplog.set_level("INFO", "rpc.client.connect")
     with come(served, KEYS.authority.data_client()) as connection:
         assert connection.transport == "tcp+tls"
         assert connection.call(b"x", timeout_s=WAIT_S).meta == b"done"

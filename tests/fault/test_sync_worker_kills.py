@@ -16,8 +16,8 @@ import pytest
 from ps.client import PSClient
 from ps.errors import WorkerLost
 from ps.params import Hyper
-from rpc.address import Endpoint
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
+from rpc.endpoint import Endpoint
 from tests.ps_bed import ADD, filled, make_manifest, run_all, succeeded, wait_until
 from tests.ps_processes import CREDENTIALS, SECRET, server_processes
 
@@ -35,8 +35,8 @@ import sys
 import numpy as np
 from ps.client import PSClient
 from ps.params import Hyper
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
+from rpc.auth.handshake import Credentials, Identity, Role
 
 secret = sys.stdin.readline().strip().encode()
 endpoints = [Endpoint("127.0.0.1", int(port)) for port in sys.argv[3:]]

@@ -59,7 +59,7 @@ def memory() -> Callable[[], object]:
 
 def neighbour() -> Callable[[], object]:
     """Be on another host than everybody."""
-    patch = mock.patch("rpc.dial.boot_id", return_value="of another host")
+    patch = mock.patch("rpc.client.connect.boot_id", return_value="of another host")
     patch.start()
     return patch.stop
 

@@ -22,7 +22,7 @@ from feeding.packer import Packer
 from ps.client import PSClient
 from ps.params import Manifest
 from ps.server import PSServer, ServerSettings
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
 from tfos.node.micro_batches import MicroBatches
 
 DEADLINE_S = 60.0

@@ -32,7 +32,7 @@ import psutil
 from ps.client import PSClient
 from ps.params import Adagrad, Adam, GroupSpec, Hyper, Manifest, ParamSpec, TableSpec
 from ps.saver import SaveOptions
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
 from tfos.bench.harness import Bench, Figure, timed
 from tfos.bench.servers import ServerGroup, served, server_group
 

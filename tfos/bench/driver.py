@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ps.errors import PSError
-from rpc.certificates import TlsCredentials
+from rpc.auth.certificates import TlsCredentials
 from tfos.bench.harness import Bench, Figure
 from tfos.config import ClusterConfig
 from tfos.console import Console

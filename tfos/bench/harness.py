@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import tfos
-from rpc.address import Endpoint
-from rpc.handshake import Credentials
+from rpc.auth.handshake import Credentials
+from rpc.endpoint import Endpoint
 
 PACKAGES = ("numpy", "numba", "msgspec", "grpcio", "pyspark", "tensorflow-cpu", "keras")
 GIT_TIMEOUT_S = 5.0

@@ -23,8 +23,8 @@ import numpy as np
 
 from ps.client import PSClient
 from ps.params import Add
-from rpc.connection import Connection, connect
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
+from rpc.client.connection import Connection, connect
 from tfos.bench.dense import GROUP, manifest
 from tfos.bench.harness import Bench, Figure, timed
 from tfos.bench.servers import Protection, ServerGroup, server_group

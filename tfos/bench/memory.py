@@ -23,7 +23,7 @@ import numpy as np
 from ps.client import PSClient
 from ps.optimizers import rule_of
 from ps.params import SGD, Adagrad, Adam, AMSGrad, Hyper, Manifest, RuleConfig, TableSpec
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
 from tfos.bench.dense import GROUP, HYPER, MIB, manifest
 from tfos.bench.harness import Bench, Figure
 from tfos.bench.servers import ServerGroup, server_group

@@ -25,7 +25,7 @@ import psutil
 from ps.client import PSClient
 from ps.errors import PSError
 from ps.params import Add
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
 from tfos.bench.dense import GROUP, HYPER, MIB, NUM_TENSORS, manifest
 from tfos.bench.harness import Bench, Figure, interleave, timed
 from tfos.bench.reference.tensorflow_ps import tensorflow_peer

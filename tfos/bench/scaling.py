@@ -27,7 +27,7 @@ from ps.client import PSClient
 from ps.errors import PSError
 from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.stats import ServerStats
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
 from tfos.bench.harness import Bench, Figure
 from tfos.bench.servers import ServerGroup, server_group
 

@@ -18,8 +18,8 @@ from typing import Literal
 
 from ps.client import PSClient
 from ps.errors import PSError
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
 from tfos.bench.harness import Bench
 from tfos.control.authority import ClusterAuthority
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import grpc
 import msgspec
 
-from rpc.certificates import TlsCredentials
+from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
 from tfos.control.identity import tls_name
 from tfos.errors import ControlRefused, ControlUnavailable

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from rpc.certificates import TlsCredentials
+from rpc.auth.certificates import TlsCredentials
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control import messages

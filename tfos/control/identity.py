@@ -2,7 +2,7 @@
 
 Covers: the names inside certificates.
 Does not: make them (control.authority, driver only, which needs `cryptography`), hold them
-(rpc.certificates).
+(rpc.auth.certificates).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rpc.address import Endpoint
+from rpc.endpoint import Endpoint
 from tfos.control.messages import (
     BatchReport,
     FeedSnapshot,

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rpc.address import Endpoint
+from rpc.endpoint import Endpoint
 
 
 class NodeId(msgspec.Struct, frozen=True):

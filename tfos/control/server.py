@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
-from rpc.certificates import TlsCredentials
+from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
 from tfos.control.outbox import Outbox
 from tfos.errors import ControlError

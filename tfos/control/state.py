@@ -14,7 +14,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
-from rpc.address import Endpoint
+from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import Member, NodeStatus

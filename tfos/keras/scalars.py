@@ -20,7 +20,7 @@ import keras
 import msgspec
 
 from ps.stats import SHOWN_REQUESTS, ServerStats, TableStats
-from rpc.latency import Latency
+from rpc.histogram import Latency
 from tfos.keras.worker import ShownContext
 
 logger = logging.getLogger(__name__)

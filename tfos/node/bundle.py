@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rpc.certificates import TlsCredentials
-from rpc.handshake import Credentials
+from rpc.auth.certificates import TlsCredentials
+from rpc.auth.handshake import Credentials
 from tfos.checkpoints import Checkpoints
 
 
@@ -39,7 +39,7 @@ class NodeSettings:
     max_inflight_bytes: int = 64 << 20
     """Back-pressure bound of a worker's feed; see feeding.config."""
     integrity: Literal["header", "payload"] = "header"
-    """What the data plane authenticates on TCP; see rpc.handshake.Credentials."""
+    """What the data plane authenticates on TCP; see rpc.auth.handshake.Credentials."""
     security: Literal["hmac", "tls"] = "hmac"
     """Whether the data plane goes through TLS on TCP; the keys are each node's own."""
     threads: int = 0
@@ -66,7 +66,7 @@ class NodeBundle:
     key_pem: bytes = field(repr=False)
     ca_pem: bytes = field(repr=False)
     rpc_secret: bytes = field(repr=False)
-    """Shared by the nodes of this cluster: the data plane's key (rpc.handshake.Credentials)."""
+    """Shared by the nodes of this cluster: the data plane's key (`rpc` Credentials)."""
     data_tls: TlsCredentials | None = None
     """This node's own for the data plane; None: that goes without TLS."""
     main_fun: bytes = field(default=b"", repr=False)

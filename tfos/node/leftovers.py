@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from rpc import address
+from rpc import endpoint
 from tfos.node import procs
 
 PREFIX = "tfos-"
@@ -40,7 +40,7 @@ class Owner(msgspec.Struct, frozen=True):
     @property
     def is_dead(self) -> bool:
         """Whether the process has certainly ended."""
-        if (self.boot_id, self.pid_namespace) != (address.boot_id(), _pid_namespace()):
+        if (self.boot_id, self.pid_namespace) != (endpoint.boot_id(), _pid_namespace()):
             return False
         pidfd = procs.open_pidfd(self.pid)
         if pidfd is None:
@@ -57,7 +57,9 @@ def make_directory(parent: str, cluster_id: str) -> Path:
     """Make a directory (mode 0700) that belongs to this process and goes after its death."""
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     pid = os.getpid()
-    owner = Owner(cluster_id, pid, procs.start_ticks(pid) or 0, address.boot_id(), _pid_namespace())
+    owner = Owner(
+        cluster_id, pid, procs.start_ticks(pid) or 0, endpoint.boot_id(), _pid_namespace()
+    )
     (path / _MARK).write_bytes(msgspec.json.encode(owner))
     return path
 

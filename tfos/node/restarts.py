@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from rpc.acceptor import bound_tcp
 from rpc.limits import DEFAULT_LIMITS
+from rpc.transport.listen import bound_tcp
 from tfos.control import messages
 from tfos.node.bundle import NodeBundle
 

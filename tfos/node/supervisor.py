@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from rpc import address
-from rpc.certificates import TlsCredentials
+from rpc import endpoint
+from rpc.auth.certificates import TlsCredentials
 from tfos.control import messages
 from tfos.control.client import ControlClient
 from tfos.node import children, failure, procs, tensorboard
@@ -104,7 +104,7 @@ class Supervisor:
             executor_id=spec.executor.executor_id,
             host=spec.executor.host,
             pid=os.getpid(),
-            boot_id=address.boot_id(),
+            boot_id=endpoint.boot_id(),
             skew=spec.skew,
         )
         return Uplink(client, register, vitals=lambda: self._vitals, post=self._post)

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import msgspec
 
-from rpc import address
+from rpc import endpoint
 from tfos.control.messages import TensorBoardUp
 from tfos.node import children, failure
 from tfos.node.logs import LineSplitter, clean_line
@@ -123,7 +123,7 @@ class TensorBoardKeeper:
 def _host(spec: SupervisorSpec) -> str:
     """Return the address to bind: TensorBoard has no login, so loopback wherever that suffices."""
     settings = spec.bundle.settings
-    is_near = settings.loopback or settings.driver_boot_id == address.boot_id()
+    is_near = settings.loopback or settings.driver_boot_id == endpoint.boot_id()
     return settings.tensorboard_host or ("127.0.0.1" if is_near else spec.executor.host)
 
 

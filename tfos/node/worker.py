@@ -29,8 +29,8 @@ from feeding.channel import FeedChannel
 from feeding.config import FeedConfig
 from feeding.errors import FeedClosed, FeedError
 from feeding.feed_queue import FeedStats
-from rpc.handshake import Identity, Role
-from rpc.listener import Listener
+from rpc.auth.handshake import Identity, Role
+from rpc.server.listener import Listener
 from tfos.context import NodeContext
 from tfos.control import messages
 from tfos.node import failure

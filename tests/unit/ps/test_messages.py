@@ -14,7 +14,7 @@ from ps.messages import Ack, Push, Request, decode_reply, decode_request, encode
 from ps.params import Hyper
 from ps.permissions import Phase, check_caller, check_move, check_phase
 from ps.request_fields import BatchName, Number
-from rpc.handshake import Identity, Role
+from rpc.auth.handshake import Identity, Role
 
 NUMBER = Number(5, 2, 1)
 SAMPLES: dict[type, Request] = {

@@ -13,7 +13,7 @@ from ps.errors import SettingsError
 from ps.metrics import Page, server_metrics
 from ps.params import WorkerRank
 from ps.stats import ServerStats, TableStats, WorkerStats
-from rpc.latency import Latency, LatencyHistogram
+from rpc.histogram import Latency, LatencyHistogram
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc.brisk import BRISK_S, LOOK_S, MAX_PATIENCE, BriskPoll
-from rpc.transport import SocketStream
+from rpc.transport.spin_wait import BRISK_S, LOOK_S, MAX_PATIENCE, BriskPoll
+from rpc.transport.stream import SocketStream
 from tests.rpc_bed import WAIT_S
 
 
@@ -81,8 +81,8 @@ class Core:
         self.num_looks = self.num_sleeps = 0
         self.tested = BriskPoll()
         self.tested._poll = self  # type: ignore[assignment]
-        monkeypatch.setattr("rpc.brisk.time.monotonic", lambda: self.now_s)
-        monkeypatch.setattr("rpc.brisk.os.sched_yield", self.give_way)
+        monkeypatch.setattr("rpc.transport.spin_wait.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("rpc.transport.spin_wait.os.sched_yield", self.give_way)
 
     def register(self, descriptor: int, events: int) -> None:
         assert descriptor == 5

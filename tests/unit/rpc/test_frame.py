@@ -18,8 +18,8 @@ from rpc.errors import (
     RemoteError,
     VersionMismatch,
 )
-from rpc.frame import HEADER_BYTES, Frame, Kind, Opener, Sealer, decode_error, encode_error
 from rpc.limits import Limits
+from rpc.wire.frame import HEADER_BYTES, Frame, Kind, Opener, Sealer, decode_error, encode_error
 
 KEY = bytes(range(32))
 GOLDEN = {

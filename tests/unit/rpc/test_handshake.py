@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc import handshake
-from rpc.errors import AuthError, ProtocolError, VersionMismatch
-from rpc.handshake import (
+from rpc.auth import handshake
+from rpc.auth.handshake import (
     ClientHandshake,
     Credentials,
     Identity,
@@ -19,6 +18,7 @@ from rpc.handshake import (
     Role,
     ServerHandshake,
 )
+from rpc.errors import AuthError, ProtocolError, VersionMismatch
 
 CREDENTIALS = Credentials("cluster-1", bytes(range(32)))
 WORKER = Identity(Role.WORKER, 3, 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.latency import Latency, LatencyHistogram
+from rpc.histogram import Latency, LatencyHistogram
 
 DURATIONS_S = st.floats(0.0, 4000.0)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rpc.address import Endpoint, advertised_host, boot_id
-from rpc.connection import connect
+from rpc.auth.handshake import Credentials, Identity
+from rpc.client.connection import connect
+from rpc.endpoint import Endpoint, advertised_host, boot_id
 from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, PortInUse, TransportError
-from rpc.handshake import Credentials, Identity
 from rpc.limits import Limits
-from rpc.listener import Call, Listener
+from rpc.server.listener import Call, Listener
 from tests.rpc_bed import SERVER, WAIT_S, WORKER, RawClient, bed, wait_until
 
 
@@ -226,7 +226,7 @@ class TestTheWay:
         def exhausted(*args: object) -> socket.socket:
             raise OSError(24, "Too many open files")
 
-        monkeypatch.setattr("rpc.transport.socket.socket", exhausted)
+        monkeypatch.setattr("rpc.transport.stream.socket.socket", exhausted)
         with pytest.raises(TransportError, match="Too many open files"):
             connect(Endpoint("127.0.0.1", 1), WORKER, Credentials.generate())
 

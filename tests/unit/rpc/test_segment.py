@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rpc import segment
 from rpc.errors import ProtocolError
 from rpc.limits import Limits
-from rpc.segment import Segment, cannot_share
+from rpc.transport import memfd
+from rpc.transport.memfd import Segment, cannot_share
 
 SIZE = 8192
 pytestmark = pytest.mark.skipif(bool(cannot_share()), reason=cannot_share())
@@ -84,10 +84,10 @@ def plain_file() -> int:
 @pytest.mark.parametrize(
     "give",
     [
-        lambda: memory(segment._SEALS, SIZE - 1),
-        lambda: memory(segment._SEALS, 0),
+        lambda: memory(memfd._SEALS, SIZE - 1),
+        lambda: memory(memfd._SEALS, 0),
         lambda: memory(0),
-        *(lambda seal=1 << bit: memory(segment._SEALS & ~seal & ~1) for bit in (1, 2, 4)),
+        *(lambda seal=1 << bit: memory(memfd._SEALS & ~seal & ~1) for bit in (1, 2, 4)),
         pipe_end,
         plain_file,
         lambda: os.open("/dev/zero", os.O_RDWR),
@@ -104,7 +104,7 @@ def test_memory_that_its_maker_could_take_away_is_refused(give: Callable[[], int
 
 
 def test_other_processors_are_told_why_not(monkeypatch):
-    monkeypatch.setattr("rpc.segment.platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("rpc.transport.memfd.platform.machine", lambda: "aarch64")
     assert "aarch64 may reorder" in cannot_share()
 
 

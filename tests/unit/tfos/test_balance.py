@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from ps.stats import ServerStats, TableStats, WorkerStats
-from rpc.address import Endpoint
-from rpc.latency import Latency
+from rpc.endpoint import Endpoint
+from rpc.histogram import Latency
 from tfos.balance import told
 from tfos.config import ClusterConfig
 from tfos.control import messages

@@ -7,8 +7,8 @@ import pytest
 from feeding.channel import FeedChannel
 from ps.client import PSClient
 from ps.server import PSServer, ServerSettings
-from rpc.address import Endpoint
-from rpc.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
 from tfos.context import NodeContext
 from tfos.control.messages import NodeId, RosterEntry
 from tfos.errors import SettingsError

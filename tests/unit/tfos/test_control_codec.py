@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.address import Endpoint
+from rpc.endpoint import Endpoint
 from tfos.control import codec, messages
 
 NODE = messages.NodeId("worker", 1, 1)

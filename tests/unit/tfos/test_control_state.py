@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rpc.address import Endpoint
+from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import NodeStatus

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc.address import Endpoint
+from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control import messages

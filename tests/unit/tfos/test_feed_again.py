@@ -10,8 +10,8 @@ import pytest
 
 from feeding.accepted import Accepted
 from feeding.feed_task import FeedReport, FeedTask
-from rpc.address import Endpoint
-from rpc.handshake import Credentials
+from rpc.auth.handshake import Credentials
+from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.console import Console
 from tfos.control import messages

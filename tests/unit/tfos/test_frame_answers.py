@@ -6,7 +6,7 @@ import pytest
 
 from feeding.config import FeedConfig
 from feeding.feed_task import InferenceTask
-from rpc.handshake import Credentials
+from rpc.auth.handshake import Credentials
 from tfos.errors import SettingsError
 from tfos.feed_request import FeedRequest
 from tfos.frame_answers import answered

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rpc.auth.handshake import Session
 from rpc.errors import DeadlineExceeded, RpcError
-from rpc.frame import HEADER_BYTES, Frame, Kind, Opener, Sealer
-from rpc.handshake import Session
 from rpc.limits import Limits
-from rpc.transport import IOV_MAX, Stream
+from rpc.transport.stream import IOV_MAX, Stream
+from rpc.wire.frame import HEADER_BYTES, Frame, Kind, Opener, Sealer
 
 Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 

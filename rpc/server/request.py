@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rpc.auth.handshake import Identity
 from rpc.errors import ClosedError, ProtocolError
-from rpc.frame import Frame, Kind, encode_error
-from rpc.frame_io import Buffer, FrameChannel, as_views
-from rpc.handshake import Identity
 from rpc.limits import Limits
+from rpc.wire.frame import Frame, Kind, encode_error
+from rpc.wire.frame_io import Buffer, FrameChannel, as_views
 
 
 class Call:

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from rpc.auth.handshake import Session
+from rpc.client.call_io import Exchange, Reply, Request
 from rpc.errors import (
     BusyError,
     ClosedError,
@@ -22,12 +24,10 @@ from rpc.errors import (
     RemoteError,
     RpcError,
 )
-from rpc.exchange import Exchange, Reply, Request
-from rpc.frame import Opener, Sealer
-from rpc.frame_io import FrameReader, FrameWriter
-from rpc.handshake import Session
 from rpc.limits import Limits
-from rpc.transport import Stream, wait_streams
+from rpc.transport.stream import Stream, wait_streams
+from rpc.wire.frame import Opener, Sealer
+from rpc.wire.frame_io import FrameReader, FrameWriter
 
 _CLOSING_S = 1.0
 

@@ -15,9 +15,9 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from rpc.brisk import poll_ms
 from rpc.errors import ClosedError, PeerGone, PortInUse
-from rpc.transport import Stream
+from rpc.transport.spin_wait import poll_ms
+from rpc.transport.stream import Stream
 
 CAPACITY_BYTES = 64 * 1024
 """Bytes that one direction holds; small, so that tests meet the same stalls as a full socket."""

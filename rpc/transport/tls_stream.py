@@ -12,11 +12,11 @@ import contextlib
 import ssl
 from collections.abc import Sequence
 
-from rpc.acceptor import Acceptor
-from rpc.certificates import TlsCredentials, check_cluster, data_name, tls_context
+from rpc.auth.certificates import TlsCredentials, check_cluster, data_name, tls_context
 from rpc.errors import AuthError, IntegrityError, PeerGone, RpcError, TransportError
-from rpc.record_stream import RecordStream
-from rpc.transport import Stream
+from rpc.transport.listen import Acceptor
+from rpc.transport.record_stream import RecordStream
+from rpc.transport.stream import Stream
 
 MAX_HANDSHAKE_BYTES = 32 * 1024
 """What a peer may send before it has proved itself: a chain of some certificates."""

@@ -33,8 +33,8 @@ import numpy as np
 
 from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, ProtocolError
 from rpc.limits import MAX_RING_BYTES, MIN_RING_BYTES, Limits
-from rpc.segment import Segment
-from rpc.transport import SocketStream
+from rpc.transport.memfd import Segment
+from rpc.transport.stream import SocketStream
 
 _log = logging.getLogger(__name__)
 

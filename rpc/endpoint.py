@@ -1,6 +1,6 @@
 """Where a peer listens: one endpoint per process, with every way to reach it.
 
-Pure data; who connects decides the way by trying (rpc.connection).
+Pure data; who connects decides the way by trying (rpc.client.connection).
 """
 
 from __future__ import annotations

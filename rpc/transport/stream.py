@@ -18,9 +18,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rpc.brisk import BriskPoll, poll_ms
 from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, TransportError
 from rpc.limits import DEFAULT_LIMITS, Limits
+from rpc.transport.spin_wait import BriskPoll, poll_ms
 
 IOV_MAX = 1024
 """Views that one `sendmsg` takes."""

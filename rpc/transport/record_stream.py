@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from rpc.transport import Stream
+from rpc.transport.stream import Stream
 
 
 class RecordStream(ABC):

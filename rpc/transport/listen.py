@@ -18,8 +18,8 @@ from typing import Protocol
 
 from rpc.errors import PortInUse
 from rpc.limits import Limits
-from rpc.port_holder import describe_holder
-from rpc.transport import SocketStream, Stream, address_text, configure
+from rpc.transport.port_holder import describe_holder
+from rpc.transport.stream import SocketStream, Stream, address_text, configure
 
 _BACKLOG = 1024
 _MAX_UNIX_PATH_BYTES = 107

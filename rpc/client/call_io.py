@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import msgspec
 
 from rpc.errors import LimitExceeded, PeerGone, ProtocolError
-from rpc.frame import Frame, Kind, decode_error
-from rpc.frame_io import Buffer, FrameReader, FrameWriter, as_views
 from rpc.limits import Limits
+from rpc.wire.frame import Frame, Kind, decode_error
+from rpc.wire.frame_io import Buffer, FrameReader, FrameWriter, as_views
 
 _STEPS_PER_TURN = 64
 """Sends and receives before other connections get their turn: tens of MB at most."""

@@ -15,20 +15,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rpc.acceptor import Acceptor, SocketAcceptor, TcpAcceptor, UnixAcceptor
-from rpc.address import Endpoint, advertised_host, boot_id
-from rpc.call import Call
-from rpc.certificates import tls_context
-from rpc.doorkeeper import Doorkeeper
+from rpc.auth.certificates import tls_context
+from rpc.auth.handshake import Credentials, Identity, ServerHandshake, Session
+from rpc.endpoint import Endpoint, advertised_host, boot_id
 from rpc.errors import ClosedError
-from rpc.handshake import Credentials, Identity, ServerHandshake, Session
-from rpc.inproc import InprocAcceptor
 from rpc.limits import DEFAULT_LIMITS, Limits
-from rpc.segment import SharedRoom
-from rpc.serving import Handler, ServedConnection
-from rpc.tls_stream import TlsAcceptor
-from rpc.transport import Stream
-from rpc.upgrade import options_for
+from rpc.server.authenticator import Doorkeeper
+from rpc.server.connection import Handler, ServedConnection
+from rpc.server.request import Call
+from rpc.transport.inproc import InprocAcceptor
+from rpc.transport.listen import Acceptor, SocketAcceptor, TcpAcceptor, UnixAcceptor
+from rpc.transport.memfd import SharedRoom
+from rpc.transport.negotiate import options_for
+from rpc.transport.stream import Stream
+from rpc.transport.tls_stream import TlsAcceptor
 
 __all__ = ["Call", "Handler", "Listener", "ListenerStats"]
 
@@ -122,7 +122,7 @@ class Listener:
         """Listen on sockets that were bound elsewhere and outlive this process.
 
         Args:
-            tcp: listening; as `rpc.acceptor.bound_tcp` makes it.
+            tcp: listening; as `rpc.transport.listen.bound_tcp` makes it.
             unix: listening on a path that whoever bound it removes.
         """
         self._check_can_bind()

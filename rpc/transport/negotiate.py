@@ -7,12 +7,12 @@ Threads: the one that has the stream.
 
 from __future__ import annotations
 
-from rpc.handshake import Options, Session
+from rpc.auth.handshake import Options, Session
 from rpc.limits import Limits
-from rpc.sealed_stream import SealedStream
-from rpc.segment import cannot_share
-from rpc.shared_stream import share
-from rpc.transport import SocketStream, Stream
+from rpc.transport.gmac_stream import SealedStream
+from rpc.transport.memfd import cannot_share
+from rpc.transport.shm_stream import share
+from rpc.transport.stream import SocketStream, Stream
 
 
 def options_for(transport: str, limits: Limits) -> Options:

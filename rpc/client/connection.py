@@ -12,15 +12,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rpc.address import Endpoint
-from rpc.dial import dial
+from rpc.auth.handshake import Credentials, Identity, Role, Session
+from rpc.client.call_io import Reply, Request
+from rpc.client.connect import dial
+from rpc.client.pending_call import Line, PendingCall, wait_any
+from rpc.endpoint import Endpoint
 from rpc.errors import AuthError
-from rpc.exchange import Reply, Request
-from rpc.frame_io import Buffer
-from rpc.handshake import Credentials, Identity, Role, Session
 from rpc.limits import DEFAULT_LIMITS, Limits
-from rpc.pending import Line, PendingCall, wait_any
-from rpc.transport import Stream
+from rpc.transport.stream import Stream
+from rpc.wire.frame_io import Buffer
 
 __all__ = [
     "Buffer",

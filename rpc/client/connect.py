@@ -10,16 +10,16 @@ from __future__ import annotations
 import logging
 import time
 
-from rpc.address import Endpoint, boot_id
-from rpc.certificates import TlsCredentials
+from rpc.auth.certificates import TlsCredentials
+from rpc.auth.handshake import ClientHandshake, Credentials, Identity, Session, mismatch_text
+from rpc.endpoint import Endpoint, boot_id
 from rpc.errors import AuthError, DeadlineExceeded, PeerGone
-from rpc.handshake import ClientHandshake, Credentials, Identity, Session, mismatch_text
-from rpc.inproc import dial_inproc
 from rpc.limits import Limits
-from rpc.segment import cannot_share
-from rpc.tls_stream import TlsStream
-from rpc.transport import Stream, dial_tcp, dial_unix
-from rpc.upgrade import options_for, upgraded
+from rpc.transport.inproc import dial_inproc
+from rpc.transport.memfd import cannot_share
+from rpc.transport.negotiate import options_for, upgraded
+from rpc.transport.stream import Stream, dial_tcp, dial_unix
+from rpc.transport.tls_stream import TlsStream
 
 _log = logging.getLogger(__name__)
 

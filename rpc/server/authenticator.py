@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rpc.acceptor import Acceptor
+from rpc.auth.handshake import ServerHandshake, Session
 from rpc.errors import RpcError
-from rpc.handshake import ServerHandshake, Session
 from rpc.limits import Limits
-from rpc.tls_stream import TlsStream
-from rpc.transport import Stream
+from rpc.transport.listen import Acceptor
+from rpc.transport.stream import Stream
+from rpc.transport.tls_stream import TlsStream
 
 _log = logging.getLogger(__name__)
 

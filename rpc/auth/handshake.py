@@ -36,7 +36,7 @@ from typing import Literal
 
 import msgspec
 
-from rpc.certificates import TlsCredentials, data_name
+from rpc.auth.certificates import TlsCredentials, data_name
 from rpc.errors import AuthError, ProtocolError, RpcError, VersionMismatch
 
 VERSION = 1

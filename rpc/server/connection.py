@@ -14,15 +14,15 @@ import logging
 import time
 from collections.abc import Callable
 
-from rpc.call import Call
+from rpc.auth.handshake import Options, Session
 from rpc.errors import ClosedError, LimitExceeded, PeerGone, ProtocolError, RpcError
-from rpc.frame import Frame, Kind
-from rpc.frame_io import FrameChannel
-from rpc.handshake import Options, Session
 from rpc.limits import Limits
-from rpc.segment import SharedRoom
-from rpc.transport import Stream
-from rpc.upgrade import upgraded
+from rpc.server.request import Call
+from rpc.transport.memfd import SharedRoom
+from rpc.transport.negotiate import upgraded
+from rpc.transport.stream import Stream
+from rpc.wire.frame import Frame, Kind
+from rpc.wire.frame_io import FrameChannel
 
 Handler = Callable[[Call], None]
 

@@ -21,10 +21,10 @@ import hmac
 import struct
 from collections.abc import Sequence
 
+from rpc.auth.handshake import Session
 from rpc.errors import IntegrityError
-from rpc.handshake import Session
-from rpc.record_stream import RecordStream
-from rpc.transport import Stream
+from rpc.transport.record_stream import RecordStream
+from rpc.transport.stream import Stream
 
 RECORD_BYTES = 128 * 1024
 _HEAD = struct.Struct("<I16s")

@@ -1,0 +1,4 @@
+"""Byte streams below the frames.
+
+TCP, Unix sockets, TLS, AES-GMAC, shared memory, an in-process twin.
+"""

@@ -1,0 +1,1 @@
+"""Frames: the byte layout, and how one is sent and received."""
