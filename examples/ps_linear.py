@@ -24,8 +24,8 @@ from typing import Literal
 
 import numpy as np
 
-from ps.client import PSClient
-from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.client.client import PSClient
+from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 

@@ -13,10 +13,10 @@ import threading
 
 import numpy as np
 
-from ps.client import PSClient
-from ps.params import Adagrad, Hyper, Manifest, TableSpec
-from ps.server import PSServer, ServerSettings
-from ps.table_spec import RandomNormal
+from ps.client.client import PSClient
+from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
+from ps.manifest.table_spec import RandomNormal
+from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 
 NUM_WORKERS, NUM_SERVERS, STEPS, BATCH = 2, 2, 200, 512

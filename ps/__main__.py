@@ -1,8 +1,8 @@
-"""`python -m ps`: see ps.checkpoint_command. Servers are started by `python -m ps.server`."""
+"""`python -m ps`: see ps.cli.checkpoints. Servers are started by `python -m ps.server`."""
 
 import sys
 
-from ps.checkpoint_command import main
+from ps.cli.checkpoints import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -4,7 +4,7 @@ A push that ends after the moment has changed every unit that was still to be re
 changes one lets it be read first. So a unit's own number is still the one of the moment when it is
 read; only what was completed as a whole is remembered at once.
 
-Covers: the sessions of a cut.      Does not: know buckets or rows (ps.shard_cut).
+Covers: the sessions of a cut.      Does not: know buckets or rows (ps.checkpoint.snapshot).
 Threads: any; `note` under the lock of its unit.
 """
 

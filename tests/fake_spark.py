@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from feeding.feed_task import FeedReport
+from feeding.sender.task import FeedReport
 from rpc.auth.certificates import TlsCredentials
 from rpc.endpoint import Endpoint
 from tfos.control import messages

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from feeding.batches import BatchReader
-from feeding.channel import FeedChannel
 from feeding.config import FeedConfig
-from feeding.data_feed import DataFeed
-from feeding.feed_queue import EpochEnd, FeedEnd
-from feeding.feed_task import FeedTarget, FeedTask, InferenceTask
+from feeding.receiver.batch_reader import BatchReader
+from feeding.receiver.channel import FeedChannel
+from feeding.receiver.data_feed import DataFeed
+from feeding.receiver.feed_queue import EpochEnd, FeedEnd
+from feeding.sender.task import FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ps import messages
-from ps.checkpoint_reader import read_manifest
-from ps.checkpoint_restore import Restoring
-from ps.decisions import OnLost
+from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.restore import Restoring
+from ps.client.saver import Saver
+from ps.client.server_group import Answer
+from ps.consistency.policy import OnLost
 from ps.errors import (
     NonFiniteGradient,
     PhaseError,
@@ -25,12 +26,11 @@ from ps.errors import (
     StaleIncarnation,
     WorkerLost,
 )
-from ps.fleet import Answer
-from ps.lifecycle import ServerSettings
-from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
-from ps.request_fields import BatchName, Number
-from ps.saver import Saver
-from ps.service import Service
+from ps.manifest.manifest import Add, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.protocol import messages
+from ps.protocol.request_fields import BatchName, Number
+from ps.server.handlers import Service
+from ps.server.lifecycle import ServerSettings
 from rpc.auth.handshake import Identity, Role
 from rpc.errors import PeerGone, RpcError
 from tests.gate_model import BUCKET_BYTES, NUM_BUCKETS, NUM_WORKERS, Kind, Mode, Name, Outcome

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ps.client import PSClient
-from ps.params import Manifest
+from ps.client.client import PSClient
+from ps.manifest.manifest import Manifest
 from tests.fault_proxy import FaultProxy
 from tests.ps_bed import Cluster, cluster, filled
 

@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps import messages
-from ps.checkpoint_restore import Restoring
-from ps.client import PSClient
-from ps.counters import resident_bytes
-from ps.decisions import OnLost
-from ps.messages import Ack
-from ps.params import SGD, Add, Average, GroupSpec, Manifest, ParamSpec, RuleConfig
-from ps.server import PSServer, ServerSettings
-from ps.storage import OpenStorage, storage_at
+from ps.checkpoint.restore import Restoring
+from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.client.client import PSClient
+from ps.consistency.policy import OnLost
+from ps.manifest.manifest import SGD, Add, Average, GroupSpec, Manifest, ParamSpec, RuleConfig
+from ps.protocol import messages
+from ps.protocol.messages import Ack
+from ps.server.server import PSServer, ServerSettings
+from ps.stats.counters import resident_bytes
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Buffer, connect
 from rpc.endpoint import Endpoint

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps.optimizers import decays, rule_of
-from ps.params import (
+from ps.manifest.manifest import (
     SGD,
     Adadelta,
     Adagrad,
@@ -19,6 +18,7 @@ from ps.params import (
     RMSprop,
     RuleConfig,
 )
+from ps.optim.rules import decays, rule_of
 
 RULES: tuple[RuleConfig, ...] = (
     SGD(),

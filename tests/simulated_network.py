@@ -1,7 +1,7 @@
 """A network that fails by seed, between real clients and real servers of one simulated world.
 
-It stands in the place of rpc.client.connection for ps.links: requests that never arrive, that end
-in the middle, whose reply is lost; cuts that the two ends see at different times.
+It stands in the place of rpc.client.connection for ps.client.channel: requests that never arrive,
+that end in the middle, whose reply is lost; cuts that the two ends see at different times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ps.errors import PSError
-from ps.service import Service
+from ps.server.handlers import Service
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import ConnectionStats, Reply
 from rpc.endpoint import Endpoint
@@ -23,7 +23,7 @@ WHOLE = 1 << 62
 
 
 class Network:
-    """Stands in the place of rpc.client.connection for ps.links."""
+    """Stands in the place of rpc.client.connection for ps.client.channel."""
 
     def __init__(self, world: World, cut_rate: float, services: Sequence[Service]) -> None:
         self.world = world

@@ -23,26 +23,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps import (
-    exchange,
-    gate,
-    intake,
-    lifecycle,
-    links,
-    meeting_client,
-    meetings,
-    row_gate,
-    service,
-    serving,
-    table_serving,
-)
-from ps.client import PSClient
+from ps.client import channel, fan_out, meeting_client
+from ps.client.client import PSClient
+from ps.client.lookup_batch import Batch
+from ps.consistency import gate, row_gate
 from ps.errors import WorkerLost
-from ps.lifecycle import ServerSettings
-from ps.params import SGD, Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
-from ps.service import Service
-from ps.sharding import deal
-from ps.table_batches import Batch
+from ps.manifest.manifest import SGD, Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.manifest.sharding import deal
+from ps.server import handlers, lifecycle, meetings, receive, shard, table_handlers
+from ps.server.handlers import Service
+from ps.server.lifecycle import ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tests.simulated_network import Network
@@ -51,8 +41,8 @@ from tests.simulation import Task, World, end_runners
 from tests.tables_bed import ones, table
 
 MODULES = (
-    row_gate, table_serving, exchange, gate, lifecycle, links, meeting_client, meetings, service,
-    serving,
+    row_gate, table_handlers, fan_out, gate, lifecycle, channel, meeting_client, meetings, handlers,
+    shard,
 )  # fmt: skip
 BUCKET_ELEMENTS = 16
 TIMEOUT_S = 60.0
@@ -170,12 +160,12 @@ class Simulation:
         plan, world = self.plan, self.world
         services = [self._server(rank) for rank in range(plan.num_servers)]
         self.network = network = Network(world, plan.cut_rate, services)
-        patched.setattr(intake, "READ_BYTES", 4 * BUCKET_ELEMENTS)  # requests end inside buckets
-        patched.setattr(serving, "SEND_BYTES", 8 * BUCKET_ELEMENTS)
-        patched.setattr(links, "connect", network.connect)
-        patched.setattr(exchange, "wait_any", network.wait_any)
-        patched.setattr(exchange, "connect_together", lambda *_: {})  # threads of its own
-        patched.setattr(links, "random", SimpleNamespace(uniform=lambda _, longest: longest))
+        patched.setattr(receive, "READ_BYTES", 4 * BUCKET_ELEMENTS)  # requests end inside buckets
+        patched.setattr(shard, "SEND_BYTES", 8 * BUCKET_ELEMENTS)
+        patched.setattr(channel, "connect", network.connect)
+        patched.setattr(fan_out, "wait_any", network.wait_any)
+        patched.setattr(fan_out, "connect_together", lambda *_: {})  # threads of its own
+        patched.setattr(channel, "random", SimpleNamespace(uniform=lambda _, longest: longest))
         patched.setattr(secrets, "randbits", world.random.getrandbits)
         tasks = [
             world.spawn(f"worker:{worker.rank}", partial(self._work, worker))

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ps import messages
-from ps.checkpoint import commit
-from ps.checkpoint_reader import read_manifest
-from ps.checkpoint_restore import AS_SAVED
-from ps.params import WorkerRank
-from ps.service import Service
-from ps.storage import storage_at
+from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.restore import AS_SAVED
+from ps.checkpoint.storage import storage_at
+from ps.checkpoint.writer import commit
+from ps.manifest.manifest import WorkerRank
+from ps.protocol import messages
+from ps.server.handlers import Service
 from tests.simulated_network import Network
 from tests.simulation import Task, World
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps import kernels, table_kernels
-from ps.params import Add, Manifest, TableSpec
-from ps.rules import RuleConfig
-from ps.table_spec import Constant
+from ps.manifest.manifest import Add, Manifest, TableSpec
+from ps.manifest.rule_spec import RuleConfig
+from ps.manifest.table_spec import Constant
+from ps.optim import kernels
+from ps.tables import kernels as table_kernels
 from tests.ps_bed import make_manifest
 
 

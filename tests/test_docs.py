@@ -40,7 +40,7 @@ def test_named_paths_exist(document):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_named_modules_exist(document):
     def exists(dotted: str) -> bool:
-        """A module, or a name inside one: `ps.client` or `ps.client.PSClient.pull`."""
+        """A module, or a name inside one: `ps.client` or `ps.client.client.PSClient.pull`."""
         parts = dotted.split(".")
         for end in range(len(parts), 0, -1):
             path = ROOT.joinpath(*parts[:end])

@@ -42,14 +42,14 @@ IN_FUNCTIONS_ONLY = {
     *("fsspec", "hdfs_native", "keras", "prometheus_client"),
     *("pyspark", "tensorboard", "tensorflow"),
 }
-OWN_PROCESS = {"ps/command.py", "tfos/node/server.py", "tfos/node/worker.py"}  # and its logging
+OWN_PROCESS = {"ps/cli/serve.py", "tfos/node/server.py", "tfos/node/worker.py"}  # and its logging
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 IMPORT_BUDGET_S = 0.3
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow"}
 MAY_LOOK = {  # how old a restored cut is; from when a certificate is valid
-    *("ps/service.py", "ps/shard_saving.py"),
+    *("ps/server/handlers.py", "ps/server/save_restore.py"),
     "tfos/control/authority.py",
 }
 

@@ -79,7 +79,7 @@ def test_the_context_has_the_known_members():
 
 
 def test_data_feed_has_the_known_methods():
-    from feeding.data_feed import DataFeed
+    from feeding.receiver.data_feed import DataFeed
 
     for name in ("next_batch", "should_stop", "batch_results", "terminate"):
         assert callable(getattr(DataFeed, name))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from ps.checkpoint_reader import read_manifest
-from ps.checkpoint_restore import read_extra
-from ps.shard_saving import ShardExtra
+from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.restore import read_extra
+from ps.server.save_restore import ShardExtra
 
 
 def torn_by(root: str | Path, step: int, server: int) -> int:

@@ -1,7 +1,7 @@
 """A feed task as `mapInArrow` calls it: batches of rows in, one report out, as bytes.
 
 Covers: which partition this is, how a report travels through a DataFrame.
-Does not: feed (feeding.feed_task).
+Does not: feed (feeding.sender.task).
 Runs in: a Spark task; `reports_of` in the driver.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from feeding.feed_task import FeedReport, FeedTask
+from feeding.sender.task import FeedReport, FeedTask
 
 REPORT = "report"
 REPORT_SCHEMA = f"{REPORT} binary"

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from ps import decoding
-from ps.decoding import UNREADABLE
-from ps.stats import ServerStats
+from ps import codec
+from ps.codec import UNREADABLE
+from ps.stats.server_stats import ServerStats
 from rpc.histogram import duration_text
 from tfos.control.members import Member
 from tfos.control.messages import Heartbeat
@@ -54,7 +54,7 @@ def told(beat: Heartbeat | None) -> ServerStats | None:
     if beat is None or not beat.stats:
         return None
     try:
-        return decoding.msgpack(beat.stats, ServerStats)
+        return codec.msgpack(beat.stats, ServerStats)
     except UNREADABLE:
         return None
 

@@ -21,7 +21,7 @@ from rich.table import Table
 import tfos
 
 if TYPE_CHECKING:
-    from ps.storage import Storage
+    from ps.checkpoint.storage import Storage
     from tfos.bench.harness import Bench, GivenServers, Line
 
 FAILED_STATUS = 2
@@ -108,9 +108,9 @@ def inspect(
     json_lines: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Print what each checkpoint in a directory holds and if it is whole."""
-    from ps import checkpoint_command
+    from ps.cli import checkpoints
 
-    _looking(directory, lambda root: checkpoint_command.show(root, as_json=json_lines))
+    _looking(directory, lambda root: checkpoints.show(root, as_json=json_lines))
 
 
 @app.command()
@@ -121,10 +121,10 @@ def export(
     slots: Annotated[bool, typer.Option(help="The optimizer's slots as well.")] = False,
 ) -> None:
     """Write one checkpoint's parameters for numpy.load."""
-    from ps import checkpoint_command
+    from ps.cli import checkpoints
 
     at = None if step < 0 else step
-    _looking(directory, lambda root: checkpoint_command.export(root, npz, step=at, slots=slots))
+    _looking(directory, lambda root: checkpoints.export(root, npz, step=at, slots=slots))
 
 
 def _looking(directory: str, work: Callable[[Storage], int]) -> None:
@@ -141,8 +141,8 @@ def _looking(directory: str, work: Callable[[Storage], int]) -> None:
 
 
 def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
+    from ps.cli.secret_file import read_secret
     from ps.errors import SettingsError
-    from ps.secret_file import read_secret
     from rpc.auth.handshake import Credentials
     from rpc.endpoint import Endpoint
     from tfos.bench.harness import GivenServers

@@ -20,9 +20,9 @@ from tfos.node.spec import ChildSpec
 from tfos.remote_storage import Storages
 
 if TYPE_CHECKING:
-    from feeding.channel import FeedChannel
-    from feeding.data_feed import DataFeed
-    from ps.client import PSClient
+    from feeding.receiver.channel import FeedChannel
+    from feeding.receiver.data_feed import DataFeed
+    from ps.client.client import PSClient
     from rpc.auth.handshake import Credentials
     from tfos.node.micro_batches import MicroBatches
     from tfos.node.saver import ChiefSaver
@@ -120,7 +120,7 @@ class NodeContext:
         Raises:
             SettingsError: the cluster has no such feed.
         """
-        from feeding.data_feed import DataFeed
+        from feeding.receiver.data_feed import DataFeed
 
         self._check_feed(qname_in)
         return DataFeed(self.feed_channel, train_mode, qname_in, qname_out, input_mapping)
@@ -151,7 +151,7 @@ class NodeContext:
 
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
-        from ps.client import DEFAULT_RECONNECT_S, PSClient
+        from ps.client.client import DEFAULT_RECONNECT_S, PSClient
         from rpc.auth.handshake import Identity, Role
 
         restarts = self._checkpoints is not None and self._checkpoints.ps_restarts > 0

@@ -3,7 +3,7 @@
     each worker counts its pieces ─► they meet and bring their counts ─► all know all files' rows
 
 Covers: the meeting, what is done without servers or without some worker.
-Does not: count (feeding), deal rows out (feeding.splits).
+Does not: count (feeding), deal rows out (feeding.reading.splits).
 Runs in: workers.      Threads: main_fun's.
 """
 
@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from feeding.counted import Countable, CountedSource, counting_share, pieces_of
-from feeding.positions import fingerprint
-from feeding.splits import SourceFile
+from feeding.reading.positions import fingerprint
+from feeding.reading.row_counts import Countable, CountedSource, counting_share, pieces_of
+from feeding.reading.splits import SourceFile
 from tfos.errors import SettingsError
 from tfos.node.errors import NoServersError
 

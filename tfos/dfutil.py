@@ -98,7 +98,7 @@ def toTFExample(
     kinds = {name: _kind_of(name, dtype) for name, dtype in dtypes}
 
     def encode(rows: Iterable[Any]) -> Iterator[tuple[bytearray, None]]:
-        from feeding.example_writer import encode_example
+        from feeding.formats.tfrecord.from_rows import encode_example
 
         for row in rows:
             features = {name: _of_kind(name, kind, row[name]) for name, kind in kinds.items()}
@@ -122,7 +122,7 @@ def fromTFExample(
     """
     from pyspark.sql import Row
 
-    from feeding.example_survey import decode_example
+    from feeding.formats.tfrecord.infer import decode_example
 
     for item in iter:
         values = decode_example(_serialized(item))
@@ -142,7 +142,7 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
     """
     from pyspark.sql import types
 
-    from feeding.example_survey import decode_example, survey
+    from feeding.formats.tfrecord.infer import decode_example, survey
 
     record = _serialized(example)
     found = survey([record])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from feeding.feed_task import FeedTarget, FeedTask
+from feeding.sender.task import FeedTarget, FeedTask
 from tfos import reports
 from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import EpochRows

@@ -2,7 +2,7 @@
 
 Covers: train() and inference() below the public API, rows of lost workers.
 Does not: know what is fed (feed_sources), wait or judge failures (feed_watch), carry rows
-(feeding.feed_task does, from executors straight to workers).
+(feeding.sender.task does, from executors straight to workers).
 Runs in: the driver.
 Threads: several calls may run at once, for different feeds.
 """
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from feeding.config import FeedConfig
-from feeding.feed_task import FeedReport, FeedTarget, FeedTask, InferenceTask
-from feeding.shuffle import Shuffle
+from feeding.sender.shuffle import Shuffle
+from feeding.sender.task import FeedReport, FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials
 from tfos import reports
 from tfos.config import ClusterConfig

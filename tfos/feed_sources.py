@@ -2,7 +2,7 @@
 
 Covers: which source fits the data; RDDs of rows, RDDs whose rows Spark stores pickled.
 Does not: read DataFrames (frame_source), start the job, watch it or count (feed_jobs), carry rows
-(feeding.feed_task).
+(feeding.sender.task).
 Runs in: the driver; `reports` on the job's own thread.
 """
 
@@ -12,8 +12,8 @@ import dataclasses
 import functools
 from typing import Any, Protocol
 
-from feeding.feed_task import FeedReport, FeedTask, InferenceTask
-from feeding.pickled import PickledPacker
+from feeding.encode.pickled import PickledPacker
+from feeding.sender.task import FeedReport, FeedTask, InferenceTask
 from tfos.errors import SettingsError
 from tfos.feed_request import FeedRequest
 from tfos.frame_answers import answered, is_frame

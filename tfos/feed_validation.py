@@ -1,7 +1,7 @@
 """The validation of a train(): its rows are fed once after each epoch, to a feed of their own.
 
 Covers: which feed and source that is, its epochs' reports.
-Does not: feed (feed_jobs), drop what nobody reads (feeding.feed_queue, in the workers).
+Does not: feed (feed_jobs), drop what nobody reads (feeding.receiver.feed_queue, in the workers).
 Runs in: the driver.      Threads: the call's own.
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from feeding.feeder import FeedReport
+from feeding.sender.feeder import FeedReport
 from tfos.console import Console
 
 

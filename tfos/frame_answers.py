@@ -1,7 +1,7 @@
 """`cluster.inference(df)`: a DataFrame whose rows carry main_fun's results as further columns.
 
 Covers: names and types of the result columns, the lazy DataFrame.
-Does not: carry rows (feeding.arrow_answers does, in Spark's tasks).
+Does not: carry rows (feeding.sender.arrow_inference does, in Spark's tasks).
 Runs in: the driver; the returned function in Spark's tasks.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from feeding.arrow_answers import ArrowInferenceTask
-from feeding.arrow_packer import ArrowPacker
-from feeding.feed_task import InferenceTask
+from feeding.arrow.packer import ArrowPacker
+from feeding.sender.arrow_inference import ArrowInferenceTask
+from feeding.sender.task import InferenceTask
 from tfos import frame_columns
 from tfos.errors import SettingsError
 from tfos.feed_request import FeedRequest

@@ -1,7 +1,7 @@
 """The columns of a DataFrame: which a feed can carry, and what their missing values become.
 
 Covers: refusing columns by name and type before a job runs, `columns=` and `nulls=` of train().
-Does not: read rows (feeding.arrow_columns), import pyspark: types are known by their typeName().
+Does not: read rows (feeding.arrow.encoder), import pyspark: types are known by their typeName().
 Runs in: the driver.      Pure.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feeding.schema import MAX_COLUMNS, MAX_DEPTH, MAX_NAME
+from feeding.columnar.schema import MAX_COLUMNS, MAX_DEPTH, MAX_NAME
 from tfos.errors import SettingsError
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -1,7 +1,7 @@
 """A DataFrame as the source of a feed: Arrow from Spark's JVM to the feed task, never a row object.
 
 Covers: the query that is run, its columns, the size of its Arrow batches.
-Does not: check columns (frame_columns), feed (feeding.feed_task, through arrow_task).
+Does not: check columns (frame_columns), feed (feeding.sender.task, through arrow_task).
 Runs in: the driver; imports pyspark only inside functions.
 """
 
@@ -12,8 +12,8 @@ import functools
 import re
 from typing import Any
 
-from feeding.arrow_packer import ArrowPacker
-from feeding.feed_task import FeedReport, FeedTask
+from feeding.arrow.packer import ArrowPacker
+from feeding.sender.task import FeedReport, FeedTask
 from tfos import frame_columns
 from tfos.arrow_task import REPORT_SCHEMA, ArrowTask, reports_of
 from tfos.errors import SettingsError

@@ -2,7 +2,7 @@
 
 Covers: asking the servers, the bound on time, saying what became of it.
 Does not: carry a tensor through the driver (each server writes its own file), decide when (ending),
-know the files (ps.checkpoint).
+know the files (ps.checkpoint.writer).
 Runs in: the driver, which must see the directory as the servers do.
 Threads: `save` is called on the thread that ends the cluster; `tfos-last-save` does the work, so
 that a file system that hangs cannot hold up the end.
@@ -13,12 +13,12 @@ from __future__ import annotations
 import threading
 import time
 
-from ps.checkpoint_format import step_of
-from ps.checkpoint_reader import steps_on_disk
-from ps.client import PSClient
+from ps.checkpoint.format import step_of
+from ps.checkpoint.reader import steps_on_disk
+from ps.client.client import PSClient
+from ps.client.saver import SaveOptions
 from ps.errors import PSError, RequestTimeout
-from ps.permissions import Phase
-from ps.saver import SaveOptions
+from ps.protocol.permissions import Phase
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import RpcError
 from tfos.console import Console

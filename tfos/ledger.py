@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from feeding.accepted import Accepted, rows_and_end
-from feeding.feeder import FeedReport
-from feeding.row_ranges import RowRanges, Span
+from feeding.protocol.accepted import Accepted, rows_and_end
+from feeding.protocol.row_ranges import RowRanges, Span
+from feeding.sender.feeder import FeedReport
 from tfos.control.messages import EpochRows
 from tfos.reports import EpochReport
 

@@ -1,7 +1,7 @@
 """One page of metrics for a whole cluster, at the driver; docs/metrics.md says what each tells.
 
 Covers: nodes' numbers from their heartbeats, servers' counters, where the page listens, its token.
-Does not: name servers' metrics (ps.metrics), serve HTTP (rpc.http_page).
+Does not: name servers' metrics (ps.stats.prometheus), serve HTTP (rpc.http_page).
 Runs in: the driver.      Threads: any; the page has one of its own.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ps.metrics import CONTENT_TYPE, Fields, Page, families, server_metrics
+from ps.stats.prometheus import CONTENT_TYPE, Fields, Page, families, server_metrics
 from rpc.endpoint import advertised_host
 from rpc.errors import RpcError
 from rpc.http_page import PATH, HttpPage, is_loopback

@@ -1,7 +1,7 @@
 """RDDs whose rows Spark stores as pickled batches: feed the batches, not the rows.
 
 Covers: which RDDs those are, and how their bytes reach the feed task untouched.
-Does not: read the batches (feeding.pickled).
+Does not: read the batches (feeding.encode.pickled).
 Runs in: the driver; imports pyspark only inside functions.
 """
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tfos.errors import SettingsError, UnsupportedError
 
 if TYPE_CHECKING:
-    from feeding.batches import BatchColumn
-    from feeding.counted import Countable
-    from feeding.direct import DirectReader
-    from feeding.example import Feature
     from feeding.filesystem.interface import Path
-    from feeding.parquet_footer import ParquetLimits
-    from feeding.positions import Course
-    from feeding.runs import Source
-    from feeding.text_lines import LineLimits
-    from feeding.tfrecord import RecordLimits
+    from feeding.formats.parquet.footer import ParquetLimits
+    from feeding.formats.text.lines import LineLimits
+    from feeding.formats.tfrecord.example import Feature
+    from feeding.formats.tfrecord.framing import RecordLimits
+    from feeding.reading.positions import Course
+    from feeding.reading.reader import DirectReader
+    from feeding.reading.row_counts import Countable
+    from feeding.reading.runs import Source
+    from feeding.receiver.batch_reader import BatchColumn
     from tfos.context import NodeContext
     from tfos.keras.file_dataset import FileDataset
 
@@ -53,8 +53,7 @@ class Reading:
             paths: files, directories and patterns, local, hdfs:// and what fsspec knows; relative
                 ones as `ctx.absolute_path` says. Names that begin with `_` or `.` are left out
                 unless they are said.
-            columns: by feature name, what each must be (feeding.example.Feature). None: what the
-                first records hold.
+            columns: by feature name, what each must be (`Feature`). None: as in the first records.
             on_bad_data: "fail": the first damaged record raises DataError. "skip": it is logged,
                 counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
@@ -65,8 +64,8 @@ class Reading:
             SettingsError: no path, or a setting that cannot work.
             DataError: the columns are to be inferred, and no record has any.
         """
-        from feeding.bad_data import BadData
-        from feeding.tfrecord_source import TFRecordSource
+        from feeding.formats.tfrecord.source import TFRecordSource
+        from feeding.reading.bad_records import BadData
 
         bad = BadData(on_bad_data, max_skipped)
         return self._rows(TFRecordSource(self._absolute(paths), columns, bad=bad, limits=limits))
@@ -107,9 +106,9 @@ class Reading:
             DataError: a file is damaged, has other columns than the first one, or no such column.
             MissingPackage: pyarrow is too old.
         """
-        from feeding.bad_data import BadData
-        from feeding.parquet_plan import ParquetRequest
-        from feeding.parquet_source import ParquetSource
+        from feeding.formats.parquet.plan import ParquetRequest
+        from feeding.formats.parquet.source import ParquetSource
+        from feeding.reading.bad_records import BadData
 
         request = ParquetRequest(
             columns=columns, filters=filters, nulls=nulls or {}, shapes=shapes or {}
@@ -153,9 +152,9 @@ class Reading:
             SettingsError: no path, or a setting that cannot work.
             DataError: the first file has no such column.
         """
-        from feeding.bad_data import BadData
-        from feeding.csv_request import CsvRequest
-        from feeding.csv_source import CsvSource
+        from feeding.formats.csv.options import CsvRequest
+        from feeding.formats.csv.source import CsvSource
+        from feeding.reading.bad_records import BadData
 
         request = CsvRequest(
             columns=columns,
@@ -188,14 +187,14 @@ class Reading:
             FileNotFoundError: a path has no file.
             SettingsError: no path, or a setting that cannot work.
         """
-        from feeding.bad_data import BadData
-        from feeding.text_source import TextSource
+        from feeding.formats.text.source import TextSource
+        from feeding.reading.bad_records import BadData
 
         bad = BadData(on_bad_data, max_skipped)
         return self._rows(TextSource(self._absolute(paths), bad=bad, limits=limits))
 
     def _absolute(self, paths: Path | Iterable[Path]) -> list[str]:
-        from feeding.data_files import path_list
+        from feeding.reading.discover import path_list
 
         return [self._ctx.absolute_path(path) for path in path_list(paths)]
 
@@ -354,8 +353,8 @@ class FileRows:
         )
 
     def _reader(self, first_epoch: int = 0) -> DirectReader:
-        from feeding.direct import DirectReader
-        from feeding.positions import Course
+        from feeding.reading.positions import Course
+        from feeding.reading.reader import DirectReader
 
         course = self._course or Course(first_epoch=first_epoch)
         share = (self._ctx.rank, self._ctx.num_workers)
@@ -363,7 +362,7 @@ class FileRows:
 
 
 def _one_epoch(reader: DirectReader, batch_size: int) -> Iterator[dict[str, BatchColumn]]:
-    from feeding.batches import Batch
+    from feeding.receiver.batch_reader import Batch
 
     while isinstance(batch := reader.next_batch(batch_size), Batch):
         yield batch.columns

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.location import Location
 from feeding.filesystem.readahead import ReadAhead
-from feeding.filesystem.staging import PIECE_BYTES, staging_name
+from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.temp_files import PIECE_BYTES, staging_name
 
 DEFAULTS = FileSystemConfig()
 

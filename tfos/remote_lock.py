@@ -9,10 +9,10 @@ Limits: a process that was frozen for longer than `SILENT_S` within its lock doe
 has lost it until it writes; what it does then beside the file (one rename) may still happen. Where
 a rename is not exclusive (all but HDFS), whoever has made the file looks again a moment later
 whether it is still its own; two that come while the store is slower than that moment both have the
-lock, and the lease that is kept under it (ps.checkpoint_lease) still has one owner.
+lock, and the lease that is kept under it (ps.checkpoint.lease) still has one owner.
 
 Covers: taking, keeping and giving back one lock at a time.
-Does not: know what is locked and why (ps.checkpoint_lease).
+Does not: know what is locked and why (ps.checkpoint.lease).
 Threads: any; `storage-lock` keeps a lock while it is held.
 """
 
@@ -30,8 +30,8 @@ import msgspec
 
 from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.location import HADOOP, Location
-from ps.checkpoint_format import STAGING_PREFIX
-from ps.checkpoint_lease import Holder, Silence, is_gone, read_holder, this_process
+from ps.checkpoint.format import STAGING_PREFIX
+from ps.checkpoint.lease import Holder, Silence, is_gone, read_holder, this_process
 from ps.errors import CheckpointError
 
 _logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class RemoteLock:
 
 
 class RemoteFile:
-    """See ps.storage.LockedFile."""
+    """See ps.checkpoint.storage.LockedFile."""
 
     def __init__(self, fs: FileSystem, path: str, lock: _LockFile, mine: Holder) -> None:
         self._fs = fs

@@ -3,8 +3,9 @@
 A file is collected on this host first, without a name, and sent when it is whole, as often as it
 takes; so a save needs no more memory than one on a local disk, and goes on when a DataNode dies.
 
-Covers: ps.storage.Storage over a feeding.filesystem.FileSystem, and which of the two a user means.
-Does not: lock (tfos.remote_lock), know what the files hold (ps.checkpoint_format).
+Covers: ps.checkpoint.storage.Storage over a feeding.filesystem.FileSystem, and which of the two a
+user means.
+Does not: lock (tfos.remote_lock), know what the files hold (ps.checkpoint.format).
 Runs in: PS processes, workers, drivers and the command `tfos`; never imports TensorFlow or Spark.
 Threads: any; every call stands alone.
 """
@@ -21,13 +22,13 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from feeding.errors import FeedError
-from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import RangeReader
 from feeding.filesystem.location import LOCAL, Location, parse
-from feeding.filesystem.staging import pieces_of_file
+from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.temp_files import pieces_of_file
+from ps.checkpoint.storage import LockedFile, Storage, storage_at
 from ps.errors import CheckpointError
-from ps.storage import LockedFile, Storage, storage_at
 from tfos.remote_lock import RemoteLock
 
 DEFAULTS = FileSystemConfig()
@@ -39,7 +40,7 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Storages:
-    """Opens checkpoint directories by the path or URL that users give; a ps.storage.OpenStorage."""
+    """Opens checkpoint directories by path or URL (a ps.checkpoint.storage.OpenStorage)."""
 
     staging_dir: str = ""
     """Where files are collected before they are sent; empty: the host's directory for temporary

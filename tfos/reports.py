@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ps.stats import SHOWN_REQUESTS, ServerStats
+from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from rpc.histogram import duration_text
 from tfos.control.messages import NodeFailure
 

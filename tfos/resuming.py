@@ -1,11 +1,12 @@
 """How reading files goes on where a saved run has stopped: what its notes say, and new ones.
 
-    reading/NAME/worker/3    feeding.positions.Position of worker 3; comes with each of its pushes
-    reading/NAME/course      feeding.positions.Course: what this run has to know of those before it
+    reading/NAME/worker/3    `Position` of worker 3; comes with each of its pushes
+    reading/NAME/course      `Course`: what this run has to know of those before it
     reading/NAME/files       paths and sizes, to name what has changed
 
-Covers: the chief's look at the notes (ps.notes), the workers' meeting, the names.
-Does not: read (feeding.direct), push notes (tfos.keras.exchange), restore (tfos.node.saver).
+The structs are those of feeding.reading.positions.
+Covers: the chief's look at the notes (ps.metadata), the workers' meeting, the names.
+Does not: read (feeding.reading), push notes (tfos.keras.exchange), restore (tfos.node.saver).
 Runs in: workers.      Threads: main_fun's.
 """
 
@@ -20,8 +21,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from feeding.positions import START, Course, Position, course_after, refuse_changed
-from feeding.splits import SourceFile
+from feeding.reading.positions import START, Course, Position, course_after, refuse_changed
+from feeding.reading.splits import SourceFile
 from tfos.errors import SettingsError
 
 MEETING_TIMEOUT_S = 600.0

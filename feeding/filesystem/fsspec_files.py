@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from feeding.errors import FileChanged, MissingPackage, PathError, StorageUnavailable
 from feeding.filesystem import lookup
+from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.deadline import BoundedCalls, CallTimeout
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
 from feeding.filesystem.location import Location, parse
-from feeding.filesystem.staging import collected, pieces_of, staging_name
+from feeding.filesystem.temp_files import collected, pieces_of, staging_name
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

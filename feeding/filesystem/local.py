@@ -20,7 +20,7 @@ from feeding.errors import PathError
 from feeding.filesystem import lookup
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
 from feeding.filesystem.location import LOCAL, parse
-from feeding.filesystem.staging import pieces_of, staging_name
+from feeding.filesystem.temp_files import pieces_of, staging_name
 
 
 class LocalFileSystem:

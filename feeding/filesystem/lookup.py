@@ -5,9 +5,9 @@ Does not: know what patterns mean (patterns).      Threads: any.
 
 from __future__ import annotations
 
+from feeding.filesystem.globbing import expand
 from feeding.filesystem.interface import FileStatus, FileSystem
 from feeding.filesystem.location import Location
-from feeding.filesystem.patterns import expand
 
 
 def find(filesystem: FileSystem, location: Location) -> FileStatus | None:

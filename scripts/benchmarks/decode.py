@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from feeding.bad_data import BadData
-from feeding.example import ExampleDecoder, Feature
-from feeding.example_arrow import ArrowDecoder
-from feeding.example_writer import encode_example
-from feeding.tfrecord import RecordBlock
+from feeding.formats.tfrecord.example import ExampleDecoder, Feature
+from feeding.formats.tfrecord.framing import RecordBlock
+from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.formats.tfrecord.to_arrow import ArrowDecoder
+from feeding.reading.bad_records import BadData
 from scripts.benchmarks import tfrecord
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
 from scripts.benchmarks.reference import tf_records

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 
-from feeding.feed_task import FeedTarget
+from feeding.sender.task import FeedTarget
 from rpc.auth.handshake import Credentials
 from scripts.benchmarks.harness import Figure, parse_arguments, report
 from tfos.bench.memory import resident_bytes
@@ -39,9 +39,9 @@ MB = 1e6
 
 def worker(wait_s: float, credentials: Credentials, pipe: Connection) -> None:
     """Read float32 batches and drop them."""
-    from feeding.batches import Batch, BatchReader
-    from feeding.channel import FeedChannel
-    from feeding.feed_queue import FeedEnd
+    from feeding.receiver.batch_reader import Batch, BatchReader
+    from feeding.receiver.channel import FeedChannel
+    from feeding.receiver.feed_queue import FeedEnd
     from rpc.auth.handshake import Identity, Role
     from rpc.server.listener import Listener
 
@@ -68,8 +68,8 @@ def worker(wait_s: float, credentials: Credentials, pipe: Connection) -> None:
 def feeder(target: FeedTarget, credentials: Credentials, num_rows: int, warm: Event) -> None:
     """Feed one partition of so many rows."""
     from feeding.config import FeedConfig
-    from feeding.feed_task import FeedTask
-    from feeding.pickled import PickledPacker
+    from feeding.encode.pickled import PickledPacker
+    from feeding.sender.task import FeedTask
 
     packer = functools.partial(PickledPacker, loads=pickle.loads)
     task = FeedTask(

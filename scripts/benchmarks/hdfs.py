@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.config import MIB, FileSystemConfig
 from feeding.filesystem.readahead import ReadAhead
+from feeding.filesystem.registry import filesystem_for
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report
 from scripts.local_hdfs.cluster import LocalHdfs
 

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ps.client import PSClient
+from ps.client.client import PSClient
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report
 from scripts.benchmarks.reference.plain_fit import build_model, step_seconds
 from tfos.bench.servers import served

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from ps.client import PSClient
-from ps.params import Adam, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.client.client import PSClient
+from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from scripts.benchmarks.harness import Figure, report

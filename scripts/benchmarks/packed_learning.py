@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ps.client import PSClient
-from ps.packing import FORMATS, Compression
-from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.client.client import PSClient
+from ps.compression.format import FORMATS, Compression
+from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
 from rpc.auth.handshake import Identity, Role
 from scripts.benchmarks.harness import report
 from tfos.bench.harness import Figure

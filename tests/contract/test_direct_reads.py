@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feeding import splits
-from feeding.batches import Batch
-from feeding.counted import Countable, CountedSource, pieces_of
-from feeding.csv_request import CsvRequest
-from feeding.csv_source import CsvSource
-from feeding.direct import DirectReader
-from feeding.example import Feature
-from feeding.example_writer import encode_example
-from feeding.filesystem.choose import filesystem_for
-from feeding.parquet_plan import ParquetRequest
-from feeding.parquet_source import ParquetSource
-from feeding.runs import Source
-from feeding.text_source import TextSource
-from feeding.tfrecord import RecordWriter
-from feeding.tfrecord_source import TFRecordSource
+from feeding.filesystem.registry import filesystem_for
+from feeding.formats.csv.options import CsvRequest
+from feeding.formats.csv.source import CsvSource
+from feeding.formats.parquet.plan import ParquetRequest
+from feeding.formats.parquet.source import ParquetSource
+from feeding.formats.text.source import TextSource
+from feeding.formats.tfrecord.example import Feature
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.formats.tfrecord.source import TFRecordSource
+from feeding.reading import splits
+from feeding.reading.reader import DirectReader
+from feeding.reading.row_counts import Countable, CountedSource, pieces_of
+from feeding.reading.runs import Source
+from feeding.receiver.batch_reader import Batch
 from scripts.local_hdfs.cluster import LocalHdfs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feeding.data_feed import DataFeed
 from feeding.errors import ResultCountError, RowError, SchemaError
+from feeding.receiver.data_feed import DataFeed
 from tests.feed_bed import CONFIG, Background, Worker, inference_task, workers
 
 

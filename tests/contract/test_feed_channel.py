@@ -9,13 +9,13 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.config import FeedConfig
-from feeding.data_feed import DataFeed
+from feeding.encode.pickled import PickledPacker
 from feeding.errors import FeedClosed, FeedError, FeedTimeout, RowError, TrainerFailed
-from feeding.feed_task import FeedTask
-from feeding.messages import Hello, encode
-from feeding.pickled import PickledPacker
-from feeding.schema import ColumnSpec, Schema
+from feeding.protocol.messages import Hello, encode
+from feeding.receiver.data_feed import DataFeed
+from feeding.sender.task import FeedTask
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import connect
 from rpc.errors import RemoteError

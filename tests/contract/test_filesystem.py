@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pytest
 
 from feeding.errors import PathError
-from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.readahead import ReadAhead
+from feeding.filesystem.registry import filesystem_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import messages
+from ps.client.slices import cut_pieces, views_of
 from ps.errors import (
     CheckpointError,
     ClosedError,
@@ -24,10 +24,10 @@ from ps.errors import (
     StaleIncarnation,
     WorkerLost,
 )
-from ps.params import Adam, GroupSpec, Hyper, Layout, Manifest, ParamSpec
-from ps.pieces import cut_pieces, views_of
-from ps.request_fields import Number
-from ps.server import PSServer
+from ps.manifest.manifest import Adam, GroupSpec, Hyper, Layout, Manifest, ParamSpec
+from ps.protocol import messages
+from ps.protocol.request_fields import Number
+from ps.server.server import PSServer
 from rpc.auth.handshake import Role
 from tests.ps_bed import (
     ADD,

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ps import messages
 from ps.errors import NonFiniteGradient, RequestTimeout, ServerError, SettingsError, WorkerLost
-from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec
-from ps.request_fields import Number
+from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.protocol import messages
+from ps.protocol.request_fields import Number
 from rpc.errors import RemoteError
 from tests.ps_bed import cluster, filled, make_manifest, random_arrays, raw_call, run_all, succeeded
 
@@ -223,10 +223,10 @@ def test_a_checkpoint_waits_for_the_second_round(tmp_path, monkeypatch):
         reduced.wait(15)
         driver = bed.driver()
         driver.attach()
-        monkeypatch.setattr("ps.saver.SETTLE_WAIT_S", 0.05)
+        monkeypatch.setattr("ps.client.saver.SETTLE_WAIT_S", 0.05)
         with pytest.raises((RequestTimeout, ServerError), match="not settled within"):
             driver.save(tmp_path, 1)
-        monkeypatch.setattr("ps.saver.SETTLE_WAIT_S", 15.0)
+        monkeypatch.setattr("ps.client.saver.SETTLE_WAIT_S", 15.0)
         saving = threading.Thread(target=partial(driver.save, tmp_path, 1), daemon=True)
         saving.start()
         goes_on.set()

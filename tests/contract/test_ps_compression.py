@@ -9,16 +9,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import intake, messages, packing
-from ps.checkpoint_restore import Restoring
-from ps.client import PSClient
-from ps.clipping import Clipper
+from ps.checkpoint.restore import Restoring
+from ps.client.client import PSClient
+from ps.client.error_feedback import Packer
+from ps.compression import format as packing
+from ps.compression.format import Compression
+from ps.compression.kernels import ALL_KINDS, unpack, warm_client, warm_server
 from ps.errors import ManifestMismatch, NonFiniteGradient, StaleIncarnation
-from ps.packed_push import Packer
-from ps.packing import Compression
-from ps.packing_kernels import ALL_KINDS, unpack, warm_client, warm_server
-from ps.params import SGD, Adam, Consistency, GroupSpec, Hyper, Layout, Manifest, ParamSpec
-from ps.request_fields import Number
+from ps.manifest.manifest import (
+    SGD,
+    Adam,
+    Consistency,
+    GroupSpec,
+    Hyper,
+    Layout,
+    Manifest,
+    ParamSpec,
+)
+from ps.optim.clipping import Clipper
+from ps.protocol import messages
+from ps.protocol.request_fields import Number
+from ps.server import receive
 from rpc.auth.handshake import Role
 from rpc.errors import RemoteError
 from tests.proxied_bed import proxied
@@ -202,7 +213,7 @@ def test_the_counted_bytes_are_those_on_the_wire(kind: Compression):
 def test_a_packed_push_cut_anywhere_is_applied_and_kept_once(
     kind: Compression, proxied, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(intake, "READ_BYTES", BUCKET_BYTES)
+    monkeypatch.setattr(receive, "READ_BYTES", BUCKET_BYTES)
     parts = proxied()
     manifest = compressed(kind)
     (client,) = parts.workers(manifest)

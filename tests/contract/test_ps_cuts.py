@@ -13,16 +13,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import messages
-from ps.checkpoint_reader import latest, read_manifest, steps_on_disk
-from ps.checkpoint_restore import read_extra
-from ps.client import PSClient
+from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
+from ps.checkpoint.restore import read_extra
+from ps.checkpoint.storage import LocalStorage, storage_at
+from ps.client.client import PSClient
+from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError, PhaseError
-from ps.notes import pushed
-from ps.params import Adam, Hyper
-from ps.saver import SaveOptions
-from ps.shard_saving import ShardExtra
-from ps.storage import LocalStorage, storage_at
+from ps.manifest.manifest import Adam, Hyper
+from ps.metadata import pushed
+from ps.protocol import messages
+from ps.server.save_restore import ShardExtra
 from tests.ps_bed import (
     ADD,
     cluster,

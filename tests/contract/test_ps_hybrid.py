@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.client import PSClient
+from ps.client.client import PSClient
 from ps.errors import (
     ClosedError,
     ManifestMismatch,
@@ -22,7 +22,7 @@ from ps.errors import (
     StaleIncarnation,
     WorkerLost,
 )
-from ps.params import SGD, Hyper, Manifest
+from ps.manifest.manifest import SGD, Hyper, Manifest
 from tests.ps_bed import (
     ADD,
     Cluster,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.client import PSClient
-from ps.params import SGD, Add, GroupSpec, Hyper, Manifest, ParamSpec, TableSpec
-from ps.table_spec import Constant
+from ps.client.client import PSClient
+from ps.manifest.manifest import SGD, Add, GroupSpec, Hyper, Manifest, ParamSpec, TableSpec
+from ps.manifest.table_spec import Constant
 from tests.ps_bed import cluster, make_manifest, run_all, succeeded
 from tests.tables_bed import table_kernels_loaded
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ps import checkpoint_reader as reading
+from ps.checkpoint import reader as reading
+from ps.checkpoint.inspect import inspect
+from ps.checkpoint.storage import LocalStorage, storage_at
+from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError
-from ps.inspection import inspect
-from ps.params import Hyper
-from ps.saver import SaveOptions
-from ps.storage import LocalStorage, storage_at
+from ps.manifest.manifest import Hyper
 from tests.ps_bed import ADD, cluster, filled, make_manifest
 
 HYPER = Hyper(1.0)
@@ -61,7 +61,7 @@ def test_a_newer_step_that_was_away_for_a_while_is_not_gone_back_to(
 
 def test_a_new_root_survives_a_crash_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     synced: list[Path] = []
-    monkeypatch.setattr("ps.storage._sync_directory", synced.append)
+    monkeypatch.setattr("ps.checkpoint.storage._sync_directory", synced.append)
     with cluster("inproc") as bed:
         (client,) = bed.workers(make_manifest(), filled(make_manifest()))
         client.save(tmp_path / "runs" / "seven", 1)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps import exchange, links
-from ps.client import PSClient
+from ps.client import channel, fan_out
+from ps.client.channel_stats import LinkStats
+from ps.client.client import PSClient
 from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, PeerGone
-from ps.link_stats import LinkStats
-from ps.params import Hyper
+from ps.manifest.manifest import Hyper
 from rpc.client.connection import Connection, connect
 from rpc.transport.memfd import cannot_share
 from tests.fault_proxy import Fault
@@ -82,7 +82,7 @@ def test_a_closed_client_makes_no_lane():
 @pytest.mark.parametrize("left_s", [0.01, 0.3, 1.0, 5.0, 60.0])
 def test_a_typed_answer_has_time_to_come(left_s: float):
     """On a busy machine 30 ms are not enough, and the caller would not hear what was waited for."""
-    answer_s = left_s - exchange._server_wait_s(left_s)
+    answer_s = left_s - fan_out._server_wait_s(left_s)
     assert min(0.5, left_s / 2) <= answer_s + 1e-9 <= 1.0 + 2e-9
 
 
@@ -136,8 +136,8 @@ def test_a_length_that_grew_within_its_limit_ends_in_a_second_request(
     proxied, monkeypatch: pytest.MonkeyPatch, num_servers: int
 ):
     """The client waits for bytes that never come, but not until its own deadline."""
-    patient = dataclasses.replace(links._LIMITS, stall_timeout_s=0.6)
-    monkeypatch.setattr(links, "_LIMITS", patient)
+    patient = dataclasses.replace(channel._LIMITS, stall_timeout_s=0.6)
+    monkeypatch.setattr(channel, "_LIMITS", patient)
     parts = proxied(num_servers=num_servers)
     manifest = make_manifest(1000, rule=ADD)
     (client,) = parts.workers(manifest)
@@ -159,7 +159,7 @@ def test_servers_are_connected_to_at_the_same_time(monkeypatch: pytest.MonkeyPat
 
     with cluster(num_servers=3) as bed:
         client = bed.client()
-        monkeypatch.setattr(links, "connect", connect_with_others)
+        monkeypatch.setattr(channel, "connect", connect_with_others)
         assert [each.server for each in client.describe()] == [0, 1, 2]
         assert [each.path for each in client.link_stats()] == ["in process"] * 3
 
@@ -187,7 +187,7 @@ def test_a_client_that_is_closed_while_it_connects_keeps_no_connection(
             made.append(connect(*args, **settings))
             return made[0]
 
-        monkeypatch.setattr(links, "connect", connect_too_late)
+        monkeypatch.setattr(channel, "connect", connect_too_late)
         with pytest.raises(ClosedError, match="this client is closed"):
             client.describe()
         assert [each.closed for each in made] == [True]

@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import checkpoint_command, messages
-from ps.checkpoint_reader import steps_on_disk
+from ps.checkpoint.reader import steps_on_disk
+from ps.checkpoint.storage import storage_at
+from ps.cli import checkpoints
 from ps.errors import PhaseError, RoleError, SettingsError
-from ps.notes import MAX_ALL_BYTES, MAX_NOTE_BYTES, MAX_NOTES, MAX_PUSHED_LENGTH, Notes, pushed
-from ps.params import Hyper
-from ps.request_fields import Number
-from ps.storage import storage_at
+from ps.manifest.manifest import Hyper
+from ps.metadata import MAX_ALL_BYTES, MAX_NOTE_BYTES, MAX_NOTES, MAX_PUSHED_LENGTH, Notes, pushed
+from ps.protocol import messages
+from ps.protocol.request_fields import Number
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import connect
 from rpc.errors import RemoteError
@@ -79,7 +80,7 @@ def test_a_checkpoint_holds_the_notes_of_its_moment(tmp_path: Path, capsys):
             client = bed.client()
             client.restore(tmp_path / f"again-{num_servers}-{step}")
             assert client.notes() == expected
-    assert checkpoint_command.main(["inspect", str(tmp_path)]) == 0
+    assert checkpoints.main(["inspect", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert '  note at: 1\n  note who: ["me"]\n' in text
     assert text.count("note ") == 2

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps import checkpoint_reader as reading
-from ps import messages
-from ps.checkpoint import Base, Origin, Portion, abort, commit, write_shard
-from ps.checkpoint_format import Checkpoint
-from ps.checkpoint_restore import Restoring, verify
-from ps.client import PSClient
-from ps.dense import DenseShard
+from ps.checkpoint import reader as reading
+from ps.checkpoint.format import Checkpoint
+from ps.checkpoint.restore import Restoring, verify
+from ps.checkpoint.storage import Storage, storage_at
+from ps.checkpoint.writer import Base, Origin, Portion, abort, commit, write_shard
+from ps.client.client import PSClient
+from ps.client.saver import SaveOptions
+from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, ManifestMismatch, SettingsError
-from ps.params import SGD, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
-from ps.saver import SaveOptions
-from ps.server import PSServer
-from ps.shard_saving import restore_into
-from ps.storage import Storage, storage_at
+from ps.manifest.manifest import SGD, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.protocol import messages
+from ps.server.save_restore import restore_into
+from ps.server.server import PSServer
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import connect
 from rpc.errors import DeadlineExceeded
@@ -90,7 +90,7 @@ def test_a_save_is_one_also_if_older_ones_cannot_be_removed(
     def fails(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("ps.saver.keep_newest", fails)
+    monkeypatch.setattr("ps.client.saver.keep_newest", fails)
     with seeded(make_manifest()) as (_, client):
         assert client.save(tmp_path, 1, options=SaveOptions(keep=1)) == str(tmp_path / "step-1")
     assert "older checkpoints in" in caplog.text
@@ -164,7 +164,7 @@ def test_a_restore_outlives_the_removal_of_what_it_reads(
             client.save(tmp_path, 2, options=SaveOptions(keep=1))
             return restore_into(*arguments, **settings)
 
-        monkeypatch.setattr("ps.service.restore_into", after_another_save)
+        monkeypatch.setattr("ps.server.handlers.restore_into", after_another_save)
         with PSServer(bed.servers[0].settings, bed.credentials) as server:
             assert server.restore(tmp_path) == 2
             with pytest.raises(CheckpointError, match="newest complete step is 2"):

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps.checkpoint_reader import read_manifest
-from ps.checkpoint_restore import read_extra, restore_shard
-from ps.client import PSClient
-from ps.dense import DenseShard
-from ps.params import Hyper
-from ps.shard_saving import ShardExtra
+from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.restore import read_extra, restore_shard
+from ps.client.client import PSClient
+from ps.dense.shard import DenseShard
+from ps.manifest.manifest import Hyper
+from ps.server.save_restore import ShardExtra
 from tests.ps_bed import ADD, cluster, filled, make_manifest, run_all, succeeded
 
 HYPER = Hyper(1.0)

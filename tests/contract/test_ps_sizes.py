@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.client import PSClient
+from ps.client.client import PSClient
 from ps.errors import SettingsError
-from ps.params import GroupSpec, Hyper, Manifest, ParamSpec
+from ps.manifest.manifest import GroupSpec, Hyper, Manifest, ParamSpec
 from tests.ps_bed import ADD, Cluster, cluster, run_all, succeeded
 from tests.tables_bed import ones, table, table_kernels_loaded
 

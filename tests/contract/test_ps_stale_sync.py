@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ps import messages
-from ps.client import PSClient
+from ps.client.client import PSClient
 from ps.errors import NonFiniteGradient, PhaseError, RequestTimeout, SettingsError, StaleIncarnation
-from ps.params import Hyper
-from ps.request_fields import Number
+from ps.manifest.manifest import Hyper
+from ps.protocol import messages
+from ps.protocol.request_fields import Number
 from tests.ps_bed import (
     ADD,
     Cluster,

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from ps.params import Hyper, WorkerRank
+from ps.manifest.manifest import Hyper, WorkerRank
 from tests.ps_bed import ADD, cluster, filled, make_manifest, run_all, succeeded, wait_until
 
 HYPER = Hyper(0.5)

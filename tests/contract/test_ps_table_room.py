@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps.client import PSClient
+from ps.checkpoint.snapshot import ShardCut
+from ps.client.client import PSClient
+from ps.client.saver import SaveOptions
 from ps.errors import PSError, TableFull
-from ps.params import Hyper
-from ps.saver import SaveOptions
-from ps.shard_cut import ShardCut
-from ps.table_batch import Batch
-from ps.table_spec import Admission
+from ps.manifest.manifest import Hyper
+from ps.manifest.table_spec import Admission
+from ps.tables.rows import Batch
 from tests.ps_bed import WAIT_S, cluster, filled
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 

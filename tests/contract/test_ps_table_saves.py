@@ -9,18 +9,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import checkpoint_command
-from ps import checkpoint_format as form
-from ps.checkpoint_reader import read_manifest
-from ps.checkpoint_restore import Restoring, verify
-from ps.checkpoint_values import digest
-from ps.client import PSClient
+from ps.checkpoint import format as form
+from ps.checkpoint.digest import digest
+from ps.checkpoint.inspect import export_npz, inspect
+from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.restore import Restoring, verify
+from ps.cli import checkpoints
+from ps.client.client import PSClient
+from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError
-from ps.inspection import export_npz, inspect
-from ps.params import SGD, Adagrad, Adam, Hyper, Manifest, RowWiseAdagrad
-from ps.saver import SaveOptions
-from ps.server import PSServer, ServerSettings
-from ps.table_spec import Admission, RandomNormal
+from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper, Manifest, RowWiseAdagrad
+from ps.manifest.table_spec import Admission, RandomNormal
+from ps.server.server import PSServer, ServerSettings
 from tests.ps_bed import cluster, filled
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 
@@ -289,7 +289,7 @@ def test_hostile_claims_about_tables_are_refused_by_name(tmp_path: Path, change,
 
 def test_tables_are_shown_and_exported(tmp_path: Path, capsys):
     expected = trained(tmp_path / "saves")
-    assert checkpoint_command.main(["inspect", str(tmp_path / "saves")]) == 0
+    assert checkpoints.main(["inspect", str(tmp_path / "saves")]) == 0
     text = capsys.readouterr().out
     assert "  table user: float32[4], rule adagrad, slots " in text
     assert " changed rows, " in text
@@ -383,7 +383,7 @@ def test_a_save_that_is_given_up_is_followed_by_a_whole_one(tmp_path: Path, monk
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr("ps.storage.LocalStorage.sync", lambda _, file: full(file))
+            patch.setattr("ps.checkpoint.storage.LocalStorage.sync", lambda _, file: full(file))
             with pytest.raises(CheckpointError, match="No space left"):
                 client.save(tmp_path, 2, options=DELTAS)
         push(client, TWO, 2)

@@ -21,9 +21,9 @@ from ps.errors import (
     StaleIncarnation,
     TableFull,
 )
-from ps.params import SGD, Adagrad, Adam, Hyper, Manifest, Nadam, TableSpec
-from ps.table_ids import as_bits, from_bits
-from ps.table_spec import Admission, RandomNormal
+from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper, Manifest, Nadam, TableSpec
+from ps.manifest.table_spec import Admission, RandomNormal
+from ps.tables.ids import as_bits, from_bits
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, run_all, succeeded
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import messages
-from ps.params import Hyper
-from ps.request_fields import Number
-from ps.table_routing import Router
+from ps.manifest.manifest import Hyper
+from ps.protocol import messages
+from ps.protocol.request_fields import Number
+from ps.tables.routing import Router
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import Connection, connect
 from rpc.errors import RemoteError

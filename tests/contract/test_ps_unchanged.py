@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.checkpoint import write_shard
-from ps.checkpoint_format import step_of
-from ps.checkpoint_reader import latest, read_manifest, steps_on_disk
-from ps.checkpoint_restore import Restoring
-from ps.client import PSClient
+from ps.checkpoint.format import step_of
+from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
+from ps.checkpoint.restore import Restoring
+from ps.checkpoint.storage import storage_at
+from ps.checkpoint.writer import write_shard
+from ps.client.client import PSClient
+from ps.client.periodic_saver import Period, PeriodicSaver
+from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError
-from ps.notes import pushed
-from ps.params import SGD, Adagrad, Hyper, Manifest
-from ps.periodic import Period, PeriodicSaver
-from ps.saver import SaveOptions
-from ps.server import PSServer
-from ps.storage import storage_at
+from ps.manifest.manifest import SGD, Adagrad, Hyper, Manifest
+from ps.metadata import pushed
+from ps.server.server import PSServer
 from tests.ps_bed import ADD, cluster, filled, make_manifest, random_arrays
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 
@@ -152,7 +152,7 @@ def test_what_changes_while_a_save_is_written_is_in_the_next_one(
             Everything(client, 0).changes[what]()
             return write_shard(*arguments, **settings)
 
-        monkeypatch.setattr("ps.shard_saving.write_shard", after_a_change)
+        monkeypatch.setattr("ps.server.save_restore.write_shard", after_a_change)
         assert saved(saver, tmp_path) == 1
         assert saved(saver, tmp_path) == 2
         before = Everything(client, 0).held()

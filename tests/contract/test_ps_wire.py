@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import messages
-from ps.messages import Ack
-from ps.params import Hyper
-from ps.request_fields import Number
+from ps.manifest.manifest import Hyper
+from ps.protocol import messages
+from ps.protocol.messages import Ack
+from ps.protocol.request_fields import Number
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import Connection, connect
 from rpc.errors import RemoteError

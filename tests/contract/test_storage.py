@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.staging import staging_name
-from ps.checkpoint_lease import LEASE_NAME, Lease, this_process
+from feeding.filesystem.temp_files import staging_name
+from ps.checkpoint.lease import LEASE_NAME, Lease, this_process
+from ps.checkpoint.storage import Storage, storage_at
 from ps.errors import CheckpointError
-from ps.storage import Storage, storage_at
 from tests.ps_bed import wait_until
 from tfos import remote_lock
 from tfos.remote_storage import Storages
@@ -152,7 +152,7 @@ def test_two_jobs_do_not_save_in_one_directory(storage, root):
 @pytest.mark.fault("F43")
 def test_the_lock_and_lease_of_a_process_that_ended_here_are_taken_over(remote, caplog):
     program = (
-        "import sys, msgspec; from ps.checkpoint_lease import this_process;"
+        "import sys, msgspec; from ps.checkpoint.lease import this_process;"
         "sys.stdout.buffer.write(msgspec.json.encode(this_process('dead')))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
@@ -207,7 +207,7 @@ def test_a_lock_is_kept_alive_while_it_is_held(remote, monkeypatch):
 FILL = """
 import pathlib, sys
 from ps.errors import CheckpointError
-from ps.storage import typed_errors
+from ps.checkpoint.storage import typed_errors
 from tfos.remote_storage import Storages
 
 staging, target = pathlib.Path(sys.argv[1]), "memory://disk/saves"

@@ -16,8 +16,8 @@ import time
 
 import numpy as np
 
-from ps.client import PSClient
-from ps.params import Hyper
+from ps.client.client import PSClient
+from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 

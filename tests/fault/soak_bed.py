@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import psutil
 
-from ps.client import PSClient
-from ps.params import Layout
-from ps.pieces import cut_pieces
-from ps.saver import SaveOptions
+from ps.client.client import PSClient
+from ps.client.saver import SaveOptions
+from ps.client.slices import cut_pieces
+from ps.manifest.manifest import Layout
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
 from tests.fault.soaking_worker import Counts, ids_of

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ps.client import PSClient
-from ps.params import Hyper
+from ps.client.client import PSClient
+from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tests.ps_processes import CLUSTER_ID

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps import checkpoint as saving
-from ps import checkpoint_reader as reading
-from ps import checkpoint_restore as restoring
-from ps.dense import DenseShard
-from ps.lifecycle import ServerSettings
-from ps.params import Adagrad, Adam, GroupSpec, Manifest, ParamSpec, TableSpec
-from ps.table import make_tables
-from ps.table_copy import SegmentCopy
-from ps.table_restore import restore_tables
+from ps.checkpoint import reader as reading
+from ps.checkpoint import restore as restoring
+from ps.checkpoint import writer as saving
+from ps.checkpoint.table_copy import SegmentCopy
+from ps.checkpoint.table_restore import restore_tables
+from ps.dense.shard import DenseShard
+from ps.manifest.manifest import Adagrad, Adam, GroupSpec, Manifest, ParamSpec, TableSpec
+from ps.server.lifecycle import ServerSettings
+from ps.tables.table import make_tables
 
 PARAMS = (ParamSpec("w", (1000,)),)
 MANIFEST = Manifest(
@@ -30,11 +30,11 @@ import os, pathlib, signal, sys
 import numpy as np
 from ps import checkpoint as saving
 from ps import storage
-from ps.applied import AppliedRecord
-from ps.dense import DenseShard
-from ps.params import Hyper, Manifest
-from ps.shard_cut import CopyOnWrite, ShardCut
-from ps.table import make_tables
+from ps.exactly_once import AppliedRecord
+from ps.dense.shard import DenseShard
+from ps.manifest.manifest import Hyper, Manifest
+from ps.checkpoint.snapshot import CopyOnWrite, ShardCut
+from ps.tables.table import make_tables
 
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from feeding.data_feed import DataFeed
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
+from feeding.receiver.data_feed import DataFeed
 from rpc.endpoint import Endpoint
 from tests.feed_bed import (
     CONFIG,
@@ -343,7 +343,7 @@ def read_epochs_dropping(worker):
 
 WORKER_PROGRAM = """
 import sys
-from feeding.channel import FeedChannel
+from feeding.receiver.channel import FeedChannel
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
 
@@ -376,7 +376,7 @@ class WorkerProcess:
         self._port = int(self._process.stdout.readline())
 
     def target(self, rank):
-        from feeding.feed_task import FeedTarget
+        from feeding.sender.task import FeedTarget
 
         return FeedTarget(rank, f"worker:{rank}", Endpoint("127.0.0.1", self._port))
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.data_feed import DataFeed
 from feeding.errors import LateChunk, RowsChanged
-from feeding.feeder import FeedReport
-from feeding.shuffle import Shuffle
+from feeding.receiver.data_feed import DataFeed
+from feeding.sender.feeder import FeedReport
+from feeding.sender.shuffle import Shuffle
 from tests.feed_bed import Background, Worker, eventually, feed_task, read_epochs, workers
 from tfos.control.messages import EpochRows
 from tfos.ledger import EpochLedger, num_rows
@@ -128,7 +128,7 @@ def test_a_partition_that_lost_rows_meanwhile_is_refused():
 
 @pytest.mark.fault("F37")
 def test_many_entries_are_recalled_page_by_page(monkeypatch):
-    monkeypatch.setattr("feeding.messages.MAX_RECALLED", 7)
+    monkeypatch.setattr("feeding.protocol.messages.MAX_RECALLED", 7)
     with workers(1) as (worker,):
         reading = read_epochs(worker)
         task = feed_task([worker], exactly_once=True)

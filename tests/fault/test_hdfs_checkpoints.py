@@ -15,13 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from feeding.filesystem.config import FileSystemConfig
-from ps.checkpoint_format import step_name
-from ps.checkpoint_reader import latest, read_manifest, steps_on_disk
-from ps.checkpoint_restore import verify
-from ps.client import PSClient
+from ps.checkpoint.format import step_name
+from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
+from ps.checkpoint.restore import verify
+from ps.client.client import PSClient
+from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError
-from ps.params import Hyper
-from ps.saver import SaveOptions
+from ps.manifest.manifest import Hyper
 from scripts.local_hdfs.cluster import LocalHdfs
 from tests.fault.test_server_restart import push_until_told
 from tests.node_bed import NodeBed, send_signal

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from feeding.errors import FileChanged, StorageUnavailable
-from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.config import MIB, FileSystemConfig
 from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.readahead import ReadAhead
+from feeding.filesystem.registry import filesystem_for
 from scripts.local_hdfs.cluster import LocalHdfs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feeding.example_writer import encode_example
-from feeding.filesystem.choose import filesystem_for
-from feeding.tfrecord import RecordWriter
+from feeding.filesystem.registry import filesystem_for
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
 from scripts.local_hdfs.cluster import LocalHdfs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from ps import intake, serving
-from ps.client import PSClient
-from ps.params import Hyper, Manifest
+from ps.client.client import PSClient
+from ps.manifest.manifest import Hyper, Manifest
+from ps.server import receive, shard
 from tests.fault_proxy import ALL, KEEPS_BYTES, Direction, Fault
 from tests.proxied_bed import ProxiedCluster, proxied
 from tests.ps_bed import ADD, filled, make_manifest, run_all, succeeded
@@ -127,8 +127,8 @@ def run(proxied: Callable[..., ProxiedCluster], schedule: Schedule) -> int:
     ids=["6", "400"],
 )
 def test_counters_are_exact_over_every_bad_network(proxied, monkeypatch, first: int, count: int):
-    monkeypatch.setattr(intake, "READ_BYTES", 512)
-    monkeypatch.setattr(serving, "SEND_BYTES", 1024)
+    monkeypatch.setattr(receive, "READ_BYTES", 512)
+    monkeypatch.setattr(shard, "SEND_BYTES", 1024)
     fired = 0
     for seed in range(first, first + count):
         schedule = Schedule.of(seed)

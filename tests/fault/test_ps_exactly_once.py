@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ps import intake, serving
-from ps.client import PSClient
+from ps.client.client import PSClient
 from ps.errors import RequestTimeout
-from ps.params import Adam, Hyper
+from ps.manifest.manifest import Adam, Hyper
+from ps.server import receive, shard
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tests.fault_proxy import Direction
@@ -38,8 +38,8 @@ HYPER = Hyper(0.1)
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and answer bucket by bucket, so that small pushes are cut half applied."""
-    monkeypatch.setattr(intake, "READ_BYTES", 512)
-    monkeypatch.setattr(serving, "SEND_BYTES", 1024)
+    monkeypatch.setattr(receive, "READ_BYTES", 512)
+    monkeypatch.setattr(shard, "SEND_BYTES", 1024)
 
 
 def offsets(total_bytes: int, count: int) -> list[int]:

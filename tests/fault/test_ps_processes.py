@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ps.client import PSClient
+from ps.client.client import PSClient
 from ps.errors import PeerGone, RequestTimeout
-from ps.params import Hyper
+from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import AuthError
 from tests.ps_bed import ADD, filled, make_manifest, run_all, wait_until
@@ -123,7 +123,7 @@ WORKER = """
 import sys
 import numpy as np
 from ps.client import PSClient
-from ps.params import Hyper
+from ps.manifest.manifest import Hyper
 from rpc.endpoint import Endpoint
 from rpc.auth.handshake import Credentials, Identity, Role
 

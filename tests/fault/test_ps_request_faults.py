@@ -1,6 +1,7 @@
 """Every request of the protocol: lost, cut in flight, and its reply lost.
 
-The cases are looked up by the types in ps.messages.Request, so a new type without one fails here.
+The cases are looked up by the types in ps.protocol.messages.Request, so a new type without one
+fails here.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from ps import messages
-from ps.client import PSClient
-from ps.notes import pushed
-from ps.params import Hyper, Manifest
-from ps.rules import SGD
+from ps.client.client import PSClient
+from ps.manifest.manifest import Hyper, Manifest
+from ps.manifest.rule_spec import SGD
+from ps.metadata import pushed
+from ps.protocol import messages
 from rpc.auth.handshake import Role
 from tests.fault_proxy import Direction, Fault
 from tests.proxied_bed import ProxiedCluster, proxied

@@ -13,12 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
-from ps import messages
-from ps.checkpoint_reader import latest, steps_on_disk
-from ps.client import PSClient
+from ps.checkpoint.reader import latest, steps_on_disk
+from ps.checkpoint.storage import storage_at
+from ps.client.client import PSClient
 from ps.errors import PeerGone, PSError
-from ps.params import Hyper, Manifest
-from ps.storage import storage_at
+from ps.manifest.manifest import Hyper, Manifest
+from ps.protocol import messages
 from rpc.auth.handshake import Identity, Role
 from tests.fault_proxy import FaultProxy
 from tests.ps_bed import ADD, filled, make_manifest, run_all, succeeded, wait_until

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ps import command
-from ps.checkpoint_reader import latest, read_manifest
-from ps.client import PSClient
-from ps.params import Hyper
+from ps.checkpoint.reader import latest, read_manifest
+from ps.cli import serve
+from ps.client.client import PSClient
+from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Identity, Role
 from tests.ps_bed import ADD, cluster, filled, make_manifest, wait_until
 from tests.ps_processes import CREDENTIALS, ServerProcess, server_processes
@@ -80,8 +80,8 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path, monkeypatch, capsys, fl
     secret.touch(mode=0o600)
     secret.write_bytes(b"s" * 32)
     common = ["--num-workers", "1", "--secret-file", str(secret), "--cluster-id", "c"]
-    monkeypatch.setattr(command, "_catch_signals", list)
+    monkeypatch.setattr(serve, "_catch_signals", list)
     given = [str(root) if flag == "DIR" else flag for flag in flags]
-    assert command.main([*common, *given]) == 2
+    assert serve.main([*common, *given]) == 2
     captured = capsys.readouterr().err
     assert re.search(message, captured), captured

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.client import PSClient
-from ps.params import Adagrad, Hyper, Manifest
+from ps.client.client import PSClient
+from ps.manifest.manifest import Adagrad, Hyper, Manifest
 from tests.fault_proxy import Direction
 from tests.proxied_bed import ProxiedCluster, proxied
 from tests.ps_bed import run_all, succeeded

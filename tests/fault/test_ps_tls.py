@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps.checkpoint_command import main as ps_main
-from ps.client import PSClient
-from ps.command import main
+from ps.cli.checkpoints import main as ps_main
+from ps.cli.serve import main
+from ps.client.client import PSClient
 from ps.errors import RequestTimeout
-from ps.params import Hyper
+from ps.manifest.manifest import Hyper
 from rpc.auth.certificates import TlsCredentials
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.transport import tls_stream

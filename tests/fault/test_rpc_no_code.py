@@ -28,8 +28,8 @@ BANNED_MODULES = {
     *("multiprocessing", "code", "codeop", "imp", "runpy"),
 }
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
-KERNEL_TEXT = {"ps/kernels.py compile", "ps/kernels.py exec"}
-"""The loops around a rule's formula: text made of names in ps.optimizers, nothing from a peer."""
+KERNEL_TEXT = {"ps/optim/kernels.py compile", "ps/optim/kernels.py exec"}
+"""The loops around a rule's formula: text made of names in ps.optim.rules, nothing from a peer."""
 BANNED_ATTRIBUTES = {"loads", "Unpickler", "find_class", "import_module"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.checkpoint_reader import latest, read_manifest
+from ps.checkpoint.reader import latest, read_manifest
 from tests.node_bed import NodeBed, send_signal
 from tests.ps_bed import wait_until
 from tests.torn_cuts import torn_by
@@ -24,7 +24,7 @@ def push_until_told(args, ctx):
 
     import numpy as np
 
-    from ps.params import Add, GroupSpec, Hyper, Manifest, ParamSpec
+    from ps.manifest.manifest import Add, GroupSpec, Hyper, Manifest, ParamSpec
 
     size = 10_000
     group = GroupSpec("trainable", "float32", Add(), (ParamSpec("w", (size,)),))

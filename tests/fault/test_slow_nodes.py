@@ -9,8 +9,8 @@ from functools import partial
 import msgspec
 import pytest
 
-from ps.client import PSClient
-from ps.params import Hyper
+from ps.client.client import PSClient
+from ps.manifest.manifest import Hyper
 from tests.fault_proxy import Fault
 from tests.proxied_bed import ProxiedCluster
 from tests.proxied_bed import proxied as proxied

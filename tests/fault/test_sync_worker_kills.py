@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ps.client import PSClient
+from ps.client.client import PSClient
 from ps.errors import WorkerLost
-from ps.params import Hyper
+from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
 from tests.ps_bed import ADD, filled, make_manifest, run_all, succeeded, wait_until
@@ -34,7 +34,7 @@ WORKER = """
 import sys
 import numpy as np
 from ps.client import PSClient
-from ps.params import Hyper
+from ps.manifest.manifest import Hyper
 from rpc.endpoint import Endpoint
 from rpc.auth.handshake import Credentials, Identity, Role
 

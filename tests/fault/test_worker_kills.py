@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps import intake
-from ps.params import Hyper
+from ps.manifest.manifest import Hyper
+from ps.server import receive
 from tests.fault.forked_workers import NUM_WORKERS
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, wait_until
 
@@ -63,7 +63,7 @@ def forked_workers(bed: Cluster) -> Iterator[Callable[[int, int, float], tuple[i
 )
 def test_a_worker_killed_anywhere_loses_and_doubles_no_acknowledged_push(seeds, monkeypatch):
     """Every push adds 1 everywhere, so a value is the number of pushes that reached it."""
-    monkeypatch.setattr(intake, "READ_BYTES", 8192)  # applied piece by piece
+    monkeypatch.setattr(receive, "READ_BYTES", 8192)  # applied piece by piece
     manifest = make_manifest(SIZE, rule=ADD, bucket_bytes=4096)
     cut_in_half = 0
     with cluster("tcp", num_servers=2, num_workers=NUM_WORKERS) as bed:

@@ -10,7 +10,7 @@ import sys
 
 import keras
 
-from feeding.example import Feature
+from feeding.formats.tfrecord.example import Feature
 from tests.tf.training import serving
 from tfos.keras.dataset import BatchDataset
 from tfos.keras.distribute import distribute

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.readahead import ReadAhead
-from feeding.tfrecord import RecordReader
-from ps.checkpoint_reader import read_manifest
-from ps.checkpoint_restore import verify
+from feeding.filesystem.registry import filesystem_for
+from feeding.formats.tfrecord.framing import RecordReader
+from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.restore import verify
 from scripts.local_hdfs.cluster import LocalHdfs
 from tests.spark_programs import EXAMPLES, submit
 from tfos.remote_storage import Storages

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feeding.config import FeedConfig
-from feeding.feed_task import FeedTarget, FeedTask
+from feeding.sender.task import FeedTarget, FeedTask
 from tfos.balance import told
 from tfos.control import messages
 
@@ -136,7 +136,7 @@ def test_a_worker_trains_against_the_parameter_server_of_another_node(bed):
 
         import numpy as np
 
-        from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec
+        from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
 
         manifest = Manifest(
             groups=(GroupSpec("trainable", "float32", SGD(), (ParamSpec("w", (4,)),)),)

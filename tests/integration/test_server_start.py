@@ -15,8 +15,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ps.client import PSClient
-from ps.params import Adam, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.client.client import PSClient
+from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
 from rpc.auth.handshake import Identity, Role
 from tests.ps_bed import wait_until
 from tests.ps_processes import CLUSTER_ID, CREDENTIALS, ServerProcess, server_processes

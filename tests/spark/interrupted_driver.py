@@ -19,7 +19,7 @@ from unittest import mock
 
 import pyspark
 
-from ps.checkpoint_lease import Lease
+from ps.checkpoint.lease import Lease
 from tests.spark.plain_steps import PlainSteps
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError

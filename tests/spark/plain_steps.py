@@ -14,7 +14,7 @@ class PlainSteps:
     def __init__(self, ctx: Any, num_elements: int) -> None:
         import numpy as np
 
-        from ps.params import Add, GroupSpec, Manifest, ParamSpec
+        from ps.manifest.manifest import Add, GroupSpec, Manifest, ParamSpec
 
         self._client = ctx.ps_client()
         self._gradient = np.ones(num_elements, np.float32)
@@ -28,7 +28,7 @@ class PlainSteps:
 
     def step(self) -> None:
         """Push the gradient, pull the vector."""
-        from ps.params import Hyper
+        from ps.manifest.manifest import Hyper
 
         self._client.push_pull(
             {"trainable": self._gradient},

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.checkpoint_restore import newest_sound
+from ps.checkpoint.restore import newest_sound
 from tests.spark.marked_processes import MARKER, wait_gone
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(480, func_only=True)]

@@ -90,7 +90,7 @@ def test_rows_take_shared_memory_and_ways_around_it_and_the_user_is_told(spark, 
 
 def die(args: Any, ctx: Any) -> None:
     """End as told once every feeder waits for room."""
-    from feeding.data_feed import DataFeed
+    from feeding.receiver.data_feed import DataFeed
 
     feed: DataFeed = ctx.get_data_feed()
     feed.next_batch(1)
@@ -120,7 +120,7 @@ class WatchedTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
 
-        from feeding.lane import greet
+        from feeding.sender.worker_link import greet
 
         context = TaskContext.get()
         assert context is not None
@@ -134,7 +134,7 @@ class WatchedTask:
             (directory / f"met-{number}").touch()
 
         try:
-            with mock.patch("feeding.feeder.greet", watched):
+            with mock.patch("feeding.sender.feeder.greet", watched):
                 yield from self._task(batches)
         except Exception as error:
             text = f"{time.monotonic()!r} {type(error).__name__}: {error}"

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ps.checkpoint_reader import latest
+from ps.checkpoint.reader import latest
 from tests.spark.plain_steps import PlainSteps
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from feeding.example_writer import encode_example
-from feeding.tfrecord import RecordWriter
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError
 
@@ -30,8 +30,8 @@ def count_rows(args, ctx):
     import keras
     import numpy as np
 
-    from feeding.example import Feature
-    from ps.checkpoint_reader import latest
+    from feeding.formats.tfrecord.example import Feature
+    from ps.checkpoint.reader import latest
 
     class Count(keras.losses.Loss):  # type: ignore[misc]
         def __init__(self):

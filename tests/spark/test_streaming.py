@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ps.checkpoint_command import main as checkpoint_command
+from ps.cli.checkpoints import main as checkpoint_command
 from tests.feed_bed import eventually
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
 from tfos.errors import FeedError, NodeFailedError, PhaseError, SettingsError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tfos
-from feeding.filesystem.choose import filesystem_for
+from feeding.filesystem.registry import filesystem_for
 
 pytestmark = [
     pytest.mark.spark,

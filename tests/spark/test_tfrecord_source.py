@@ -9,9 +9,9 @@ import sys
 import pytest
 
 import tfos
-from feeding.example_survey import decode_example
-from feeding.example_writer import encode_example
-from feeding.tfrecord import RecordWriter
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.formats.tfrecord.infer import decode_example
 from tests.spark.conftest import REPO
 
 pytestmark = [

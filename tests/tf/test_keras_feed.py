@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from feeding.errors import FeedClosed
-from feeding.feed_queue import FeedStats
+from feeding.receiver.feed_queue import FeedStats
 from tests.tf.training import Context, blobs, feed_epochs, offer, rows_of, serving, together
 from tfos.control.messages import BatchReport, TrainBatch
 from tfos.errors import SettingsError

@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import pytest
 
-from feeding.example import Feature
-from feeding.example_writer import encode_example
-from feeding.tfrecord import RecordWriter
+from feeding.formats.tfrecord.example import Feature
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
 from tests.tf.training import serving, together
 from tfos.keras.distribute import distribute
 from tfos.reading import FileRows, Reading

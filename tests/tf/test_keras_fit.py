@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from feeding.filesystem.choose import filesystem_for
+from feeding.filesystem.registry import filesystem_for
 from tests.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.tf.training import Context, blobs, serving, together
 from tfos.errors import SettingsError

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from ps.params import Manifest
+from ps.manifest.manifest import Manifest
 from tests.tf.training import Servers, blobs, serving
 from tfos.checkpoints import Checkpoints
 from tfos.keras.distribute import distribute

@@ -16,12 +16,12 @@ import keras
 import numpy as np
 import pytest
 
-from feeding import splits
 from feeding.errors import FileChanged
 from feeding.errors import SettingsError as FeedSettingsError
-from feeding.example import Feature
-from feeding.example_writer import encode_example
-from feeding.tfrecord import RecordWriter
+from feeding.formats.tfrecord.example import Feature
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.reading import splits
 from tests.tf.training import DEADLINE_S, Context, serving, together
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.keras.distribute import distribute

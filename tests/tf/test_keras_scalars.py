@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ps.stats import ServerStats, TableStats
+from ps.stats.server_stats import ServerStats, TableStats
 from rpc.histogram import Latency
 from tests.rpc_bed import wait_until
 from tfos.keras.scalars import ClusterScalars, server_scalars

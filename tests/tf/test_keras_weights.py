@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-from feeding.arrow_packer import ArrowPacker
+from feeding.arrow.packer import ArrowPacker
 from feeding.config import FeedConfig
 from tests.tf.training import DEADLINE_S, blobs, serving, together
 from tfos.keras.dataset import FeedDataset

@@ -9,11 +9,11 @@ import functools
 import numpy as np
 import pytest
 
-from ps import kernels
-from ps.clipping import Clipper
-from ps.dense import DenseShard
-from ps.optimizers import rule_of, scalars, step_scalars
-from ps.params import SGD, GroupSpec, Hyper, Layout, Manifest, ParamSpec
+from ps.dense.shard import DenseShard
+from ps.manifest.manifest import SGD, GroupSpec, Hyper, Layout, Manifest, ParamSpec
+from ps.optim import kernels
+from ps.optim.clipping import Clipper
+from ps.optim.rules import rule_of, scalars, step_scalars
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from feeding.channel import FeedChannel
 from feeding.config import FeedConfig
-from feeding.packer import Packer
-from ps.client import PSClient
-from ps.params import Manifest
-from ps.server import PSServer, ServerSettings
+from feeding.encode.packer import Packer
+from feeding.receiver.channel import FeedChannel
+from ps.client.client import PSClient
+from ps.manifest.manifest import Manifest
+from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from tfos.node.micro_batches import MicroBatches
 

@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ps import kernels
-from ps.optimizers import Rule, rule_of, scalars
-from ps.rules import (
+from ps.manifest.rule_spec import (
     SGD,
     Adadelta,
     Adagrad,
@@ -32,6 +30,8 @@ from ps.rules import (
     RMSprop,
     RuleConfig,
 )
+from ps.optim import kernels
+from ps.optim.rules import Rule, rule_of, scalars
 from tfos.bench.harness import Bench, Figure, interleave, timed
 from tfos.bench.reference import numpy_apply, tensorflow_apply
 

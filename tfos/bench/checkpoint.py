@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
-from ps.client import PSClient
-from ps.params import Adagrad, Adam, GroupSpec, Hyper, Manifest, ParamSpec, TableSpec
-from ps.saver import SaveOptions
+from ps.client.client import PSClient
+from ps.client.saver import SaveOptions
+from ps.manifest.manifest import Adagrad, Adam, GroupSpec, Hyper, Manifest, ParamSpec, TableSpec
 from rpc.auth.handshake import Identity, Role
 from tfos.bench.harness import Bench, Figure, timed
 from tfos.bench.servers import ServerGroup, served, server_group

@@ -21,9 +21,9 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from ps.client import PSClient
-from ps.packing import FORMATS, Compression
-from ps.params import Add, Manifest
+from ps.client.client import PSClient
+from ps.compression.format import FORMATS, Compression
+from ps.manifest.manifest import Add, Manifest
 from tfos.bench.dense import GROUP, HYPER, MIB, manifest
 from tfos.bench.harness import Bench, Figure, interleave, timed
 from tfos.bench.servers import served

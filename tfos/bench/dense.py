@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ps.client import PSClient
-from ps.dense import DenseShard
+from ps.client.client import PSClient
+from ps.dense.shard import DenseShard
 from ps.errors import PSError
-from ps.params import Adam, Add, GroupSpec, Hyper, Manifest, ParamSpec, RuleConfig
+from ps.manifest.manifest import Adam, Add, GroupSpec, Hyper, Manifest, ParamSpec, RuleConfig
 from tfos.bench.harness import Bench, Figure, interleave, timed
 from tfos.bench.reference.raw_socket import RawPeer
 from tfos.bench.servers import Protection, served, served_for

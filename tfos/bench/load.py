@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ps.client import PSClient
-from ps.params import Add
+from ps.client.client import PSClient
+from ps.manifest.manifest import Add
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import Connection, connect
 from tfos.bench.dense import GROUP, manifest

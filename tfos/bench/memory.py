@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ps.client import PSClient
-from ps.optimizers import rule_of
-from ps.params import SGD, Adagrad, Adam, AMSGrad, Hyper, Manifest, RuleConfig, TableSpec
+from ps.client.client import PSClient
+from ps.manifest.manifest import SGD, Adagrad, Adam, AMSGrad, Hyper, Manifest, RuleConfig, TableSpec
+from ps.optim.rules import rule_of
 from rpc.auth.handshake import Identity, Role
 from tfos.bench.dense import GROUP, HYPER, MIB, manifest
 from tfos.bench.harness import Bench, Figure

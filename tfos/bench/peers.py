@@ -22,9 +22,9 @@ from collections.abc import Sequence
 import numpy as np
 import psutil
 
-from ps.client import PSClient
+from ps.client.client import PSClient
 from ps.errors import PSError
-from ps.params import Add
+from ps.manifest.manifest import Add
 from rpc.auth.handshake import Identity, Role
 from tfos.bench.dense import GROUP, HYPER, MIB, NUM_TENSORS, manifest
 from tfos.bench.harness import Bench, Figure, interleave, timed

@@ -23,10 +23,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps.client import PSClient
+from ps.client.client import PSClient
 from ps.errors import PSError
-from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec
-from ps.stats import ServerStats
+from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Identity, Role
 from tfos.bench.harness import Bench, Figure
 from tfos.bench.servers import ServerGroup, server_group

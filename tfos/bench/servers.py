@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ps.client import PSClient
+from ps.client.client import PSClient
 from ps.errors import PSError
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint

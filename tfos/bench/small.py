@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ps.params import Add
+from ps.manifest.manifest import Add
 from tfos.bench.dense import GROUP, manifest
 from tfos.bench.harness import Bench, Figure, interleave, timed
 from tfos.bench.reference.raw_socket import RawPeer

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from ps.params import Adagrad, Hyper, Manifest, TableSpec
-from ps.table import Table
-from ps.table_client import TableClient
-from ps.table_routing import Router
+from ps.client.tables import TableClient
+from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
+from ps.tables.routing import Router
+from ps.tables.table import Table
 from tfos.bench.harness import Bench, Figure, interleave, timed
 from tfos.bench.reference.tf_rows import TfRows, as_tensor
 from tfos.bench.servers import served_for

@@ -61,7 +61,7 @@ class RegisterReply(msgspec.Struct, frozen=True):
 
 
 class EpochRows(msgspec.Struct, frozen=True, array_like=True):
-    """One epoch of one feed at a worker; see feeding.epoch_rows."""
+    """One epoch of one feed at a worker; see feeding.receiver.epoch_rows."""
 
     epoch: int
     accepted_rows: int = 0
@@ -69,7 +69,7 @@ class EpochRows(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FeedSnapshot(msgspec.Struct, frozen=True):
-    """Rows of one feed as its worker counts them; see feeding.channel.FeedStats."""
+    """Rows of one feed as its worker counts them; see feeding.receiver.channel.FeedStats."""
 
     feed: str
     fed_rows: int = 0
@@ -99,7 +99,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """steps, rows, loss and whatever the training loop reported last."""
     feeds: tuple[FeedSnapshot, ...] = ()
     stats: bytes = b""
-    """Of a parameter server: its `ps.stats.ServerStats`, which only the driver decodes."""
+    """Of a parameter server: its `ps.stats.server_stats.ServerStats`, which only the driver
+    decodes."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):

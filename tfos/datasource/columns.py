@@ -1,7 +1,7 @@
 """Which of Spark's types a record can hold, and Arrow's name for them.
 
 Covers: checking a schema, its data columns apart from its partition columns, types for a survey.
-Does not: look at files (inference) or values (feeding.example_arrow).      Pure.
+Does not: look at files (inference) or values (feeding.formats.tfrecord.to_arrow).      Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfos.datasource.partition_paths import WRITABLE_KINDS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from feeding.example_survey import FeatureSurvey
+    from feeding.formats.tfrecord.infer import FeatureSurvey
 
 _VALUES = (
     types.BooleanType,

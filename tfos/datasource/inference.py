@@ -17,8 +17,8 @@ from pyspark.sql.types import (
 )
 
 from feeding.errors import DataError
-from feeding.example_survey import FeatureSurvey, survey
-from feeding.tfrecord_source import sample_of
+from feeding.formats.tfrecord.infer import FeatureSurvey, survey
+from feeding.formats.tfrecord.source import sample_of
 from tfos.datasource.columns import RECORD_SCHEMA, spark_schema
 from tfos.datasource.listing import Listing
 from tfos.datasource.options import TFRecordOptions

@@ -12,16 +12,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feeding.data_files import data_files, is_plain
 from feeding.errors import SettingsError
-from feeding.filesystem.choose import filesystem_for
-from feeding.filesystem.hadoop_conf import (
+from feeding.filesystem.hdfs.hadoop_conf import (
     configuration_directory,
     read_configuration,
     user_name,
 )
 from feeding.filesystem.location import HADOOP, LOCAL, parse
-from feeding.splits import SourceFile
+from feeding.filesystem.registry import filesystem_for
+from feeding.reading.discover import data_files, is_plain
+from feeding.reading.splits import SourceFile
 from tfos.datasource.options import TFRecordOptions
 from tfos.datasource.partition_paths import Kind, partition_kinds, partition_values
 from tfos.paths import absolute_path

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from feeding.bad_data import BadData
 from feeding.config import MIB
 from feeding.errors import SettingsError
+from feeding.reading.bad_records import BadData
 
 RecordType = Literal["Example", "ByteArray"]
 

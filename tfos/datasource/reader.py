@@ -1,7 +1,7 @@
 """Reading for Spark: which task gets which bytes, and records as Arrow batches.
 
 Covers: RecordFilesReader, cut into partitions.
-Does not: list files (listing), decode records (feeding.example_arrow).
+Does not: list files (listing), decode records (feeding.formats.tfrecord.to_arrow).
 Runs in: `partitions` on the driver's host, `read` on executors.
 """
 
@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from feeding.config import MIB
 from feeding.errors import DataError
-from feeding.splits import SourceFile, Split
+from feeding.reading.splits import SourceFile, Split
 from tfos.datasource.columns import arrow_schema, check_schema, without
 from tfos.datasource.listing import Listing, list_files
 from tfos.datasource.options import TFRecordOptions
@@ -26,8 +26,8 @@ from tfos.datasource.partition_paths import NULL_NAME, partition_value
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from feeding.bad_data import BadData
-    from feeding.tfrecord import RecordBlock
+    from feeding.formats.tfrecord.framing import RecordBlock
+    from feeding.reading.bad_records import BadData
 
 _OPEN_BYTES = 4 * MIB
 """What opening a file costs, in bytes that could be read instead; Spark's own guess."""
@@ -84,8 +84,8 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
         """
         import pyarrow as pa
 
-        from feeding.record_ranges import record_blocks
-        from feeding.tfrecord import RecordLimits
+        from feeding.formats.tfrecord.framing import RecordLimits
+        from feeding.formats.tfrecord.records import record_blocks
 
         limits = RecordLimits(block_bytes=_BLOCK_BYTES)
         schema = arrow_schema(self._schema)
@@ -146,7 +146,7 @@ def pack(ranges: Sequence[FileRange], partition_bytes: int) -> list[list[FileRan
 
 
 def _decoder(schema: pa.Schema, options: TFRecordOptions) -> Any:
-    from feeding.example_arrow import ArrowDecoder, records_as_binary
+    from feeding.formats.tfrecord.to_arrow import ArrowDecoder, records_as_binary
 
     if options.record_type == "ByteArray":
 

@@ -19,8 +19,8 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.interface import FileStatus, FileSystem
+from feeding.filesystem.registry import filesystem_for
 
 _logger = logging.getLogger(__name__)
 TEMPORARY, SUCCESS = "_temporary", "_SUCCESS"

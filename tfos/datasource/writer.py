@@ -1,7 +1,7 @@
 """Writing for Spark: Arrow batches as TFRecord files, one or more for each task.
 
 Covers: RecordFilesWriter; rows apart by their partition columns; compression.
-Does not: encode records (feeding.example_arrow_writer), make files visible (staged_job).
+Does not: encode records (feeding.formats.tfrecord.from_arrow), make files visible (staged_job).
 Runs in: `write` on executors, the rest on the driver's host.
 Memory: one Arrow batch and its records; open files hold nothing.
 """
@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from feeding.errors import SettingsError
-from feeding.filesystem.choose import filesystem_for
+from feeding.filesystem.registry import filesystem_for
 from tfos.datasource.columns import (
     arrow_schema,
     check_partition_columns,
@@ -35,7 +35,7 @@ from tfos.datasource.staged_job import TEMPORARY, StagedFile, StagedJob, status_
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from feeding.chunk import Array
+    from feeding.columnar.chunk import Array
 
 _MOST_OPEN = 32
 """Files of one task at a time; more directories than these make more files, not more open ones."""
@@ -217,7 +217,7 @@ def by_directory(
 
 
 def _encoder(schema: pa.Schema, options: TFRecordOptions) -> Callable[[pa.RecordBatch], Array]:
-    from feeding.example_arrow_writer import ArrowEncoder, framed
+    from feeding.formats.tfrecord.from_arrow import ArrowEncoder, framed
 
     if options.record_type == "ByteArray":
         return lambda batch: framed(batch.column(0))

@@ -2,7 +2,7 @@
 
 Covers: the local optimizer's averages, filled at every pull, so that Keras's own code works on
 them: the end of `fit`, the callback SwapEMAWeights, saved optimizers.
-Does not: compute them (ps.moving_average).      Threads: the thread that trains.
+Does not: compute them (ps.dense.ema).      Threads: the thread that trains.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Covers: a Keras data adapter: one epoch of `fit` per epoch of the rows, batches 
 cut to the length of another, empty epochs.
 Does not: queue, route or read rows (feeding).   Threads: the thread that runs `fit`; see prefetch.
 
-Fed rows come through `feeding.batches.BatchReader`; the queue lives in the process's feed channel,
-so nothing is lost when Keras makes new iterators. Rows of files come through
-`feeding.direct.DirectReader`.
+Fed rows come through `feeding.receiver.batch_reader.BatchReader`; the queue lives in the process's
+feed channel, so nothing is lost when Keras makes new iterators. Rows of files come through
+`feeding.reading.reader.DirectReader`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from feeding.batches import Batch, BatchReader
-from feeding.epoch_rows import Receipt
-from feeding.feed_queue import EpochEnd, FeedEnd
-from feeding.positions import Position
+from feeding.reading.positions import Position
+from feeding.receiver.batch_reader import Batch, BatchReader
+from feeding.receiver.epoch_rows import Receipt
+from feeding.receiver.feed_queue import EpochEnd, FeedEnd
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.keras.columns import Dtypes, RowMapper, Selector
 from tfos.keras.epoch_length import EpochLength

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import keras
 
-from ps.packing import Compression
+from ps.compression.format import Compression
 from tfos.errors import SettingsError
 from tfos.keras import batches, optimizers, validation
 from tfos.keras.all_epochs import AllEpochs

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ps.notes import PushedNote
-from ps.params import Hyper
+from ps.manifest.manifest import Hyper
+from ps.metadata import PushedNote
 from tfos.keras import batches, frozen, optimizers, variables
 from tfos.keras.averages import Averages
 from tfos.keras.errors import NonFiniteGradient, UnsupportedModel

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import keras
 
 from feeding.errors import PathError
-from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.location import LOCAL, Location, parse
+from feeding.filesystem.registry import filesystem_for
 from tfos import remote_files
 from tfos.errors import SettingsError
 

@@ -1,6 +1,6 @@
 """Batches of numpy columns as a tf.data.Dataset.
 
-Does not: read files (feeding.direct).      Threads: tf.data's.
+Does not: read files (feeding.reading.reader).      Threads: tf.data's.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from feeding.batches import BatchColumn, Ragged
-from feeding.schema import ColumnSpec, Schema
+from feeding.columnar.schema import ColumnSpec, Schema
+from feeding.receiver.batch_reader import BatchColumn, Ragged
 
 
 def tf_dataset(epoch: Callable[[], Iterator[dict[str, BatchColumn]]], schema: Schema) -> Any:

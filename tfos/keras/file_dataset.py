@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from feeding.direct import DirectReader
-from feeding.feed_queue import EpochEnd
-from feeding.positions import Position
+from feeding.reading.positions import Position
+from feeding.reading.reader import DirectReader
+from feeding.receiver.feed_queue import EpochEnd
 from tfos.keras.dataset import BatchDataset, Ready
 
 

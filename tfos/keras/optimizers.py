@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import msgspec
 
-from ps import params
+from ps.manifest import manifest
 from tfos.keras.errors import UnsupportedOptimizer
 
 SUPPORTED = (
@@ -96,7 +96,7 @@ def moves_without_gradient(optimizer: Any) -> bool:
     return isinstance(inner, keras.optimizers.Ftrl) or getattr(inner, "epsilon", None) == 0
 
 
-def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> params.RuleConfig:
+def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> manifest.RuleConfig:
     """Return the servers' rule for a checked optimizer.
 
     Args:
@@ -118,13 +118,13 @@ def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> params.RuleCon
     return _kind(inner)(**_own_settings(inner), **descent)
 
 
-def _kind(inner: Any) -> type[params.RuleConfig]:
-    return params.AMSGrad if getattr(inner, "amsgrad", False) else _RULES[type(inner)]
+def _kind(inner: Any) -> type[manifest.RuleConfig]:
+    return manifest.AMSGrad if getattr(inner, "amsgrad", False) else _RULES[type(inner)]
 
 
 def _own_settings(inner: Any) -> dict[str, Any]:
     """Return the settings that the rule has and others do not; Keras calls them the same."""
-    shared = set(params.Descent.__struct_fields__)
+    shared = set(manifest.Descent.__struct_fields__)
     return {
         field.name: type(field.default)(getattr(inner, field.name))
         for field in msgspec.structs.fields(_kind(inner))
@@ -133,17 +133,17 @@ def _own_settings(inner: Any) -> dict[str, Any]:
 
 
 # By exact class: a subclass may compute something else in update_step.
-_RULES: dict[type, type[params.RuleConfig]] = {
-    keras.optimizers.SGD: params.SGD,
-    keras.optimizers.Adagrad: params.Adagrad,
-    keras.optimizers.RMSprop: params.RMSprop,
-    keras.optimizers.Adadelta: params.Adadelta,
-    keras.optimizers.Adam: params.Adam,
-    keras.optimizers.AdamW: params.AdamW,
-    keras.optimizers.Adamax: params.Adamax,
-    keras.optimizers.Nadam: params.Nadam,
-    keras.optimizers.Ftrl: params.Ftrl,
-    keras.optimizers.Lion: params.Lion,
+_RULES: dict[type, type[manifest.RuleConfig]] = {
+    keras.optimizers.SGD: manifest.SGD,
+    keras.optimizers.Adagrad: manifest.Adagrad,
+    keras.optimizers.RMSprop: manifest.RMSprop,
+    keras.optimizers.Adadelta: manifest.Adadelta,
+    keras.optimizers.Adam: manifest.Adam,
+    keras.optimizers.AdamW: manifest.AdamW,
+    keras.optimizers.Adamax: manifest.Adamax,
+    keras.optimizers.Nadam: manifest.Nadam,
+    keras.optimizers.Ftrl: manifest.Ftrl,
+    keras.optimizers.Lion: manifest.Lion,
 }
 
 

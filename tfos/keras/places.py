@@ -1,7 +1,7 @@
 """What a worker notes of where its data is, so that a checkpoint of the parameters holds it too.
 
 Covers: the note that goes with a push, the one at the end of an epoch.
-Does not: know where the data is (file_dataset), keep notes (ps.notes).
+Does not: know where the data is (file_dataset), keep notes (ps.metadata).
 Threads: the thread that runs `fit`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ps import notes
+from ps import metadata
 from tfos.keras.dataset import BatchDataset
 from tfos.keras.worker import WorkerContext
 
@@ -37,13 +37,13 @@ class Places:
         """Note nothing more, and let the rows go."""
         self._dataset, self._first = None, {}
 
-    def for_push(self) -> notes.PushedNote | None:
+    def for_push(self) -> metadata.PushedNote | None:
         """Return what goes with the push of the batch that was handed out last."""
         place = None if self._dataset is None else self._dataset.place()
         if place is None:
             return None
         self._note_first()
-        return notes.pushed(*place)
+        return metadata.pushed(*place)
 
     def at_end(self) -> None:
         """Note that an epoch is over, also for a worker that has pushed nothing in it."""

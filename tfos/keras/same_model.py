@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ps.params import Manifest
+from ps.manifest.manifest import Manifest
 from tfos.keras.errors import UnsupportedModel
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import msgspec
 
-from ps.stats import SHOWN_REQUESTS, ServerStats, TableStats
+from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats, TableStats
 from rpc.histogram import Latency
 from tfos.keras.worker import ShownContext
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ps.packing import FORMATS, Compression
-from ps.params import MAX_LAG, Consistency
+from ps.compression.format import FORMATS, Compression
+from ps.manifest.manifest import MAX_LAG, Consistency
 from tfos.errors import SettingsError
 
 _ALLOWED = {

@@ -22,8 +22,8 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from ps.packing import Compression
-from ps.params import Average, Consistency, GroupSpec, Manifest, ParamSpec
+from ps.compression.format import Compression
+from ps.manifest.manifest import Average, Consistency, GroupSpec, Manifest, ParamSpec
 from tfos.keras import optimizers
 from tfos.keras.errors import UnsupportedModel, VariablesChanged
 

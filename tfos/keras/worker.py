@@ -29,14 +29,14 @@ class WorkerContext(Protocol):
 
     @property
     def feed_channel(self) -> Any:
-        """The `feeding.channel.FeedChannel` of this process."""
+        """The `feeding.receiver.channel.FeedChannel` of this process."""
 
     @property
     def micro_batches(self) -> Any:
         """The `tfos.node.micro_batches.MicroBatches` of this process."""
 
     def ps_client(self) -> Any:
-        """The process's `ps.client.PSClient`, the same object on every call."""
+        """The process's `ps.client.client.PSClient`, the same object on every call."""
 
     def report_progress(
         self, step: int, rows: int, loss: float | None = None, **metrics: float

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 
 from feeding.errors import PathError, StorageUnavailable
-from feeding.filesystem.choose import filesystem_for
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.location import parse
+from feeding.filesystem.registry import filesystem_for
 from tfos.remote_files import file_pieces
 
 _logger = logging.getLogger(__name__)

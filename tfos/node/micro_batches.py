@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 
 if TYPE_CHECKING:
-    from ps.client import PSClient
+    from ps.client.client import PSClient
     from tfos.node.saver import ChiefSaver
 
 NOTE = "tfos.streams"

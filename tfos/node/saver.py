@@ -1,10 +1,10 @@
 """The chief's saves: what this run goes on from, then saves while main_fun trains.
 
 Covers: the plan, going on from an earlier run, a client that nobody else uses.
-Does not: choose when (ps.periodic), save (ps.client), decide what a dead server does
+Does not: choose when (ps.client.periodic_saver), save (ps.client), decide what a dead server does
 (node.restarts).
 Runs in: the chief's process.
-Threads: the public calls come from the main thread; ps.periodic has one of its own.
+Threads: the public calls come from the main thread; ps.client.periodic_saver has one of its own.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ps.checkpoint_reader import latest, steps_on_disk
+from ps.checkpoint.reader import latest, steps_on_disk
+from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.client.periodic_saver import Period, PeriodicSaver
+from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError
-from ps.periodic import Period, PeriodicSaver
-from ps.saver import SaveOptions
-from ps.storage import OpenStorage, storage_at
 from tfos.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
-    from ps.client import PSClient
+    from ps.client.client import PSClient
 
 _logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import time
 
 import msgspec
 
-from ps.checkpoint_restore import Restoring
-from ps.params import WorkerRank
-from ps.server import PSServer, ServerSettings
-from ps.undone import LossReport
+from ps.checkpoint.restore import Restoring
+from ps.manifest.manifest import WorkerRank
+from ps.server.loss_report import LossReport
+from ps.server.server import PSServer, ServerSettings
 from tfos.control import messages
 from tfos.node import failure
 from tfos.node.link import Link, Progress, Raised

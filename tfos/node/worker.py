@@ -25,10 +25,10 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from feeding.channel import FeedChannel
 from feeding.config import FeedConfig
 from feeding.errors import FeedClosed, FeedError
-from feeding.feed_queue import FeedStats
+from feeding.receiver.channel import FeedChannel
+from feeding.receiver.feed_queue import FeedStats
 from rpc.auth.handshake import Identity, Role
 from rpc.server.listener import Listener
 from tfos.context import NodeContext

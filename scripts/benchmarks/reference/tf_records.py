@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feeding.example import Feature
+    from feeding.formats.tfrecord.example import Feature
 
 
 def use_one_thread() -> None:

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.arrow_packer import ArrowPacker
-from feeding.chunk import Chunk, decode, payload_bytes
+from feeding.arrow.packer import ArrowPacker
+from feeding.columnar.chunk import Chunk, decode, payload_bytes
+from feeding.columnar.rows import rows_of
 from feeding.config import FeedConfig
 from feeding.errors import RowError
-from feeding.rows import rows_of
 
 VECTOR = pa.struct(
     [

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.array_packer import ArrayPacker, columns_of
-from feeding.arrow_answers import Waiting
-from feeding.arrow_results import arrays_of
+from feeding.arrow.results import arrays_of
 from feeding.config import FeedConfig
+from feeding.encode.arrays import ArrayPacker, columns_of
 from feeding.errors import ResultTypeError
+from feeding.sender.arrow_inference import Waiting
 
 LIST = pa.list_(pa.float32())
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from feeding.batches import Batch, BatchReader, Ragged
-from feeding.channel import FeedChannel
+from feeding.columnar.schema import ColumnSpec, Group, Schema
 from feeding.config import FeedConfig
+from feeding.encode.packer import Packer
 from feeding.errors import FeedTimeout, SchemaError, SettingsError
-from feeding.feed_queue import EpochEnd, FeedEnd
-from feeding.packer import Packer
-from feeding.schema import ColumnSpec, Group, Schema
+from feeding.receiver.batch_reader import Batch, BatchReader, Ragged
+from feeding.receiver.channel import FeedChannel
+from feeding.receiver.feed_queue import EpochEnd, FeedEnd
 
 CONFIG = FeedConfig(starve_timeout_s=5.0)
 

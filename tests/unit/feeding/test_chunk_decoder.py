@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from feeding import chunk as chunks
-from feeding import messages
+from feeding.columnar import chunk as chunks
+from feeding.columnar.rows import rows_of
+from feeding.columnar.schema import ColumnSpec, Group, Schema
 from feeding.config import FeedConfig
+from feeding.encode.packer import Packer
 from feeding.errors import ChunkError, FeedError
-from feeding.packer import Packer
-from feeding.rows import rows_of
-from feeding.schema import ColumnSpec, Group, Schema
+from feeding.protocol import messages
 
 ROWS = [([1, 2, 3], 0.5, "ä", b"\0x", [1.0] * (i % 3), True, {"k": i}) for i in range(4)]
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from feeding import chunk as chunks
-from feeding.chunk import Chunk
+from feeding.columnar import chunk as chunks
+from feeding.columnar.chunk import Chunk
+from feeding.columnar.rows import rows_of
+from feeding.columnar.schema import DTYPES, FeedRow, row_class
 from feeding.config import FeedConfig
+from feeding.encode.packer import Packer
 from feeding.errors import RowError, SettingsError
-from feeding.packer import Packer
-from feeding.rows import rows_of
-from feeding.schema import DTYPES, FeedRow, row_class
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT = st.floats(allow_nan=False)

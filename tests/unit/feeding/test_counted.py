@@ -17,23 +17,23 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from feeding import splits
-from feeding.bad_data import BadData
-from feeding.batches import Batch
-from feeding.counted import Countable, CountedSource, counting_share, pieces_of
-from feeding.csv_request import CsvRequest
-from feeding.csv_source import CsvSource
-from feeding.direct import DirectReader
 from feeding.errors import DataError, FileChanged
-from feeding.example import Feature
-from feeding.example_writer import encode_example
-from feeding.positions import START, Course, course_after
-from feeding.runs import Source
-from feeding.splits import Split
-from feeding.text_lines import LineLimits
-from feeding.text_source import TextSource
-from feeding.tfrecord import RecordLimits, RecordWriter
-from feeding.tfrecord_source import TFRecordSource
+from feeding.formats.csv.options import CsvRequest
+from feeding.formats.csv.source import CsvSource
+from feeding.formats.text.lines import LineLimits
+from feeding.formats.text.source import TextSource
+from feeding.formats.tfrecord.example import Feature
+from feeding.formats.tfrecord.framing import RecordLimits, RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.formats.tfrecord.source import TFRecordSource
+from feeding.reading import splits
+from feeding.reading.bad_records import BadData
+from feeding.reading.positions import START, Course, course_after
+from feeding.reading.reader import DirectReader
+from feeding.reading.row_counts import Countable, CountedSource, counting_share, pieces_of
+from feeding.reading.runs import Source
+from feeding.reading.splits import Split
+from feeding.receiver.batch_reader import Batch
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first
 FORMATS = ["tfrecord", "text", "csv", "headless", "quoted"]

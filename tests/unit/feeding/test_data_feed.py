@@ -2,12 +2,12 @@
 
 import pytest
 
-from feeding.channel import FeedChannel
+from feeding.columnar.schema import row_class
 from feeding.config import FeedConfig
-from feeding.data_feed import DataFeed
+from feeding.encode.packer import Packer
 from feeding.errors import FeedError, ResultCountError, SchemaError, SettingsError
-from feeding.packer import Packer
-from feeding.schema import row_class
+from feeding.receiver.channel import FeedChannel
+from feeding.receiver.data_feed import DataFeed
 
 CONFIG = FeedConfig(starve_timeout_s=5.0)
 

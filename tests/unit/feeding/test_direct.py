@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.bad_data import BadData
-from feeding.batches import Batch, Ragged
-from feeding.data_files import data_files
-from feeding.direct import DirectReader
 from feeding.errors import DataError, FileChanged, SettingsError
-from feeding.example import Feature
-from feeding.example_writer import encode_example
-from feeding.feed_queue import EpochEnd
-from feeding.positions import START, course_after
-from feeding.tfrecord import RecordWriter
-from feeding.tfrecord_source import TFRecordSource
+from feeding.formats.tfrecord.example import Feature
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.formats.tfrecord.source import TFRecordSource
+from feeding.reading.bad_records import BadData
+from feeding.reading.discover import data_files
+from feeding.reading.positions import START, course_after
+from feeding.reading.reader import DirectReader
+from feeding.receiver.batch_reader import Batch, Ragged
+from feeding.receiver.feed_queue import EpochEnd
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first
 COLUMNS = {"n": Feature("int64"), "some": Feature("float32", None), "s": Feature("bytes")}

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from feeding.bad_data import BadData
 from feeding.errors import DataError, RowError, SettingsError
-from feeding.example_arrow import ArrowDecoder, records_as_binary
-from feeding.example_arrow_writer import ArrowEncoder, framed
-from feeding.example_survey import decode_example, survey
-from feeding.example_writer import encode_example
-from feeding.tfrecord import RecordBlock, RecordReader, RecordWriter
+from feeding.formats.tfrecord.framing import RecordBlock, RecordReader, RecordWriter
+from feeding.formats.tfrecord.from_arrow import ArrowEncoder, framed
+from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.formats.tfrecord.infer import decode_example, survey
+from feeding.formats.tfrecord.to_arrow import ArrowDecoder, records_as_binary
+from feeding.reading.bad_records import BadData
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first
 

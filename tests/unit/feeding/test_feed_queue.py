@@ -6,13 +6,13 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from feeding.chunk import Chunk
+from feeding.columnar.chunk import Chunk
+from feeding.columnar.rows import rows_of
 from feeding.config import FeedConfig
-from feeding.cursor import Slice, receipt_of
+from feeding.encode.packer import Packer
 from feeding.errors import LateChunk
-from feeding.feed_queue import EpochEnd, FeedEnd, FeedQueue
-from feeding.packer import Packer
-from feeding.rows import rows_of
+from feeding.receiver.cursor import Slice, receipt_of
+from feeding.receiver.feed_queue import EpochEnd, FeedEnd, FeedQueue
 
 
 def chunk(*rows, epoch=0, session=0, last=False):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from feeding.errors import FileChanged, MissingPackage, PathError, SettingsError
-from feeding.filesystem.choose import filesystem_for
+from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.deadline import BoundedCalls, CallTimeout
-from feeding.filesystem.staging import PIECE_BYTES, collected, pieces_of, staging_name
+from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.temp_files import PIECE_BYTES, collected, pieces_of, staging_name
 
 
 def test_a_call_returns_or_raises_what_it_does():

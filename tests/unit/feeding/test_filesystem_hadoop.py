@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from feeding.errors import PathError
-from feeding.filesystem.hadoop_conf import namenode_of, read_configuration, user_name
-from feeding.filesystem.hdfs_errors import Kind, kind_of, sentence, translate, user_in
+from feeding.filesystem.hdfs.errors import Kind, kind_of, sentence, translate, user_in
+from feeding.filesystem.hdfs.hadoop_conf import namenode_of, read_configuration, user_name
 from feeding.filesystem.location import parse
 
 STACK = r"\n\tat org.apache.hadoop.hdfs.server.namenode.FSDirectory.check(FSDirectory.java:1974)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from feeding.errors import PathError
+from feeding.filesystem.globbing import alternatives, component, expand
 from feeding.filesystem.interface import FileStatus
 from feeding.filesystem.location import Location, parse
-from feeding.filesystem.patterns import alternatives, component, expand
 from tests.hostile_names import NAMES_THAT_LEAD_ASTRAY, PATHS_THAT_LEAD_ASTRAY
 
 

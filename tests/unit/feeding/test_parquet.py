@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.batches import Batch, Ragged
-from feeding.direct import DirectReader
 from feeding.errors import DataError, SettingsError
-from feeding.feed_queue import EpochEnd
 from feeding.filesystem.local import LocalReader
-from feeding.parquet_plan import ParquetRequest
-from feeding.parquet_source import ParquetSource
+from feeding.formats.parquet.plan import ParquetRequest
+from feeding.formats.parquet.source import ParquetSource
+from feeding.reading.reader import DirectReader
+from feeding.receiver.batch_reader import Batch, Ragged
+from feeding.receiver.feed_queue import EpochEnd
 
 UTC = datetime.UTC
 

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.arrow_version import PYARROW_FLOOR, check_pyarrow
-from feeding.bad_data import BadData
-from feeding.batches import Batch
-from feeding.direct import DirectReader
+from feeding.arrow.arrow_version import PYARROW_FLOOR, check_pyarrow
 from feeding.errors import DataError, FileChanged, MissingPackage, SettingsError
-from feeding.parquet_footer import Chunk, ParquetLimits
-from feeding.parquet_headers import check_pages
-from feeding.parquet_plan import ParquetRequest
-from feeding.parquet_source import ParquetSource
+from feeding.formats.parquet.footer import Chunk, ParquetLimits
+from feeding.formats.parquet.page_headers import check_pages
+from feeding.formats.parquet.plan import ParquetRequest
+from feeding.formats.parquet.source import ParquetSource
+from feeding.reading.bad_records import BadData
+from feeding.reading.reader import DirectReader
+from feeding.receiver.batch_reader import Batch
 
 ROWS = 1000
 GROUP = 250

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from feeding.columnar.rows import rows_of
 from feeding.config import FeedConfig
-from feeding.packer import Packer
-from feeding.pickled import PickledPacker
-from feeding.rows import rows_of
+from feeding.encode.packer import Packer
+from feeding.encode.pickled import PickledPacker
 
 RANDOM = random.Random(3)
 

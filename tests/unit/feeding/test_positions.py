@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding import splits
-from feeding.batches import Batch
-from feeding.column_cuts import Columns
-from feeding.direct import DirectReader
+from feeding.columnar.ops import Columns
+from feeding.columnar.schema import ColumnSpec, Group, Schema
 from feeding.errors import FileChanged, SettingsError
-from feeding.positions import START, Course, Place, Position, course_after, refuse_changed
-from feeding.schema import ColumnSpec, Group, Schema
-from feeding.splits import SourceFile, Split, deal_beside
+from feeding.reading import splits
+from feeding.reading.positions import START, Course, Place, Position, course_after, refuse_changed
+from feeding.reading.reader import DirectReader
+from feeding.reading.splits import SourceFile, Split, deal_beside
+from feeding.receiver.batch_reader import Batch
 
 pytestmark = pytest.mark.slow
 ROW_BYTES = 10

@@ -2,7 +2,7 @@
 
 import pytest
 
-from feeding.routing import LaneView, choose
+from feeding.sender.routing import LaneView, choose
 
 
 def lane(unread, sent=0, **flags):

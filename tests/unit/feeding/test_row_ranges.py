@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeding.accepted import Accepted, rows_and_end
-from feeding.row_ranges import RowRanges
+from feeding.protocol.accepted import Accepted, rows_and_end
+from feeding.protocol.row_ranges import RowRanges
 
 MOST = 40
 spans = st.tuples(st.integers(0, MOST), st.integers(0, MOST))

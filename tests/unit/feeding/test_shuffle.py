@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeding.chunk import Chunk, decode, payload_bytes
+from feeding.columnar.chunk import Chunk, decode, payload_bytes
+from feeding.columnar.rows import rows_of
 from feeding.config import FeedConfig
-from feeding.packer import Packer
-from feeding.rows import rows_of
-from feeding.shuffle import Shuffle, ShuffledPacker
+from feeding.encode.packer import Packer
+from feeding.sender.shuffle import Shuffle, ShuffledPacker
 
 CONFIG = FeedConfig(chunk_rows=8)
 KINDS: dict[str, Any] = {

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeding.errors import SettingsError
-from feeding.splits import SourceFile, share
+from feeding.reading.splits import SourceFile, share
 
 FILES = st.lists(
     st.tuples(st.integers(0, 500), st.booleans()).map(lambda each: each), max_size=8

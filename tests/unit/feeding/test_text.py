@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding import splits
-from feeding.bad_data import BadData
-from feeding.batches import Batch
-from feeding.csv_request import CsvRequest
-from feeding.csv_source import CsvSource
-from feeding.direct import DirectReader
 from feeding.errors import DataError, FileChanged, SettingsError
-from feeding.runs import Source
-from feeding.splits import Split
-from feeding.text_lines import LineLimits, LineReader
-from feeding.text_source import TextSource
+from feeding.formats.csv.options import CsvRequest
+from feeding.formats.csv.source import CsvSource
+from feeding.formats.text.lines import LineLimits, LineReader
+from feeding.formats.text.source import TextSource
+from feeding.reading import splits
+from feeding.reading.bad_records import BadData
+from feeding.reading.reader import DirectReader
+from feeding.reading.runs import Source
+from feeding.reading.splits import Split
+from feeding.receiver.batch_reader import Batch
 
 CSV = "n,x,s,flag\n1,0.5,a b,true\n2,-1e3,,false\n3,nan,ü,true\n"
 

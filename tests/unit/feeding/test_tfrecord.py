@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeding.bad_data import BadData
 from feeding.config import MIB
 from feeding.errors import DataError, SettingsError
-from feeding.frame_kernels import _crc_by_instruction, _crc_by_table
-from feeding.tfrecord import RecordLimits, RecordReader, RecordWriter, _crc_of
+from feeding.formats.tfrecord.frame_kernels import _crc_by_instruction, _crc_by_table
+from feeding.formats.tfrecord.framing import RecordLimits, RecordReader, RecordWriter, _crc_of
+from feeding.reading.bad_records import BadData
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.applied import MAX_SESSIONS, AppliedRecord, RequestId, Verdict
 from ps.errors import PhaseError, SequenceGap, StaleIncarnation
-from ps.params import WorkerRank
+from ps.exactly_once import MAX_SESSIONS, AppliedRecord, RequestId, Verdict
+from ps.manifest.manifest import WorkerRank
 from ps.record_cut import MAX_SEQUENCE, RecordCut, SessionCut
 
 W0, W1 = WorkerRank(0), WorkerRank(1)

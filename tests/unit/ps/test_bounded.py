@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ps.bounded import StaleSync
-from ps.decisions import Admission, Drop, Release
+from ps.consistency.policy import Admission, Drop, Release
+from ps.consistency.ssp import StaleSync
 from ps.errors import PhaseError, SettingsError
-from ps.params import WorkerRank
+from ps.manifest.manifest import WorkerRank
 
 W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
 

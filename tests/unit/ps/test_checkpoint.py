@@ -8,15 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import checkpoint as saving
-from ps import checkpoint_reader as reading
-from ps import checkpoint_restore as restoring
-from ps.checkpoint_format import Checkpoint
-from ps.checkpoint_values import digest
-from ps.dense import DenseShard
+from ps.checkpoint import reader as reading
+from ps.checkpoint import restore as restoring
+from ps.checkpoint import writer as saving
+from ps.checkpoint.digest import digest
+from ps.checkpoint.format import Checkpoint
+from ps.checkpoint.storage import LocalStorage, storage_at
+from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
-from ps.params import SGD, Adagrad, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
-from ps.storage import LocalStorage, storage_at
+from ps.manifest.manifest import SGD, Adagrad, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
 
 PARAMS = (ParamSpec("dense/kernel", (37, 11)), ParamSpec("dense/bias", (11,)))
 NUM = 37 * 11 + 11

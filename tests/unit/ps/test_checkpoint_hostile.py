@@ -6,19 +6,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import checkpoint as saving
-from ps import checkpoint_format as form
-from ps import checkpoint_reader as reading
-from ps import checkpoint_restore as restoring
-from ps.checkpoint_format import ShardIndex, ShardRecord
-from ps.checkpoint_lease import Lease
-from ps.checkpoint_values import digest
-from ps.dense import DenseShard
+from ps.checkpoint import format as form
+from ps.checkpoint import reader as reading
+from ps.checkpoint import restore as restoring
+from ps.checkpoint import writer as saving
+from ps.checkpoint.digest import digest
+from ps.checkpoint.format import ShardIndex, ShardRecord
+from ps.checkpoint.lease import Lease
+from ps.checkpoint.storage import storage_at
+from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
-from ps.lifecycle import ServerSettings
-from ps.params import Adam, GroupSpec, Hyper, Manifest, ParamSpec
-from ps.shard_saving import restore_into
-from ps.storage import storage_at
+from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.server.lifecycle import ServerSettings
+from ps.server.save_restore import restore_into
 
 PLACE = ServerSettings(rank=0, num_servers=2, num_workers=1)
 

@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from ps.checkpoint_lease import (
+from ps.checkpoint.lease import (
     LEASE_NAME,
     Holder,
     Lease,
@@ -15,8 +15,8 @@ from ps.checkpoint_lease import (
     read_holder,
     this_process,
 )
+from ps.checkpoint.storage import storage_at
 from ps.errors import CheckpointError
-from ps.storage import storage_at
 from tests.ps_bed import wait_until
 
 
@@ -72,7 +72,7 @@ def test_processes_of_one_job_share_it(tmp_path, storage):
 @pytest.mark.fault("F43")
 def test_a_process_that_ended_on_this_host_is_followed(tmp_path, storage, caplog):
     program = (
-        "import sys, msgspec; from ps.checkpoint_lease import this_process;"
+        "import sys, msgspec; from ps.checkpoint.lease import this_process;"
         "sys.stdout.buffer.write(msgspec.json.encode(this_process('dead')))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
@@ -134,8 +134,8 @@ def test_a_lease_that_nobody_could_renew_is_not_taken_over(tmp_path, storage, mo
         now_s += 70.0
         return False
 
-    monkeypatch.setattr("ps.checkpoint_lease.time.monotonic", lambda: now_s)
-    monkeypatch.setattr("ps.storage._lock", lambda *_: None)
+    monkeypatch.setattr("ps.checkpoint.lease.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("ps.checkpoint.storage._lock", lambda *_: None)
     monkeypatch.setattr(lease._ended, "wait", storage_is_away)
     with pytest.raises(CheckpointError, match="used by job 'other'"):
         lease.take()
@@ -165,7 +165,7 @@ def test_an_unreadable_lease_is_nobodys(tmp_path, storage, caplog):
 
 
 def test_a_lock_that_is_held_for_ever_is_an_error_with_its_path(storage, monkeypatch):
-    monkeypatch.setattr("ps.storage.LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("ps.checkpoint.storage.LOCK_TIMEOUT_S", 0.05)
     with (
         storage.locked(LEASE_NAME),
         pytest.raises(CheckpointError, match=r"lease.json is locked by another process"),

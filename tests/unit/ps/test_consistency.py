@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ps.barrier import Sync
-from ps.bounded import StaleSync
-from ps.consistency import Async, make_policy, slowed
-from ps.decisions import Admission, Break, Contribution, Drop, Reduce, Release
+from ps.consistency.asp import Async, make_policy, slowed
+from ps.consistency.bsp import Sync
+from ps.consistency.policy import Admission, Break, Contribution, Drop, Reduce, Release
+from ps.consistency.ssp import StaleSync
 from ps.errors import PhaseError, SettingsError, WorkerLost
-from ps.params import SGD, GroupSpec, Hyper, Manifest, ParamSpec, WorkerRank
+from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec, WorkerRank
 
 W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
 GROUP = GroupSpec("trainable", "float32", SGD(), (ParamSpec("w", (4,)),))

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps import messages, shard_cut
-from ps.applied import AppliedRecord, RequestId
-from ps.arrival import Arrival
-from ps.barrier import Sync
-from ps.cutting import Cut, CutOrder, Cutting
-from ps.dense import DenseShard
+from ps.checkpoint import snapshot
+from ps.checkpoint.snapshot import CopyOnWrite
+from ps.client.saver import _cut
+from ps.consistency.arrival import Arrival
+from ps.consistency.bsp import Sync
+from ps.consistency.gate import Gate
+from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, RequestTimeout
-from ps.gate import Gate
-from ps.params import Hyper, WorkerRank
-from ps.saver import _cut
-from ps.shard_cut import CopyOnWrite
+from ps.exactly_once import AppliedRecord, RequestId
+from ps.manifest.manifest import Hyper, WorkerRank
+from ps.protocol import messages
+from ps.server.snapshot_trigger import Cut, CutOrder, Cutting
 from tests.ps_bed import ADD, make_manifest, wait_until
 
 MANIFEST = make_manifest(100, rule=ADD)
@@ -118,7 +119,7 @@ def test_a_cut_waits_for_the_second_round_of_a_clipped_push(bench: Bench):
 def test_a_cut_that_was_released_while_another_server_was_away_is_made_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(shard_cut, "UNWRITTEN_S", 0.0)
+    monkeypatch.setattr(snapshot, "UNWRITTEN_S", 0.0)
     assert bench.make(CutOrder("save", {})) == (0, True)
     bench.step()
     assert bench.make(CutOrder("save", {}, 0)) == (1, False), "that clock is past"

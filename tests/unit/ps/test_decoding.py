@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ps import decoding
+from ps import codec as decoding
 from tests.ps_bed import run_all, succeeded
 
 

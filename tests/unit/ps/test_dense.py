@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.dense import DenseShard
+from ps.dense.shard import DenseShard
 from ps.errors import ManifestMismatch, NonFiniteGradient, SettingsError, ShapeError
-from ps.params import (
+from ps.manifest.manifest import (
     MAX_BUCKET_BYTES,
     SGD,
     Adam,

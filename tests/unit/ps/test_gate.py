@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from ps.applied import AppliedRecord, RequestId, Verdict
-from ps.arrival import Arrival
-from ps.barrier import Sync
-from ps.bounded import StaleSync
-from ps.consistency import Async
-from ps.decisions import Admission, OnLost
+from ps.consistency.arrival import Arrival
+from ps.consistency.asp import Async
+from ps.consistency.bsp import Sync
+from ps.consistency.gate import Event, Gate
+from ps.consistency.policy import Admission, OnLost
+from ps.consistency.ssp import StaleSync
 from ps.errors import (
     NonFiniteGradient,
     PeerGone,
@@ -23,8 +23,8 @@ from ps.errors import (
     ServerError,
     StaleIncarnation,
 )
-from ps.gate import Event, Gate
-from ps.params import Hyper, WorkerRank
+from ps.exactly_once import AppliedRecord, RequestId, Verdict
+from ps.manifest.manifest import Hyper, WorkerRank
 from ps.record_cut import SessionCut
 
 HYPER = Hyper(0.1)

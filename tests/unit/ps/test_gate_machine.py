@@ -26,12 +26,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ps import intake
-from ps.applied import AppliedRecord
-from ps.barrier import Sync
-from ps.bounded import StaleSync
-from ps.permits import Permits
-from ps.waiting import WaitingPushes
+from ps.consistency.bsp import Sync
+from ps.consistency.hybrid import Permits
+from ps.consistency.ssp import StaleSync
+from ps.consistency.waiting import WaitingPushes
+from ps.exactly_once import AppliedRecord
+from ps.server import receive
 from tests.gate_bed import WHOLE, GateBed
 from tests.gate_model import NUM_BUCKETS, NUM_WORKERS, SIZE, Kind, Mode, Model, Name, Outcome
 from tests.tables_bed import table_kernels_loaded
@@ -273,7 +273,7 @@ class GateMachine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def one_read_per_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "READ_BYTES", 1)
+    monkeypatch.setattr(receive, "READ_BYTES", 1)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # milliseconds each, and no power is cut here
 
 

@@ -7,7 +7,7 @@ import resource
 import numpy as np
 import pytest
 
-from ps.growing_array import GrowingArray
+from ps.tables.growable_array import GrowingArray
 
 
 @pytest.mark.parametrize("width", [None, 1, 7])

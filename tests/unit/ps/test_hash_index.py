@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps import hash_index, table_kernels
-from ps.hash_index import HashIndex
+from ps.tables import hash_index, kernels
+from ps.tables.hash_index import HashIndex
 
 IDS = st.integers(-(2**63), 2**63 - 1)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernels() -> None:
-    table_kernels.warm_server(["float32"])
+    kernels.warm_server(["float32"])
 
 
 def unmixed(bits: int) -> int:
@@ -50,7 +50,7 @@ class Model:
         live, stop = self.ids[: self.num_rows], self.num_rows
         versions, slab = np.arange(stop), np.zeros((stop, 2), np.float32)
         slab[:, 0] = versions
-        self.num_rows = table_kernels.evict(slots, live, versions, slab, np.array(rows, np.int64))
+        self.num_rows = kernels.evict(slots, live, versions, slab, np.array(rows, np.int64))
         self.index.removed(self.num_rows)
         assert (slab[: self.num_rows, 0] == versions[: self.num_rows]).all()
 

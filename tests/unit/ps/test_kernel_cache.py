@@ -15,7 +15,7 @@ import pytest
 from numba import types
 from numba.core import caching
 
-from ps import kernel_cache
+from ps.jit import cache
 
 FLOAT32 = (types.Array(types.float32, 1, "C"),)
 FLOAT64 = (types.Array(types.float64, 1, "C"),)
@@ -27,17 +27,17 @@ def double(values: np.ndarray) -> None:
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(tmp_path))
-    kernel_cache.directory.cache_clear()
-    yield kernel_cache.directory()
-    kernel_cache.directory.cache_clear()
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path))
+    cache.directory.cache_clear()
+    yield cache.directory()
+    cache.directory.cache_clear()
 
 
 def start(*signatures: Any) -> Any:
     """What a process does before it serves; returns its kernel."""
-    dispatcher = kernel_cache.kernel(double)
+    dispatcher = cache.kernel(double)
     for signature in signatures:
-        assert kernel_cache.load(dispatcher, signature)
+        assert cache.load(dispatcher, signature)
     return dispatcher
 
 

@@ -13,11 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ps import float_mode, formulas, kernel_cache, kernels
-from ps.dense import DenseShard
+from ps.dense.shard import DenseShard
 from ps.errors import ShapeError
-from ps.optimizers import decays, rule_of, scalars
-from ps.params import SGD, AdamW, Add, Average, Ftrl, GroupSpec, Hyper, Manifest, ParamSpec, RMSprop
+from ps.jit import cache, intrinsics
+from ps.manifest.manifest import (
+    SGD,
+    AdamW,
+    Add,
+    Average,
+    Ftrl,
+    GroupSpec,
+    Hyper,
+    Manifest,
+    ParamSpec,
+    RMSprop,
+)
+from ps.optim import formulas, kernels
+from ps.optim.rules import decays, rule_of, scalars
 from tests.ps_rules import WITH_DTYPES
 
 DTYPES = ["float32", "float64"]
@@ -125,7 +137,7 @@ def test_add_and_average_equal_their_formulas(dtype):
         assert got.tobytes() == rule_of(config).formula(p, v, *s).tobytes()
 
 
-@pytest.mark.skipif(not float_mode.FLUSHES_DENORMALS, reason="flush-to-zero is x86-64 only")
+@pytest.mark.skipif(not intrinsics.FLUSHES_DENORMALS, reason="flush-to-zero is x86-64 only")
 def test_denormals_are_flushed_inside_a_kernel_and_not_after_it():
     tiny = np.full(9, 1e-40, np.float32)
     value = np.zeros(9, np.float32)
@@ -195,7 +207,7 @@ def test_wrong_arguments_are_an_error_and_not_seconds_of_compiling():
 def test_compiled_code_is_vectorized_and_contracts_no_multiply_and_add():
     script = (
         "import re\n"
-        "from ps import kernels; from ps.params import AdamW\n"
+        "from ps import kernels; from ps.manifest.manifest import AdamW\n"
         "update = kernels.dense_for(AdamW(), 'float32')\n"
         "update_rows = kernels.sparse_for(AdamW(), 'float32')\n"
         "for kernel in (update, update_rows._kernel):\n"
@@ -222,43 +234,43 @@ def run_python(script, environment, *, fresh=False):
 class TestCacheDirectory:
     @pytest.fixture(autouse=True)
     def _forget(self, monkeypatch):
-        kernel_cache.directory.cache_clear()
+        cache.directory.cache_clear()
         yield
         monkeypatch.undo()
-        kernel_cache.directory.cache_clear()
+        cache.directory.cache_clear()
 
     def test_the_configured_place_is_made_private_and_named_by_the_sources(
         self, tmp_path, monkeypatch
     ):
         monkeypatch.setenv("TFOS_KERNEL_CACHE", str(tmp_path / "deep" / "cache"))
-        used = kernel_cache.directory()
+        used = cache.directory()
         assert used.parent == tmp_path / "deep" / "cache"
-        assert kernel_cache.source_digest() in used.name
+        assert cache.source_digest() in used.name
         assert stat.S_IMODE(used.stat().st_mode) == 0o700
 
     def test_a_place_that_others_can_write_is_not_used(self, tmp_path, monkeypatch):
         monkeypatch.setenv("TFOS_KERNEL_CACHE", str(tmp_path))
-        planted = tmp_path / f"kernels-{kernel_cache.source_digest()}"
+        planted = tmp_path / f"kernels-{cache.source_digest()}"
         planted.mkdir()
         planted.chmod(0o777)
-        assert kernel_cache.directory() != planted
+        assert cache.directory() != planted
 
     def test_a_link_is_not_followed(self, tmp_path, monkeypatch):
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         monkeypatch.setenv("TFOS_KERNEL_CACHE", str(tmp_path))
-        (tmp_path / f"kernels-{kernel_cache.source_digest()}").symlink_to(tmp_path / "elsewhere")
-        assert kernel_cache.directory().parent != tmp_path
+        (tmp_path / f"kernels-{cache.source_digest()}").symlink_to(tmp_path / "elsewhere")
+        assert cache.directory().parent != tmp_path
 
     def test_without_any_writable_place_a_private_one_is_made_and_filled_from_the_packed_one(
         self, tmp_path, monkeypatch
     ):
         packed = tmp_path / "packed"
-        name = f"kernels-{kernel_cache.source_digest()}"
+        name = f"kernels-{cache.source_digest()}"
         (packed / name).mkdir(parents=True, mode=0o700)
         (packed / name / "kernels.sgd-1.py311.nbi").write_bytes(b"index")
         monkeypatch.setenv("TFOS_KERNEL_CACHE", str(packed))
-        monkeypatch.setattr(kernel_cache, "_usable", lambda _: False)  # as on a read-only disk
-        used = kernel_cache.directory()
+        monkeypatch.setattr(cache, "_usable", lambda _: False)  # as on a read-only disk
+        used = cache.directory()
         assert used.parent == Path(tempfile.gettempdir())
         assert stat.S_IMODE(used.stat().st_mode) == 0o700
         assert (used / "kernels.sgd-1.py311.nbi").read_bytes() == b"index"
@@ -268,18 +280,19 @@ class TestCacheDirectory:
 def test_a_warmed_directory_spares_the_next_process_the_compiler(tmp_path):
     settings = {"TFOS_KERNEL_CACHE": str(tmp_path / "elsewhere")}
     warm_two = (
-        "import runpy, sys, ps.kernels, ps.packing_kernels as packing, ps.table_kernels as tables\n"
+        "import runpy, sys, ps.optim.kernels as rules\n"
+        "import ps.compression.kernels as packing, ps.tables.kernels as tables\n"
         "packing.ALL_KINDS = ()\n"
         "tables.warm_server = tables.warm_client = lambda dtypes: 0\n"
-        "ps.kernels.ALL_NAMES = ('add', 'rows_momentum_decay')\n"  # all would take seconds
-        f"sys.argv = ['kernels', '--warm', {str(tmp_path / 'packed')!r}]\n"
-        "runpy.run_module('ps.kernels', run_name='__main__')\n"
+        "rules.ALL_NAMES = ('add', 'rows_momentum_decay')\n"  # all would take seconds
+        f"sys.argv = ['ps', 'warm', {str(tmp_path / 'packed')!r}]\n"
+        "runpy.run_module('ps', run_name='__main__')\n"
     )
     assert run_python(warm_two, settings).startswith(f"4 kernels in {tmp_path / 'packed'}")
     assert not (tmp_path / "elsewhere").exists()
     load_two = (
-        "import numpy as np, ps.kernels as k; from numba.core import compiler\n"
-        "from ps.params import Add\n"
+        "import numpy as np, ps.optim.kernels as k; from numba.core import compiler\n"
+        "from ps.manifest.manifest import Add\n"
         "def never(*args, **kwargs): raise AssertionError('compiled')\n"
         "compiler.compile_extra = never\n"
         "both = ('float32', 'float64')\n"
@@ -292,8 +305,8 @@ def test_a_warmed_directory_spares_the_next_process_the_compiler(tmp_path):
 
 def test_clients_do_not_load_the_compiler():
     script = (
-        "import sys, ps.params, ps.errors, ps.sharding, ps.clipping, ps.checkpoint\n"
-        "import ps.checkpoint_reader, ps.optimizers\n"
+        "import sys, ps.manifest.manifest, ps.errors, ps.manifest.sharding, ps.optim.clipping\n"
+        "import ps.checkpoint.writer, ps.checkpoint.reader, ps.optim.rules\n"
         "assert 'numba' not in sys.modules\n"
     )
     run_python(script, {})

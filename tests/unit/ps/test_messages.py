@@ -8,12 +8,12 @@ from typing import get_args
 import msgspec
 import pytest
 
-from ps import messages
 from ps.errors import PhaseError, RoleError, SettingsError
-from ps.messages import Ack, Push, Request, decode_reply, decode_request, encode
-from ps.params import Hyper
-from ps.permissions import Phase, check_caller, check_move, check_phase
-from ps.request_fields import BatchName, Number
+from ps.manifest.manifest import Hyper
+from ps.protocol import messages
+from ps.protocol.messages import Ack, Push, Request, decode_reply, decode_request, encode
+from ps.protocol.permissions import Phase, check_caller, check_move, check_phase
+from ps.protocol.request_fields import BatchName, Number
 from rpc.auth.handshake import Identity, Role
 
 NUMBER = Number(5, 2, 1)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ps.command import metrics_token
-from ps.counters import Counters
+from ps.cli.serve import metrics_token
 from ps.errors import SettingsError
-from ps.metrics import Page, server_metrics
-from ps.params import WorkerRank
-from ps.stats import ServerStats, TableStats, WorkerStats
+from ps.manifest.manifest import WorkerRank
+from ps.stats.counters import Counters
+from ps.stats.prometheus import Page, server_metrics
+from ps.stats.server_stats import ServerStats, TableStats, WorkerStats
 from rpc.histogram import Latency, LatencyHistogram
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps import formulas
 from ps.errors import SettingsError
-from ps.optimizers import adam_alpha, decays, every_rule, rule_of, scalars, step_scalars
-from ps.params import (
+from ps.manifest.manifest import (
     SGD,
     Adadelta,
     Adagrad,
@@ -27,6 +25,8 @@ from ps.params import (
     Nadam,
     RMSprop,
 )
+from ps.optim import formulas
+from ps.optim.rules import adam_alpha, decays, every_rule, rule_of, scalars, step_scalars
 from tests.ps_rules import RULES, rule_id
 
 F32 = np.dtype(np.float32)
@@ -34,7 +34,7 @@ F64 = np.dtype(np.float64)
 
 
 def textbook(config, g, v, slots, learning_rate, step):
-    """One step in double precision, written from the papers and not from ps.formulas."""
+    """One step in double precision, written from the papers and not from ps.optim.formulas."""
     if config.weight_decay:
         v = v * (1 - config.weight_decay * learning_rate)
     change, slots = PAPERS[type(config)](config, g, v, slots, learning_rate, step)

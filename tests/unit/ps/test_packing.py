@@ -10,9 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ps.compression.format import (
+    BLOCK,
+    FORMATS,
+    Compression,
+    num_scales,
+    packed_nbytes,
+    views_of_packed,
+)
+from ps.compression.kernels import ALL_KINDS, pack, unpack, warm_client, warm_server
 from ps.errors import NonFiniteGradient, PackingError
-from ps.packing import BLOCK, FORMATS, Compression, num_scales, packed_nbytes, views_of_packed
-from ps.packing_kernels import ALL_KINDS, pack, unpack, warm_client, warm_server
 
 Array = np.ndarray[Any, Any]
 

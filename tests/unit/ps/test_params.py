@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps.errors import ManifestMismatch, SettingsError
-from ps.params import (
+from ps.manifest.manifest import (
     SGD,
     Adagrad,
     Adam,

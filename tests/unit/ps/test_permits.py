@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ps.applied import RequestId
-from ps.consistency import make_policy
-from ps.decisions import Action, Break, Contribution, Grant, Recall, Reduce, Release
+from ps.consistency.asp import make_policy
+from ps.consistency.hybrid import Hybrid, Permits
+from ps.consistency.policy import Action, Break, Contribution, Grant, Recall, Reduce, Release
 from ps.errors import PhaseError, SettingsError, WorkerLost
-from ps.params import GroupSpec, Manifest, ParamSpec, TableSpec, WorkerRank
-from ps.permits import Hybrid, Permits
-from ps.rules import SGD
+from ps.exactly_once import RequestId
+from ps.manifest.manifest import GroupSpec, Manifest, ParamSpec, TableSpec, WorkerRank
+from ps.manifest.rule_spec import SGD
 
 W0, W1 = WorkerRank(0), WorkerRank(1)
 GROUP = GroupSpec("trainable", "float32", SGD(), (ParamSpec("w", (4,)),))

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.differences import MAX_SHOWN, manifest_differences
-from ps.params import SGD, Adam, DType, GroupSpec, Layout, Manifest, ParamSpec
-from ps.pieces import cut_pieces, views_of
-from ps.sharding import deal
-from ps.staging import StagedGradient, cut_runs
+from ps.client.slices import cut_pieces, views_of
+from ps.dense.staging import StagedGradient, cut_runs
+from ps.manifest.diff import MAX_SHOWN, manifest_differences
+from ps.manifest.manifest import SGD, Adam, DType, GroupSpec, Layout, Manifest, ParamSpec
+from ps.manifest.sharding import deal
 
 sizes = st.lists(st.integers(0, 300), min_size=1, max_size=3)
 

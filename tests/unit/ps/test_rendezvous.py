@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ps import rendezvous as module
 from ps.errors import PhaseError, SettingsError
-from ps.params import WorkerRank
-from ps.rendezvous import MAX_CLOSED_KEYS, MAX_OPEN_KEYS, MAX_VALUE_BYTES, Rendezvous
+from ps.manifest.manifest import WorkerRank
+from ps.server import rendezvous as module
+from ps.server.rendezvous import MAX_CLOSED_KEYS, MAX_OPEN_KEYS, MAX_VALUE_BYTES, Rendezvous
 
 W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
 

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps import formulas
 from ps.errors import SettingsError
-from ps.optimizers import rule_of, scalars
-from ps.params import (
+from ps.manifest.manifest import (
     SGD,
     Adagrad,
     Adam,
@@ -24,10 +22,12 @@ from ps.params import (
     RowWiseAdagrad,
     RuleConfig,
 )
-from ps.row_rules import row_parts, row_scalars, row_width, rule_of_rows
-from ps.table import Table
-from ps.table_quota import BESIDE_ROW_NBYTES, Quota
-from ps.table_routing import Router
+from ps.optim import formulas
+from ps.optim.row_rules import row_parts, row_scalars, row_width, rule_of_rows
+from ps.optim.rules import rule_of, scalars
+from ps.tables.quota import BESIDE_ROW_NBYTES, Quota
+from ps.tables.routing import Router
+from ps.tables.table import Table
 from tests.tables_bed import table, table_kernels_loaded
 
 __all__ = ["table_kernels_loaded"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ps.cli.secret_file import read_secret
 from ps.errors import SettingsError
-from ps.secret_file import read_secret
 
 
 def test_where_there_is_no_file_the_error_says_how_to_make_one(tmp_path: Path):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps import shard_cut
-from ps.applied import AppliedRecord, RequestId
-from ps.checkpoint_format import new_arrays
-from ps.dense import DenseShard
-from ps.params import Adam, Hyper, WorkerRank
-from ps.shard_cut import CopyOnWrite, Place, ShardCut
+from ps.checkpoint import snapshot
+from ps.checkpoint.format import new_arrays
+from ps.checkpoint.snapshot import CopyOnWrite, Place, ShardCut
+from ps.dense.shard import DenseShard
+from ps.exactly_once import AppliedRecord, RequestId
+from ps.manifest.manifest import Adam, Hyper, WorkerRank
 from tests.ps_bed import make_manifest
 
 MANIFEST = make_manifest(1000, rule=Adam())
@@ -153,7 +153,7 @@ def test_another_cut_takes_the_place_of_one_that_was_not_written(bench: Bench):
 
 @pytest.mark.fault("F10")
 def test_a_cut_whose_saver_does_not_come_is_released_by_the_next_push(bench: Bench, monkeypatch):
-    monkeypatch.setattr(shard_cut, "UNWRITTEN_S", 0.0)
+    monkeypatch.setattr(snapshot, "UNWRITTEN_S", 0.0)
     forgotten = bench.cut()
     bench.push(0)
     assert not forgotten.begin_writing()

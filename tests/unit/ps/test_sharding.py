@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps.errors import SettingsError
-from ps.sharding import deal
+from ps.manifest.sharding import deal
 
 SIZES = st.lists(st.integers(0, 1000), max_size=60)
 

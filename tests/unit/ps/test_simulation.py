@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ps.applied import AppliedRecord, Verdict
-from ps.barrier import Sync
-from ps.bounded import StaleSync
-from ps.fleet import Fleet
-from ps.service import Service
+from ps.client.server_group import Fleet
+from ps.consistency.bsp import Sync
+from ps.consistency.ssp import StaleSync
+from ps.exactly_once import AppliedRecord, Verdict
+from ps.server.handlers import Service
 from tests.simulated_network import Network
 from tests.simulated_ps import Plan, Simulation, run
 from tests.simulation import Condition, Stuck, World, end_runners

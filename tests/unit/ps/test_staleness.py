@@ -1,7 +1,7 @@
 """The age of gradients, also of those that were computed while pushes travelled."""
 
-from ps.params import MAX_LAG, WorkerRank
-from ps.staleness import Views
+from ps.consistency.staleness import Views
+from ps.manifest.manifest import MAX_LAG, WorkerRank
 
 ONE, OTHER = WorkerRank(0), WorkerRank(1)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps import table_copy, table_drops
+from ps.checkpoint import table_copy
+from ps.checkpoint.table_copy import SegmentCopy
 from ps.errors import TableFull
-from ps.params import Adagrad, Hyper
-from ps.table import Table
-from ps.table_batch import Batch, Dropped
-from ps.table_copy import SegmentCopy
-from ps.table_routing import Router
-from ps.table_spec import RandomNormal
+from ps.manifest.manifest import Adagrad, Hyper
+from ps.manifest.table_spec import RandomNormal
+from ps.tables import table_drops
+from ps.tables.routing import Router
+from ps.tables.rows import Batch, Dropped
+from ps.tables.table import Table
 from tests.tables_bed import ones, table, table_kernels_loaded
 
 __all__ = ["table_kernels_loaded"]

@@ -7,14 +7,20 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from ps import table_kernels
-from ps.table_init import initialize, key_of, normal_quantile, recipe_of
-from ps.table_spec import Constant, RandomNormal, RandomUniform, TruncatedNormal, variance_scaling
+from ps.manifest.table_spec import (
+    Constant,
+    RandomNormal,
+    RandomUniform,
+    TruncatedNormal,
+    variance_scaling,
+)
+from ps.tables import kernels
+from ps.tables.initializers import initialize, key_of, normal_quantile, recipe_of
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernels() -> None:
-    table_kernels.warm_server(["float32"])
+    kernels.warm_server(["float32"])
 
 
 def made(initializer, ids, *, seed=0, dim=8):

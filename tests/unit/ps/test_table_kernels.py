@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps import hash_index, table_kernels
-from ps.table_routing import parts_of_buckets
+from ps.tables import hash_index, kernels
+from ps.tables.routing import parts_of_buckets
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80)
 KERNELS = (
@@ -19,8 +19,8 @@ KERNELS = (
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernels() -> None:
-    table_kernels.warm_server(["float32"])
-    table_kernels.warm_client(["float32"])
+    kernels.warm_server(["float32"])
+    kernels.warm_client(["float32"])
 
 
 def heads_for(ids):
@@ -29,7 +29,7 @@ def heads_for(ids):
 
 def deduplicated(ids):
     inverse, unique = np.empty(ids.size, np.int32), np.empty(ids.size, np.int64)
-    count = table_kernels.distinct(ids, heads_for(ids), inverse, unique)
+    count = kernels.distinct(ids, heads_for(ids), inverse, unique)
     return unique[:count], inverse
 
 
@@ -37,7 +37,7 @@ def arranged(ids, num_servers, num_segments):
     parts = parts_of_buckets(num_servers, num_segments)
     unique, inverse = deduplicated(ids)
     ends, out = np.empty(num_servers * num_segments, np.int64), np.empty_like(unique)
-    table_kernels.arrange(unique, parts, inverse, ends, out)
+    kernels.arrange(unique, parts, inverse, ends, out)
     return parts, out, inverse, ends
 
 
@@ -62,7 +62,7 @@ def test_arranged_ids_are_what_the_servers_check(numbers, num_servers, num_segme
         own = out[start : mine[-1]]
         found = np.empty(num_segments, np.int64)
         first = server * num_segments
-        assert table_kernels.check_parts(own, parts, first, -1, found) == -1
+        assert kernels.check_parts(own, parts, first, -1, found) == -1
         assert np.array_equal(found + start, mine)
         start = int(mine[-1])
     assert start == out.size
@@ -72,7 +72,7 @@ def test_an_id_of_another_server_or_out_of_order_or_too_large_is_found():
     ids = np.arange(1000)
     parts, out, _, ends = arranged(ids, 2, 3)
     found = np.empty(3, np.int64)
-    check = table_kernels.check_parts
+    check = kernels.check_parts
     assert check(out, parts, 0, 999, found) == ends[2]
     assert check(out[ends[2] :].copy(), parts, 0, 999, found) == 0
     assert check(out[: ends[2]][::-1].copy(), parts, 0, 999, found) > 0
@@ -87,12 +87,12 @@ def test_gradients_of_equal_ids_are_summed_in_their_order():
     unique, inverse = deduplicated(ids)
     grads = random.standard_normal((400, 3)).astype(np.float32)
     total = np.zeros((unique.size, 3), np.float32)
-    table_kernels.sum_equal(grads, inverse, total)
+    kernels.sum_equal(grads, inverse, total)
     expected = np.zeros_like(total)
     np.add.at(expected, inverse, grads)
     assert np.array_equal(total, expected)
     out = np.empty_like(grads)
-    table_kernels.expand(total, inverse, out)
+    kernels.expand(total, inverse, out)
     assert np.array_equal(out, total[inverse])
 
 
@@ -100,16 +100,16 @@ def test_gradients_of_equal_ids_are_summed_in_their_order():
 @pytest.mark.parametrize("row", [3, 2**31, 2**63 - 1])
 def test_a_row_number_outside_is_refused(row: int):
     slab, rows = np.ones((3, 4), np.float32), np.array([1, row], np.int64)
-    assert table_kernels.gather(slab, rows, np.empty((2, 2), np.float32)) == 1
-    assert table_kernels.mark(np.zeros(3, np.int64), rows, 1) == 1
-    assert table_kernels.gather(slab, rows[:1], np.empty((1, 5), np.float32)) == 0
+    assert kernels.gather(slab, rows, np.empty((2, 2), np.float32)) == 1
+    assert kernels.mark(np.zeros(3, np.int64), rows, 1) == 1
+    assert kernels.gather(slab, rows[:1], np.empty((1, 5), np.float32)) == 0
     out = np.zeros((2, 2), np.float32)
-    table_kernels.expand(slab[:, :2].copy(), np.array([1, 9], np.int32), out)
-    table_kernels.sum_equal(out, np.array([-1, 9], np.int32), out[:1])
+    kernels.expand(slab[:, :2].copy(), np.array([1, 9], np.int32), out)
+    kernels.sum_equal(out, np.array([-1, 9], np.int32), out[:1])
     assert out.tolist() == [[1.0, 1.0], [0.0, 0.0]]
     ids, versions = np.arange(3), np.arange(3)
     slots = np.zeros(64, np.uint64)
-    assert table_kernels.evict(slots, ids, versions, slab, rows[1:]) == 3
+    assert kernels.evict(slots, ids, versions, slab, rows[1:]) == 3
 
 
 class Guarded(np.ndarray):
@@ -136,15 +136,15 @@ def guarded(array):
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same loops as plain Python."""
-    for module, names in ((table_kernels, KERNELS), (hash_index, ("find", "insert"))):
+    for module, names in ((kernels, KERNELS), (hash_index, ("find", "insert"))):
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name).py_func)
     for name in ("_slot_of", "relink", "unlink", "mix"):
         function = getattr(hash_index, name).py_func
         monkeypatch.setattr(hash_index, name, function)
-        if hasattr(table_kernels, name):
-            monkeypatch.setattr(table_kernels, name, function)
-    for module in (hash_index, table_kernels):
+        if hasattr(kernels, name):
+            monkeypatch.setattr(kernels, name, function)
+    for module in (hash_index, kernels):
         monkeypatch.setattr(module, "prefetch", lambda array, at: array[at])
 
 
@@ -161,20 +161,20 @@ def test_no_loop_leaves_its_arrays(interpreted, seed: int):
     slots, rows = guarded(np.zeros(128, np.uint64)), guarded(np.empty(out.size, np.int64))
     versions = guarded(np.zeros(90, np.int64))
     slab = guarded(np.zeros((90, 4), np.float32))
-    table_kernels.check_parts(unique, parts, 1, np.int64(-1), guarded(np.empty(1, np.int64)))
+    kernels.check_parts(unique, parts, 1, np.int64(-1), guarded(np.empty(1, np.int64)))
     np.asarray(row_ids)[: out.size] = out
     hash_index.insert(slots, row_ids, 0, out.size)
     assert hash_index.find(slots, row_ids, unique, rows) == 0
-    assert table_kernels.mark(versions, rows, 1) == -1
+    assert kernels.mark(versions, rows, 1) == -1
     hostile = guarded(np.array([5, -1, -(2**63), 90], np.int64))
-    assert table_kernels.gather(slab, hostile, guarded(np.zeros((4, 2), np.float32))) == 3
+    assert kernels.gather(slab, hostile, guarded(np.zeros((4, 2), np.float32))) == 3
     victims = guarded(np.sort(random.choice(out.size, 20, replace=False)))
     live = row_ids[: out.size]
-    left = table_kernels.evict(slots, live, versions[: out.size], slab, victims)
+    left = kernels.evict(slots, live, versions[: out.size], slab, victims)
     assert left == out.size - 20
     assert hash_index.find(slots, row_ids, unique, rows) == 20
     sketch, counts = guarded(np.zeros((4, 7), np.uint16)), guarded(np.empty(out.size, np.int64))
-    table_kernels.count_up(sketch, unique, counts)
+    kernels.count_up(sketch, unique, counts)
     values = guarded(np.zeros((3, 2), np.float32))
-    table_kernels.sum_equal(guarded(np.ones((4, 2), np.float32)), hostile, values)
-    table_kernels.expand(values, hostile, guarded(np.zeros((4, 2), np.float32)))
+    kernels.sum_equal(guarded(np.ones((4, 2), np.float32)), hostile, values)
+    kernels.expand(values, hostile, guarded(np.zeros((4, 2), np.float32)))

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps import table_kernels
 from ps.errors import IdError, TableFull
-from ps.params import SGD
-from ps.table_quota import BESIDE_ROW_NBYTES, NoRoom, Quota
-from ps.table_segment import Segment
-from ps.table_spec import Admission, Constant, RandomUniform, TableSpec
+from ps.manifest.manifest import SGD
+from ps.manifest.table_spec import Admission, Constant, RandomUniform, TableSpec
+from ps.tables import kernels
+from ps.tables.quota import BESIDE_ROW_NBYTES, NoRoom, Quota
+from ps.tables.segment import Segment
 from tests.ps_bed import resident_growth
 
 DIM = 4
@@ -23,7 +23,7 @@ DIM = 4
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernels() -> None:
-    table_kernels.warm_server(["float32"])
+    kernels.warm_server(["float32"])
 
 
 def add(slab, rows, grads) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ps.epoch import EpochGuard
+from ps.checkpoint.fencing import EpochGuard
+from ps.checkpoint.storage import storage_at
 from ps.errors import CheckpointError, PhaseError
-from ps.stats import ServerStats
-from ps.storage import storage_at
-from ps.undone import LossReport
+from ps.server.loss_report import LossReport
+from ps.stats.server_stats import ServerStats
 
 
 def stats(lost: int) -> ServerStats:
@@ -46,7 +46,7 @@ def test_the_later_process_is_the_server(tmp_path: Path, monkeypatch: pytest.Mon
     second.claim()
     assert first.successor() == second._mine
     first.check()  # it has looked a moment ago
-    monkeypatch.setattr("ps.epoch.LOOK_S", 0.0)
+    monkeypatch.setattr("ps.checkpoint.fencing.LOOK_S", 0.0)
     with pytest.raises(PhaseError, match=r"ps:3 \(start 1, pid \d+\) was replaced by start 2"):
         first.check()
     second.check()

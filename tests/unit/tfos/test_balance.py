@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ps.stats import ServerStats, TableStats, WorkerStats
+from ps.stats.server_stats import ServerStats, TableStats, WorkerStats
 from rpc.endpoint import Endpoint
 from rpc.histogram import Latency
 from tfos.balance import told

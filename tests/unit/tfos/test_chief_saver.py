@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps.checkpoint_reader import latest, read_manifest, steps_on_disk
-from ps.client import PSClient
+from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
+from ps.checkpoint.storage import LocalStorage, storage_at
+from ps.client.client import PSClient
+from ps.client.periodic_saver import Period, PeriodicSaver
 from ps.errors import CheckpointError, PhaseError
-from ps.params import Hyper
-from ps.periodic import Period, PeriodicSaver
-from ps.storage import LocalStorage, storage_at
+from ps.manifest.manifest import Hyper
 from tests.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.ps_bed import ADD, cluster, filled, make_manifest, wait_until
 from tfos.checkpoints import Checkpoints
@@ -33,7 +33,7 @@ def plan(root: Path, **changes) -> Checkpoints:
 
 
 def test_it_saves_once_seeded_then_by_steps_and_at_the_end(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc", num_servers=2) as bed:
         saver = ChiefSaver(plan(tmp_path, every_steps=3, keep=2), bed.client)
@@ -53,7 +53,7 @@ def test_it_saves_once_seeded_then_by_steps_and_at_the_end(tmp_path: Path, monke
 
 
 def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, monkeypatch, caplog):
-    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
     publish = LocalStorage.publish
 
     def refuses_step_1(self, directory, target):
@@ -77,7 +77,7 @@ def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, m
 
 
 def test_what_changes_after_the_last_update_is_in_the_last_save(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc", num_servers=2) as bed:
         saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
@@ -99,7 +99,7 @@ def test_what_changes_after_the_last_update_is_in_the_last_save(tmp_path: Path, 
 def test_steps_are_counted_by_the_clock_whatever_the_last_save_was_called(
     tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc") as bed:
         bed.workers(manifest, filled(manifest))[0].save(tmp_path, 1000)
@@ -120,8 +120,8 @@ def test_steps_are_counted_by_the_clock_whatever_the_last_save_was_called(
 def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
     tmp_path: Path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
-    monkeypatch.setattr("ps.periodic._RETRY_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._RETRY_S", 0.02)
     names, away = LocalStorage.names, [True, False, True]
 
     def names_of_a_disk_that_is_away(self, directory=""):
@@ -145,7 +145,7 @@ def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
 def test_what_fails_before_the_first_save_and_passes_is_told_and_tried_again(
     tmp_path: Path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     failures: list[Exception] = [PhaseError("ps:1 is STOPPING")] * 2
     failures += [CheckpointError("cannot read epoch-1.json")]
@@ -173,8 +173,8 @@ def test_what_fails_before_the_first_save_and_passes_is_told_and_tried_again(
 def test_a_refused_rename_is_told_with_its_path_and_training_goes_on(
     tmp_path: Path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
-    monkeypatch.setattr("ps.periodic._RETRY_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._RETRY_S", 0.02)
     publish, refusals = LocalStorage.publish, [True, False, True, False]
 
     def refused_in_turn(self, directory, target):
@@ -205,7 +205,7 @@ def test_a_refused_rename_is_told_with_its_path_and_training_goes_on(
 def test_it_saves_below_a_step_that_a_restarted_server_could_not_go_on_from(
     tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("ps.periodic._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc") as bed:
         saver = ChiefSaver(plan(tmp_path, every_s=0.05), bed.client)
@@ -280,7 +280,7 @@ def test_the_cluster_takes_a_plan_and_nothing_else():
 
 
 def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ps.periodic._LOOK_S", 0.01)
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.01)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc") as bed:
         saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
@@ -310,8 +310,8 @@ def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: 
 
 
 def test_a_save_that_is_asked_for_is_tried_again_and_then_tells_why(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ps.periodic._LOOK_S", 0.01)
-    monkeypatch.setattr("ps.periodic._RETRY_S", 0.001)
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.01)
+    monkeypatch.setattr("ps.client.periodic_saver._RETRY_S", 0.001)
     manifest = make_manifest(rule=ADD)
     fails = [True] * 5
     names = LocalStorage.names

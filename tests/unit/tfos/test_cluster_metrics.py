@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ps.stats import ServerStats, WorkerStats
+from ps.stats.server_stats import ServerStats, WorkerStats
 from tests.fake_spark import FakeSpark
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.control import messages

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from feeding.channel import FeedChannel
-from ps.client import PSClient
-from ps.server import PSServer, ServerSettings
+from feeding.receiver.channel import FeedChannel
+from ps.client.client import PSClient
+from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tfos.context import NodeContext

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from feeding import splits
-from feeding.splits import Split
-from feeding.text_source import TextSource
-from ps.client import PSClient
+from feeding.formats.text.source import TextSource
+from feeding.reading import splits
+from feeding.reading.splits import Split
+from ps.client.client import PSClient
 from ps.errors import RequestTimeout
 from tests.ps_bed import cluster, run_all, succeeded
 from tfos.counting import counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feeding.errors import SettingsError
-from feeding.splits import SourceFile, Split
+from feeding.reading.splits import SourceFile, Split
 from tfos.datasource.options import parse_options
 
 

@@ -10,8 +10,8 @@ import tracemalloc
 import pytest
 
 from feeding.errors import DataError, SettingsError
-from feeding.example_writer import encode_example
-from feeding.tfrecord import RecordWriter
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
 from tfos.datasource.listing import list_files, path_on
 from tfos.datasource.options import TFRecordOptions
 

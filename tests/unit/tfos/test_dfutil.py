@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from feeding.errors import DataError, RowError, SettingsError
-from feeding.example_survey import decode_example
-from feeding.example_writer import encode_example
+from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.formats.tfrecord.infer import decode_example
 from tfos import dfutil
 
 pytestmark = pytest.mark.slow  # imports pyspark

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from feeding.accepted import Accepted
-from feeding.feed_task import FeedReport, FeedTask
+from feeding.protocol.accepted import Accepted
+from feeding.sender.task import FeedReport, FeedTask
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig

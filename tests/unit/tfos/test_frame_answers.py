@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from feeding.config import FeedConfig
-from feeding.feed_task import InferenceTask
+from feeding.sender.task import InferenceTask
 from rpc.auth.handshake import Credentials
 from tfos.errors import SettingsError
 from tfos.feed_request import FeedRequest

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ps import messages
-from ps.checkpoint_lease import LEASE_NAME
-from ps.checkpoint_reader import latest, steps_on_disk
-from ps.params import Hyper
-from ps.storage import storage_at
+from ps.checkpoint.lease import LEASE_NAME
+from ps.checkpoint.reader import latest, steps_on_disk
+from ps.checkpoint.storage import storage_at
+from ps.manifest.manifest import Hyper
+from ps.protocol import messages
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, wait_until
 from tfos.last_save import LastSave
 

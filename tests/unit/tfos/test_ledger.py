@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeding.accepted import Accepted
-from feeding.feeder import FeedReport
-from feeding.row_ranges import RowRanges
+from feeding.protocol.accepted import Accepted
+from feeding.protocol.row_ranges import RowRanges
+from feeding.sender.feeder import FeedReport
 from tfos.control.messages import EpochRows
 from tfos.ledger import EpochLedger, Rows, num_rows
 

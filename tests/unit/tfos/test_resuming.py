@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from feeding.errors import FileChanged
-from feeding.positions import Place, Position, fingerprint
-from feeding.splits import SourceFile
-from ps.params import WorkerRank
-from ps.rendezvous import Rendezvous
+from feeding.reading.positions import Place, Position, fingerprint
+from feeding.reading.splits import SourceFile
+from ps.manifest.manifest import WorkerRank
+from ps.server.rendezvous import Rendezvous
 from tfos.errors import SettingsError
 from tfos.resuming import course_of, files_note, position_note
 

@@ -1,0 +1,1 @@
+"""Arrow record batches to chunks and results to Arrow."""

@@ -1,0 +1,173 @@
+"""Arrow record batches → columns of a chunk, without looking at rows one by one.
+
+Covers: which kind of column an array becomes, how structs nest, missing values.
+Does not: cut chunks (arrow_packer), read an array's memory (arrow_arrays), know Spark.
+Threads: one; an encoder remembers which columns are ragged.
+
+How a column is read:
+    int, float, bool                      a scalar of the same dtype
+    decimal                               float64, the nearest
+    date / timestamp                      int32 days / int64 microseconds since 1970-01-01 (UTC)
+    string, binary                        text, bytes
+    list of numbers                       tensor (n,) while every row has n, else ragged
+    list of lists of numbers              tensor; every row of the chunk needs the same shape
+    the struct of Spark's VectorUDT       as a list of float64; sparse ones are spread out
+    any other struct                      a group: one column per field, named `struct.field`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from feeding.arrow.arrays import DTYPES, LISTS, TEXTS, bounds, numbers, plain, text
+from feeding.arrow.spark_vectors import is_vector, spread
+from feeding.columnar.builder import Collector
+from feeding.columnar.chunk import Array
+from feeding.columnar.schema import MAX_DEPTH, ColumnSpec, Group, Node, ValueKind
+
+
+class ArrowEncoder:
+    """Encodes the record batches of one partition.
+
+    Args:
+        names: of the columns; None: those of the batch.
+        fills: what a missing value becomes, by column (`struct.field` inside structs), as a value
+            of the kind that the column is read as. For lists: a number for each missing item, or a
+            list for each missing row. Columns not named here may miss nothing.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...] | None = None, fills: Mapping[str, Any] | None = None
+    ) -> None:
+        self._names = names
+        self._fills = fills or {}
+        self._lengths: dict[str, int] = {}
+        """Of list columns whose rows had one so far; -1: they are ragged."""
+
+    def encode(self, out: Collector, batch: pa.RecordBatch) -> Node:
+        """Add the columns of a batch (at least one row); returns how they nest.
+
+        Raises:
+            RowError: names partition, row, column and what was found.
+        """
+        names = self._names or tuple(batch.schema.names)
+        children = tuple(
+            self._encode(out, name, array) for name, array in zip(names, batch.columns, strict=True)
+        )
+        return Group("row", names, children)
+
+    def _encode(self, out: Collector, name: str, array: pa.Array, depth: int = 1) -> Node:
+        array = plain(array)
+        kind = array.type
+        vectors = is_vector(kind)
+        if kind.id == pa.lib.Type_STRUCT and not vectors:
+            return self._group(out, name, array, depth)
+        if array.null_count:
+            array = self._filled(out, name, array)
+        if kind.id in DTYPES:
+            out.add(ColumnSpec(name, "tensor", "scalar", DTYPES[kind.id]), numbers(array))
+        elif kind.id in TEXTS:
+            spec = ColumnSpec(name, "str", "str")
+            if TEXTS[kind.id] == "bytes":
+                spec = ColumnSpec(name, "bytes", "bytes")
+            out.add(spec, *text(array))
+        elif vectors:
+            self._add_rows(out, name, *spread(array), "array")
+        elif kind.id in LISTS:
+            self._add_rows(out, name, *self._items(out, name, array), "list")
+        else:
+            raise out.refuse(name, 0, f"{kind}; a feed has no place for it: cast or drop it")
+        return None
+
+    def _group(self, out: Collector, name: str, array: pa.StructArray, depth: int) -> Group:
+        if depth >= MAX_DEPTH:
+            raise out.refuse(name, 0, f"structs nest deeper than {MAX_DEPTH}")
+        names = tuple(field.name for field in array.type)
+        # Unlike field(), flatten() makes the fields of a missing struct missing.
+        children = tuple(
+            self._encode(out, f"{name}.{child}", part, depth + 1)
+            for child, part in zip(names, array.flatten(), strict=True)
+        )
+        return Group("row", names, children)
+
+    def _add_rows(
+        self, out: Collector, name: str, values: Array, offsets: Array, value: ValueKind
+    ) -> None:
+        """Add rows `values[offsets[i]:offsets[i + 1]]`, as a tensor if they have one shape."""
+        lengths = np.diff(offsets)
+        length, inner = int(lengths[0]), values.shape[1:]
+        odd = np.flatnonzero(lengths != length)
+        if not len(odd) and (inner or self._lengths.setdefault(name, length) == length):
+            spec = ColumnSpec(name, "tensor", value, values.dtype.name, (length, *inner))
+            out.add(spec, values.reshape(len(lengths), length, *inner))
+            return
+        if inner:
+            shapes = f"{(int(lengths[odd[0]]), *inner)}, but earlier rows have {(length, *inner)}"
+            raise out.refuse(name, int(odd[0]), f"nested list of shape {shapes}")
+        self._lengths[
+            name
+        ] = -1  # for good: the rows of a later chunk may have one length by chance
+        out.add(ColumnSpec(name, "ragged", value, values.dtype.name), values, offsets)
+
+    def _items(
+        self, out: Collector, name: str, lists: pa.Array, outer: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Return all items of lists, [items, *shape of an item], and where each list begins.
+
+        `outer`: where each row begins among these lists, if they are inside others.
+        """
+        found = bounds(lists)
+        items = plain(lists.values.slice(found[0], found[-1] - found[0]))
+        offsets = found - found[0]
+        rows = offsets if outer is None else offsets[outer]
+        if items.null_count:
+            items = self._filled(out, name, items, rows)
+        if items.type.id in DTYPES:
+            return numbers(items), offsets
+        if items.type.id not in LISTS:
+            raise out.refuse(name, 0, f"lists of {items.type}; a feed takes lists of numbers")
+        values, inner = self._items(out, name, items, rows)
+        lengths = np.diff(inner)
+        length = int(lengths[0]) if len(lengths) else 0
+        odd = np.flatnonzero(lengths != length)
+        if len(odd):
+            text = f"inner list of {lengths[odd[0]]} items, but earlier ones have {length}"
+            raise out.refuse(name, _row_of(int(odd[0]), rows), f"{text}; they need one length")
+        return values.reshape(len(lengths), length, *values.shape[1:]), offsets
+
+    def _filled(
+        self, out: Collector, name: str, array: pa.Array, rows: Array | None = None
+    ) -> pa.Array:
+        """Return the array without nulls; `rows`: where each row begins, for items of lists."""
+        missing = array.is_null()
+        at = int(missing.index(True).as_py())
+        value = self._fills.get(name)
+        wants_list = array.type.id in LISTS or is_vector(array.type)
+        if value is None or isinstance(value, list) != wants_list:
+            raise out.refuse(name, _row_of(at, rows), _no_fill(name, rows, wants_list=wants_list))
+        if not wants_list:
+            return pc.fill_null(array, pa.scalar(value, array.type))
+        filler = {"type": 1, "values": value} if is_vector(array.type) else value
+        try:
+            both = pa.concat_arrays([array, pa.array([filler], array.type)])
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            text = f"null, and nulls= {value} makes no {array.type}; df.na.drop() drops rows"
+            raise out.refuse(name, _row_of(at, rows), text) from None
+        mask = missing.to_numpy(zero_copy_only=False)
+        return both.take(pa.array(np.where(mask, len(array), np.arange(len(array)))))
+
+
+def _row_of(item: int, rows: Array | None) -> int:
+    return item if rows is None else int(np.searchsorted(rows, item, "right")) - 1
+
+
+def _no_fill(name: str, rows: Array | None, *, wants_list: bool) -> str:
+    value = "[..]" if wants_list and rows is None else "value"
+    what = "null" if rows is None else "null inside a list"
+    replaced = f"train(..., nulls={{{name!r}: {value}}}) or F.coalesce() replaces it"
+    return f"{what}; {replaced}, df.na.drop() drops rows"

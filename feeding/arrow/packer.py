@@ -1,0 +1,90 @@
+"""Arrow record batches of a partition → chunks of about `chunk_bytes`.
+
+Covers: ArrowPacker: cutting batches into chunks, joining the ends of small ones.
+Does not: read columns (arrow_columns), decide what Spark sends (tfos.frame_source).      Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from feeding.arrow.encoder import ArrowEncoder
+from feeding.columnar.chunk import MAX_ROWS, Chunk
+from feeding.config import FeedConfig
+from feeding.encode.packer import Packer
+
+_SHARE = 4
+"""A chunk holds at most this part of the rows before it, so that the rows of small partitions, too,
+are spread over all workers; large ones soon reach `chunk_bytes`."""
+
+
+class ArrowPacker(Packer):
+    """A Packer for record batches instead of rows; chunks are views of the batches' memory.
+
+    Args:
+        config: as for Packer, and so are the options.
+        names, fills: as for ArrowEncoder.
+    """
+
+    def __init__(
+        self,
+        config: FeedConfig,
+        names: tuple[str, ...] | None = None,
+        fills: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(config, **options)
+        self._encoder = ArrowEncoder(names, fills)
+        self._row_bytes = 0
+
+    def skip(self, rows: Iterator[Any]) -> int:
+        """Read batches to their end and return how many rows they hold."""
+        return sum(batch.num_rows for batch in rows)
+
+    def _convert(self, rows: Iterator[Any]) -> Iterator[Chunk]:
+        held: list[pa.RecordBatch] = []
+        num_held = 0
+        for batch in filter(len, rows):
+            self.rows_read += batch.num_rows
+            self._row_bytes = self._row_bytes or self._pack(batch.slice(0, 1)).num_bytes
+            most, rest = self._most_rows(), batch
+            if held and num_held + batch.num_rows > most:
+                # Joining copies: no more than what fills one chunk.
+                missing = max(0, most - num_held)  # rows cut meanwhile may be wider than those held
+                yield from self._cut(_joined([*held, batch.slice(0, missing)]))
+                held, num_held, rest = [], 0, batch.slice(missing)
+            held.append(rest)
+            num_held += rest.num_rows
+            if 2 * num_held >= most:
+                yield from self._cut(_joined(held))
+                held, num_held = [], 0
+        if num_held:
+            yield from self._cut(_joined(held))
+
+    def _cut(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
+        """Cut a batch into chunks of even sizes."""
+        while batch.num_rows:
+            num_chunks = max(1, round(batch.num_rows / self._most_rows()))
+            num_rows = -(-batch.num_rows // num_chunks)
+            for chunk in self._split(batch.slice(0, num_rows)):
+                self._row_bytes = chunk.num_bytes // chunk.num_rows
+                yield chunk
+            batch = batch.slice(num_rows)
+
+    def _most_rows(self) -> int:
+        most = min(MAX_ROWS, self._config.chunk_bytes // max(1, self._row_bytes))
+        return max(1, min(most, max(self._config.chunk_rows, self._row // _SHARE)))
+
+    def _pack(self, rows: Any) -> Chunk:
+        out = self._collector()
+        return self._finish(out, self._encoder.encode(out, rows), rows.num_rows)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return batch

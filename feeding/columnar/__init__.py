@@ -1,0 +1,1 @@
+"""Rows as columns: schema, chunks, batches and the operations on them."""

@@ -1,0 +1,71 @@
+"""Some rows as columns: cut, joined and put in another order.
+
+Covers: arrays and ragged columns.      Does not: read (direct), make columns of chunks (batches).
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from feeding.receiver.batch_reader import BatchColumn, Ragged
+
+Columns = tuple[BatchColumn, ...]
+Order = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def num_rows(columns: Columns) -> int:
+    """Return how many rows the columns have."""
+    first = columns[0]
+    return len(first.offsets) - 1 if isinstance(first, Ragged) else len(first)
+
+
+def cut(columns: Columns, most_rows: int) -> tuple[Columns, Columns | None]:
+    """Return the first rows, and the others if there are any."""
+    count = num_rows(columns)
+    if count <= most_rows:
+        return columns, None
+    return (
+        tuple(_rows(column, 0, most_rows) for column in columns),
+        tuple(_rows(column, most_rows, count) for column in columns),
+    )
+
+
+def _rows(column: BatchColumn, start: int, stop: int) -> BatchColumn:
+    if not isinstance(column, Ragged):
+        return column[start:stop]
+    bounds = column.offsets[start : stop + 1]
+    return Ragged(column.values[bounds[0] : bounds[-1]], bounds - bounds[0])
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return all rows, those of the first part first."""
+    if len(parts) == 1:
+        return parts[0]
+    return tuple(_joined_column(columns) for columns in zip(*parts, strict=True))
+
+
+def _joined_column(columns: Sequence[BatchColumn]) -> BatchColumn:
+    ragged = [column for column in columns if isinstance(column, Ragged)]
+    if not ragged:
+        return np.concatenate(columns)  # type: ignore[arg-type]  # none is Ragged
+    lengths = np.concatenate([np.diff(column.offsets) for column in ragged])
+    values = np.concatenate([column.values for column in ragged])
+    return Ragged(values, np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def reordered(columns: Columns, order: Order) -> Columns:
+    """Return the rows of these numbers, in this order."""
+    return tuple(_ordered(column, order) for column in columns)
+
+
+def _ordered(column: BatchColumn, order: Order) -> BatchColumn:
+    if not isinstance(column, Ragged):
+        return column[order]
+    lengths = np.diff(column.offsets)[order]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.arange(offsets[-1]) + np.repeat(column.offsets[:-1][order] - offsets[:-1], lengths)
+    return Ragged(column.values[places], offsets)

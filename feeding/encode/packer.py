@@ -1,0 +1,146 @@
+"""Rows of a partition → chunks of about `chunk_bytes`.
+
+Covers: Packer.      Does not: decide what a value is (encode), send (feeder).      Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from feeding.columnar.builder import Collector
+from feeding.columnar.chunk import MAX_ROWS, Chunk, ChunkMeta
+from feeding.columnar.schema import Node, Schema
+from feeding.config import FeedConfig
+from feeding.encode.values import encode_values
+from feeding.errors import ChunkError, RowError
+
+MAX_SCHEMA_BYTES = 48 * 1024
+"""A frame's meta ends at 64 KiB; the rest of a chunk's meta needs a small part of that."""
+
+
+class Packer:
+    """Cuts the rows of one partition into chunks; one instance per partition.
+
+    The first row is measured alone, then each chunk takes as many rows as the last one's bytes per
+    row allow, so that rows of any width give chunks of about `chunk_bytes`.
+    """
+
+    def __init__(
+        self,
+        config: FeedConfig,
+        *,
+        feed: str = "input",
+        epoch: int = 0,
+        partition: int = 0,
+        mode: Literal["train", "inference"] = "train",
+        session: int = 0,
+    ) -> None:
+        self._config = config
+        self._base = ChunkMeta(
+            feed, epoch, partition, 0, 0, Schema(()), (), (), mode=mode, session=session
+        )
+        self._row = 0
+        self.rows_read = 0
+        """Rows taken from the partition so far; those of chunks not yet yielded included."""
+        self._number_codes: dict[str, str] = {}
+        self._checked: Schema | None = None
+
+    def chunks(self, rows: Iterator[Any]) -> Iterator[Chunk]:
+        """Yield chunks in row order; only the last has `last_in_partition`; none for no rows.
+
+        Raises:
+            RowError: a row does not fit; most chunks before it were already yielded.
+        """
+        pending: Chunk | None = None
+        for chunk in self._convert(rows):
+            if pending is not None:
+                yield pending
+            pending = chunk
+        if pending is not None:
+            meta = msgspec.structs.replace(pending.meta, last_in_partition=True)
+            yield Chunk(meta, pending.columns)
+
+    def skip(self, rows: Iterator[Any]) -> int:
+        """Read rows to their end and return how many they are."""
+        return sum(1 for _ in rows)
+
+    def pack(self, rows: Sequence[Any]) -> Chunk:
+        """Pack these rows (at least one) as one chunk, the next of the partition."""
+        chunk = self._pack(rows)
+        self._row += len(rows)
+        return chunk
+
+    def _convert(self, rows: Iterator[Any]) -> Iterator[Chunk]:
+        taken = list(itertools.islice(rows, 1))
+        num_rows = self._rows_per_chunk(self._pack(taken)) if taken else 0
+        taken += itertools.islice(rows, max(0, num_rows - 1))
+        while taken:
+            self.rows_read += len(taken)
+            for chunk in self._split(taken):
+                num_rows = self._rows_per_chunk(chunk)
+                yield chunk
+            taken = list(itertools.islice(rows, num_rows))
+
+    def _split(self, rows: list[Any]) -> Iterator[Chunk]:
+        """Pack rows, in halves where they turned out far wider than those before."""
+        chunk = self._pack(rows)
+        if len(rows) > 1 and chunk.num_bytes > 2 * self._config.chunk_bytes:
+            middle = len(rows) // 2
+            yield from self._split(rows[:middle])
+            yield from self._split(rows[middle:])
+            return
+        if chunk.num_bytes > self._config.max_chunk_bytes:
+            raise RowError(
+                f"partition {self._base.partition}, row {self._row}: {chunk.num_bytes} bytes, "
+                f"max_chunk_bytes is {self._config.max_chunk_bytes}; raise it or split the row"
+            )
+        self._row += len(rows)
+        yield chunk
+
+    def _rows_per_chunk(self, last: Chunk) -> int:
+        row_bytes = max(1, last.num_bytes // last.num_rows)
+        most = min(self._config.chunk_rows, MAX_ROWS)
+        return max(1, min(most, self._config.chunk_bytes // row_bytes))
+
+    def _pack(self, rows: Sequence[Any]) -> Chunk:
+        out = self._collector()
+        return self._finish(out, encode_values(out, rows), len(rows))
+
+    def _collector(self) -> Collector:
+        return Collector(
+            self._base.partition, self._row, self._config.float_dtype, self._number_codes
+        )
+
+    def _finish(self, out: Collector, layout: Node, num_rows: int) -> Chunk:
+        schema = Schema(tuple(out.specs), layout)
+        self._check(schema)
+        meta = msgspec.structs.replace(
+            self._base,
+            first_row=self._row,
+            num_rows=num_rows,
+            schema=schema,
+            stored=tuple(out.stored),
+            data_items=tuple(out.data_items),
+        )
+        return Chunk(meta, tuple(out.columns))
+
+    def _check(self, schema: Schema) -> None:
+        if schema == self._checked:
+            return
+        try:
+            schema.check()
+        except ChunkError as error:
+            where = f"partition {self._base.partition}, row {self._row}"
+            raise RowError(f"{where}: {error}") from None
+        num_bytes = len(msgspec.msgpack.encode(schema))
+        if num_bytes > MAX_SCHEMA_BYTES:
+            raise RowError(
+                f"partition {self._base.partition}, row {self._row}: the description of "
+                f"{len(schema.columns)} columns takes {num_bytes} bytes, "
+                f"at most {MAX_SCHEMA_BYTES}; use fewer columns, shorter names, or one array column"
+            )
+        self._checked = schema

@@ -1,0 +1,179 @@
+"""Lists and tuples of numbers → one contiguous array, as fast as Python allows.
+
+Covers: vectors, ragged vectors, nested rectangular lists.
+Does not: decide what is one (encode).      Pure.
+
+Measured per row of 784 numbers (2-core EPYC, busy): `np.array(rows)` 11-15 µs, `np.fromiter` 11,
+`array("d", row)` 11, `struct.pack_into` 5.4 for floats and int64 alike, `bytes(row)` 3.3. So ints
+are tried as bytes first (0..255: pixels, one-hot, small counts), then as int64, then as floats; the
+last success is where the next chunk of the column begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import struct
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+
+from feeding.columnar.builder import Collector, Values, describe, is_number, offsets_of
+from feeding.columnar.chunk import Array
+from feeding.columnar.schema import ColumnSpec, ValueKind
+
+_BYTE = "B"
+_INT = "q"
+_FLOAT = "d"
+_FLOAT32 = "f"
+_NEXT = {_BYTE: _INT, _INT: _FLOAT}
+
+
+def encode_vectors(out: Collector, category: str, values: Values, name: str) -> None:
+    """Add the column for rows that are lists or tuples of numbers (or nested lists of them)."""
+    first = next((value for value in values if len(value)), ())
+    kinds = set(map(type, first))
+    if kinds == {list}:
+        _nested(out, values, name)
+        return
+    dtype, flat = _flatten(out, values, name, kinds)
+    lengths = set(map(len, values))
+    value_kind = cast("ValueKind", category)
+    if len(lengths) == 1:
+        length = lengths.pop()
+        spec = ColumnSpec(name, "tensor", value_kind, dtype, (length,))
+        out.add(spec, flat.reshape(len(values), length))
+    else:
+        spec = ColumnSpec(name, "ragged", value_kind, dtype)
+        out.add(spec, flat, offsets_of(values))
+
+
+def _flatten(out: Collector, values: Values, name: str, kinds: set[type]) -> tuple[str, Array]:
+    """Return the column's dtype and all numbers one after the other."""
+    if kinds == {bool}:
+        return "bool", _bools(out, values, name)
+    if any(issubclass(kind, np.generic) for kind in kinds):
+        return _numpy_numbers(out, values, name)
+    narrow_floats = out.float_dtype == "float32"
+    code = out.number_codes.get(name) or (_FLOAT if float in kinds else _BYTE)
+    while True:
+        try:
+            flat = _READERS[_FLOAT32 if code == _FLOAT and narrow_floats else code](values)
+        except (ValueError, OverflowError, TypeError, struct.error) as error:
+            _check_numbers(out, values, name)
+            if code == _FLOAT and not narrow_floats:
+                raise out.refuse(name, 0, f"numbers that do not convert: {error}") from error
+            if code == _FLOAT:
+                narrow_floats = False
+            else:
+                if code == _INT:
+                    _check_int64(out, values, name)
+                code = _NEXT[code]
+            continue
+        out.number_codes[name] = code
+        if code == _FLOAT:
+            with np.errstate(over="ignore"):
+                return out.float_dtype, flat.astype(out.float_dtype, copy=False)
+        return "int64", _narrow(flat)
+
+
+def _read_bytes(values: Values) -> Array:
+    return np.frombuffer(b"".join(map(bytes, values)), np.uint8)
+
+
+def _reader(code: str) -> Callable[[Values], Array]:
+    def read(values: Values) -> Array:
+        flat = np.empty(sum(map(len, values)), code)
+        if not flat.size:
+            return flat
+        memory = memoryview(flat.data).cast("B")
+        at = 0
+        for value in values:
+            packer = _struct(len(value), code)
+            packer.pack_into(memory, at, *value)
+            at += packer.size
+        return flat
+
+    return read
+
+
+@functools.lru_cache(maxsize=1024)
+def _struct(length: int, code: str) -> struct.Struct:
+    return struct.Struct(f"{length}{code}")
+
+
+_READERS: dict[str, Callable[[Values], Array]] = {
+    _BYTE: _read_bytes,
+    _INT: _reader(_INT),
+    _FLOAT: _reader(_FLOAT),
+    _FLOAT32: _reader(_FLOAT32),
+}
+
+
+def _narrow(flat: Array) -> Array:
+    """Return the same ints in the narrowest dtype that holds them; the wire carries fewer bytes."""
+    if flat.dtype == np.uint8 or not flat.size:
+        return flat.astype(np.uint8, copy=False)
+    low, high = int(flat.min()), int(flat.max())
+    for dtype in (np.uint8, np.int16, np.int32):
+        info = np.iinfo(dtype)
+        if info.min <= low and high <= info.max:
+            return flat.astype(dtype)
+    return flat
+
+
+def _bools(out: Collector, values: Values, name: str) -> Array:
+    for row, value in enumerate(values):
+        if set(map(type, value)) - {bool}:
+            odd = next(item for item in value if type(item) is not bool)
+            text = f"{describe(odd)}, but earlier rows hold only bool"
+            raise out.refuse(name, row, text)
+    return np.frombuffer(b"".join(map(bytes, values)), np.bool_)
+
+
+def _numpy_numbers(out: Collector, values: Values, name: str) -> tuple[str, Array]:
+    _check_numbers(out, values, name)
+    flat = np.array(list(itertools.chain.from_iterable(values)))
+    if flat.dtype.kind not in "biuf":
+        raise out.refuse(name, 0, f"numbers that have no common dtype but {flat.dtype}")
+    return flat.dtype.name, flat
+
+
+def _nested(out: Collector, values: Values, name: str) -> None:
+    shape: tuple[int, ...] | None = None
+    for row, value in enumerate(values):
+        try:
+            found = np.shape(value)
+        except ValueError:
+            raise out.refuse(name, row, "nested lists of differing lengths") from None
+        if shape is not None and found != shape:
+            text = f"nested lists of shape {found}, but earlier rows have {shape}"
+            raise out.refuse(name, row, text)
+        shape = found
+    stacked = np.array(values)
+    if stacked.dtype.kind not in "biuf":
+        raise out.refuse(name, 0, f"nested lists of {stacked.dtype} are not numbers")
+    if stacked.dtype == np.float64:
+        stacked = stacked.astype(out.float_dtype, copy=False)
+    spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
+    out.add(spec, _narrow(stacked) if stacked.dtype == np.int64 else stacked)
+
+
+def _check_numbers(out: Collector, values: Values, name: str) -> None:
+    """Raise for the first value that is no number."""
+    for row, value in enumerate(values):
+        for position, item in enumerate(value):
+            if not is_number(type(item)):
+                text = f"value {position} is {describe(item)}; a vector holds numbers only"
+                raise out.refuse(name, row, text)
+
+
+def _check_int64(out: Collector, values: Values, name: str) -> None:
+    """Raise for the first int that int64 does not hold, if there are only ints."""
+    if any(isinstance(item, float | np.floating) for value in values for item in value):
+        return
+    for row, value in enumerate(values):
+        for position, item in enumerate(value):
+            if not -(2**63) <= item < 2**63:
+                raise out.refuse(name, row, f"value {position} ({item}) does not fit int64")

@@ -1,0 +1,1 @@
+"""HDFS through hdfs-native: client, configuration, reading and writing."""

@@ -1,0 +1,226 @@
+"""Requests to a NameNode or DataNode that end: with an answer, a typed error, or by a deadline.
+
+Covers: one client of hdfs-native per process, NameNode and user; deadlines; repeating what failed
+because a server was away, on a fresh client.
+Does not: know what is asked.
+Threads: any.
+
+hdfs-native's clients hold threads of their own, which a fork does not copy: a client is never used
+in another process than the one that made it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from feeding.errors import FeedError, MissingPackage, StorageUnavailable
+from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout, PendingCall
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.hdfs.errors import Kind, kind_of, sentence, translate, user_in
+from feeding.filesystem.hdfs.hadoop_conf import NameNode, user_name
+
+if TYPE_CHECKING:
+    from hdfs_native import Client
+
+T = TypeVar("T")
+Key = tuple[int, str, str, str]
+
+_logger = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+
+
+class Clients:
+    """The clients of this process, made when they are first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[Key, Client] = {}
+
+    def get(self, namenode: NameNode, calls: BoundedCalls, timeout_s: float) -> Client:
+        """Return the client for a NameNode and the user and configuration of the environment.
+
+        Raises:
+            MissingPackage: hdfs-native is not installed.
+            OSError: nobody knows the host.
+            CallTimeout: nobody said in time whether there is such a host.
+        """
+        key = _key(namenode)
+        with self._lock:
+            client = self._clients.get(key)
+        if client is None:
+            client = calls.run(partial(_new_client, namenode), timeout_s)
+            with self._lock:
+                client = self._clients.setdefault(key, client)
+        return client
+
+    def discard(self, namenode: NameNode, client: Client) -> None:
+        """Forget a client whose connection is in doubt, so that the next request makes one."""
+        key = _key(namenode)
+        with self._lock:
+            if self._clients.get(key) is client:
+                del self._clients[key]
+
+
+def _key(namenode: NameNode) -> Key:
+    environ = os.environ
+    configuration = environ.get("HADOOP_CONF_DIR") or environ.get("HADOOP_HOME") or ""
+    return (os.getpid(), namenode.url, configuration, user_name(environ))
+
+
+def _new_client(namenode: NameNode) -> Client:
+    try:
+        from hdfs_native import Client
+    except ImportError as error:
+        raise MissingPackage(
+            f"{namenode.url} needs hdfs-native ({error}); run: pip install hdfs-native"
+        ) from error
+    host = urllib.parse.urlsplit(namenode.url)
+    if host.port is not None:  # else it is a name service
+        # hdfs-native would ask again and again for a name that there is not.
+        socket.getaddrinfo(host.hostname, host.port)
+    return Client(namenode.url)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked, in the words of its error messages."""
+
+    action: str
+    """A verb: "read"."""
+    path: str
+    """Whole, with scheme and authority."""
+
+
+class Requests:
+    """Asks one NameNode, and the DataNodes that it names."""
+
+    def __init__(self, namenode: NameNode, config: FileSystemConfig) -> None:
+        self.namenode = namenode
+        self.config = config
+
+    def ask(self, request: Request, work: Callable[[Client], T], *, once: bool = False) -> T:
+        """Return what `work` returns for a client, repeating it while servers are away.
+
+        Args:
+            request: for messages.
+            work: one call of hdfs-native, or a few; may run more than once, and may still run when
+                this has returned or raised.
+            once: do not repeat it.
+
+        Raises:
+            OSError, PathError: what the NameNode said, typed, with user and path.
+            StorageUnavailable: the servers were away for longer than `patience_s`.
+        """
+        waiting = Waiting(self, request)
+        while True:
+            client = None
+            try:
+                client = self.client()
+                return _PROCESS.calls.run(partial(work, client), self.config.call_timeout_s)
+            except FeedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - hdfs-native raises RuntimeError and OSError
+                self.failed(client, error)
+                waiting.after(error, give_up=once)
+
+    def start(self, work: Callable[[], T]) -> PendingCall[T]:
+        """Begin something that a caller waits for itself; nothing is repeated.
+
+        Raises:
+            CallTimeout: no thread was free.
+        """
+        return _PROCESS.calls.start(work, self.config.call_timeout_s)
+
+    def client(self) -> Client:
+        """Return this process's client."""
+        timeout_s = self.config.call_timeout_s
+        return _PROCESS.clients.get(self.namenode, _PROCESS.calls, timeout_s)
+
+    def failed(self, client: Client | None, error: Exception) -> None:
+        """Make the next request use another connection if this error puts this one in doubt."""
+        if client is not None and (isinstance(error, CallTimeout) or kind_of(error) is Kind.AWAY):
+            _PROCESS.clients.discard(self.namenode, client)
+
+
+class Waiting:
+    """The time that one request may still take, over all of its attempts."""
+
+    def __init__(self, requests: Requests, request: Request) -> None:
+        self._requests = requests
+        self._request = request
+        self._patience_s = requests.config.patience_s
+        self._deadline_s = time.monotonic() + self._patience_s
+        self._pause_s = _FIRST_PAUSE_S
+        self._told = False
+
+    def after(self, error: Exception, *, give_up: bool = False) -> None:
+        """Pause before another attempt, or raise what the caller should see.
+
+        Raises:
+            OSError, PathError: the error is one that repeating does not cure.
+            StorageUnavailable: there is no time left for another attempt.
+        """
+        kind = Kind.AWAY if isinstance(error, CallTimeout) else kind_of(error)
+        _logger.debug("%s %s: %s", self._request.action, self._request.path, error)
+        if kind is Kind.UNKNOWN_HOST or (kind is Kind.AWAY and give_up):
+            raise self._unavailable(error, 0.0) from None
+        if kind is not Kind.AWAY:
+            request = self._request
+            who = self._who(user_in(error))
+            raise translate(error, action=request.action, path=request.path, who=who) from None
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= self._pause_s:
+            raise self._unavailable(error, self._patience_s) from None
+        if not self._told:
+            self._told = True
+            _logger.warning(
+                "cannot %s %s yet: %s; trying for %.0f s more",
+                self._request.action,
+                self._request.path,
+                sentence(error),
+                left_s,
+            )
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _who(self, user: str = "") -> str:
+        namenode = self._requests.namenode
+        user = user or user_name(os.environ)
+        return f"user {user!r}, NameNode {namenode.url} {namenode.origin}"
+
+    def _unavailable(self, error: Exception, tried_s: float) -> StorageUnavailable:
+        tried = f"; tried for {tried_s:g} s" if tried_s else ""
+        return StorageUnavailable(
+            f"cannot {self._request.action} {self._request.path}: {sentence(error)}"
+            f"{tried} ({self._who()})"
+        )
+
+
+class _Process:
+    """What this process holds; a child starts anew, for the parent's threads are not in it."""
+
+    def __init__(self) -> None:
+        self._parents: list[Clients] = []
+        self.start_anew()
+        os.register_at_fork(after_in_child=self.start_in_child)
+
+    def start_anew(self) -> None:
+        self.clients = Clients()
+        self.calls = BoundedCalls()
+
+    def start_in_child(self) -> None:
+        self._parents.append(self.clients)  # to drop a client would wait for threads that are gone
+        self.start_anew()
+
+
+_PROCESS = _Process()

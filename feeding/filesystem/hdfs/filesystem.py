@@ -1,0 +1,152 @@
+"""HDFS, or a mount table of several, through hdfs-native: no JVM, no pickled client.
+
+Covers: the operations of FileSystem for one NameNode, name service or mount table. The
+configuration is that of HADOOP_CONF_DIR; on YARN, hdfs-native takes the delegation tokens from the
+file that HADOOP_TOKEN_FILE_LOCATION names.
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, BinaryIO
+
+from feeding.errors import PathError
+from feeding.filesystem import lookup
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.hdfs.client import Request, Requests
+from feeding.filesystem.hdfs.hadoop_conf import namenode_of
+from feeding.filesystem.hdfs.reader import HdfsReader
+from feeding.filesystem.hdfs.writer import write_whole
+from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
+from feeding.filesystem.location import Location, parse
+from feeding.filesystem.temp_files import collected, pieces_of
+
+if TYPE_CHECKING:
+    from hdfs_native import Client
+    from hdfs_native import FileStatus as NativeStatus
+
+
+class HdfsFileSystem:
+    """See FileSystem."""
+
+    def __init__(self, somewhere: Location, config: FileSystemConfig) -> None:
+        """Connect to nothing yet; `somewhere` is any path on it."""
+        self._root = somewhere.root
+        self._requests = Requests(namenode_of(somewhere, os.environ), config)
+
+    def status(self, path: Path) -> FileStatus:
+        """See FileSystem."""
+        location = self._own(path)
+        request = Request("look at", str(location))
+        native = self._requests.ask(request, lambda client: client.get_file_info(location.path))
+        return _status(location, native)
+
+    def exists(self, path: Path) -> bool:
+        """See FileSystem."""
+        try:
+            self.status(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def entries(self, directory: Path) -> list[FileStatus]:
+        """See FileSystem."""
+        location = self._own(directory)
+
+        def work(client: Client) -> list[NativeStatus]:
+            return list(client.list_status(location.path))
+
+        found = self._requests.ask(Request("list", str(location)), work)
+        if len(found) == 1 and found[0].path == location.path and not found[0].isdir:
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
+        return sorted((_status(location, native) for native in found), key=_path_of)
+
+    def glob(self, pattern: Path) -> list[FileStatus]:
+        """See FileSystem."""
+        return lookup.glob(self, self._own(pattern))
+
+    def open(self, path: Path) -> HdfsReader:
+        """See FileSystem."""
+        location = self._own(path)
+        return HdfsReader(self._requests, str(location), location.path)
+
+    def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
+        """See FileSystem."""
+        target = self._own(path)
+        if not overwrite and self.exists(str(target)):  # before the work; the rename asks again
+            raise FileExistsError(errno.EEXIST, "it exists", str(target))
+
+        def rename(staged: Location) -> None:
+            self._rename(staged, target, overwrite, "write")
+
+        write_whole(self._requests, target, pieces_of(content), rename)
+
+    def create(self, path: Path, *, overwrite: bool = True) -> AbstractContextManager[BinaryIO]:
+        """See FileSystem."""
+        return collected(lambda pieces: self.write(path, pieces, overwrite=overwrite))
+
+    def rename(self, source: Path, target: Path, *, overwrite: bool = False) -> None:
+        """See FileSystem."""
+        self._rename(self._own(source), self._own(target), overwrite, "rename")
+
+    def mkdirs(self, path: Path) -> None:
+        """See FileSystem."""
+        location = self._own(path)
+        request = Request("make the directory", str(location))
+        self._requests.ask(request, lambda client: client.mkdirs(location.path, 0o755, True))
+
+    def delete(self, path: Path, *, recursive: bool = False) -> bool:
+        """See FileSystem."""
+        location = self._own(path)
+        attempts = 0
+
+        def work(client: Client) -> bool:
+            nonlocal attempts
+            attempts += 1
+            # An attempt whose answer was lost may have done it.
+            return client.delete(location.path, recursive) or attempts > 1
+
+        return self._requests.ask(Request("delete", str(location)), work)
+
+    def _own(self, path: Path) -> Location:
+        location = parse(path)
+        if location.root != self._root:
+            raise PathError(f"{location} is not on {self._root}")
+        return location
+
+    def _rename(self, source: Location, target: Location, overwrite: bool, action: str) -> None:
+        attempts = 0
+
+        def work(client: Client) -> None:
+            nonlocal attempts
+            attempts += 1
+            try:
+                client.rename(source.path, target.path, overwrite)
+            except FileNotFoundError:
+                # An attempt whose answer was lost may have done it.
+                if attempts == 1 or not _is_there(client, target) or _is_there(client, source):
+                    raise
+
+        place = target if action == "write" else source
+        self._requests.ask(Request(action, str(place)), work)
+
+
+def _is_there(client: Client, location: Location) -> bool:
+    try:
+        client.get_file_info(location.path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _status(asked: Location, native: NativeStatus) -> FileStatus:
+    path = str(asked.at(native.path))
+    size = 0 if native.isdir else native.length
+    return FileStatus(path, size, native.isdir, native.modification_time)
+
+
+def _path_of(status: FileStatus) -> str:
+    return status.path

@@ -1,0 +1,159 @@
+"""One file of HDFS, open for reading ranges, as long as one replica of each block can be reached.
+
+hdfs-native goes on with another replica by itself. What it cannot cure, because all replicas or the
+NameNode are away for a while, is asked again on a fresh client.
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from feeding.errors import FileChanged
+from feeding.filesystem.bounded_calls import CallTimeout, PendingCall
+from feeding.filesystem.hdfs.client import Request, Requests, Waiting
+
+if TYPE_CHECKING:
+    from hdfs_native import Client, FileReader
+
+_BYTES_PER_TIMEOUT = 64 << 20
+"""A longer range may take more than `call_timeout_s`, in proportion."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """hdfs-native's reader with its client, and what tells the file from others."""
+
+    client: Client
+    reader: FileReader
+    size_bytes: int
+    modified_ms: int
+
+
+def open_file(client: Client, path: str) -> OpenFile:
+    """Open a file by its path on the NameNode."""
+    status = client.get_file_info(path)
+    if status.isdir:
+        raise IsADirectoryError("Path is not a file")
+    return OpenFile(client, client.read(path), status.length, status.modification_time)
+
+
+class HdfsReader:
+    """See RangeReader."""
+
+    def __init__(self, requests: Requests, path: str, inner_path: str) -> None:
+        """Open the file.
+
+        Args:
+            requests: who asks the NameNode.
+            path: as the user wrote it.
+            inner_path: as the NameNode knows it.
+        """
+        self.path = path
+        self._requests = requests
+        self._inner_path = inner_path
+        self._lock = threading.Lock()
+        self._file: OpenFile | None = None
+        self._first: tuple[int, int] | None = None
+        opened = self._opened()
+        self.size_bytes = opened.size_bytes
+        self._first = (opened.size_bytes, opened.modified_ms)
+
+    def __enter__(self) -> HdfsReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read_range(self, offset: int, length: int) -> bytes:
+        """See RangeReader."""
+        return self.start_range(offset, length)()
+
+    def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
+        """See RangeReader."""
+        if offset < 0 or length < 0:
+            raise ValueError(f"a range of {self.path} at {offset} with {length} bytes")
+        length = max(0, min(length, self.size_bytes - offset))  # hdfs-native panics past the end
+        if not length:
+            return bytes
+        first = _Range(self, offset, length)
+        first.start()
+        return first.take
+
+    def close(self) -> None:
+        """See RangeReader."""
+        with self._lock:
+            self._file = None
+
+    def _opened(self) -> OpenFile:
+        """Return the open file, opening it (again) if it is not."""
+        with self._lock:
+            file = self._file
+        if file is not None:
+            return file
+        request = Request("open", self.path)
+        file = self._requests.ask(request, lambda client: open_file(client, self._inner_path))
+        with self._lock:
+            if self._file is None:
+                self._file = file
+            file = self._file
+        if self._first not in (None, (file.size_bytes, file.modified_ms)):
+            raise FileChanged(
+                f"{self.path} was replaced while it was read: it had {self.size_bytes} bytes, "
+                f"now {file.size_bytes}"
+            )
+        return file
+
+    def _forget(self, file: OpenFile) -> None:
+        with self._lock:
+            if self._file is file:
+                self._file = None
+
+
+class _Range:
+    """One range, from its first attempt to its bytes."""
+
+    def __init__(self, owner: HdfsReader, offset: int, length: int) -> None:
+        self._owner = owner
+        self._offset = offset
+        self._length = length
+        self._file: OpenFile | None = None
+        self._pending: PendingCall[bytes] | None = None
+        config = owner._requests.config
+        self._timeout_s = config.call_timeout_s * (1 + length / _BYTES_PER_TIMEOUT)
+
+    def start(self) -> None:
+        """Begin an attempt."""
+        self._file = file = self._owner._opened()
+        work = partial(file.reader.read_range, self._offset, self._length)
+        with contextlib.suppress(CallTimeout):  # no thread is free; the wait will say so
+            self._pending = self._owner._requests.start(work)
+
+    def take(self) -> bytes:
+        """Wait for the bytes, beginning again where it helps."""
+        requests = self._owner._requests
+        waiting = Waiting(requests, Request("read", self._owner.path))
+        while True:
+            if self._pending is None:
+                self.start()
+            try:
+                return self._arrived()
+            except Exception as error:  # noqa: BLE001 - hdfs-native raises RuntimeError and OSError
+                self._pending = None
+                if self._file is not None:
+                    self._owner._forget(self._file)
+                    requests.failed(self._file.client, error)
+                waiting.after(error)
+
+    def _arrived(self) -> bytes:
+        if self._pending is None:
+            raise CallTimeout("too many earlier calls are still not answered")
+        data = self._pending.result(self._timeout_s)
+        if len(data) != self._length:
+            raise OSError(f"{len(data)} bytes came at {self._offset} instead of {self._length}")
+        return data

@@ -1,0 +1,126 @@
+"""Writing one file to HDFS: whole, under a temporary name, as often as it takes, then renamed.
+
+hdfs-native does not mend a pipeline of DataNodes, so a DataNode that dies fails the write, and the
+NameNode may offer it again for 10 to 20 s. A failed file is left alone and removed at the end: what
+writes it may still be blocked in closing it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feeding.filesystem.bounded_calls import CallTimeout
+from feeding.filesystem.hdfs.client import Request, Requests, Waiting
+from feeding.filesystem.interface import Buffer, Pieces
+from feeding.filesystem.location import Location
+from feeding.filesystem.temp_files import staging_name
+
+if TYPE_CHECKING:
+    from hdfs_native import Client
+
+
+class ContentError(Exception):
+    """Whatever made the content raised; it is the cause."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One file under a temporary name, written on a thread of its own."""
+
+    client: Client
+    inner_path: str
+    pieces: Pieces
+    written_bytes: int = 0
+    """Grows while it is written, for whoever waits."""
+
+    def run(self) -> None:
+        from hdfs_native import WriteOptions
+
+        writer = self.client.create(self.inner_path, WriteOptions(create_parent=True))
+        for piece in _made(self.pieces):
+            writer.write(piece)
+            self.written_bytes += memoryview(piece).nbytes
+        writer.close()
+        found = self.client.get_file_info(self.inner_path).length
+        if found != self.written_bytes:
+            raise OSError(f"{found} bytes are in the file after {self.written_bytes} were written")
+
+
+def write_whole(
+    requests: Requests,
+    target: Location,
+    pieces: Pieces,
+    rename: Callable[[Location], None],
+) -> None:
+    """Write `pieces` beside `target` until an attempt is whole, then have it renamed.
+
+    Args:
+        requests: who asks the NameNode.
+        target: the file's final place.
+        pieces: makes the content; called once per attempt, on another thread.
+        rename: gives the file that it gets its final name.
+    """
+    waiting = Waiting(requests, Request("write", str(target)))
+    failed: list[Location] = []
+    while True:
+        staged = target.sibling(staging_name(target.name))
+        error = _attempt(requests, staged, pieces)
+        if error is None:
+            break
+        failed.append(staged)
+        try:
+            waiting.after(error)
+        except BaseException:
+            _remove(requests, failed)
+            raise
+    try:
+        rename(staged)
+    except BaseException:
+        failed.append(staged)
+        raise
+    finally:
+        _remove(requests, failed)
+
+
+def _attempt(requests: Requests, staged: Location, pieces: Pieces) -> Exception | None:
+    """Write the file once; return why it did not work."""
+    client = None
+    try:
+        client = requests.client()
+        attempt = _Attempt(client, staged.path, pieces)
+        pending = requests.start(attempt.run)
+        seen_bytes = -1
+        while True:
+            try:
+                pending.result(requests.config.call_timeout_s)
+            except CallTimeout:
+                if attempt.written_bytes == seen_bytes:
+                    raise
+                seen_bytes = attempt.written_bytes
+            else:
+                return None
+    except ContentError as error:
+        _remove(requests, [staged])
+        cause = error.__cause__
+        raise (cause if cause is not None else error) from None
+    except (OSError, RuntimeError, CallTimeout) as error:
+        requests.failed(client, error)
+        return error
+
+
+def _made(pieces: Pieces) -> Iterator[Buffer]:
+    """Tell what fails in making the content from what fails in writing it."""
+    try:
+        yield from pieces()
+    except Exception as error:
+        raise ContentError(str(error)) from error
+
+
+def _remove(requests: Requests, files: list[Location]) -> None:
+    for file in files:
+        request = Request("remove", str(file))
+        with contextlib.suppress(OSError):
+            requests.ask(request, lambda client, at=file.path: client.delete(at, False), once=True)  # type: ignore[misc]

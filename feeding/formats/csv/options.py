@@ -1,0 +1,81 @@
+"""What a user asks for of CSV files.
+
+Covers: CsvRequest, the types that columns may have.      Does not: read (csv_source).
+Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from feeding.arrow.arrays import DTYPES
+from feeding.errors import SettingsError
+
+TYPES = {
+    **{name: getattr(pa, "bool_" if name == "bool" else name)() for name in DTYPES.values()},
+    "str": pa.string(),
+    "bytes": pa.binary(),
+}
+"""By dtype."""
+del TYPES["float16"]  # pyarrow parses none
+_TAKEN = '"\r\n\0'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvRequest:
+    """What is asked for.
+
+    Args:
+        columns: names, or names with dtypes ("int64", "float32", "bool", "str", "bytes", …); None:
+            all. Types that are not said are those of the first lines of the first file.
+        header: whether the first line of each file has the names; or the names, for files without;
+            False: _c0, _c1, …
+        delimiter: one character between values.
+        quoted_newlines: whether quoted values may hold line ends; files are then not cut.
+        nulls: what stands in the place of an empty value, by column; in columns of numbers that
+            are not named an empty value is refused.
+    """
+
+    columns: Sequence[str] | Mapping[str, str] | None = None
+    header: bool | Sequence[str] = True
+    delimiter: str = ","
+    quoted_newlines: bool = False
+    nulls: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = self.columns
+        if isinstance(given, str) or not all(map(_is_text, given or ())):
+            raise SettingsError(f"columns must be names, or dtypes by name, got {given!r}")
+        if given is not None and not len(given):
+            raise SettingsError("no columns were asked for; name at least one")
+        for name, dtype in given.items() if isinstance(given, Mapping) else ():
+            if dtype not in TYPES:
+                raise SettingsError(
+                    f"column {name!r}: dtype {dtype!r} is not one of {', '.join(sorted(TYPES))}"
+                )
+        if given is not None and len(set(given)) < len(given):
+            raise SettingsError(f"a column is asked for twice: {list(given)}")
+        delimiter: object = self.delimiter
+        if not isinstance(delimiter, str) or len(delimiter.encode()) != 1 or delimiter in _TAKEN:
+            raise SettingsError(
+                "delimiter must be one ASCII character, no quote and no line end, got "
+                f"{delimiter!r}"
+            )
+        self._check_header()
+
+    def _check_header(self) -> None:
+        names = self.header
+        if isinstance(names, bool):
+            return
+        if isinstance(names, str) or not names or not all(map(_is_text, names)):
+            raise SettingsError(f"header must be True, False or names, got {names!r}")
+        if len(set(names)) < len(names):
+            raise SettingsError(f"header names two columns alike: {list(names)}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)

@@ -1,0 +1,1 @@
+"""Parquet files: footers, row groups, filters, partitioned directories."""

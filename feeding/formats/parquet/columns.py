@@ -1,0 +1,250 @@
+"""Columns of Parquet files → numpy columns: which there are, what they become, whether they fit.
+
+Covers: StoredColumn (a column by its dotted name), ColumnReader (an Arrow array → a column).
+Does not: read files (parquet_pages), decide what becomes of damage (parquet_source).
+Threads: any.
+
+What becomes of a type is what a feed makes of it (arrow_columns): numbers and bool themselves,
+decimals float64, dates int32 days and timestamps int64 microseconds since 1970-01-01, text and
+binary objects, lists of numbers and Spark's vectors a tensor or Ragged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from feeding.arrow.arrays import DTYPES, LISTS, TEXTS, bounds, numbers, plain
+from feeding.arrow.spark_vectors import is_vector, spread
+from feeding.columnar.chunk import Array
+from feeding.columnar.schema import ColumnSpec
+from feeding.errors import DataError, SettingsError
+from feeding.receiver.batch_reader import BatchColumn, Ragged
+
+_REFUSED = (
+    "is {type}; a column is numbers, text, binary, dates, timestamps, decimals, vectors or lists "
+    "of numbers: name the columns that you need, or convert this one where the file is written"
+)
+
+
+class BadValue(Exception):
+    """A value that its column cannot hold."""
+
+    def __init__(self, row: int, column: str, text: str) -> None:
+        super().__init__(f"column {column!r}: {text}")
+        self.row = row
+
+
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """A column of a file: fields of structs are columns by themselves, `parent.child`."""
+
+    name: str
+    type: pa.DataType
+    path: tuple[str, ...]
+    """Field names from the row on."""
+
+    def of(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return its values, numbers where numbers stand for them."""
+        array = batch.column(self.path[0])
+        if self.path[1:]:
+            array = pc.struct_field(array, list(self.path[1:]))
+        return array if array.type.id == pa.lib.Type_DICTIONARY else plain(array)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it holds Spark's vectors."""
+        return is_vector(self.type)
+
+    @property
+    def has_rows_of_items(self) -> bool:
+        """Whether each value is several numbers."""
+        return self.is_vector or self.type.id in LISTS
+
+    @property
+    def item_type(self) -> pa.DataType:
+        """Arrow's type of its values or their items, a number's where numbers stand for them."""
+        if self.is_vector:
+            return pa.float64()
+        kind = self.type.value_type if self.type.id in LISTS else self.type
+        return plain(pa.array([], kind)).type
+
+
+def stored_columns(schema: pa.Schema, file: str) -> dict[str, StoredColumn]:
+    """Return all columns of a file by name.
+
+    Raises:
+        DataError: two have one name.
+    """
+    found: dict[str, StoredColumn] = {}
+    for field in schema:
+        for column in _below(field, ()):
+            if column.name in found:
+                raise DataError(f"{file} has two columns {column.name!r}")
+            found[column.name] = column
+    return found
+
+
+def _below(field: pa.Field, above: tuple[str, ...]) -> Iterator[StoredColumn]:
+    path = (*above, field.name)
+    if pa.types.is_struct(field.type) and field.type.num_fields and not is_vector(field.type):
+        for child in field.type:
+            yield from _below(child, path)
+    else:
+        yield StoredColumn(".".join(path), field.type, path)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReader:
+    """Makes one column of batches.
+
+    Args:
+        column: where it comes from.
+        spec: what it becomes.
+        fill: what stands in the place of a null; None: a null is refused.
+    """
+
+    column: StoredColumn
+    spec: ColumnSpec
+    fill: Any = None
+
+    def __call__(self, batch: pa.RecordBatch) -> BatchColumn:
+        """Return the values, perhaps as views of the batch.
+
+        Raises:
+            BadValue: a row's value does not fit.
+            ValueError, pyarrow.ArrowException: it is damaged.
+        """
+        array = self.column.of(batch)
+        if self.column.has_rows_of_items:
+            return self._rows_of_items(array)
+        array = self._filled(array)
+        return numbers(array) if self.spec.dtype else objects(array)
+
+    def _filled(self, array: pa.Array, bounds: Array | None = None) -> pa.Array:
+        """Return the array without nulls; `bounds`: where each row begins, for items of lists."""
+        if not array.null_count:
+            return array
+        if self.fill is None:
+            row = first_null(array)
+            if bounds is None:
+                raise self._bad(row, f"null; {_pass_nulls(self.column.name)}")
+            row = int(np.searchsorted(bounds, row, "right")) - 1
+            raise self._bad(row, f"null inside a list; {_pass_nulls(self.column.name)}")
+        if array.type.id == pa.lib.Type_DICTIONARY:
+            array = array.dictionary_decode()
+        return pc.fill_null(array, pa.scalar(self.fill, array.type))
+
+    def _rows_of_items(self, array: pa.Array) -> BatchColumn:
+        if array.null_count:
+            raise self._bad(
+                first_null(array), "null where a list is expected; drop such rows before"
+            )
+        if self.column.is_vector:
+            values, offsets = spread(array)
+        else:
+            found = bounds(array)
+            offsets = found - found[0]
+            items = plain(array.values.slice(found[0], found[-1] - found[0]))
+            values = numbers(self._filled(items, offsets))
+        if self.spec.kind == "ragged":
+            return Ragged(values, offsets)
+        size = math.prod(self.spec.shape)
+        wrong = np.diff(offsets) != size
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise self._bad(
+                row,
+                f"{offsets[row + 1] - offsets[row]} values, expected {size} (shape "
+                f"{self.spec.shape}); pass shapes={{{self.column.name!r}: None}} for any number",
+            )
+        return values.reshape(len(array), *self.spec.shape)
+
+    def _bad(self, row: int, text: str) -> BadValue:
+        return BadValue(row, self.column.name, text)
+
+
+def column_spec(column: StoredColumn, shape: tuple[int, ...] | None = None) -> ColumnSpec:
+    """Return what a column becomes.
+
+    Args:
+        column: stored.
+        shape: of a list column; None: any number of values.
+
+    Raises:
+        SettingsError: there is no column for its type.
+    """
+    kind = column.item_type
+    if kind.id in DTYPES and not column.has_rows_of_items:
+        return ColumnSpec(column.name, "tensor", "scalar", DTYPES[kind.id])
+    if kind.id in DTYPES and shape is None:
+        return ColumnSpec(column.name, "ragged", "array", DTYPES[kind.id])
+    if kind.id in DTYPES and shape is not None:
+        return ColumnSpec(column.name, "tensor", "array", DTYPES[kind.id], shape)
+    if kind.id in TEXTS and not column.has_rows_of_items:
+        if TEXTS[kind.id] == "str":
+            return ColumnSpec(column.name, "str", "str")
+        return ColumnSpec(column.name, "bytes", "bytes")
+    raise SettingsError(f"column {column.name!r} {_REFUSED.format(type=column.type)}")
+
+
+def refuse_alike(column: StoredColumn, stored: Iterable[str], file: str) -> None:
+    """Refuse a list whose parts in the file could be those of another column.
+
+    Raises:
+        DataError: there is `a.b` beside the list `a`.
+    """
+    name = column.name
+    other = next((each for each in stored if each.startswith(f"{name}.")), None)
+    if other is not None and column.has_rows_of_items:
+        raise DataError(f"{file}: columns {name!r} and {other!r} cannot be told apart; rename one")
+
+
+def held(name: str, value: Any, kind: pa.DataType) -> Any:
+    """Return what stands for a null as a column of this type holds it.
+
+    Raises:
+        SettingsError: it cannot hold that.
+    """
+    try:
+        found = pa.scalar(value, kind).as_py()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        found = None
+    if found is None or (pa.types.is_integer(kind) and found != value):
+        raise SettingsError(
+            f"nulls={{{name!r}: {value!r}}}: the column is {kind}, which cannot hold that"
+        )
+    return found
+
+
+def objects(array: pa.Array) -> Array:
+    """Return text or binary as an array of objects, one for equal ones of a dictionary."""
+    if array.type.id == pa.lib.Type_DICTIONARY:
+        places, entries = array.indices.to_numpy(), array.dictionary
+        if len(entries) > len(places):
+            used, places = np.unique(places, return_inverse=True)
+            entries = entries.take(pa.array(used))
+        return np.asarray(objects(entries)[places])
+    found: Array = array.to_numpy(zero_copy_only=False)
+    return found
+
+
+def item_counts(array: pa.Array) -> set[int]:
+    """Return how many items the lists or vectors of an array have."""
+    offsets = spread(array.drop_null())[1] if is_vector(array.type) else bounds(array)
+    return {int(count) for count in np.unique(np.diff(offsets))}
+
+
+def first_null(array: pa.Array) -> int:
+    """Return the place of the first null."""
+    return int(array.is_null().index(True).as_py())
+
+
+def _pass_nulls(name: str) -> str:
+    return f"pass nulls={{{name!r}: value}} to replace it, or filter such rows out"

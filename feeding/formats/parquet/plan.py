@@ -1,0 +1,301 @@
+"""What is read of each file of a Parquet data set, and into what columns.
+
+Covers: ParquetRequest (what a user asks for), ParquetPlan (the first file's answer to it, which all
+other files must fit).      Does not: read pages (parquet_pages).
+Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from feeding.columnar.schema import Group, Schema
+from feeding.errors import DataError, SettingsError
+from feeding.formats.parquet.columns import (
+    ColumnReader,
+    StoredColumn,
+    column_spec,
+    held,
+    item_counts,
+    refuse_alike,
+    stored_columns,
+)
+from feeding.formats.parquet.filter import RowFilter
+from feeding.formats.parquet.footer import Footer
+from feeding.formats.parquet.partitions import PartitionColumn
+from feeding.receiver.batch_reader import BatchColumn
+
+Shape = tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetRequest:
+    """What is asked for.
+
+    Args:
+        columns: names; None: all that the files store.
+        filters: see RowFilter.
+        nulls: what stands in the place of a null, by column; in others a null is refused.
+        shapes: of list columns, by name; None as a shape: any number of values. Of others it is
+            found in the files.
+    """
+
+    columns: Sequence[str] | None = None
+    filters: Any = None
+    nulls: Mapping[str, Any] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = self.columns
+        if isinstance(given, str) or not all(map(_is_text, given or ())):
+            raise SettingsError(f"columns must be a list of names, got {given!r}")
+        if given is not None and not len(given):
+            raise SettingsError("no columns were asked for; name at least one")
+        if given is not None and len(set(given)) < len(given):
+            raise SettingsError(f"a column is asked for twice: {list(given)}")
+        for name, shape in self.shapes.items():
+            said: object = shape
+            if said is not None and not (isinstance(said, tuple) and all(map(_is_size, said))):
+                raise SettingsError(
+                    f"the shape of {name!r} must be None or a tuple of ints >= 1, got {shape!r}"
+                )
+
+    def fill(self, column: StoredColumn | PartitionColumn) -> Any:
+        """Return what stands for a null of a column; None: nothing may."""
+        value = self.nulls.get(column.name)
+        if value is None:
+            return None
+        return held(column.name, value, _held_type(column))
+
+
+class ParquetPlan:
+    """The columns of a data set, by its first file.
+
+    Args:
+        request: what is asked for.
+        footer: of the first file.
+        partitions: the columns that directories' names give.
+
+    Raises:
+        DataError: a column that is asked for is not there.
+        SettingsError: a column cannot be read, or a setting does not fit.
+    """
+
+    def __init__(
+        self, request: ParquetRequest, footer: Footer, partitions: Mapping[str, PartitionColumn]
+    ) -> None:
+        self._request = request
+        self._first = footer.path
+        self._filter = None if request.filters is None else RowFilter(request.filters)
+        stored = stored_columns(_arrow_schema(footer), footer.path)
+        names = tuple(stored if request.columns is None else request.columns)
+        self._names = names
+        self._stored = {name: stored[name] for name in names if name in stored}
+        self._given = {
+            name: partitions[name] for name in names if name in partitions and name not in stored
+        }
+        for name in names:
+            if name not in stored and name not in partitions:
+                raise DataError(
+                    f"{footer.path} has no column {name!r}; it has {_listing(stored, partitions)}"
+                )
+        for name in request.nulls:
+            if name not in names:
+                raise SettingsError(f"nulls: {name!r} is none of the columns {list(names)}")
+        for name in request.shapes:
+            if name not in self._stored or not self._stored[name].has_rows_of_items:
+                raise SettingsError(f"shapes: {name!r} is no list column of what is asked for")
+        self._looked_at = [
+            column
+            for column in stored.values()
+            if self._filter and self._filter.may_use(column.path)
+        ]
+        self._constants = {
+            name: column
+            for name, column in partitions.items()
+            if name not in stored and self._filter and self._filter.may_use([name])
+        }
+        self._lengths = ListLengths(
+            column
+            for name, column in self._stored.items()
+            if column.has_rows_of_items and name not in request.shapes
+        )
+        self._readers: list[ColumnReader] = []
+        for column in self._stored.values():
+            column_spec(column)  # says what cannot be read
+            refuse_alike(column, stored, footer.path)
+        for given in self._given.values():
+            path = next((path for path, value in given.values.items() if value is None), None)
+            if path is not None and request.fill(given) is None:
+                raise DataError(f"{path}: {given.name!r} is null; pass nulls={{{given.name!r}: …}}")
+
+    @property
+    def paths(self) -> list[str]:
+        """The columns to decode."""
+        needed = [*self._stored.values(), *self._looked_at]
+        return list(dict.fromkeys(column.name for column in needed))
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether rows are left out."""
+        return self._filter is not None
+
+    @property
+    def dense(self) -> list[str]:
+        """Columns in which a null is refused; lists may hold empty ones, which count as nulls."""
+        return [
+            name
+            for name, column in self._stored.items()
+            if self._request.fill(column) is None and not column.has_rows_of_items
+        ]
+
+    def check(self, footer: Footer) -> None:
+        """Refuse a file whose columns are not those of the first one, and learn from it.
+
+        Raises:
+            DataError: names file, column, expected and found.
+        """
+        stored = stored_columns(_arrow_schema(footer), footer.path)
+        for column in {**self._stored, **{c.name: c for c in self._looked_at}}.values():
+            found = stored.get(column.name)
+            if found is None or found.type != column.type:
+                what = "no such column" if found is None else f"{found.type}"
+                raise DataError(
+                    f"{footer.path}: column {column.name!r}: expected {column.type}, as in "
+                    f"{self._first}, found {what}"
+                )
+        self._lengths.see(footer)
+
+    def groups(self, footer: Footer) -> set[int]:
+        """Return the row groups of a file that may have wanted rows."""
+        if self._filter is None:
+            return set(range(footer.metadata.num_row_groups))
+        schema = _arrow_schema(footer)
+        values = {}
+        for name, column in self._constants.items():
+            schema = schema.append(pa.field(name, _held_type(column)))
+            values[name] = column.values[footer.path]
+        return self._filter.groups(footer.alone, schema, values)
+
+    @property
+    def to_sample(self) -> list[StoredColumn]:
+        """Columns of lists that the first rows must show to have one length."""
+        return self._lengths.unsure
+
+    def settle(self, sample: pa.RecordBatch | None) -> None:
+        """Decide the shape of list columns.
+
+        Args:
+            sample: the first rows of `to_sample`; None: what footers say is believed.
+        """
+        shapes = {**self._request.shapes, **self._lengths.shapes(sample)}
+        self._readers = [
+            ColumnReader(column, column_spec(column, shapes.get(name)), self._request.fill(column))
+            for name, column in self._stored.items()
+        ]
+
+    @property
+    def schema(self) -> Schema:
+        """Of the batches."""
+        specs = {each.spec.name: each.spec for each in self._readers}
+        specs |= {name: column.spec for name, column in self._given.items()}
+        columns = tuple(specs[name] for name in self._names)
+        return Schema(columns, Group("dict", self._names, (None,) * len(self._names)))
+
+    def wanted(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
+        """Return the rows that the filter keeps."""
+        if self._filter is None:
+            return batch
+        constants = {
+            name: pa.scalar(column.values[path], _held_type(column))
+            for name, column in self._constants.items()
+        }
+        return self._filter.rows(batch, constants)
+
+    def columns(self, batch: pa.RecordBatch, path: str) -> tuple[BatchColumn, ...]:
+        """Return the rows of a batch of a file as columns.
+
+        Raises:
+            BadValue: a value does not fit; names the column.
+        """
+        found: dict[str, BatchColumn] = {}
+        for reader in self._readers:
+            found[reader.spec.name] = reader(batch)
+        for name, column in self._given.items():
+            fill = self._request.fill(column)
+            found[name] = column.repeated(path, batch.num_rows, fill)
+        return tuple(found[name] for name in self._names)
+
+
+class ListLengths:
+    """Whether the lists of a column have one length in all files.
+
+    Args:
+        columns: of lists or vectors, whose shape nobody said.
+    """
+
+    def __init__(self, columns: Iterable[StoredColumn]) -> None:
+        self._columns = {column.name: column for column in columns}
+        self._seen: dict[str, set[int]] = {name: set() for name in self._columns}
+
+    def see(self, footer: Footer) -> None:
+        """Learn how many items per row a file's row groups have; -1 for no whole number."""
+        for name, seen in self._seen.items():
+            (leaf,) = footer.leaves([name]) if not self._columns[name].is_vector else (None,)
+            for group in range(footer.metadata.num_row_groups if leaf is not None else 0):
+                found = footer.metadata.row_group(group)
+                if found.num_rows:
+                    items, rest = divmod(found.column(leaf).num_values, found.num_rows)
+                    seen.add(-1 if rest else items)
+
+    @property
+    def unsure(self) -> list[StoredColumn]:
+        """Columns that may have one length; footers say nothing of vectors."""
+        return [
+            column
+            for name, column in self._columns.items()
+            if column.is_vector or (len(self._seen[name]) == 1 and -1 not in self._seen[name])
+        ]
+
+    def shapes(self, sample: pa.RecordBatch | None) -> dict[str, Shape]:
+        """Return the shape of each column, None for any number of items."""
+        found: dict[str, Shape] = dict.fromkeys(self._columns)
+        for column in self.unsure:
+            lengths = set() if sample is None else item_counts(column.of(sample))
+            lengths |= self._seen[column.name]
+            if len(lengths) == 1:
+                found[column.name] = (lengths.pop(),)
+        return found
+
+
+def _held_type(column: StoredColumn | PartitionColumn) -> pa.DataType:
+    """Return the Arrow type of a column's values once they are numbers."""
+    if isinstance(column, PartitionColumn):
+        return {"int64": pa.int64(), "float64": pa.float64()}.get(column.dtype, pa.string())
+    return column.item_type
+
+
+def _arrow_schema(footer: Footer) -> pa.Schema:
+    try:
+        return footer.metadata.schema.to_arrow_schema()
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(f"{footer.path}: its footer is damaged: {error}") from None
+
+
+def _listing(stored: Mapping[str, StoredColumn], partitions: Mapping[str, PartitionColumn]) -> str:
+    shown = [f"{name}: {column.type}" for name, column in stored.items()]
+    shown += [f"{name} (of directories)" for name in partitions]
+    more = f" and {len(shown) - 40} more" if len(shown) > 40 else ""
+    return ", ".join(shown[:40]) + more
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

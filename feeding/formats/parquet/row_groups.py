@@ -1,0 +1,292 @@
+"""The pages of a Parquet file's row groups: fetched, checked and decoded, nothing else of the file.
+
+Covers: HeldRanges (what pyarrow reads from), RowGroupReader (ranges, fetched ahead → batches).
+Does not: know schemas or filters (parquet_source), make numpy arrays (parquet_columns).
+Threads: a reader belongs to one; pyarrow decodes columns beside each other on its own.
+Memory: the needed columns of two row groups as they are stored, one batch decoded.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import io
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feeding.errors import DataError
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.interface import RangeReader
+from feeding.filesystem.local import LocalReader
+from feeding.formats.parquet.footer import Chunk, Footer, ParquetLimits, one_line
+from feeding.formats.parquet.page_headers import check_pages
+
+_GAP_BYTES = 128 << 10
+"""Unneeded bytes between two columns that cost less to read than another request."""
+
+
+class HeldRanges(io.RawIOBase):
+    """Some ranges of a file in memory, as an object to seek and read in.
+
+    Args:
+        size_bytes: of the whole file.
+        parts: where each range begins, and its bytes; they do not overlap.
+    """
+
+    def __init__(self, size_bytes: int, parts: Sequence[tuple[int, bytes | memoryview]]) -> None:
+        super().__init__()
+        self._size = size_bytes
+        self._parts = sorted((start, memoryview(data)) for start, data in parts)
+        self._starts = [start for start, _ in self._parts]
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def size(self) -> int:
+        """Return the size of the whole file; pyarrow asks."""
+        return self._size
+
+    def tell(self) -> int:
+        """Return the position of the byte that is read next."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> memoryview:
+        """Return the next bytes.
+
+        Raises:
+            DataError: they are not of a column that was asked for.
+        """
+        stop = self._size if size < 0 else min(self._at + size, self._size)
+        data = self.range(self._at, stop)
+        self._at = stop
+        return data
+
+    def range(self, start: int, stop: int) -> memoryview:
+        """Return the bytes from `start` to before `stop`."""
+        index = bisect.bisect_right(self._starts, start) - 1
+        if index >= 0:
+            begin, data = self._parts[index]
+            if stop <= begin + len(data):
+                return data[start - begin : stop - begin]
+        raise DataError(f"a page at bytes {start} to {stop}, outside of the columns that are read")
+
+
+class RowGroupReader:
+    """Decodes row groups of one open file, with the next one on its way.
+
+    Args:
+        file: the file; closed by the caller.
+        footer: its footer.
+        paths: the columns to decode, in pyarrow's sense.
+        limits: what the file may ask for.
+        config: how ranges are asked for.
+    """
+
+    def __init__(
+        self,
+        file: RangeReader,
+        footer: Footer,
+        paths: Sequence[str],
+        *,
+        limits: ParquetLimits,
+        config: FileSystemConfig,
+    ) -> None:
+        self._file = file
+        self._footer = footer
+        self._paths = list(paths)
+        self._leaves = footer.leaves(self._paths)
+        self._limits = limits
+        self._config = config
+
+    def fetch(self, group: int) -> Fetched:
+        """Begin to fetch a row group.
+
+        Raises:
+            DataError: its columns lie where they cannot, or are too large.
+        """
+        chunks = self._footer.chunks(group, self._leaves, self._limits)
+        return Fetched(self._file, group, chunks, self._config)
+
+    def batches(self, fetched: Fetched, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a row group.
+
+        Raises:
+            DataError: it is damaged; names the file and the row group.
+            OSError: it cannot be read.
+        """
+        footer = self._footer
+        with fetched.parts() as parts:
+            held = HeldRanges(footer.size_bytes, [*parts, (footer.start, footer.tail)])
+            yield from self._decoded(held, fetched, batch_rows)
+
+    def _decoded(
+        self, held: HeldRanges, fetched: Fetched, batch_rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        footer = self._footer
+        try:
+            reader = pq.ParquetFile(
+                pa.PythonFile(held, mode="r"),
+                metadata=footer.metadata,
+                pre_buffer=False,
+                read_dictionary=self._coded(held, fetched),
+                coerce_int96_timestamp_unit="us",
+                page_checksum_verification=True,
+            )
+            groups = [fetched.group]
+            yield from reader.iter_batches(batch_rows, row_groups=groups, columns=self._paths)
+        except (pa.ArrowException, OSError, ValueError, MemoryError, DataError) as error:
+            where = f"{footer.path}: row group {fetched.group}"
+            raise DataError(f"{where}: {one_line(error)}") from None
+
+    def _coded(self, held: HeldRanges, fetched: Fetched) -> list[str]:
+        """Check all pages; return the columns of text whose values all are in a dictionary.
+
+        They stay so, since a few long entries may stand for more text than memory can hold.
+        """
+        coded = []
+        for leaf, chunk in zip(self._leaves, fetched.chunks, strict=True):
+            column = self._footer.metadata.schema.column(leaf)
+            pages = held.range(chunk.start, chunk.stop)
+            is_coded = check_pages(pages, chunk, self._limits)
+            if (
+                is_coded
+                and column.physical_type == "BYTE_ARRAY"
+                and not column.max_repetition_level
+            ):
+                coded.append(column.path)
+        return coded
+
+
+class Fetched:
+    """The stored columns of one row group, on their way until they are asked for.
+
+    Ranges of other hosts are fetched on a thread, which ends when it has all of them or when this
+    object is dropped. A local file is read when it is needed: the kernel reads ahead.
+
+    Args:
+        file: the file; closed by the caller.
+        group: which row group.
+        chunks: its columns.
+        config: how ranges are asked for.
+    """
+
+    def __init__(
+        self, file: RangeReader, group: int, chunks: Sequence[Chunk], config: FileSystemConfig
+    ) -> None:
+        self.group = group
+        self.chunks = chunks
+        self._file = file
+        self._spans = joined_spans(chunks)
+        self._is_dropped = threading.Event()
+        self._ahead: Future[list[tuple[int, bytes]]] | None = None
+        if not isinstance(file, LocalReader):
+            self._ahead = Future()
+            work = (file, self._spans, config, self._ahead, self._is_dropped)
+            threading.Thread(target=_fetch, args=work, name="row-group", daemon=True).start()
+
+    def __del__(self) -> None:
+        self._is_dropped.set()
+
+    @contextlib.contextmanager
+    def parts(self) -> Iterator[list[tuple[int, memoryview]]]:
+        """Give, for a while, where each range begins, and its bytes.
+
+        Raises:
+            OSError: they cannot be had.
+        """
+        if self._ahead is not None or not isinstance(self._file, LocalReader):
+            found = [] if self._ahead is None else self._ahead.result()
+            yield [(at, memoryview(data)) for at, data in found]
+            return
+        sizes = [stop - at for at, stop in self._spans]
+        with _scratch.lent(sum(sizes)) as buffer:
+            parts, used = [], 0
+            for (at, _), size in zip(self._spans, sizes, strict=True):
+                part = buffer[used : used + size]
+                parts.append((at, part[: _filled(self._file, at, part)]))
+                used += size
+            yield parts
+
+
+def _filled(file: LocalReader, at: int, part: memoryview) -> int:
+    filled = 0
+    while filled < len(part) and (count := file.read_into(at + filled, part[filled:])):
+        filled += count
+    return filled
+
+
+class _Scratch:
+    """A buffer that row groups of local files take turns in: new memory costs more than reading.
+
+    What is decoded from it is copied out by pyarrow, so that nothing refers to it afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._free: bytearray | None = None
+
+    @contextlib.contextmanager
+    def lent(self, num_bytes: int) -> Iterator[memoryview]:
+        """Lend the buffer, or one more if somebody has it."""
+        buffer, self._free = self._free, None
+        if buffer is None or len(buffer) < num_bytes:
+            buffer = bytearray(num_bytes)
+        try:
+            yield memoryview(buffer)[:num_bytes]
+        finally:
+            self._free = buffer
+
+
+_scratch = _Scratch()
+
+
+def _fetch(
+    file: RangeReader,
+    spans: Sequence[tuple[int, int]],
+    config: FileSystemConfig,
+    result: Future[list[tuple[int, bytes]]],
+    is_dropped: threading.Event,
+) -> None:
+    try:
+        parts = []
+        for start, stop in spans:
+            pieces: list[bytes] = []
+            coming: collections.deque[Callable[[], bytes]] = collections.deque()
+            for at in range(start, stop, config.range_bytes):
+                coming.append(file.start_range(at, min(config.range_bytes, stop - at)))
+                if len(coming) == config.ranges_in_flight:
+                    pieces.append(coming.popleft()())
+                if is_dropped.is_set():
+                    return
+            pieces += [each() for each in coming]
+            parts.append((start, b"".join(pieces)))
+        result.set_result(parts)
+    except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+        result.set_exception(error)
+
+
+def joined_spans(chunks: Sequence[Chunk], gap_bytes: int = _GAP_BYTES) -> list[tuple[int, int]]:
+    """Return the ranges that hold the chunks, near ones joined."""
+    spans: list[tuple[int, int]] = []
+    for start, stop in sorted((chunk.start, chunk.stop) for chunk in chunks):
+        if spans and start - spans[-1][1] <= gap_bytes:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], stop))
+        else:
+            spans.append((start, stop))
+    return spans

@@ -1,0 +1,201 @@
+"""Parquet files as a source of columns.
+
+Covers: ParquetSource.
+Does not: batch or shuffle (direct), decode (parquet_pages), choose columns (parquet_plan).
+Threads: one reader.
+Memory: the needed columns of two row groups as they are stored; of one, decoded, 8 MiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from feeding.columnar.ops import Columns
+from feeding.columnar.schema import Schema
+from feeding.config import MIB
+from feeding.errors import DataError
+from feeding.filesystem.interface import Path, RangeReader
+from feeding.filesystem.registry import DEFAULTS
+from feeding.formats.parquet.columns import BadValue
+from feeding.formats.parquet.footer import Footer, ParquetLimits, one_line
+from feeding.formats.parquet.parquet_files import FooterShelf, open_listed, read_footers
+from feeding.formats.parquet.partitions import partition_columns
+from feeding.formats.parquet.plan import ParquetPlan, ParquetRequest
+from feeding.formats.parquet.row_groups import Fetched, RowGroupReader
+from feeding.reading.bad_records import BadData
+from feeding.reading.discover import data_files
+from feeding.reading.splits import SourceFile, Split
+
+_BATCH_BYTES = 8 * MIB
+"""Decoded at a time: fewer rows cost more each, and make more batches that are joined of two. The
+size does not follow the reader's batches, so that a place in a damaged row group stays the same."""
+_MAX_BATCH_ROWS = 32_768
+_SAMPLE_ROWS = 256
+_SAMPLE_BYTES = 16 * MIB
+
+
+class ParquetSource:
+    """See direct.Source. The footers of all files are read and compared at once.
+
+    Args:
+        paths: files, directories or patterns.
+        request: columns, filters and the like.
+        bad: what becomes of damaged files and row groups.
+        limits: what a file may ask for.
+
+    Raises:
+        FileNotFoundError: a path has no file.
+        DataError: a file is damaged, or its columns are not those of the first one.
+        SettingsError: the request cannot work.
+        MissingPackage: pyarrow is too old.
+    """
+
+    def __init__(
+        self,
+        paths: Path | Iterable[Path],
+        request: ParquetRequest | None = None,
+        *,
+        bad: BadData | None = None,
+        limits: ParquetLimits | None = None,
+    ) -> None:
+        self._bad = bad or BadData()
+        self._limits = limits or ParquetLimits()
+        self._shelf = FooterShelf(self._limits)
+        listed = data_files(paths, can_be_cut=bool)
+        partitions = partition_columns([file.path for file in listed])
+        plan: ParquetPlan | None = None
+        files: list[SourceFile] = []
+        for file, footer in read_footers(listed, self._shelf, self._bad):
+            try:
+                plan = plan or ParquetPlan(request or ParquetRequest(), footer, partitions)
+                plan.check(footer)
+            except DataError as error:
+                self._bad.skip(file.path, 0, error)
+                continue
+            rows = self._wanted_rows(plan, footer)
+            files.append(dataclasses.replace(file, piece_rows=rows))
+        if plan is None:
+            raise DataError(f"{listed[0].path} and {len(listed) - 1} other files: none can be read")
+        self._files = tuple(files)
+        self._by_path = {file.path: file for file in files}
+        self._plan = plan
+        plan.settle(self._sample())
+
+    @property
+    def schema(self) -> Schema:
+        """See direct.Source."""
+        return self._plan.schema
+
+    @property
+    def num_skipped(self) -> int:
+        """Damaged files and row groups so far that were left out."""
+        return self._bad.num_skipped
+
+    def files(self) -> Sequence[SourceFile]:
+        """See direct.Source; pieces are row groups."""
+        return self._files
+
+    def read(self, split: Split) -> Iterator[Columns]:
+        """See direct.Source. A row group is fetched from the call on."""
+        try:
+            opened = open_listed(self._by_path[split.path])
+            reader = self._reader(opened, self._plan.paths)
+            return self._rows(opened, reader, reader.fetch(split.piece or 0), split)
+        except (DataError, OSError) as error:
+            return self._failed(split, error)
+
+    def _failed(self, split: Split, error: DataError | OSError) -> Iterator[Columns]:
+        """Raise, when the rows are asked for, what went wrong before."""
+        if not isinstance(error, DataError):
+            raise error
+        self._skip(split, error)
+        yield from ()
+
+    def _rows(
+        self, opened: RangeReader, reader: RowGroupReader, fetched: Fetched, split: Split
+    ) -> Iterator[Columns]:
+        at, group = 0, fetched.group
+        group_rows = (self._by_path[split.path].piece_rows or ())[group]
+        with contextlib.closing(opened):
+            try:
+                for batch in reader.batches(fetched, _batch_rows(fetched, group_rows)):
+                    first, at = at, at + batch.num_rows
+                    if at > split.start:
+                        mine = batch[max(split.start - first, 0) : split.stop - first]
+                        yield self._columns(mine, split.path, group, max(first, split.start))
+                    if at >= split.stop:
+                        return
+            except DataError as error:
+                self._skip(split, error)
+                return
+            missing = f"it has {at} rows, its footer says {split.stop} or more"
+            self._skip(split, DataError(f"{split.path}: row group {group}: {missing}"))
+
+    def _columns(self, batch: pa.RecordBatch, path: str, group: int, first: int) -> Columns:
+        try:
+            return self._plan.columns(self._plan.wanted(batch, path), path)
+        except BadValue as error:
+            row = "" if self._plan.has_filter else f", row {first + error.row}"
+            raise DataError(f"{path}: row group {group}{row}: {error}") from None
+        except (pa.ArrowException, ValueError) as error:
+            raise DataError(f"{path}: row group {group}: {one_line(error)}") from None
+
+    def _skip(self, split: Split, error: DataError) -> None:
+        """Leave out what is left of a row group, or raise; 0 stands for the whole file."""
+        self._bad.skip(split.path, (split.piece or 0) + 1, error)
+
+    def _reader(self, opened: RangeReader, paths: Sequence[str]) -> RowGroupReader:
+        footer = self._shelf.footer(opened)
+        return RowGroupReader(opened, footer, paths, limits=self._limits, config=DEFAULTS)
+
+    def _wanted_rows(self, plan: ParquetPlan, footer: Footer) -> tuple[int, ...]:
+        """Return the rows of each row group, 0 for those that are not to be read."""
+        rows = list(footer.group_rows)
+        leaves = footer.leaves(plan.paths)
+        groups = plan.groups(footer)
+        for group in range(len(rows)):
+            if group not in groups:
+                rows[group] = 0
+            if not rows[group]:
+                continue
+            try:
+                footer.chunks(group, leaves, self._limits)
+                if not plan.has_filter:
+                    footer.check_nulls(group, plan.dense)
+            except DataError as error:
+                self._bad.skip(footer.path, group, error)
+                rows[group] = 0
+        return tuple(rows)
+
+    def _sample(self) -> pa.RecordBatch | None:
+        """Return the first rows of the columns whose lists may have one length."""
+        columns = self._plan.to_sample
+        if not columns:
+            return None
+        groups = (
+            (file, group)
+            for file in self._files
+            for group, num_rows in enumerate(file.piece_rows or ())
+            if num_rows
+        )
+        for file, group in groups:
+            with contextlib.closing(open_listed(file)) as opened:
+                reader = self._reader(opened, [column.name for column in columns])
+                fetched = reader.fetch(group)
+                stored = sum(chunk.stop - chunk.start for chunk in fetched.chunks)
+                if stored > _SAMPLE_BYTES and not any(column.is_vector for column in columns):
+                    return None
+                with contextlib.suppress(DataError):  # whoever reads the row group says so
+                    return next(reader.batches(fetched, _SAMPLE_ROWS))
+        return None
+
+
+def _batch_rows(fetched: Fetched, group_rows: int) -> int:
+    """Return how many rows to decode at a time; a power of 2, as batches mostly are."""
+    decoded = sum(max(each.uncompressed_bytes, 4 * each.num_values) for each in fetched.chunks)
+    most_rows = _BATCH_BYTES * group_rows // max(1, decoded)
+    return min(1 << max(0, most_rows.bit_length() - 1), _MAX_BATCH_ROWS)

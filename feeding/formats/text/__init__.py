@@ -1,0 +1,1 @@
+"""Text files, a row a line."""

@@ -1,0 +1,228 @@
+"""Files of lines as a source: text, one column `value`; what text and CSV share.
+
+Covers: LineSource (files → blocks of lines, what becomes of bad ones), TextSource.
+Does not: batch or shuffle (direct), find lines (text_lines), parse CSV (csv_source).
+Threads: one reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol, cast
+
+import numpy as np
+
+from feeding.columnar.ops import Columns, num_rows
+from feeding.columnar.schema import ColumnSpec, Group, Schema
+from feeding.errors import DataError, FileChanged
+from feeding.filesystem.interface import FileStatus, Path, RangeReader
+from feeding.filesystem.readahead import ReadAhead
+from feeding.filesystem.registry import DEFAULTS, filesystem_for
+from feeding.formats.text.lines import GzipBytes, LineBlock, LineLimits, LineReader, is_gzip
+from feeding.formats.text.row_index import RowLines
+from feeding.reading.bad_records import BadData
+from feeding.reading.discover import data_files
+from feeding.reading.row_counts import PieceRows
+from feeding.reading.splits import SourceFile, Split
+
+_GZIP_NAMES = (".gz", ".gzip")
+EVERY_LINE = RowLines()
+
+
+class Parser(Protocol):
+    """Makes columns of the lines of one file."""
+
+    def __call__(self, block: LineBlock) -> Columns:
+        """Return the rows of a block.
+
+        Raises:
+            DataError: some line is not what it should be.
+        """
+
+
+class LineSource:
+    """Files of lines; see direct.Source.
+
+    Args:
+        paths: files, directories or patterns.
+        bad: what becomes of bad lines and damaged files.
+        limits: what a file may ask for.
+        can_cut: whether a line end always ends a row: then files are read from the middle on.
+        lines: which of them are rows.
+    """
+
+    def __init__(
+        self,
+        paths: Path | Iterable[Path],
+        *,
+        bad: BadData | None = None,
+        limits: LineLimits | None = None,
+        can_cut: bool = True,
+        lines: RowLines = EVERY_LINE,
+    ) -> None:
+        self.bad = bad or BadData()
+        self._lines = lines
+        self._limits = limits or LineLimits()
+        self._can_cut = can_cut
+        self.listed = data_files(paths, can_be_cut=self._may_be_cut)
+        self._sizes = {file.path: file.size_bytes for file in self.listed}
+
+    @property
+    def num_skipped(self) -> int:
+        """Bad lines, and files given up, so far."""
+        return self.bad.num_skipped
+
+    def files(self) -> Sequence[SourceFile]:
+        """See direct.Source."""
+        return self.listed
+
+    def opened(self, path: str) -> RangeReader:
+        """Open a file that was listed.
+
+        Raises:
+            FileChanged: it has another size now.
+        """
+        file = filesystem_for(path).open(path)
+        if file.size_bytes != self._sizes[path]:
+            file.close()
+            raise FileChanged(
+                f"{path} had {self._sizes[path]} bytes when it was listed, now "
+                f"{file.size_bytes}; train on files that are not written to any more"
+            )
+        return file
+
+    def stream(self, file: RangeReader, start: int = 0) -> BinaryIO:
+        """Return a file's bytes without compression, from the byte before `start` on."""
+        ahead = ReadAhead(file, DEFAULTS, begin=max(start - 1, 0))
+        if start or not is_gzip(file.read_range(0, 2)):
+            return cast(BinaryIO, ahead)
+        return cast(BinaryIO, GzipBytes(ahead, file.path, self._limits))
+
+    def blocks(self, file: RangeReader, span: tuple[int, int | None] = (0, None)) -> LineReader:
+        """Return a reader of the lines that begin in a range."""
+        stream = self.stream(file, span[0])
+        if isinstance(stream, GzipBytes):
+            span = (0, None)
+        return LineReader(stream, file.path, span=span, limits=self._limits)
+
+    def rows(self, split: Split, file: RangeReader, parse: Parser) -> Iterator[Columns]:
+        """Yield the rows of a split of an open file; bad lines are left out if that is said."""
+        if _is_read_elsewhere(split, file):
+            return
+        try:
+            for block in self.blocks(file, (split.start, split.stop)).blocks():
+                yield from self._parsed(block, file.path, parse)
+        except DataError as error:
+            self.bad.skip(file.path, file.size_bytes, error)
+
+    def count(self, piece: Split) -> int:
+        """See counted.Countable."""
+        with contextlib.closing(self.opened(piece.path)) as file:
+            if _is_read_elsewhere(piece, file):
+                return 0
+            stream = self.stream(file, piece.start)
+            stop = None if isinstance(stream, GzipBytes) else piece.stop
+            try:
+                return self._lines.count(stream, (piece.start, stop))
+            except DataError:
+                return self._count_readable(piece, file)
+
+    def _count_readable(self, piece: Split, file: RangeReader) -> int:
+        """Count what comes before damage, as readers find it."""
+        rows = 0
+        try:
+            for block in self.blocks(file, (piece.start, piece.stop)).blocks():
+                rows += self._lines.in_block(block)
+        except DataError as error:
+            self.bad.skip(file.path, file.size_bytes, error)
+        return rows
+
+    def rows_of(self, wanted: PieceRows, file: RangeReader, parse: Parser) -> Iterator[Columns]:
+        """Yield rows of a piece of an open file; lines of others are not parsed."""
+        piece, at = wanted.piece, 0
+        try:
+            for block in self.blocks(file, (piece.start, piece.stop)).blocks():
+                first, at = at, at + self._lines.in_block(block)
+                if part := wanted.within(first, at - first):
+                    mine = block if part == (0, at - first) else self._lines.cut(block, *part)
+                    yield from self._parsed(mine, file.path, _OneEach(parse, self._lines))
+                if wanted.is_read(at):
+                    return
+        except DataError as error:
+            self.bad.skip(file.path, file.size_bytes, error)
+            return
+        wanted.check(at)
+
+    def _parsed(self, block: LineBlock, path: str, parse: Parser) -> Iterator[Columns]:
+        """Yield a block's rows, in parts if some line is bad."""
+        try:
+            columns = parse(block)
+        except DataError as error:
+            halves = block.halves()
+            if halves is None:
+                text = f"{path}: {block.place}: {error}"
+                self.bad.skip(path, block.first_byte, DataError(text))
+                return
+        else:
+            yield columns
+            return
+        for half in halves:
+            yield from self._parsed(half, path, parse)
+
+    def _may_be_cut(self, status: FileStatus) -> bool:
+        return self._can_cut and not status.path.endswith(_GZIP_NAMES)
+
+
+class TextSource(LineSource):
+    """Lines as text, without their ends (LF or CR LF); see direct.Source."""
+
+    schema = Schema((ColumnSpec("value", "str", "str"),), Group("dict", ("value",), (None,)))
+
+    def read(self, split: Split) -> Iterator[Columns]:
+        """See direct.Source."""
+        with contextlib.closing(self.opened(split.path)) as file:
+            yield from self.rows(split, file, _lines)
+
+    def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
+        """See counted.Countable."""
+        with contextlib.closing(self.opened(wanted.piece.path)) as file:
+            yield from self.rows_of(wanted, file, _lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneEach:
+    """A parser that makes no more than one row of a line."""
+
+    parse: Parser
+    lines: RowLines
+
+    def __call__(self, block: LineBlock) -> Columns:
+        columns = self.parse(block)
+        if b"\r" in block.data and num_rows(columns) > self.lines.in_block(block):
+            raise DataError("a carriage return ends a row within it; lines end in LF or CR LF")
+        return columns
+
+
+def _is_read_elsewhere(split: Split, file: RangeReader) -> bool:
+    """Whether a file is compressed: whoever reads its beginning reads all of it."""
+    return split.start > 0 and is_gzip(file.read_range(0, 2))
+
+
+def _lines(block: LineBlock) -> Columns:
+    try:
+        text = block.data.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"it is no UTF-8: {error.reason}") from None
+    if block.first_byte == 0:
+        text = text.removeprefix("\ufeff")
+    has_end = text.endswith("\n")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n")
+    lines = text.removesuffix("\n").split("\n")
+    if not has_end:
+        lines[-1] = lines[-1].removesuffix("\r")
+    out = np.empty(len(lines), object)
+    out[:] = lines
+    return (out,)

@@ -1,0 +1,1 @@
+"""TFRecord files and tf.Example records without TensorFlow."""

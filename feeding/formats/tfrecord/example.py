@@ -1,0 +1,264 @@
+"""tf.Example records → columns, and columns → tf.Example records.
+
+Covers: Feature (what a column must be), ExampleDecoder, infer_features, encode_example.
+Does not: read files (tfrecord), walk protobuf (example_kernels).
+Threads: a decoder keeps no state; calls may run beside each other, without the GIL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feeding.columnar.chunk import Array
+from feeding.errors import SettingsError
+from feeding.formats.tfrecord import example_kernels as kernels
+from feeding.formats.tfrecord.framing import RecordBlock
+from feeding.formats.tfrecord.record_damage import RecordDamage, without_damaged
+from feeding.reading.bad_records import BadData
+from feeding.receiver.batch_reader import BatchColumn, Ragged
+
+_KINDS = {"bytes": 1, "float": 2, "int64": 3}
+_KIND_NAMES = {number: name for name, number in _KINDS.items()}
+_DTYPES = {
+    **dict.fromkeys(("float32", "float64", "float16"), "float"),
+    **dict.fromkeys(("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32"), "int64"),
+    "bool": "int64",
+    "bytes": "bytes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """What one column of a data set of tf.Example must be.
+
+    Args:
+        dtype: "float32", "float64", "float16" (from a FloatList), an integer dtype or "bool" (from
+            an Int64List) or "bytes" (from a BytesList).
+        shape: of one record's value; () for one number. None: any number of values, a Ragged.
+        default: value of records that lack the feature; None: such a record is damaged (a Ragged
+            one is empty).
+    """
+
+    dtype: str = "float32"
+    shape: tuple[int, ...] | None = ()
+    default: Any = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise SettingsError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
+        if self.shape is None and self.default is not None:
+            raise SettingsError("a feature of any length (shape None) has no default")
+        shape: object = self.shape
+        if shape is not None and not (isinstance(shape, tuple) and all(map(_is_size, shape))):
+            raise SettingsError(f"shape must be None or a tuple of ints >= 0, got {shape!r}")
+        if self.shape is not None and self.default is not None:
+            self._check_default(self.shape)
+
+    def _check_default(self, shape: tuple[int, ...]) -> None:
+        try:
+            value = np.asarray(self.default, object if self.dtype == "bytes" else self.dtype)
+            np.broadcast_to(value, shape)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SettingsError(
+                f"default {self.default!r} is no {self.dtype} of shape {shape}: {error}"
+            ) from None
+
+    @property
+    def kind(self) -> int:
+        """Field number of its list in a tf.train.Feature."""
+        return _KINDS[_DTYPES[self.dtype]]
+
+    @property
+    def num_values(self) -> int:
+        """Values in one record; 1 for a Ragged, which has any number."""
+        return math.prod(self.shape or ())
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+class ExampleDecoder:
+    """Makes columns of records.
+
+    Args:
+        features: the columns, by name; other features of the records are passed over.
+    """
+
+    def __init__(self, features: Mapping[str, Feature]) -> None:
+        if not features:
+            raise SettingsError("no features were asked for; name at least one")
+        given: Mapping[Any, Any] = features
+        for name, feature in given.items():
+            if not isinstance(name, str) or not isinstance(feature, Feature):
+                raise SettingsError(
+                    f"features are Feature objects by name, got {name!r}: {feature!r}; for example "
+                    "{'label': Feature('int64')}"
+                )
+        self.features = dict(features)
+        self._names = packed_names(self.features)
+
+    def decode(self, block: RecordBlock, file: str, bad: BadData) -> dict[str, BatchColumn]:
+        """Return the columns of a block's records, copies that outlive the block.
+
+        With a policy to skip, damaged records are left out of every column.
+
+        Args:
+            block: the records.
+            file: where they come from, for messages.
+            bad: what becomes of records that are no tf.Example or lack what was asked for.
+
+        Raises:
+            DataError: names file, record, byte and feature.
+        """
+        return without_damaged(
+            block, file, bad, lambda starts, lengths: self._columns(block.buffer, starts, lengths)
+        )
+
+    def _columns(self, buffer: Array, starts: Array, lengths: Array) -> dict[str, BatchColumn]:
+        spans = np.empty((2, len(self.features), len(starts)), np.int64)
+        record = kernels.locate(buffer, starts, lengths, self._names, spans)
+        if record >= 0:
+            raise RecordDamage(record, "it is no tf.Example")
+        return {
+            name: _column(buffer, name, feature, spans[:, index])
+            for index, (name, feature) in enumerate(self.features.items())
+        }
+
+
+def packed_names(names: Iterable[str]) -> tuple[Array, Array]:
+    """Return names as the kernels take them: one after the other, and the bounds between them."""
+    encoded = [name.encode() for name in names]
+    bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return np.frombuffer(b"".join(encoded), np.uint8), bounds
+
+
+def value_counts(buffer: Array, name: str, kind: int, spans: Array, why: str) -> Array:
+    """Return how many values each record has of a feature, int64; below 0 where it has no list.
+
+    Args:
+        buffer: the records.
+        name: the feature's, for messages.
+        kind: field number of the list that it must have.
+        spans: where the feature stands in each record.
+        why: end of the message where it has another list.
+
+    Raises:
+        RecordDamage: a record's feature is no feature, or has another list.
+    """
+    counts = np.empty(spans.shape[1], np.int64)
+    record, fault = kernels.count_values(buffer, spans, kind, counts)
+    if fault == kernels.MALFORMED:
+        raise RecordDamage(record, f"its feature {name!r} is no tf.train.Feature")
+    if fault == kernels.WRONG_KIND:
+        raise RecordDamage(record, f"its feature {name!r} holds no {_KIND_NAMES[kind]} list, {why}")
+    return counts
+
+
+def _column(buffer: Array, name: str, feature: Feature, spans: Array) -> BatchColumn:
+    if feature.shape is not None and feature.num_values == 1:
+        single = _single(buffer, feature, spans)
+        if single is not None:
+            return narrowed(name, feature.dtype, single).reshape((-1, *feature.shape))
+    why = (
+        f"which Feature({feature.dtype!r}) reads; floats are in a float list, integers and bools "
+        "in an int64 list, 'bytes' in a bytes list"
+    )
+    counts = value_counts(buffer, name, feature.kind, spans, why)
+    lacking = counts < 0
+    if feature.shape is None:
+        counts[lacking] = 0
+    else:
+        _check_counts(name, feature, counts, lacking)
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(np.maximum(counts, 0), out=offsets[1:])
+    values = _values(buffer, name, feature, spans, offsets)
+    if feature.shape is None:
+        return Ragged(values, offsets)
+    if not lacking.any():
+        return values.reshape((len(counts), *feature.shape))
+    out = np.empty((len(counts), *feature.shape), values.dtype)
+    out[~lacking] = values.reshape((-1, *feature.shape))
+    out[lacking] = feature.default
+    return out
+
+
+def _single(buffer: Array, feature: Feature, spans: Array) -> Array | None:
+    """Return one number of each record, the usual case; None if it is not all like that."""
+    if feature.kind == _KINDS["float"]:
+        floats = np.empty(spans.shape[1], np.float32)
+        return floats if kernels.copy_single_floats(buffer, spans, floats.view(np.uint8)) else None
+    if feature.kind == _KINDS["int64"]:
+        ints = np.empty(spans.shape[1], np.int64)
+        return ints if kernels.copy_single_ints(buffer, spans, ints) else None
+    return None
+
+
+def _check_counts(name: str, feature: Feature, counts: Array, lacking: Array) -> None:
+    wrong = counts != feature.num_values
+    if feature.default is not None:
+        wrong &= ~lacking
+    if not wrong.any():
+        return
+    record = int(wrong.argmax())
+    found = "lacks" if lacking[record] else f"has {counts[record]} values of"
+    raise RecordDamage(
+        record,
+        f"it {found} feature {name!r}, asked for {feature.num_values} (shape {feature.shape}); "
+        "pass a default, or shape=None for any number",
+    )
+
+
+def _values(buffer: Array, name: str, feature: Feature, spans: Array, offsets: Array) -> Array:
+    """Return all values of a column, one record's after the other's."""
+    total = int(offsets[-1])
+    if feature.kind == _KINDS["float"]:
+        floats = np.empty(total, np.float32)
+        kernels.copy_floats(buffer, spans, offsets, floats.view(np.uint8))
+        return narrowed(name, feature.dtype, floats)
+    if feature.kind == _KINDS["int64"]:
+        ints = np.empty(total, np.int64)
+        record = kernels.copy_ints(buffer, spans, offsets, ints)
+        if record >= 0:
+            raise RecordDamage(
+                record, f"its feature {name!r} holds an integer of more than 64 bits"
+            )
+        return narrowed(name, feature.dtype, ints, offsets)
+    found = np.empty((2, total), np.int64)
+    kernels.find_bytes(buffer, spans, offsets, found)
+    view = buffer.data
+    out = np.empty(total, object)
+    out[:] = [view[start:stop].tobytes() for start, stop in found.T.tolist()]
+    return out
+
+
+def narrowed(name: str, dtype: str, values: Array, offsets: Array | None = None) -> Array:
+    """Return the values as the dtype asked for.
+
+    Args:
+        name: the feature, for messages.
+        dtype: of the result.
+        values: float32 or int64.
+        offsets: int64[n + 1], which record a value is of; None: one value for each.
+
+    Raises:
+        RecordDamage: a value that the dtype cannot hold.
+    """
+    if values.dtype.kind == "f":
+        return values.astype(dtype, copy=False)
+    if dtype == "int64":
+        return values
+    low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    outside = (values < low) | (values > high)
+    if outside.any():
+        at = int(outside.argmax())
+        record = at if offsets is None else int(np.searchsorted(offsets, at, "right")) - 1
+        raise RecordDamage(
+            record, f"its feature {name!r} holds {values[at]}, which {dtype} cannot; ask for int64"
+        )
+    return values.astype(dtype)

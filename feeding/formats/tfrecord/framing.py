@@ -1,0 +1,363 @@
+"""TFRecord files: framed records read in blocks, and written.
+
+Covers: RecordReader (plain and gzip, CRCs checked, limits, what becomes of damage), RecordWriter.
+Does not: open files (filesystem), look into records (example), share them out (splits).
+Threads: a reader or writer belongs to one thread; most of its time is spent without the GIL.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip as gzip_format
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from feeding.columnar.chunk import Array
+from feeding.config import MIB
+from feeding.errors import DataError, SettingsError
+from feeding.formats.tfrecord import frame_kernels
+from feeding.reading.bad_records import BadData
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_RATIO_FROM_BYTES = 16 * MIB
+"""Below this a high ratio harms nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLimits:
+    """What a file may ask of its reader."""
+
+    max_record_bytes: int = 256 * MIB
+    """Larger records are refused before memory is taken for them."""
+    max_gzip_ratio: int = 250
+    """Bytes that one byte of a gzip file may become, on the whole file; ordinary data stays below
+    20. Deflate itself ends at 1032."""
+    block_bytes: int = MIB // 2
+    """Read and decoded at a time. A block that fits the processor's cache is read fastest."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_record_bytes", "max_gzip_ratio", "block_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBlock:
+    """Consecutive records of one file; the arrays are valid until the next block is asked for."""
+
+    buffer: Array
+    """uint8, holds the records."""
+    starts: Array
+    """int64[n], where each record begins in the buffer."""
+    lengths: Array
+    """int64[n], bytes of each record."""
+    first_record: int
+    """Number of the first one within its file."""
+    first_byte: int
+    """Where the buffer begins within the file (after decompression)."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def records(self) -> Iterator[bytes]:
+        """Yield each record as bytes of its own."""
+        view = self.buffer.data
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            yield view[start : start + length].tobytes()
+
+    def part(self, start: int, stop: int) -> RecordBlock:
+        """Return some of the records, by their numbers within the block."""
+        chosen = slice(start, stop)
+        first_record = self.first_record + start
+        return dataclasses.replace(
+            self,
+            starts=self.starts[chosen],
+            lengths=self.lengths[chosen],
+            first_record=first_record,
+        )
+
+
+class RecordReader:
+    """The records of one file, or those that begin in one range of its bytes.
+
+    A range's first record is found as the first length whose CRC is right. Readers of ranges that
+    adjoin therefore give every record once, unless records hold whole TFRecord files themselves.
+    Where damage is skipped, the next record behind it is found in the same way.
+
+    Args:
+        file: its bytes from `span[0]` on; closed by the caller.
+        name: for messages.
+        span: first byte of the range and of what follows it; None for the second: the file's end.
+        limits: what the file may ask for.
+        bad: what becomes of damaged records.
+        gzip: whether the file is compressed; None: look. It is then read to its end, whatever the
+            range.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO | io.RawIOBase,
+        name: str,
+        *,
+        span: tuple[int, int | None] = (0, None),
+        limits: RecordLimits | None = None,
+        bad: BadData | None = None,
+        gzip: bool | None = None,
+    ) -> None:
+        if span[0] and gzip:
+            raise SettingsError(f"{name} is compressed: it cannot be read from byte {span[0]} on")
+        self._name = name
+        self._stop = sys.maxsize if span[1] is None else span[1]
+        self._limits = limits or RecordLimits()
+        self._bad = bad or BadData()
+        self._file = _Source(file)
+        self._gzip = False if span[0] else gzip
+        self._buffer = np.empty(self._limits.block_bytes, np.uint8)
+        self._filled = 0
+        self._file_at = span[0]
+        """Where the buffer begins in the (decompressed) file."""
+        self._is_lost = span[0] > 0
+        """Whether the next record has to be searched for."""
+        self._num_records = 0
+        self._is_over = False
+        self._damage = ""
+        """Why no more of the file can be had."""
+
+    def blocks(self) -> Iterator[RecordBlock]:
+        """Yield the records, some at a time.
+
+        Raises:
+            DataError: a record is damaged and the policy is to fail; names file, record and byte.
+            OSError: the file cannot be read.
+        """
+        return self._blocks(checks_data=True)
+
+    def count(self) -> int:
+        """Return how many records there are, without a look at the CRC of their data.
+
+        Raises:
+            DataError: a length is damaged, or the file cut short, and the policy is to fail.
+            OSError: the file cannot be read.
+        """
+        for _ in self._blocks(checks_data=False):
+            pass
+        return self._num_records
+
+    @property
+    def num_records(self) -> int:
+        """How many were found so far, the damaged ones included."""
+        return self._num_records
+
+    def _blocks(self, *, checks_data: bool) -> Iterator[RecordBlock]:
+        source = self._open()
+        starts = np.empty(self._limits.block_bytes // 16 + 1, np.int64)
+        lengths = np.empty_like(starts)
+        while not self._is_over and self._file_at < self._stop:
+            at_end = self._fill(source)
+            if self._is_lost:
+                self._search(at_end)
+                continue
+            limit = self._limits.max_record_bytes
+            count, at, fault, length = frame_kernels.scan(
+                self._buffer, self._filled, limit, starts, lengths, checks_data
+            )
+            if self._file_at + at >= self._stop:
+                count, at = self._own(starts[:count], at)
+                fault = frame_kernels.OK
+            if count:
+                yield RecordBlock(
+                    self._buffer, starts[:count], lengths[:count], self._num_records, self._file_at
+                )
+                self._num_records += count
+            at = self._after_fault(at, fault, length)
+            self._keep_from(at)
+            is_whole = fault == frame_kernels.OK and count < len(starts)
+            if is_whole and self._file_at < self._stop:
+                self._await_whole(length, at_end)
+        if not (self._is_over or self._is_lost):
+            self._check_next(source)
+
+    def _own(self, starts: Array, at: int) -> tuple[int, int]:
+        """Return how many records begin before the range's end, and where the next one begins."""
+        bound = self._stop - self._file_at + frame_kernels.FRAME_HEAD
+        count = int(np.searchsorted(starts, bound))
+        return count, int(starts[count]) - frame_kernels.FRAME_HEAD if count < len(starts) else at
+
+    def _check_next(self, source: BinaryIO) -> None:
+        """Tell of the record behind the range if whoever reads on there cannot find it."""
+        at_end = self._filled < frame_kernels.FRAME_HEAD and self._fill(source)
+        if self._filled < frame_kernels.FRAME_HEAD:
+            self._await_whole(-1, at_end)
+            return
+        one = np.empty(1, np.int64)
+        limit = self._limits.max_record_bytes
+        _, at, fault, length = frame_kernels.scan(self._buffer, self._filled, limit, one, one, True)
+        if fault != frame_kernels.BAD_DATA:
+            self._after_fault(at, fault, length)
+
+    def _search(self, at_end: bool) -> None:
+        """Go on to the next record that can be found."""
+        at, _ = frame_kernels.find_record(
+            self._buffer, 0, self._filled, self._limits.max_record_bytes
+        )
+        self._is_lost = at < 0
+        if at >= 0:
+            self._keep_from(at)
+            return
+        self._keep_from(max(0, self._filled - frame_kernels.FRAME_HEAD + 1))
+        self._is_over = at_end
+
+    def _open(self) -> BinaryIO:
+        if self._gzip is None:
+            self._gzip = is_gzip(self._file.peek(frame_kernels.FRAME_HEAD))
+        if self._gzip:
+            self._stop = sys.maxsize
+        else:
+            return self._file  # type: ignore[return-value]  # it reads into buffers
+        return gzip_format.GzipFile(fileobj=self._file)  # type: ignore[return-value]  # so does it
+
+    def _fill(self, source: BinaryIO) -> bool:
+        """Fill the buffer from the file; returns whether the file has ended."""
+        view = self._buffer.data
+        while self._filled < len(view):
+            try:
+                count = source.readinto(view[self._filled :])  # type: ignore[attr-defined]
+            except (zlib.error, EOFError, gzip_format.BadGzipFile) as error:
+                self._damage = f"the compressed data is damaged: {error}"
+                return True
+            if not count:
+                return True
+            self._filled += count
+            if self._gzip and self._is_bomb():
+                return True
+        return False
+
+    def _is_bomb(self) -> bool:
+        made, limit = self._file_at + self._filled, self._limits.max_gzip_ratio
+        if made <= max(_RATIO_FROM_BYTES, limit * self._file.num_read):
+            return False
+        self._damage = (
+            f"{self._file.num_read} compressed bytes became {made}, max_gzip_ratio is {limit}"
+        )
+        return True
+
+    def _after_fault(self, at: int, fault: int, length: int) -> int:
+        """Tell of a damaged record; returns where the next one begins."""
+        if fault == frame_kernels.OK:
+            return at
+        if fault == frame_kernels.BAD_DATA:
+            self._skip(at, f"its CRC does not match its {length} bytes")
+            self._num_records += 1
+            return at + frame_kernels.FRAME_HEAD + length + frame_kernels.FRAME_FOOT
+        if fault == frame_kernels.TOO_LONG:
+            limit = self._limits.max_record_bytes
+            self._lose(at, f"it has {length} bytes, max_record_bytes is {limit}")
+        else:
+            self._lose(at, "the CRC of its length is wrong; is this a TFRecord file?")
+        return at + 1
+
+    def _await_whole(self, length: int, at_end: bool) -> None:
+        """Make room for the record that begins the buffer, or find that the file ends in it."""
+        if at_end:
+            self._is_over = True
+            needed = frame_kernels.FRAME_HEAD if length < 0 else _frame_bytes(length)
+            cut = f"it is cut short: it needs {needed} bytes, {self._filled} are left"
+            if self._damage or self._filled:
+                self._skip(0, self._damage or cut)
+        elif length >= 0 and _frame_bytes(length) > len(self._buffer):
+            grown = np.empty(_frame_bytes(length), np.uint8)
+            grown[: self._filled] = self._buffer[: self._filled]
+            self._buffer = grown
+
+    def _keep_from(self, at: int) -> None:
+        left = self._filled - at
+        if at and left:
+            self._buffer[:left] = self._buffer[at : self._filled].copy()
+        self._filled = left
+        self._file_at += at
+
+    def _lose(self, at: int, reason: str) -> None:
+        """Tell of a record whose end is not known."""
+        self._skip(at, reason)
+        self._num_records += 1
+        self._is_lost = True
+
+    def _skip(self, at: int, reason: str) -> None:
+        byte = self._file_at + at
+        error = DataError(f"{self._name}: record {self._num_records} at byte {byte}: {reason}")
+        self._bad.skip(self._name, byte, error)
+
+
+class RecordWriter:
+    """Writes records to a file that the caller opened and closes.
+
+    Args:
+        file: takes the bytes.
+        gzip: whether to compress.
+    """
+
+    def __init__(self, file: BinaryIO, *, gzip: bool = False) -> None:
+        self._zipped = gzip_format.GzipFile(fileobj=file, mode="wb", mtime=0) if gzip else None
+        self._file: BinaryIO = self._zipped or file  # type: ignore[assignment]
+        self.num_records = 0
+        """Written so far."""
+
+    def write(self, record: bytes) -> None:
+        """Append one record."""
+        head = len(record).to_bytes(8, "little")
+        self._file.write(b"".join((head, _crc_of(head), record, _crc_of(record))))
+        self.num_records += 1
+
+    def close(self) -> None:
+        """Write what compression still holds; the file itself stays open."""
+        if self._zipped is not None:
+            self._zipped.close()
+
+
+class _Source(io.RawIOBase):
+    """A file whose beginning can be looked at, and which counts what was read of it."""
+
+    def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
+        self._file = file
+        self._peeked = b""
+        self.num_read = 0
+
+    def peek(self, count: int) -> bytes:
+        while len(self._peeked) < count and (more := self._file.read(count - len(self._peeked))):
+            self._peeked += more
+        return self._peeked
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if self._peeked:
+            count = min(len(buffer), len(self._peeked))
+            buffer[:count] = self._peeked[:count]
+            self._peeked = self._peeked[count:]
+        else:
+            count = self._file.readinto(buffer)  # type: ignore[union-attr]  # all that are opened for reading have it
+        self.num_read += count
+        return count
+
+
+def is_gzip(head: bytes) -> bool:
+    """Whether a file is compressed, by its first 12 bytes; a record's length may look like gzip."""
+    begins_record = len(head) == frame_kernels.FRAME_HEAD and _crc_of(head[:8]) == head[8:]
+    return head.startswith(_GZIP_MAGIC) and not begins_record
+
+
+def _crc_of(data: bytes) -> bytes:
+    array = np.frombuffer(data, np.uint8)
+    return int(frame_kernels.masked_crc(array, 0, len(array))).to_bytes(4, "little")
+
+
+def _frame_bytes(length: int) -> int:
+    return frame_kernels.FRAME_HEAD + length + frame_kernels.FRAME_FOOT

@@ -1,0 +1,217 @@
+"""What the records of a data set hold, seen from a sample; and one record as a dict.
+
+Covers: survey, infer_features, decode_example.
+Does not: decode columns (example, example_arrow), choose or read files.      Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from feeding.columnar.chunk import Array
+from feeding.errors import DataError
+from feeding.formats.tfrecord import example_kernels as kernels
+from feeding.formats.tfrecord.example import Feature, packed_names
+
+Kind = Literal["bytes", "float32", "int64"]
+_KINDS: dict[int, Kind] = {1: "bytes", 2: "float32", 3: "int64"}
+_VARINT_BYTES = 10
+_LENGTH_DELIMITED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSurvey:
+    """What a sample's records hold under one name."""
+
+    kind: Kind
+    """Of its list."""
+    least: int
+    """Fewest values in one record, of those that have the feature."""
+    most: int
+    """Most values in one record."""
+    is_everywhere: bool
+    """Whether every record has it."""
+    is_text: bool
+    """Whether it is a bytes list and every value in it is UTF-8."""
+
+    def merged(self, other: FeatureSurvey) -> FeatureSurvey:
+        """Return what holds for both samples; their kinds must be the same."""
+        return FeatureSurvey(
+            self.kind,
+            min(self.least, other.least),
+            max(self.most, other.most),
+            self.is_everywhere and other.is_everywhere,
+            self.is_text and other.is_text,
+        )
+
+
+def survey(records: Iterable[bytes]) -> dict[str, FeatureSurvey]:
+    """Return what a sample of records holds, by feature name in sorted order.
+
+    Features that are empty in every record (no list of any kind) are left out.
+
+    Raises:
+        DataError: a record is no tf.Example, or a feature has lists of different kinds.
+    """
+    sample = list(records)
+    names = sorted(
+        {name for number, record in enumerate(sample) for name in _names(record, number)}
+    )
+    if not names:
+        return {}
+    ends = np.cumsum(list(map(len, sample)))
+    starts, lengths = ends - list(map(len, sample)), np.diff(ends, prepend=0)
+    buffer = np.frombuffer(b"".join(sample), np.uint8)
+    spans = np.empty((2, len(names), len(sample)), np.int64)
+    _locate(buffer, starts, lengths, names, spans)
+    found = {name: _found(buffer, name, spans[:, index]) for index, name in enumerate(names)}
+    return {name: feature for name, feature in found.items() if feature is not None}
+
+
+def infer_features(records: Iterable[bytes]) -> dict[str, Feature]:
+    """Return the features of a sample of records, by name in sorted order.
+
+    A feature that has the same number of values in every record becomes a tensor: of shape () for
+    one value, (n,) for n. Any other becomes one of any length (shape None), as do features that
+    some records lack.
+
+    Raises:
+        DataError: a record is no tf.Example, or a feature has lists of different kinds.
+    """
+    return {name: Feature(seen.kind, _shape(seen)) for name, seen in survey(records).items()}
+
+
+def decode_example(record: bytes) -> dict[str, list[Any]]:
+    """Return one record's values by feature name in sorted order; features without a list are [].
+
+    Floats are Python floats that a float32 can hold, byte values are bytes.
+
+    Raises:
+        DataError: it is no tf.Example.
+    """
+    names = sorted(set(_names(record, 0)))
+    buffer = np.frombuffer(record, np.uint8)
+    spans = np.empty((2, len(names), 1), np.int64)
+    if names:
+        whole = np.array([0]), np.array([len(record)])
+        _locate(buffer, *whole, names, spans)
+    return {name: _values(buffer, name, spans[:, index]) for index, name in enumerate(names)}
+
+
+def _locate(
+    buffer: Array, starts: Array, lengths: Array, names: Sequence[str], spans: Array
+) -> None:
+    record = kernels.locate(buffer, starts, lengths, packed_names(names), spans)
+    if record >= 0:
+        raise DataError(f"record {record} is no tf.Example: a field is cut short")
+
+
+def _found(buffer: Array, name: str, spans: Array) -> FeatureSurvey | None:
+    kind, counts = _counted(buffer, name, spans)
+    has = counts >= 0
+    if not has.any():
+        return None
+    is_text = kind == 1 and _is_text(_byte_values(buffer, spans, counts))
+    least, most = int(counts[has].min()), int(counts.max())
+    return FeatureSurvey(_KINDS[kind], least, most, bool(has.all()), is_text)
+
+
+def _counted(buffer: Array, name: str, spans: Array) -> tuple[int, Array]:
+    """Return the kind of a feature's lists, and how many values each record has (-1: none)."""
+    counts = np.empty(spans.shape[1], np.int64)
+    for kind in _KINDS:
+        record, fault = kernels.count_values(buffer, spans, kind, counts)
+        if fault == kernels.MALFORMED:
+            raise DataError(f"record {record}: feature {name!r} is no tf.train.Feature")
+        if fault == kernels.OK:
+            return kind, counts
+    raise DataError(f"feature {name!r} is a list of different kinds in different records")
+
+
+def _values(buffer: Array, name: str, spans: Array) -> list[Any]:
+    kind, counts = _counted(buffer, name, spans)
+    if counts[0] <= 0:
+        return []
+    offsets = np.array([0, counts[0]])
+    if kind == 1:
+        return _byte_values(buffer, spans, counts)
+    if kind == 2:
+        floats = np.empty(counts[0], np.float32)
+        kernels.copy_floats(buffer, spans, offsets, floats.view(np.uint8))
+        return list(floats.tolist())
+    ints = np.empty(counts[0], np.int64)
+    if kernels.copy_ints(buffer, spans, offsets, ints) >= 0:
+        raise DataError(f"feature {name!r} holds an integer of more than 64 bits")
+    return list(ints.tolist())
+
+
+def _byte_values(buffer: Array, spans: Array, counts: Array) -> list[bytes]:
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(np.maximum(counts, 0), out=offsets[1:])
+    places = np.empty((2, offsets[-1]), np.int64)
+    kernels.find_bytes(buffer, spans, offsets, places)
+    return [buffer[start:stop].tobytes() for start, stop in places.T.tolist()]
+
+
+def _is_text(values: Sequence[bytes]) -> bool:
+    try:
+        for value in values:
+            value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _shape(seen: FeatureSurvey) -> tuple[int, ...] | None:
+    if not seen.is_everywhere or seen.least != seen.most:
+        return None
+    return () if seen.most == 1 else (seen.most,)
+
+
+def _names(record: bytes, number: int) -> Iterator[str]:
+    try:
+        for features in _contents(record, 1):
+            for entry in _contents(features, 1):
+                yield b"".join(_contents(entry, 1)).decode()
+    except (ValueError, IndexError) as error:
+        raise DataError(f"record {number} is no tf.Example: {error}") from None
+
+
+def _contents(message: bytes, number: int) -> Iterator[bytes]:
+    """Yield the contents of a message's length-delimited fields of one number."""
+    at = 0
+    while at < len(message):
+        tag, at = _read_varint(message, at)
+        if tag & 7 != _LENGTH_DELIMITED:
+            at = _after_scalar(message, at, tag & 7)
+            continue
+        length, at = _read_varint(message, at)
+        if length > len(message) - at:
+            raise ValueError(f"a field of {length} bytes, {len(message) - at} are left")
+        if tag >> 3 == number:
+            yield message[at : at + length]
+        at += length
+
+
+def _after_scalar(message: bytes, at: int, kind: int) -> int:
+    if kind == 0:
+        return _read_varint(message, at)[1]
+    if kind not in (1, 5):
+        raise ValueError(f"a field of type {kind}")
+    return at + (8 if kind == 1 else 4)
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    for _ in range(_VARINT_BYTES):
+        byte = message[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("a varint of more than 10 bytes")

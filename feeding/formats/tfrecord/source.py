@@ -1,0 +1,146 @@
+"""TFRecord files of tf.Example as a source of columns.
+
+Covers: TFRecordSource; features inferred from the first records.
+Does not: batch or shuffle (direct), frame or decode (tfrecord, example).
+Threads: one reader.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from feeding.columnar.ops import Columns
+from feeding.columnar.schema import ColumnSpec, Group, Schema
+from feeding.config import MIB
+from feeding.errors import DataError
+from feeding.filesystem.interface import Path
+from feeding.formats.tfrecord.example import ExampleDecoder, Feature
+from feeding.formats.tfrecord.framing import RecordBlock, RecordLimits, RecordReader
+from feeding.formats.tfrecord.infer import infer_features
+from feeding.formats.tfrecord.records import opened_records, record_blocks
+from feeding.reading.bad_records import BadData
+from feeding.reading.discover import data_files, is_plain
+from feeding.reading.row_counts import PieceRows
+from feeding.reading.splits import SourceFile, Split
+
+_SAMPLE_BYTES = 16 * MIB
+
+
+class TFRecordSource:
+    """See direct.Source.
+
+    Args:
+        paths: files, directories or patterns.
+        features: the columns by name; None: all that the first 256 records (or 16 MiB) of the first
+            file that has any hold, float32 and int64 (see infer_features).
+        bad: what becomes of damaged records.
+        limits: what a file may ask for.
+
+    Raises:
+        FileNotFoundError: a path has no file.
+        DataError: features are to be inferred, and there are none.
+    """
+
+    def __init__(
+        self,
+        paths: Path | Iterable[Path],
+        features: Mapping[str, Feature] | None = None,
+        *,
+        bad: BadData | None = None,
+        limits: RecordLimits | None = None,
+    ) -> None:
+        self._bad = bad or BadData()
+        self._limits = limits
+        self._files = data_files(paths, can_be_cut=is_plain)
+        self._sizes = {file.path: file.size_bytes for file in self._files}
+        self._decoder = ExampleDecoder(self._inferred() if features is None else features)
+
+    @property
+    def schema(self) -> Schema:
+        """See direct.Source."""
+        features = self._decoder.features
+        columns = tuple(_spec(name, feature) for name, feature in features.items())
+        return Schema(columns, Group("dict", tuple(features), (None,) * len(features)))
+
+    @property
+    def num_skipped(self) -> int:
+        """Damaged records so far that were left out."""
+        return self._bad.num_skipped
+
+    def files(self) -> Sequence[SourceFile]:
+        """See direct.Source."""
+        return self._files
+
+    def read(self, split: Split) -> Iterator[Columns]:
+        """See direct.Source."""
+        size_bytes = self._sizes[split.path]
+        for block in record_blocks(split, size_bytes, self._bad, self._limits):
+            yield self._columns(block, split.path)
+
+    def count(self, piece: Split) -> int:
+        """See counted.Countable; rows are records, those with damaged data included."""
+        with self._opened(piece) as reader:
+            return reader.count()
+
+    def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
+        """See counted.Countable; records that are not wanted are not decoded."""
+        with self._opened(wanted.piece) as reader:
+            for block in reader.blocks():
+                if part := wanted.within(block.first_record, len(block)):
+                    yield self._columns(block.part(*part), wanted.piece.path)
+                if wanted.is_read(block.first_record + len(block)):
+                    return
+            wanted.check(reader.num_records)
+
+    def _opened(self, piece: Split) -> AbstractContextManager[RecordReader]:
+        return opened_records(piece, self._sizes[piece.path], self._bad, self._limits)
+
+    def _columns(self, block: RecordBlock, path: str) -> Columns:
+        return tuple(self._decoder.decode(block, path, self._bad).values())
+
+    def _inferred(self) -> dict[str, Feature]:
+        for file in self._files:
+            bad = BadData(self._bad.action, self._bad.max_skipped)
+            sample = sample_of(file, bad, self._limits)
+            try:
+                found = infer_features(sample)
+            except DataError as error:
+                raise DataError(
+                    f"{file.path}: {error}; name the features that you expect"
+                ) from None
+            if found:
+                return found
+        raise DataError(
+            f"{self._files[0].path} and {len(self._files) - 1} other files hold no tf.Example with "
+            "a feature; name the features that you expect"
+        )
+
+
+def sample_of(
+    file: SourceFile, bad: BadData, limits: RecordLimits | None = None, num_records: int = 256
+) -> list[bytes]:
+    """Return a file's first records, the fewer the larger they are (16 MiB in all)."""
+    whole = Split(file.path, 0, file.size_bytes)
+    sample: list[bytes] = []
+    left = _SAMPLE_BYTES
+    for block in record_blocks(whole, file.size_bytes, bad, limits):
+        for record in itertools.islice(block.records(), num_records - len(sample)):
+            sample.append(record)
+            left -= len(record)
+            if left <= 0:
+                return sample
+        if len(sample) == num_records:
+            break
+    return sample
+
+
+def _spec(name: str, feature: Feature) -> ColumnSpec:
+    if feature.dtype == "bytes":
+        return ColumnSpec(name, "bytes", "bytes")
+    if feature.shape is None:
+        return ColumnSpec(name, "ragged", "numpy", feature.dtype)
+    if not feature.shape:
+        return ColumnSpec(name, "tensor", "scalar", feature.dtype)
+    return ColumnSpec(name, "tensor", "numpy", feature.dtype, feature.shape)

@@ -1,0 +1,191 @@
+"""Compiled loops that write columns as tf.Example messages, all records of a batch at a time.
+
+Covers: how long each record becomes, and its bytes.      Does not: frame records (frame_kernels),
+know columns' types (example_arrow_writer).      Pure; releases the GIL.
+
+The format is in example_kernels. A column is written for all records before the next one is; each
+record has a cursor. `ranges` int64[2, n] says which values of a column are a record's: from
+ranges[0, i] to before ranges[1, i]; a start of -1: the record does not have the feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+from feeding.columnar.chunk import Array
+from feeding.formats.tfrecord.byte_kernels import copy_bytes
+
+_BYTES, _FLOATS, _INTS = 10, 18, 26
+"""Tags of a Feature's lists."""
+
+_inline: Callable[[Any], Any] = numba.njit(nogil=True, forceinline=True, error_model="numpy")
+_kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+
+@_inline
+def _varint_bytes(value: Any) -> Any:
+    rest, count = np.uint64(value), 1
+    while rest >= 128:
+        rest >>= np.uint64(7)
+        count += 1
+    return count
+
+
+@_inline
+def _write_varint(out: Array, at: int, value: Any) -> Any:
+    rest = np.uint64(value)
+    while rest >= 128:
+        out[at] = np.uint8(rest & np.uint64(127)) | np.uint8(128)
+        rest >>= np.uint64(7)
+        at += 1
+    out[at] = np.uint8(rest)
+    return at + 1
+
+
+@_inline
+def _field_bytes(length: Any) -> Any:
+    """Return the bytes of a field of `length` bytes, with its tag and length."""
+    return 1 + _varint_bytes(length) + length
+
+
+@_kernel
+def float_lists(ranges: Array, lists: Array) -> None:
+    """Fill lists[i] with the bytes of record i's FloatList."""
+    for index in range(lists.size):
+        count = ranges[1, index] - ranges[0, index]
+        lists[index] = _field_bytes(4 * count) if count else 0
+
+
+@_kernel
+def int_lists(ranges: Array, values: Array, lists: Array) -> None:
+    """Fill lists[i] with the bytes of record i's Int64List."""
+    for index in range(lists.size):
+        size = 0
+        if ranges[0, index] >= 0:
+            for place in range(ranges[0, index], ranges[1, index]):
+                size += _varint_bytes(values[place])
+        lists[index] = _field_bytes(size) if size else 0
+
+
+@_kernel
+def byte_lists(ranges: Array, ends: Array, lists: Array) -> None:
+    """Fill lists[i] with the bytes of record i's BytesList; value k ends at ends[k + 1]."""
+    for index in range(lists.size):
+        size = 0
+        if ranges[0, index] >= 0:
+            for place in range(ranges[0, index], ranges[1, index]):
+                size += _field_bytes(np.int64(ends[place + 1]) - np.int64(ends[place]))
+        lists[index] = size
+
+
+@_inline
+def _entry_bytes(key_bytes: int, list_bytes: Any) -> Any:
+    return _field_bytes(key_bytes) + _field_bytes(_field_bytes(list_bytes))
+
+
+@_kernel
+def add_entries(ranges: Array, lists: Array, key_bytes: int, totals: Array) -> None:
+    """Add the bytes of one column's map entries to each record's total."""
+    for index in range(totals.size):
+        if ranges[0, index] >= 0:
+            totals[index] += _field_bytes(_entry_bytes(key_bytes, lists[index]))
+
+
+@_kernel
+def record_bytes(totals: Array, lengths: Array) -> None:
+    """Fill lengths[i] with the bytes of a whole Example whose entries have totals[i]."""
+    for index in range(totals.size):
+        lengths[index] = _field_bytes(totals[index])
+
+
+@_kernel
+def open_records(out: Array, totals: Array, cursors: Array) -> None:
+    """Write the beginning of each Example at its cursor."""
+    for index in range(cursors.size):
+        out[cursors[index]] = 10
+        cursors[index] = _write_varint(out, cursors[index] + 1, totals[index])
+
+
+@_inline
+def _open_entry(out: Array, at: int, key: Array, list_bytes: Any, tag: int) -> Any:
+    """Write a map entry up to the content of its list; return the next place."""
+    feature_bytes = _field_bytes(list_bytes)
+    out[at] = 10
+    at = _write_varint(out, at + 1, _entry_bytes(key.size, list_bytes))
+    out[at] = 10
+    at = _write_varint(out, at + 1, key.size)
+    for index in range(key.size):
+        out[at + index] = key[index]
+    at += key.size
+    out[at] = 18
+    at = _write_varint(out, at + 1, feature_bytes)
+    out[at] = tag
+    return _write_varint(out, at + 1, list_bytes)
+
+
+@_kernel
+def write_floats(
+    out: Array, cursors: Array, key: Array, ranges: Array, lists: Array, values: Array
+) -> None:
+    """Write one column of floats, given as bytes, at the cursors."""
+    for index in range(cursors.size):
+        start, stop = ranges[0, index], ranges[1, index]
+        if start < 0:
+            continue
+        at = _open_entry(out, cursors[index], key, lists[index], _FLOATS)
+        if stop > start:
+            out[at] = 10
+            at = _write_varint(out, at + 1, 4 * (stop - start))
+            copy_bytes(out, at, values, 4 * start, 4 * (stop - start))
+            at += 4 * (stop - start)
+        cursors[index] = at
+
+
+@_kernel
+def write_ints(
+    out: Array, cursors: Array, key: Array, ranges: Array, lists: Array, values: Array
+) -> None:
+    """Write one column of int64 at the cursors."""
+    for index in range(cursors.size):
+        start, stop = ranges[0, index], ranges[1, index]
+        if start < 0:
+            continue
+        at = _open_entry(out, cursors[index], key, lists[index], _INTS)
+        if stop > start:
+            size = 0
+            for place in range(start, stop):
+                size += _varint_bytes(values[place])
+            out[at] = 10
+            at = _write_varint(out, at + 1, size)
+            for place in range(start, stop):
+                at = _write_varint(out, at, values[place])
+        cursors[index] = at
+
+
+@_kernel
+def write_strings(
+    out: Array,
+    cursors: Array,
+    key: Array,
+    ranges: Array,
+    lists: Array,
+    strings: tuple[Array, Array],
+) -> None:
+    """Write one column of byte strings, given as (ends, data), at the cursors."""
+    ends, data = strings
+    for index in range(cursors.size):
+        start, stop = ranges[0, index], ranges[1, index]
+        if start < 0:
+            continue
+        at = _open_entry(out, cursors[index], key, lists[index], _BYTES)
+        for place in range(start, stop):
+            length = np.int64(ends[place + 1]) - np.int64(ends[place])
+            out[at] = 10
+            at = _write_varint(out, at + 1, length)
+            copy_bytes(out, at, data, ends[place], length)
+            at += length
+        cursors[index] = at

@@ -1,0 +1,1 @@
+"""Messages between feed tasks and workers."""

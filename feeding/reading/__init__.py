@@ -1,0 +1,1 @@
+"""Direct reading: discovering files, cutting them into splits, positions, bad records."""

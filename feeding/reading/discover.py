@@ -1,0 +1,109 @@
+"""The files of a data set, as its readers share them out.
+
+Covers: a path, directory or pattern → files (what Spark and Hadoop hide is left out).
+Does not: know formats, or who reads what (splits).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from feeding.errors import DataError, SettingsError
+from feeding.filesystem.globbing import alternatives
+from feeding.filesystem.interface import FileStatus, FileSystem, Path
+from feeding.filesystem.location import parse
+from feeding.filesystem.registry import filesystem_for
+from feeding.reading.splits import SourceFile
+
+_MAGIC = set("*?[{")
+_HIDDEN = set("._")
+_MAX_DEPTH = 32
+_GZIP_NAMES = (".gz", ".gzip")
+
+
+def data_files(
+    paths: Path | Iterable[Path], *, can_be_cut: Callable[[FileStatus], bool]
+) -> list[SourceFile]:
+    """Return the files below paths, sorted by path.
+
+    Directories are walked (`key=value` ones of partitioned data included); names that begin with
+    `_` or `.` are left out, as Spark does, unless they are partitions (`_day=1`) or a path or
+    pattern says them. Patterns match names as in a shell.
+
+    Args:
+        paths: files, directories and patterns, with a scheme or local.
+        can_be_cut: whether a file may be read from the middle on.
+
+    Raises:
+        FileNotFoundError: a path or pattern has no file.
+        SettingsError: there is no path.
+        DataError: a directory is nested more than 32 deep.
+    """
+    found: dict[str, SourceFile] = {}
+    for path in path_list(paths):
+        files = list(_below(path))
+        if not files:
+            raise FileNotFoundError(
+                f"no data file at {path}; names that begin with _ or . do not count"
+            )
+        for status in files:
+            found[status.path] = SourceFile(status.path, status.size_bytes, can_be_cut(status))
+    return sorted(found.values())
+
+
+def is_plain(status: FileStatus) -> bool:
+    """Whether a file does not look compressed by its name.
+
+    Shares are even only if compressed files are known by name; each is read once in any case.
+    """
+    return not status.path.endswith(_GZIP_NAMES)
+
+
+def path_list(paths: Path | Iterable[Path]) -> list[str]:
+    """Return one path or several as a list of text.
+
+    Raises:
+        SettingsError: there is none, or something else than paths.
+    """
+    given: Any = [paths] if isinstance(paths, str | os.PathLike) else paths
+    try:
+        texts = [os.fspath(path) for path in given]
+    except TypeError as error:
+        raise SettingsError(f"paths must be a path or a list of paths: {error}") from None
+    if not texts:
+        raise SettingsError("no paths were given; name at least one file, directory or pattern")
+    return texts
+
+
+def _below(path: str) -> Iterable[FileStatus]:
+    filesystem = filesystem_for(path)
+    if not _MAGIC & set(path):
+        yield from _walk(filesystem, filesystem.status(path), 0)
+        return
+    fixed = next(n for n, part in enumerate(_parts(path)) if _MAGIC & set(part))
+    said = {part[:1] for each in alternatives(path) for part in _parts(each)[fixed:]}
+    for head in filesystem.glob(path):
+        if not {part[:1] for part in _parts(head.path)[fixed:]} & (_HIDDEN - said):
+            yield from _walk(filesystem, head, 0)
+
+
+def _parts(path: str) -> list[str]:
+    return parse(path).path.split("/")
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether Spark passes over a name: `_SUCCESS` and `.crc`, but not a partition `_day=1`."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _walk(filesystem: FileSystem, status: FileStatus, depth: int) -> Iterable[FileStatus]:
+    if not status.is_directory:
+        yield status
+        return
+    if depth == _MAX_DEPTH:
+        raise DataError(f"{status.path} is nested more than {_MAX_DEPTH} directories deep")
+    for entry in filesystem.entries(status.path):
+        if not _is_hidden(entry.name):
+            yield from _walk(filesystem, entry, depth + 1)

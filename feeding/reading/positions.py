@@ -1,0 +1,272 @@
+"""Where the readers of some files are, and who reads what is left when they stop: pure functions.
+
+An epoch's work for one worker is a list of parts; a part is a list of splits whose rows follow each
+other. When readers stop, each has a place in its work. What is left of all of them is the work that
+the next readers share:
+
+    as many readers    each goes on exactly where the one of its number was
+    another number     begun     what a stopped reader had in hand: the window that it was giving
+                                 rows of, with the splits that the window reaches; dealt whole
+                       the rest  all splits that nobody has begun, cut anew, so that sums are even
+
+Later epochs, which nobody has begun, are shared as if nothing had happened. A place counts rows
+that a split gives when it is read, whatever is left out of it (filters, damaged records).
+
+Covers: Place, Position, Course, an epoch's work after any number of stops.
+Does not: read (direct), cut files (splits), keep positions anywhere (tfos.reading, ps.metadata).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from feeding.errors import FileChanged, SettingsError
+from feeding.reading import splits
+from feeding.reading.splits import SourceFile, Split
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """What one reader has handed out of an epoch."""
+
+    epoch: Count
+    part: Count = 0
+    split: Count = 0
+    """Of the part: where the window under way begins; without windows, where the next row is."""
+    row: Count = 0
+    """Rows of that split before it."""
+    taken: Count = 0
+    """Rows of the window that were handed out."""
+    opened: Count = 0
+    """Splits of the part that were begun: behind the last one from which the window has rows."""
+
+
+Stop = tuple[Place, ...]
+"""Where all readers of a run were when it ended."""
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where one reader of a run is; what a checkpoint keeps of it."""
+
+    files: str
+    """The `fingerprint` of the files."""
+    seed: int | None
+    shuffle_rows: int
+    generation: int
+    """See Course."""
+    worker: int
+    num_workers: int
+    place: Place
+
+
+class Course(msgspec.Struct, frozen=True):
+    """What the readers of a run have to know of the runs that it goes on from."""
+
+    generation: int = 0
+    """Runs before this one. Positions of another generation say nothing about this one."""
+    first_epoch: int = 0
+    stops: tuple[Stop, ...] = ()
+    """Of those runs that ended in epochs which are still to be read, the oldest first."""
+
+
+START = Course()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Splits that one worker reads one after the other."""
+
+    splits: tuple[Split, ...]
+    row: int = 0
+    """Rows at the beginning of the first split that were read before."""
+    taken: int = 0
+    """Rows of the first window that were handed out before."""
+    opened: int = 0
+    """Splits that the first window reaches; 0 where nothing was begun."""
+
+
+Work = tuple[Part, ...]
+
+
+def work_of(
+    files: Sequence[SourceFile],
+    worker: int,
+    num_workers: int,
+    *,
+    seed: int | None,
+    epoch: int,
+    stops: Sequence[Stop] = (),
+) -> Work:
+    """Return what one worker reads in one epoch.
+
+    Args:
+        files: all files.
+        worker: whose work.
+        num_workers: who share it.
+        seed: see splits.share.
+        epoch: which one.
+        stops: of the runs before, the oldest first.
+
+    Raises:
+        SettingsError: see splits.share.
+    """
+    if not any(_is_begun(place, epoch) for stop in stops for place in stop):
+        mine = splits.share(files, worker, num_workers, seed=seed, epoch=epoch)
+        return (Part(tuple(mine)),) if mine else ()
+    return _works(files, num_workers, seed, epoch, stops)[worker]
+
+
+def course_after(
+    before: Course, found: Iterable[Position], files: Sequence[SourceFile], reader: Position
+) -> Course:
+    """Return the course of a run that goes on where the readers of another were.
+
+    Args:
+        before: the other run's.
+        found: positions that were saved; a worker without one has handed out nothing.
+        files: all files.
+        reader: any position of a reader of the new run.
+
+    Raises:
+        FileChanged: the files are others than they were.
+        SettingsError: the order of rows is another one.
+    """
+    last = [each for each in found if each.generation == before.generation]
+    if not last:
+        return before
+    for each in last:
+        _check_same(each, reader)
+    num_workers = max(each.num_workers for each in last)
+    places = {each.worker: each.place for each in last}
+    stop = tuple(places.get(w, Place(before.first_epoch)) for w in range(num_workers))
+    stops = (*before.stops, stop)
+    epoch, end = min(p.epoch for p in stop), max(p.epoch for p in stop)
+    while epoch < end and not any(_works(files, num_workers, reader.seed, epoch, stops)):
+        epoch += 1
+    while stops and not any(_reaches(place, epoch) for place in stops[0]):
+        stops = stops[1:]
+    return Course(before.generation + 1, epoch, stops)
+
+
+def fingerprint(files: Iterable[SourceFile]) -> str:
+    """Return text that is another one for other files."""
+    found = sorted((file.path, file.size_bytes, file.piece_rows) for file in files)
+    return hashlib.blake2b(msgspec.json.encode(found), digest_size=12).hexdigest()
+
+
+def refuse_changed(before: Iterable[tuple[str, int]], files: Iterable[SourceFile]) -> None:
+    """Name the files that are not as they were.
+
+    Args:
+        before: paths and sizes in bytes.
+        files: as they are now.
+
+    Raises:
+        FileChanged: always, if any differs.
+    """
+    then, now = dict(before), {file.path: file.size_bytes for file in files}
+    changed = [
+        f"{path} had {then[path]} bytes, now {now[path]}"
+        for path in sorted(then.keys() & now.keys())
+        if then[path] != now[path]
+    ]
+    changed += [f"{path} is gone" for path in sorted(then.keys() - now.keys())]
+    changed += [f"{path} is new" for path in sorted(now.keys() - then.keys())]
+    if changed:
+        more = f" and {len(changed) - _MAX_NAMED} more" if len(changed) > _MAX_NAMED else ""
+        raise FileChanged(
+            f"reading cannot go on where it was, the files are others: "
+            f"{'; '.join(changed[:_MAX_NAMED])}{more}. Read the files as they were, or begin anew "
+            "under another name"
+        )
+
+
+_MAX_NAMED = 5
+
+
+def _check_same(saved: Position, reader: Position) -> None:
+    if saved.files != reader.files:
+        raise FileChanged(
+            "reading cannot go on where it was: the files, their sizes or their rows are others "
+            f"than when it was saved (fingerprint {saved.files}, now {reader.files}), or they were "
+            "read with equal_steps() then and without it now, or the reverse"
+        )
+    for name in ("seed", "shuffle_rows"):
+        then, now = getattr(saved, name), getattr(reader, name)
+        if then != now:
+            raise SettingsError(
+                f"reading cannot go on where it was: it had {name}={then}, now {now}; pass the "
+                "same, or begin anew under another name"
+            )
+
+
+def _is_begun(place: Place, epoch: int) -> bool:
+    return place.epoch > epoch or (place.epoch == epoch and place != Place(epoch))
+
+
+def _reaches(place: Place, epoch: int) -> bool:
+    """Whether something of this epoch or a later one was begun."""
+    return place.epoch > epoch or _is_begun(place, epoch)
+
+
+def _works(
+    files: Sequence[SourceFile],
+    num_workers: int,
+    seed: int | None,
+    epoch: int,
+    stops: Sequence[Stop],
+) -> list[Work]:
+    """Return every worker's work."""
+    if not any(_is_begun(place, epoch) for stop in stops for place in stop):
+        return [
+            work_of(files, worker, num_workers, seed=seed, epoch=epoch)
+            for worker in range(num_workers)
+        ]
+    *before, last = stops
+    begun = _works(files, len(last), seed, epoch, before)
+    left = [_left(work, place, epoch) for work, place in zip(begun, last, strict=True)]
+    return left if len(left) == num_workers else _deal(left, files, num_workers)
+
+
+def _left(work: Work, place: Place, epoch: int) -> Work:
+    if place.epoch > epoch:
+        return ()
+    if not _is_begun(place, epoch):
+        return work
+    rest = work[place.part :]
+    if not rest:
+        return ()
+    here = rest[0].splits[place.split :]
+    first = Part(here, place.row, place.taken, max(0, place.opened - place.split))
+    return (first, *rest[1:]) if here else rest[1:]
+
+
+def _deal(left: Iterable[Work], files: Sequence[SourceFile], num_workers: int) -> list[Work]:
+    """Share out what several readers have left."""
+    begun: list[Part] = []
+    rest: list[Split] = []
+    for part in (part for work in left for part in work):
+        if part.opened:
+            begun.append(Part(part.splits[: part.opened], part.row, part.taken, part.opened))
+        rest += part.splits[part.opened :]
+    loads = [0] * num_workers
+    works: list[list[Part]] = [[] for _ in range(num_workers)]
+    for head in sorted(begun, key=lambda part: -_size(part.splits)):
+        least = loads.index(min(loads))
+        works[least].append(head)
+        loads[least] += _size(head.splits)
+    whole = {file.path for file in files if not file.can_be_cut and file.piece_rows is None}
+    for worker, mine in enumerate(splits.deal_beside(rest, loads, whole)):
+        if mine:
+            works[worker].append(Part(tuple(mine)))
+    return [tuple(work) for work in works]
+
+
+def _size(several: Iterable[Split]) -> int:
+    return sum(split.size for split in several)

@@ -1,0 +1,311 @@
+"""Chunks → full batches as numpy columns.
+
+Covers: BatchReader, Batch, dtype conversion, column selection.
+Does not: rebuild Python rows (rows, data_feed), know TensorFlow.
+Threads: one consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feeding.columnar.builder import offsets_of
+from feeding.columnar.chunk import Array
+from feeding.columnar.rows import column_values
+from feeding.columnar.schema import DTYPES, ColumnSpec, Group, Schema
+from feeding.errors import SchemaError, SettingsError
+from feeding.reading.positions import Position
+from feeding.receiver.channel import FeedChannel
+from feeding.receiver.cursor import Cursor, Slice, check_batch_size, receipt_of
+from feeding.receiver.epoch_rows import Receipt
+from feeding.receiver.feed_queue import EpochEnd, FeedEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of differing lengths: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: Array
+    offsets: Array
+
+
+BatchColumn = Array | Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive rows as columns. Arrays may be read-only views; copy before changing them."""
+
+    num_rows: int
+    schema: Schema
+    arrays: tuple[BatchColumn, ...]
+    position: Position | None = None
+    """Where a reader of files is after it."""
+    receipt: Receipt = ()
+    """Which rows of a feed these are."""
+
+    @property
+    def columns(self) -> dict[str, BatchColumn]:
+        """Arrays by column name."""
+        return dict(zip(self.schema.names, self.arrays, strict=True))
+
+    def nest(self) -> Any:
+        """Return the arrays arranged as a row is: an array, tuple or dict of arrays."""
+        return self.schema.nest(self.arrays)
+
+
+class BatchReader:
+    """Cuts one feed into batches of exactly `batch_size` rows; only an epoch's last may be shorter.
+
+    Args:
+        channel: where the rows arrive.
+        feed: which feed.
+        dtypes: what numeric columns become: one dtype for all, or by name; others keep theirs.
+        columns: only these columns, in this order; `nest` then gives a dict.
+        schema: what rows will look like, if known; else the first feeder says it.
+        ragged: a column whose rows had one length so far becomes Ragged when other lengths come;
+            False: it is refused.
+    """
+
+    def __init__(
+        self,
+        channel: FeedChannel,
+        feed: str = "input",
+        *,
+        dtypes: str | Mapping[str, str] | None = None,
+        columns: Sequence[str] | None = None,
+        schema: Schema | None = None,
+        ragged: bool = True,
+    ) -> None:
+        self._channel = channel
+        self._feed = feed
+        self.reads_ahead = False
+        """Set it where a batch is not trained when the next one is asked for: whoever trains them
+        then says so by `hand` and `settle`."""
+        self._dtypes = dtypes
+        self._selected = columns
+        self._may_be_ragged = ragged
+        self._cursor = Cursor(channel, feed)
+        self._end: EpochEnd | FeedEnd | None = None
+        self._source: Schema | None = None
+        self._schema: Schema | None = None
+        self._picked: tuple[int, ...] = ()
+        for dtype in [dtypes] if isinstance(dtypes, str) else (dtypes or {}).values():
+            if dtype not in DTYPES:
+                raise SettingsError(f"dtype {dtype!r} is not one of {', '.join(sorted(DTYPES))}")
+        if schema is not None:
+            self._adopt(schema)
+
+    def schema(self, timeout_s: float | None = None) -> Schema | None:
+        """Return the batches' schema, waiting until it is known; None if an epoch ends first."""
+        if self._schema is None:
+            found = self._channel.schema(self._feed, timeout_s)
+            if found is not None:
+                self._adopt(found)
+        return self._schema
+
+    def next_batch(
+        self, batch_size: int, timeout_s: float | None = None
+    ) -> Batch | EpochEnd | FeedEnd:
+        """Return the next batch, or EpochEnd once after each epoch, or FeedEnd for ever.
+
+        Args:
+            batch_size: rows; only an epoch's last batch has fewer, none has 0.
+            timeout_s: how long to wait for each chunk (default: `starve_timeout_s`).
+
+        Raises:
+            SchemaError: rows do not fit the dtypes asked for or the rows before them.
+            FeedTimeout, FeedClosed: as FeedChannel.take.
+        """
+        slices: list[Slice] = []
+        missing = check_batch_size(batch_size)
+        if not self.reads_ahead:
+            self.settle()
+        while missing and self._end is None:
+            item = self._cursor.next(missing, timeout_s)
+            if not isinstance(item, Slice):
+                self._end = item
+            elif item.num_rows:
+                slices.append(item)
+                missing -= item.num_rows
+        if slices:
+            batch = self.assemble(slices)
+            if not self.reads_ahead:
+                self.hand(batch.receipt)
+            return batch
+        end = self._end
+        if isinstance(end, FeedEnd):
+            return end
+        self._end = None
+        if end is None:
+            return FeedEnd()
+        if not self.reads_ahead:
+            self.settle(ended=end)
+        return end
+
+    def hand(self, receipt: Receipt) -> None:
+        """The trainer was given the batch of this receipt."""
+        self._channel.hand(self._feed, receipt)
+
+    def settle(self, keep: int = 0, *, ended: EpochEnd | None = None) -> None:
+        """The trainer has come back, and has seen this end; see FeedChannel.settle."""
+        self._channel.settle(self._feed, keep, ended=None if ended is None else ended.epoch)
+
+    def _adopt(self, source: Schema) -> None:
+        names = source.names
+        selected = names if self._selected is None else tuple(self._selected)
+        asked = self._dtypes if isinstance(self._dtypes, Mapping) else {}
+        for name in (*selected, *asked):
+            if name not in names:
+                raise SchemaError(f"feed {self._feed!r} has no column {name!r}, it has {source}")
+        self._picked = tuple(map(names.index, selected))
+        columns = tuple(self._target(source.columns[index]) for index in self._picked)
+        layout = source.layout
+        if self._selected is not None:
+            layout = Group("dict", selected, (None,) * len(selected))
+        self._source = source
+        self._schema = Schema(columns, layout)
+
+    def _target(self, spec: ColumnSpec) -> ColumnSpec:
+        asked = (
+            self._dtypes if isinstance(self._dtypes, str) else (self._dtypes or {}).get(spec.name)
+        )
+        if asked is None or (not spec.dtype and isinstance(self._dtypes, str)):
+            return spec
+        _check_cast(spec, asked, self._feed)
+        return ColumnSpec(spec.name, spec.kind, spec.value, asked, spec.shape)
+
+    def assemble(self, slices: list[Slice]) -> Batch:
+        """Return these slices (at least one) as one batch.
+
+        Raises:
+            SchemaError: as `next_batch`.
+        """
+        for part in slices:
+            found = part.chunk.meta.schema
+            if self._source is None:
+                self._adopt(found)
+            if found is not self._source and found != self._source:
+                self._check_same(found)
+        if self._schema is None:
+            raise SchemaError(f"feed {self._feed!r}: no schema")
+        arrays = tuple(
+            _column(slices, index, spec, self._feed)
+            for index, spec in zip(self._picked, self._schema.columns, strict=True)
+        )
+        num_rows = sum(part.num_rows for part in slices)
+        return Batch(num_rows, self._schema, arrays, receipt=receipt_of(slices))
+
+    def _check_same(self, found: Schema) -> None:
+        """Refuse a chunk whose columns cannot be joined with those before."""
+        before = self._source
+        if before is None or self._schema is None:
+            return
+        if found.names != before.names:
+            raise SchemaError(f"feed {self._feed!r} had rows of {before}, now come {found}")
+        for place, index in enumerate(self._picked):
+            spec, first = found.columns[index], before.columns[index]
+            if (spec.kind, spec.shape) != (first.kind, first.shape):
+                self._widen(place, spec, first)
+            target = self._schema.columns[place].dtype
+            if target:
+                _check_cast(spec, target, self._feed)
+
+    def _widen(self, place: int, spec: ColumnSpec, first: ColumnSpec) -> None:
+        """Go on as ragged with a column whose rows turn out to have differing lengths."""
+        if not (_is_row_of_items(spec) and _is_row_of_items(first)):
+            raise SchemaError(
+                f"feed {self._feed!r}: column {first.name!r} had rows of {first}, "
+                f"now come rows of {spec}"
+            )
+        if first.kind == "ragged" or self._schema is None:
+            return
+        if not self._may_be_ragged:
+            raise SchemaError(
+                f"feed {self._feed!r}: column {first.name!r} had rows of {first}, "
+                f"now come rows of {spec}; pad them to one length"
+            )
+        target = self._schema.columns[place]
+        ragged = ColumnSpec(target.name, "ragged", target.value, target.dtype)
+        columns = (*self._schema.columns[:place], ragged, *self._schema.columns[place + 1 :])
+        self._schema = Schema(columns, self._schema.layout)
+
+
+def _is_row_of_items(spec: ColumnSpec) -> bool:
+    return spec.kind == "ragged" or (spec.kind == "tensor" and len(spec.shape) == 1)
+
+
+def _check_cast(spec: ColumnSpec, dtype: str, feed: str) -> None:
+    """Allow what keeps a number's meaning; whether ints fit is checked per batch."""
+    if spec.dtype:
+        source, target = np.dtype(spec.dtype), np.dtype(dtype)
+        both_ints = source.kind in "biu" and target.kind in "iu"
+        if both_ints or np.can_cast(source, target, "same_kind"):
+            return
+    raise SchemaError(
+        f"feed {feed!r}: column {spec} cannot become {dtype}; pass the reader dtypes that hold it, "
+        f'for instance {{"{spec.name}": "{spec.dtype or "its own"}"}}'
+    )
+
+
+def _column(slices: list[Slice], index: int, spec: ColumnSpec, feed: str) -> BatchColumn:
+    if spec.kind == "tensor":
+        return _tensor(slices, index, spec, feed)
+    if spec.kind == "ragged":
+        return _ragged(slices, index, spec, feed)
+    values = [
+        value
+        for part in slices
+        for value in column_values(part.chunk, index, part.start, part.stop)
+    ]
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _tensor(slices: list[Slice], index: int, spec: ColumnSpec, feed: str) -> Array:
+    dtype = np.dtype(spec.dtype)
+    parts = [part.chunk.columns[index].values[part.start : part.stop] for part in slices]
+    for part in parts:
+        _check_range(part, dtype, spec.name, feed)
+    if len(parts) == 1:
+        return parts[0].astype(dtype, copy=False)
+    out = np.empty((sum(len(part) for part in parts), *spec.shape), dtype)
+    at = 0
+    for part in parts:
+        out[at : at + len(part)] = part
+        at += len(part)
+    return out
+
+
+def _ragged(slices: list[Slice], index: int, spec: ColumnSpec, feed: str) -> Ragged:
+    dtype = np.dtype(spec.dtype)
+    rows: list[Array] = []
+    for part in slices:
+        column = part.chunk.columns[index]
+        if column.offsets is None:
+            rows.extend(column.values[part.start : part.stop])
+            continue
+        bounds = column.offsets[part.start : part.stop + 1]
+        flat = column.values[bounds[0] : bounds[-1]]
+        rows.extend(np.split(flat, bounds[1:-1] - bounds[0]))
+    for row in rows:
+        _check_range(row, dtype, spec.name, feed)
+    values = np.concatenate(rows).astype(dtype, copy=False) if rows else np.empty(0, dtype)
+    return Ragged(values, offsets_of(rows))
+
+
+def _check_range(values: Array, dtype: np.dtype[Any], name: str, feed: str) -> None:
+    """Refuse ints that the asked dtype would wrap."""
+    if dtype.kind not in "iu" or not values.size or np.can_cast(values.dtype, dtype, "safe"):
+        return
+    info, low, high = np.iinfo(dtype), int(values.min()), int(values.max())
+    if low < info.min or high > info.max:
+        raise SchemaError(
+            f"feed {feed!r}: column {name!r} holds {low}..{high}, which {dtype} cannot; "
+            "ask for a wider dtype"
+        )

@@ -1,0 +1,198 @@
+"""DataFeed: rows for a training loop written for TensorFlowOnSpark.
+
+Covers: next_batch, next_arrays, should_stop, batch_results, terminate.
+Does not: make numpy batches (batches), pack results (answers).
+Threads: one consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from feeding.columnar.rows import column_values, rows_of
+from feeding.encode.arrays import columns_of
+from feeding.errors import SchemaError
+from feeding.receiver.batch_reader import BatchReader
+from feeding.receiver.channel import FeedChannel
+from feeding.receiver.cursor import Cursor, Slice, check_batch_size, receipt_of
+from feeding.receiver.feed_queue import EpochEnd
+
+
+class DataFeed:
+    """A worker's rows, as TensorFlowOnSpark's DataFeed gives them.
+
+    The same: `next_batch` blocks, crosses partitions in training and not in inference;
+    `should_stop` turns true once the end was seen, so the last batch may be empty; `batch_results`
+    takes one result per row, in order. Different: each epoch ends with its own short batch instead
+    of running into the next; a wrong number of results is an error at once instead of an endless
+    wait; `terminate` returns at once.
+
+    Args:
+        channel: where the rows arrive.
+        train_mode: false: a batch ends where a partition ends. Rows of inference always do so.
+        qname_in: name of the feed.
+        qname_out: accepted for compatibility; results go back to where their rows came from.
+        input_mapping: column name to tensor name; batches are then dicts of lists.
+    """
+
+    def __init__(
+        self,
+        channel: FeedChannel,
+        train_mode: bool = True,
+        qname_in: str = "input",
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+    ) -> None:
+        self.train_mode = train_mode
+        self.qname_in = qname_in
+        self.qname_out = qname_out
+        self.done_feeding = False
+        self._channel = channel
+        self._cursor = Cursor(channel, qname_in)
+        # Sorted by column, as `df.select(sorted(columns))` orders the values of a row.
+        self._mapping = dict(sorted(input_mapping.items())) if input_mapping else None
+
+    def next_batch(self, batch_size: int) -> list[Any] | dict[str, list[Any]]:
+        """Return up to `batch_size` rows, fewer at the end of an epoch, a partition or the feed.
+
+        Returns:
+            Rows as they were fed; with `input_mapping` a dict from tensor name to the list of that
+            column's values.
+
+        Raises:
+            ResultCountError: the batch before came from `inference` and is not answered.
+            FeedClosed: the cluster is stopping.
+        """
+        slices = self._take(batch_size)
+        if self._mapping is None:
+            return [row for part in slices for row in rows_of(part.chunk, part.start, part.stop)]
+        batch: dict[str, list[Any]] = {tensor: [] for tensor in self._mapping.values()}
+        for part in slices:
+            self._append_columns(batch, part)
+        return batch
+
+    def next_arrays(self, batch_size: int) -> Any:
+        """Return the rows that `next_batch` would, as numpy arrays; None where it has no rows.
+
+        Returns:
+            Arranged as a row is: one array, a tuple or a dict of arrays; with `input_mapping` a
+            dict by tensor name. They may be read-only. Rows of differing lengths are a
+            `feeding.receiver.batch_reader.Ragged`.
+
+        Raises:
+            ResultCountError, FeedClosed: as `next_batch`.
+            SchemaError: the rows do not fit together, or not the `input_mapping`.
+        """
+        slices = self._take(batch_size)
+        if not slices:
+            return None
+        # A reader of its own: the rows of another inference() may look different.
+        batch = BatchReader(self._channel, self.qname_in).assemble(slices)
+        if self._mapping is None:
+            return batch.nest()
+        columns = batch.columns
+        if set(self._mapping) <= set(columns):
+            return {tensor: columns[column] for column, tensor in self._mapping.items()}
+        if len(columns) != len(self._mapping):
+            raise _misfit(self._mapping, len(columns))
+        return dict(zip(self._mapping.values(), batch.arrays, strict=True))
+
+    def should_stop(self) -> bool:
+        """Tell whether the end of the feed was seen; the last batch may have been empty."""
+        return self.done_feeding
+
+    def batch_results(self, results: Any) -> None:
+        """Return results for the rows of the last batch, one per row, in order.
+
+        May be called several times per batch; the next `next_batch` needs all rows answered.
+
+        Args:
+            results: a sequence of results; or an array whose first dimension is the rows, or a dict
+                of such arrays (numpy, or what converts to it): no row of it is touched by Python.
+
+        Raises:
+            ResultCountError: more results than rows: `worker:1 returned 101 results for 100 rows`.
+            RowError: a result that is no number, text, bytes, array, or group of them.
+        """
+        columns = columns_of(results)
+        if columns is not None:
+            self._channel.answer(self.qname_in, columns)
+            return
+        rows = results if isinstance(results, list | tuple) else list(results)
+        self._channel.answer(self.qname_in, rows)
+
+    def terminate(self) -> None:
+        """Take no more rows: those unread and those that still come are counted as dropped.
+
+        Raises:
+            ResultCountError: rows of `inference` were handed out and not answered.
+        """
+        self._cursor.discard()
+        self.done_feeding = True
+        self._channel.drain(self.qname_in)
+
+    def _take(self, batch_size: int) -> list[Slice]:
+        """Take rows from the feed up to where their batch ends."""
+        missing = check_batch_size(batch_size)
+        self._channel.begin_batch(self.qname_in)
+        self._channel.settle(self.qname_in)
+        slices: list[Slice] = []
+        ended: int | None = None
+        while missing and not self.done_feeding:
+            session = slices[0].chunk.meta.session if slices else 0
+            item = self._cursor.next(missing, session=session)
+            if isinstance(item, Slice):
+                if item.num_rows:
+                    slices.append(item)
+                    missing -= item.num_rows
+                if slices and self._ends_batch(item):
+                    break
+            elif isinstance(item, EpochEnd):
+                ended = item.epoch
+                if slices:
+                    break
+                self._channel.settle(self.qname_in, ended=ended)
+            else:
+                self.done_feeding = True
+        self._channel.hand(self.qname_in, receipt_of(slices))
+        if slices and ended is not None:
+            self._channel.settle(self.qname_in, keep=1, ended=ended)
+        return slices
+
+    def _ends_batch(self, item: Slice) -> bool:
+        inference = item.chunk.meta.mode == "inference"
+        return item.ends_partition and (inference or not self.train_mode)
+
+    def _append_columns(self, batch: dict[str, list[Any]], part: Slice) -> None:
+        """Add a slice's columns: by name where the rows have names, else by position."""
+        mapping = self._mapping or {}
+        layout, names = part.chunk.meta.schema.layout, part.chunk.meta.schema.names
+        flat = layout is not None and all(child is None for child in layout.children)
+        by_name = flat and set(mapping) <= set(names)
+        if flat and (by_name or len(names) == len(mapping)):
+            for position, (column, tensor) in enumerate(mapping.items()):
+                index = names.index(column) if by_name else position
+                batch[tensor] += column_values(part.chunk, index, part.start, part.stop)
+            return
+        for row in rows_of(part.chunk, part.start, part.stop):
+            values = self._positions(row)
+            for tensor, value in zip(mapping.values(), values, strict=True):
+                batch[tensor].append(value)
+
+    def _positions(self, row: Any) -> list[Any]:
+        mapping = self._mapping or {}
+        if isinstance(row, dict):
+            values = [row[column] for column in mapping if column in row]
+        else:
+            values = list(row) if isinstance(row, Sequence) else [row]
+        if len(values) != len(mapping):
+            raise _misfit(mapping, len(values))
+        return values
+
+
+def _misfit(mapping: Mapping[str, str], num_values: int) -> SchemaError:
+    return SchemaError(
+        f"input_mapping names {len(mapping)} columns {list(mapping)}, a row has "
+        f"{num_values} values; select the columns before feeding"
+    )

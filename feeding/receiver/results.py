@@ -1,0 +1,152 @@
+"""Results of inference on their way back: one per row, in order, or an error at once.
+
+Covers: which rows were handed out, results per session, the count check.
+Does not: lock, wait, talk (channel).      Pure.
+
+A session is one partition sent by one feeder. `main_fun` answers each batch before it asks for the
+next one, so at most one batch is open.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from feeding.columnar.chunk import Chunk
+from feeding.config import FeedConfig
+from feeding.encode.arrays import ArrayPacker, Columns
+from feeding.errors import FeedError, ResultCountError
+
+
+@dataclass(slots=True)
+class Session:
+    """One partition's rows and results; `error` ends it for the feeder."""
+
+    packer: ArrayPacker
+    fed_rows: int = 0
+    answered_rows: int = 0
+    ready: deque[Chunk] = field(default_factory=deque)
+    error: FeedError | None = None
+
+
+class Answers:
+    """The sessions of one feed. The caller serialises all calls."""
+
+    def __init__(self, feed: str, worker: str, config: FeedConfig) -> None:
+        self._feed = feed
+        self._worker = worker
+        self._config = config
+        self._sessions: dict[int, Session] = {}
+        self._open_session = 0
+        self._open_rows = 0
+        self._open_results = 0
+
+    def fed(self, chunk: Chunk) -> None:
+        """A feeder sent rows of its session."""
+        meta = chunk.meta
+        session = self._sessions.get(meta.session)
+        if session is None:
+            packer = ArrayPacker(
+                self._config,
+                feed=self._feed,
+                partition=meta.partition,
+                mode="inference",
+                session=meta.session,
+            )
+            session = self._sessions[meta.session] = Session(packer)
+        session.fed_rows += chunk.num_rows
+
+    def session(self, number: int) -> Session:
+        """Return a session that a feeder asks about.
+
+        Raises:
+            FeedError: what ended it, or it is not known.
+        """
+        session = self._sessions.get(number)
+        if session is None:
+            raise FeedError(f"{self._worker}: inference session {number} is not known here")
+        if session.error is not None:
+            raise session.error
+        return session
+
+    def begin_batch(self) -> None:
+        """The consumer asks for a batch: the one before must be answered.
+
+        Raises:
+            ResultCountError: it is not; the feeder gets the same error.
+        """
+        if self._open_results != self._open_rows:
+            raise self._fail_open(
+                f"returned {self._open_results} results for {self._open_rows} rows; "
+                "call batch_results with one result per row before the next next_batch"
+            )
+        self._open_session = self._open_rows = self._open_results = 0
+
+    def handed_out(self, session: int, num_rows: int) -> None:
+        """The consumer got rows of this session in the batch that is open."""
+        self._open_session = session
+        self._open_rows += num_rows
+
+    def add(self, results: Sequence[Any] | Columns) -> None:
+        """Take results for rows of the open batch.
+
+        Raises:
+            ResultCountError: more results than rows.
+            RowError: a result that cannot travel.
+        """
+        if self._open_results + len(results) > self._open_rows:
+            total = self._open_results + len(results)
+            raise self._fail_open(f"returned {total} results for {self._open_rows} rows")
+        self._open_results += len(results)
+        session = self._sessions.get(self._open_session)
+        if session is None or not results:
+            return
+        try:
+            if isinstance(results, Columns):
+                session.ready.extend(session.packer.pack_columns(results))
+            else:
+                for part in _slices(results, self._config.chunk_rows):
+                    session.ready.append(session.packer.pack(part))
+        except FeedError as error:
+            session.error = type(error)(f"{self._worker}: result that cannot travel: {error}")
+            raise
+        session.answered_rows += len(results)
+
+    def forget(self, number: int) -> bool:
+        """The feeder left; tell whether rows of its session were still unanswered."""
+        session = self._sessions.pop(number, None)
+        return session is not None and session.answered_rows < session.fed_rows
+
+    def end(self) -> ResultCountError | None:
+        """Fail all unanswered rows, the consumer has stopped; return the open batch's error."""
+        unanswered = None
+        if self._open_results != self._open_rows:
+            unanswered = self._fail_open(
+                f"returned {self._open_results} results for {self._open_rows} rows"
+            )
+        for session in self._sessions.values():
+            if session.answered_rows < session.fed_rows and session.error is None:
+                session.error = ResultCountError(
+                    f"{self._worker} stopped with {session.answered_rows} results for "
+                    f"{session.fed_rows} rows; main_fun must answer batches until should_stop()"
+                )
+        return unanswered
+
+    def fail_all(self, error: FeedError) -> None:
+        """Answer every feeder with this error."""
+        for session in self._sessions.values():
+            session.error = session.error or error
+
+    def _fail_open(self, text: str) -> ResultCountError:
+        error = ResultCountError(f"{self._worker} {text}")
+        session = self._sessions.get(self._open_session)
+        if session is not None:
+            session.error = error
+        self._open_rows = self._open_results = 0
+        return error
+
+
+def _slices(results: Sequence[Any], most: int) -> list[list[Any]]:
+    return [list(results[at : at + most]) for at in range(0, len(results), most)]

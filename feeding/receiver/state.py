@@ -1,0 +1,102 @@
+"""What a worker's feeds share between threads: queues, results, the condition that guards them.
+
+Covers: FeedState, waiting with a deadline.
+Does not: talk to feeders (reception) or the trainer (channel).
+Threads: everything but the constructor is called with `changed` held.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from feeding.config import FeedConfig
+from feeding.errors import FeedError
+from feeding.receiver.feed_queue import FeedQueue
+from feeding.receiver.results import Answers
+
+MAX_FEEDS = 64
+_POLL_S = 0.1
+"""How often a wait looks around, for instance whether the feeder is still there."""
+
+T = TypeVar("T")
+
+
+class FeedState:
+    """Feeds by name; `end` is what every caller gets once it is set."""
+
+    def __init__(self, config: FeedConfig, worker: str, first_epoch: int) -> None:
+        self.config = config
+        self.worker = worker
+        self.changed = threading.Condition()
+        self.draining = False
+        self.end: FeedError | None = None
+        self.queues: dict[str, FeedQueue] = {}
+        self.answers: dict[str, Answers] = {}
+        self._first_epoch = first_epoch
+
+    def queue(self, feed: str) -> FeedQueue:
+        """Return the queue of this feed, made on first use.
+
+        Raises:
+            FeedError: there are MAX_FEEDS others.
+        """
+        queue = self.queues.get(feed)
+        if queue is None:
+            if len(self.queues) >= MAX_FEEDS:
+                raise FeedError(f"{self.worker} has {MAX_FEEDS} feeds, {feed!r} is one more")
+            queue = self.queues[feed] = FeedQueue(feed, self._first_epoch)
+            queue.draining = self.draining
+            self.answers[feed] = Answers(feed, self.worker, self.config)
+        return queue
+
+    def answers_of(self, feed: str) -> Answers:
+        """Return the results of this feed."""
+        self.queue(feed)
+        return self.answers[feed]
+
+    def pass_over(self, queue: FeedQueue) -> None:
+        """Let go of the validation of earlier epochs: the consumer asks for the next epoch's rows.
+
+        So a consumer that does not validate, or not every epoch, or with fewer rows, never keeps
+        the feeders of those rows, and with them the next epoch, waiting.
+        """
+        validation = queue.validation
+        if validation is not None and queue.epoch > validation.of_epoch:
+            self.queue(validation.feed).skip(validation.epoch)
+            self.changed.notify_all()
+
+    def check_open(self) -> None:
+        """Raise what ended the channel, if anything did; a copy, for threads share it."""
+        if self.end is not None:
+            raise copy.copy(self.end)
+
+    def shut(self, error: FeedError) -> None:
+        """End the channel; the first reason stays."""
+        self.end = self.end or error
+        for answers in self.answers.values():
+            answers.fail_all(self.end)
+        self.changed.notify_all()
+
+    def wait_for(
+        self,
+        look: Callable[[], T],
+        timeout_s: float,
+        give_up: Callable[[], bool] | None = None,
+    ) -> T | None:
+        """Wait, lock released, until `look` returns something; None when the time is over.
+
+        Raises:
+            FeedError: what ended the channel meanwhile.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (found := look()) is None:
+            self.check_open()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or (give_up is not None and give_up()):
+                return None
+            self.changed.wait(min(left_s, _POLL_S))
+        return found

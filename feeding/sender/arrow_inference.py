@@ -1,0 +1,143 @@
+"""Record batches in, their results out, alone or as columns beside theirs.
+
+Covers: ArrowInferenceTask; rows that wait for their results, in which pieces they leave.
+Does not: import pyspark; convert rows (arrow_columns) or results (arrow_results), talk (inference).
+Runs in: a Spark task, as an `arrow_udf` or as `df.mapInArrow(...)`.      Threads: one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from feeding.arrow.packer import ArrowPacker
+from feeding.arrow.results import arrays_of
+from feeding.config import FeedConfig
+from feeding.encode.packer import Packer
+from feeding.sender.inference import InferenceFeeder
+from feeding.sender.task import FeedTarget
+from rpc.auth.handshake import Credentials
+
+
+class Waiting:
+    """Batches whose rows wait for their results, in order; iterate to take them from their source.
+
+    Args:
+        batches: the source.
+        names: of the columns of its batches, when they leave.
+
+    Attributes:
+        num_bytes: of the batches that wait.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> None:
+        self._batches = batches
+        self._names = names
+        self._waiting: deque[pa.RecordBatch] = deque()
+        self._results: list[pa.RecordBatch] = []
+        self._missing = 0
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        batch = next(batch for batch in self._batches if batch.num_rows)
+        self._waiting.append(batch)
+        self.num_bytes += batch.nbytes
+        return batch
+
+    def answered(self, results: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take results for the rows that wait longest; yield batches with all their results."""
+        while results.num_rows:
+            batch = self._waiting[0]
+            if not self._results:
+                self._missing = batch.num_rows
+            part = results.slice(0, self._missing)
+            self._missing -= part.num_rows
+            self._results.append(part)
+            results = results.slice(part.num_rows)
+            if not self._missing:
+                yield self._leave()
+
+    def _leave(self) -> pa.RecordBatch:
+        batch = self._waiting.popleft()
+        self.num_bytes -= batch.nbytes
+        parts, self._results = self._results, []
+        results = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+        names = [*self._names, *results.schema.names]
+        return pa.RecordBatch.from_arrays([*batch.columns, *results.columns], names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrowInferenceTask:
+    """Has a partition's rows answered by one worker."""
+
+    targets: tuple[FeedTarget, ...]
+    credentials: Credentials
+    config: FeedConfig
+    feed: str
+    fields: tuple[pa.Field, ...]
+    """The result columns."""
+    packer: Callable[..., Packer] = ArrowPacker
+    """Makes what packs the sent columns."""
+
+    def results(
+        self,
+        partition: int,
+        batches: Iterable[pa.RecordBatch],
+        held_bytes: Callable[[], int] = lambda: 0,
+    ) -> Generator[pa.RecordBatch]:
+        """Yield results, some rows at a time, altogether one per row and in their order.
+
+        Args:
+            partition: its number.
+            batches: the sent columns of its rows.
+            held_bytes: see feeding.sender.inference.InferenceFeeder.
+
+        Raises:
+            ResultTypeError: a result does not fit its column.
+            FeedError: see feeding.sender.inference.InferenceFeeder.run.
+        """
+        feeder = InferenceFeeder(
+            self.targets,
+            self.credentials,
+            self.config,
+            feed=self.feed,
+            partition=partition,
+            make_packer=self.packer,
+            held_bytes=held_bytes,
+        )
+        names = [field.name for field in self.fields]
+        rows = (batch for batch in batches if batch.num_rows)
+        with contextlib.closing(feeder.run(rows)) as chunks:
+            for chunk in chunks:
+                yield pa.RecordBatch.from_arrays(arrays_of(chunk, self.fields), names)
+
+    def beside(
+        self,
+        partition: int,
+        batches: Iterable[pa.RecordBatch],
+        names: Sequence[str],
+        places: Sequence[int],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield each batch, with the result columns beside its own, once all its rows have results.
+
+        Args:
+            partition: its number.
+            batches: its rows.
+            names: what the batches' columns are called, whatever the batches say.
+            places: which of the columns are sent.
+
+        Raises:
+            ResultTypeError, FeedError: as `results`.
+        """
+        waiting = Waiting(iter(batches), names)
+        sent = (batch.select(places) for batch in waiting)
+        with contextlib.closing(self.results(partition, sent, lambda: waiting.num_bytes)) as found:
+            for results in found:
+                yield from waiting.answered(results)

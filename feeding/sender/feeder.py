@@ -1,0 +1,268 @@
+"""Sends the rows of one partition to the workers, chunk by chunk.
+
+Covers: routing each chunk, waiting for room, lost workers, giving up; leaving out what earlier
+attempts had fed.
+Does not: pack (packer), shuffle (shuffle), choose rows (selection) or workers (routing), hold
+connections (lane), send rows that need results (inference).
+Runs in: a Spark task.      Threads: one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from feeding.columnar.chunk import Chunk
+from feeding.config import FeedConfig
+from feeding.errors import FeedTimeout, NoWorkerLeft, RowsChanged
+from feeding.protocol.messages import Hello, Wait
+from feeding.protocol.row_ranges import Span
+from feeding.sender.routing import choose
+from feeding.sender.selection import Selection
+from feeding.sender.worker_link import (
+    PATIENCE_S,
+    FeedTarget,
+    Lane,
+    LostWorker,
+    greet,
+    hold_s,
+    wait_lanes,
+)
+from rpc.auth.handshake import Credentials, Identity, Role
+
+
+@dataclass(frozen=True, slots=True)
+class FeedReport:
+    """What became of one partition.
+
+    rows = sum of worker_rows + dropped_rows + rows accepted by workers that were lost later.
+    Rows that earlier attempts of the task had fed are in them where they are fed exactly once.
+    """
+
+    partition: int
+    rows: int = 0
+    """Of the partition, or those of them that were wanted."""
+    partition_rows: int = 0
+    """Of the partition as it was read now, wanted or not."""
+    num_bytes: int = 0
+    chunks: int = 0
+    dropped_rows: int = 0
+    """Rows that were not sent because no trainer wanted any more."""
+    worker_rows: dict[int, int] = field(default_factory=dict)
+    """Rows accepted by each worker that was still there at the end."""
+    lost: tuple[LostWorker, ...] = ()
+    """Workers that hung up or broke off before this partition's end, whether or not rows were
+    still to be sent to them."""
+    accepted: dict[int, bytes] = field(default_factory=dict)
+    """By worker, the lost ones included: `feeding.protocol.accepted.Accepted`, packed."""
+    ways: tuple[str, ...] = ()
+    """How each worker was reached that was reached at all: shared memory, socket, network."""
+
+
+class RowPacker(Protocol):
+    """Makes chunks of the rows of one partition; see feeding.encode.packer.Packer."""
+
+    @property
+    def rows_read(self) -> int:
+        """Rows taken from the partition so far."""
+
+    def chunks(self, rows: Iterator[Any]) -> Iterator[Chunk]:
+        """Yield all rows as chunks."""
+
+    def skip(self, rows: Iterator[Any]) -> int:
+        """Read rows to their end and return how many they are."""
+
+
+class Stall:
+    """Notices that nothing moved for too long; runs only while the feeder waits."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it is too long."""
+        return self._deadline - time.monotonic()
+
+    def moved(self) -> None:
+        """Something moved: begin again."""
+        self._deadline = time.monotonic() + self._timeout_s
+
+
+class Feeder:
+    """Feeds one partition with the chunks that `packer` makes of its rows; used once.
+
+    Args:
+        targets: the workers.
+        credentials, config: for connecting to them and feeding.
+        packer: for this partition.
+        hello: what is fed; the schema is filled in.
+        only: rows to feed, by their number in the order of feeding; None: all.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[FeedTarget],
+        credentials: Credentials,
+        config: FeedConfig,
+        packer: RowPacker,
+        hello: Hello,
+        *,
+        only: Sequence[Span] | None = None,
+    ) -> None:
+        self._credentials = credentials
+        self._config = config
+        self._hello = hello
+        self._feed = hello.feed
+        self._partition = hello.partition
+        self._packer = packer
+        self._selection = Selection(only)
+        self._lanes = [Lane(target) for target in targets]
+        self._todo: deque[Chunk] = deque()
+
+    def run(self, rows: Iterator[Any]) -> FeedReport:
+        """Send all rows; returns once every chunk was accepted.
+
+        Raises:
+            RowError: a row does not fit a chunk.
+            TrainerFailed: `main_fun` raised.
+            FeedTimeout: no worker consumed anything for `feed_timeout_s`.
+            NoWorkerLeft: every worker is gone.
+            FeedClosed: the cluster is stopping.
+            RowsChanged: an earlier attempt found more rows; see `_check_end`.
+        """
+        chunks = self._packer.chunks(rows)
+        first = next(chunks, None)
+        if first is None:
+            missing = self._selection.num_rows or 0
+            return FeedReport(self._partition, rows=missing, dropped_rows=missing)
+        try:
+            self._greet(first)
+            wanted = True
+            for chunk in itertools.chain([first], chunks):
+                if self._selection.ends_before(chunk.meta.first_row):
+                    break
+                self._todo.extend(self._selection.pick(chunk))
+                wanted = self._send_todo()
+                if not wanted:
+                    break
+            while self._settle() and wanted:
+                wanted = self._send_todo()
+            return self._report(rows)
+        finally:
+            for lane in self._lanes:
+                lane.close()
+
+    def _greet(self, first: Chunk) -> None:
+        """Connect to all workers, and leave out what they have from earlier attempts."""
+        hello = msgspec.structs.replace(self._hello, schema=first.meta.schema)
+        # Workers tell an attempt from an earlier one by it.
+        incarnation = secrets.randbits(62) + 1 if hello.exactly_once else 0
+        identity = Identity(Role.FEEDER, self._partition, incarnation)
+        timeout_s = self._config.connect_timeout_s
+        greet(self._lanes, identity, self._credentials, hello, timeout_s)
+        for lane in self._lanes:
+            lane.accepted = self._selection.leave_out(lane.recall(hello, timeout_s))
+
+    def _send_todo(self) -> bool:
+        """Send what is to be sent; False when no trainer wants rows any more."""
+        stall = Stall(self._config.feed_timeout_s)
+        while self._todo:
+            alive = self._alive()
+            if all(lane.wants_none for lane in alive):
+                return False
+            chunk = self._todo[0]
+            index = choose([lane.view() for lane in alive], chunk.num_bytes, self._partition)
+            if index is None:
+                self._wait(stall)
+            elif alive[index].put(chunk, self._config.feed_timeout_s):
+                self._todo.popleft()
+        return True
+
+    def _settle(self) -> bool:
+        """Wait until no chunk is under way; True if some must be sent again."""
+        stall = Stall(self._config.feed_timeout_s)
+        while any(lane.chunk for lane in self._lanes):
+            self._wait(stall)
+        return bool(self._todo)
+
+    def _wait(self, stall: Stall) -> None:
+        """Wait a while for replies, and ask full workers to say when they have room."""
+        alive = self._alive()
+        for lane in alive:
+            if lane.pending is None and not lane.status.room:
+                lane.ask(Wait(self._feed, hold_s(self._config)), self._config.feed_timeout_s)
+        for lane in wait_lanes(alive, min(stall.left_s, PATIENCE_S)):
+            taken_bytes = lane.status.taken_bytes
+            chunk = lane.heard()
+            if chunk is not None:
+                self._todo.append(chunk)
+            if not lane.alive or lane.status.taken_bytes != taken_bytes or lane.status.room:
+                stall.moved()
+        if stall.left_s <= 0:
+            state = "; ".join(lane.describe() for lane in alive)
+            raise FeedTimeout(
+                f"no worker consumed anything of feed {self._feed!r} for "
+                f"{self._config.feed_timeout_s:g} s: {state}. If a step takes that long, raise "
+                "feed_timeout"
+            )
+
+    def _alive(self) -> list[Lane]:
+        alive = [lane for lane in self._lanes if lane.alive]
+        if not alive:
+            raise NoWorkerLeft(gone_text(self._lanes, f"partition {self._partition}"))
+        return alive
+
+    def _report(self, rows: Iterator[Any]) -> FeedReport:
+        for lane in self._lanes:
+            lane.look()
+        lost = tuple(lane.lost for lane in self._lanes if lane.lost is not None)
+        accepted = sum(lane.accepted_rows for lane in self._lanes)
+        # Rows nobody wants are still read to their end: their count is part of the report.
+        read = self._packer.rows_read + self._packer.skip(rows)
+        total = self._selection.num_rows
+        if total is None:
+            total = read
+            self._check_end(total)
+        return FeedReport(
+            partition=self._partition,
+            rows=total,
+            partition_rows=read,
+            num_bytes=sum(lane.sent_bytes for lane in self._lanes),
+            chunks=sum(lane.sent_chunks for lane in self._lanes),
+            dropped_rows=total - accepted,
+            worker_rows={
+                lane.target.worker: lane.accepted_rows for lane in self._lanes if lane.alive
+            },
+            lost=lost,
+            accepted={
+                lane.target.worker: lane.accepted.pack() for lane in self._lanes if lane.accepted
+            },
+            ways=tuple(lane.way for lane in self._lanes if lane.way),
+        )
+
+    def _check_end(self, total: int) -> None:
+        """Refuse a partition that has fewer rows than an earlier attempt has fed."""
+        if self._selection.last_done > total:
+            raise RowsChanged(
+                f"partition {self._partition} of feed {self._feed!r} has {total} rows, and had at "
+                f"least {self._selection.last_done} when it was fed before: exactly_once needs the "
+                "same rows in the same order each time Spark computes a partition. Cache or sort "
+                "the data, or train with exactly_once=False"
+            )
+
+
+def gone_text(lanes: Sequence[Lane], what: str) -> str:
+    """Say why no worker is left."""
+    if not lanes:
+        return f"{what} has no worker to go to; the cluster has none"
+    reasons = "; ".join(f"{lane.lost.name}: {lane.lost.reason}" for lane in lanes if lane.lost)
+    return f"{what} has no worker left to go to: {reasons}. Their own failures say why"

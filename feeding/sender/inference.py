@@ -1,0 +1,193 @@
+"""Sends the rows of one partition to one worker and yields its results, one per row, in order.
+
+Covers: choosing the worker, sending ahead while results come back, giving up.
+Does not: pack (packer), make rows or Arrow arrays of results (rows, arrow_results), hold the
+connection (lane).
+Runs in: a Spark task.      Threads: one.
+
+The whole partition goes to one worker, so results need no merging; rows are sent ahead of their
+results up to `max_inflight_bytes`, so that batches cross chunk borders.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+from feeding.columnar.chunk import Chunk
+from feeding.config import FeedConfig
+from feeding.encode.packer import Packer
+from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError
+from feeding.protocol.messages import Hello, Wait
+from feeding.sender.feeder import Stall, gone_text
+from feeding.sender.worker_link import FeedTarget, Lane, greet, hold_s, wait_lanes
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.errors import RpcError
+
+
+class MakePacker(Protocol):
+    """Makes the packer of one session."""
+
+    def __call__(
+        self,
+        config: FeedConfig,
+        *,
+        feed: str,
+        partition: int,
+        mode: Literal["inference"],
+        session: int,
+    ) -> Packer:
+        """Return it."""
+
+
+class InferenceFeeder:
+    """Answers one partition; used once.
+
+    Args:
+        targets: the workers.
+        credentials: of the cluster.
+        config: limits and deadlines.
+        feed: which feed.
+        partition: its number.
+        make_packer: what packs the rows.
+        held_bytes: bytes of rows that wait here for their results. Beyond `max_inflight_bytes`
+            nothing is sent but what a worker needs to fill its batch.
+    """
+
+    def __init__(  # noqa: PLR0913 - keywords
+        self,
+        targets: Sequence[FeedTarget],
+        credentials: Credentials,
+        config: FeedConfig,
+        *,
+        feed: str,
+        partition: int,
+        make_packer: MakePacker = Packer,
+        held_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._credentials = credentials
+        self._config = config
+        self._feed = feed
+        self._partition = partition
+        # 0 means "no session"; the worker tells from the connection's incarnation whose it was.
+        self._session = secrets.randbits(62) + 1
+        self._packer = make_packer(
+            config, feed=feed, partition=partition, mode="inference", session=self._session
+        )
+        self._lanes = [Lane(target) for target in targets]
+        self._held_bytes = held_bytes
+        self._received = 0
+
+    def run(self, rows: Iterator[Any]) -> Generator[Chunk]:
+        """Yield chunks of results, altogether one per row.
+
+        Raises:
+            ResultCountError: `main_fun` returned more or fewer results than rows.
+            TrainerFailed, FeedTimeout, NoWorkerLeft, FeedClosed, RowError: as Feeder.run.
+        """
+        chunks = self._packer.chunks(rows)
+        first = next(chunks, None)
+        if first is None:
+            return
+        try:
+            identity = Identity(Role.FEEDER, self._partition, self._session)
+            hello = Hello(self._feed, first.meta.schema)
+            greet(self._lanes, identity, self._credentials, hello, self._config.connect_timeout_s)
+            lane = self._choose()
+            sent = 0
+            for chunk in itertools.chain([first], chunks):
+                yield from self._put(lane, chunk)
+                sent += chunk.num_rows
+            stall = Stall(self._config.feed_timeout_s)
+            while self._received < sent:
+                self._ask(lane, stall, None)
+                yield from self._results(lane, stall)
+        finally:
+            for lane in self._lanes:
+                lane.close()
+
+    def _choose(self) -> Lane:
+        """Return the worker with the fewest unread bytes and leave the others."""
+        alive = [lane for lane in self._lanes if lane.alive]
+        if not alive:
+            raise NoWorkerLeft(gone_text(self._lanes, f"partition {self._partition}"))
+        wanted = [lane for lane in alive if not lane.status.draining]
+        if not wanted:
+            raise NoWorkerLeft(
+                f"partition {self._partition}: no worker takes rows for inference any more, "
+                "main_fun has returned or called terminate() on all of them"
+            )
+        turn = self._partition % len(wanted)
+        best = min(wanted[turn:] + wanted[:turn], key=lambda lane: lane.status.unread_bytes)
+        for lane in self._lanes:
+            if lane is not best:
+                lane.close()
+        return best
+
+    def _put(self, lane: Lane, chunk: Chunk) -> Iterator[Chunk]:
+        """Send a chunk, and yield results until the next may follow."""
+        stall = Stall(self._config.feed_timeout_s)
+        self._ask(lane, stall, chunk)
+        yield from self._results(lane, stall)
+        while not chunk.meta.last_in_partition:
+            is_full = self._held_bytes() > self._config.max_inflight_bytes
+            # A worker that has taken all rows may wait for more to fill its batch.
+            if not lane.status.session_bytes or (lane.status.room and not is_full):
+                return
+            self._ask(lane, stall, None, room=not is_full, drained=is_full)
+            yield from self._results(lane, stall)
+
+    def _results(self, lane: Lane, stall: Stall) -> Iterator[Chunk]:
+        while lane.status.ready:
+            try:
+                chunk = lane.fetch(self._feed, self._session, self._config.feed_timeout_s)
+            except RpcError as error:
+                lane.lose(f"{type(error).__name__}: {error}")
+                raise self._lost() from error
+            self._received += chunk.num_rows
+            if self._received > self._packer.rows_read:
+                raise ResultCountError(
+                    f"{lane.target.name} returned {self._received} results for "
+                    f"{self._packer.rows_read} rows"
+                )
+            yield chunk
+            # The task that takes the results may be slow: that is no stall of the trainer.
+            stall.moved()
+
+    def _ask(
+        self,
+        lane: Lane,
+        stall: Stall,
+        chunk: Chunk | None,
+        *,
+        room: bool = False,
+        drained: bool = False,
+    ) -> None:
+        """Send a chunk or ask for news, and hear the answer."""
+        before = (lane.status.taken_bytes, lane.status.answered_rows)
+        if chunk is not None:
+            sent = lane.put(chunk, self._config.feed_timeout_s)
+        else:
+            wait = Wait(self._feed, hold_s(self._config), self._session, room, drained)
+            sent = lane.ask(wait, self._config.feed_timeout_s)
+        while sent and lane.pending is not None and stall.left_s > 0:
+            for done in wait_lanes([lane], stall.left_s):
+                done.heard()
+        if not lane.alive:
+            raise self._lost()
+        if (lane.status.taken_bytes, lane.status.answered_rows) != before:
+            stall.moved()
+        if stall.left_s <= 0:
+            raise FeedTimeout(
+                f"partition {self._partition}: {self._received} of {self._packer.rows_read} rows "
+                f"answered, then nothing for {self._config.feed_timeout_s:g} s: "
+                f"{lane.describe()}. If a batch takes that long, raise feed_timeout"
+            )
+
+    def _lost(self) -> NoWorkerLeft:
+        return NoWorkerLeft(
+            gone_text([lane for lane in self._lanes if lane.lost], f"partition {self._partition}")
+            + f"; {self._received} of {self._packer.rows_read} rows were answered"
+        )

@@ -1,0 +1,173 @@
+"""Rows of a partition in another order in each epoch: a stage between packer and feeder.
+
+Covers: Shuffle; permuting the columns of a window of chunks.
+Does not: order partitions (tfos.feed_sources), look at Python rows.      Pure.
+
+The order is a pure function of seed, epoch, partition and the partition's rows. Rows are numbered
+in the new order. Rows of different types are not mixed: a window ends where the schema changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from feeding.columnar.chunk import Array, Chunk, Column, data_items
+from feeding.columnar.schema import ColumnSpec
+from feeding.encode.packer import Packer
+
+_PARTITIONS = -1
+"""Stands for a partition's number where partitions themselves are ordered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """How one feed's rows are shuffled."""
+
+    seed: int
+    """From 0 to 2**64 - 1."""
+    window_rows: int = 1
+    """Rows within so many are permuted; they are held in memory by the feed task. 1: none are,
+    and only the order of the partitions changes."""
+
+    def partitions(self, epoch: int, count: int) -> list[int]:
+        """Return the order in which the partitions of an epoch are fed."""
+        return [
+            int(index) for index in _random(self.seed, epoch, _PARTITIONS, 0).permutation(count)
+        ]
+
+    def chunks(self, chunks: Iterator[Chunk], most_bytes: int) -> Iterator[Chunk]:
+        """Yield the rows of a partition's chunks in their new order.
+
+        Args:
+            chunks: of one partition, in row order.
+            most_bytes: a window that holds more ends early.
+        """
+        if self.window_rows == 1:
+            yield from chunks
+            return
+        for number, window in enumerate(_windows(chunks, self.window_rows, most_bytes)):
+            meta = window[0].meta
+            random = _random(self.seed, meta.epoch, meta.partition, number)
+            yield from _permuted(window, random)
+
+
+class ShuffledPacker:
+    """A packer whose chunks are shuffled.
+
+    Args:
+        packer: of one partition.
+        shuffle: how.
+        most_bytes: of the windows.
+    """
+
+    def __init__(self, packer: Packer, shuffle: Shuffle, most_bytes: int) -> None:
+        self._packer = packer
+        self._shuffle = shuffle
+        self._most_bytes = most_bytes
+
+    @property
+    def rows_read(self) -> int:
+        """Rows taken from the partition so far; those of a window under way included."""
+        return self._packer.rows_read
+
+    def chunks(self, rows: Iterator[Any]) -> Iterator[Chunk]:
+        """Yield all rows in their new order.
+
+        Raises:
+            RowError: a row does not fit.
+        """
+        return self._shuffle.chunks(self._packer.chunks(rows), self._most_bytes)
+
+    def skip(self, rows: Iterator[Any]) -> int:
+        """Read rows to their end and return how many they are."""
+        return self._packer.skip(rows)
+
+
+def _random(seed: int, epoch: int, partition: int, window: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64([seed, epoch, partition + 1, window]))
+
+
+def _windows(chunks: Iterator[Chunk], most_rows: int, most_bytes: int) -> Iterator[Sequence[Chunk]]:
+    """Cut the rows into windows, whatever the chunks' own borders are."""
+    window: list[Chunk] = []
+    num_rows = num_bytes = 0
+    for whole in chunks:
+        chunk = whole
+        if window and (
+            num_bytes + chunk.num_bytes > most_bytes or chunk.meta.schema != window[0].meta.schema
+        ):
+            yield window
+            window, num_rows, num_bytes = [], 0, 0
+        while num_rows + chunk.num_rows >= most_rows:
+            room = most_rows - num_rows
+            yield [*window, chunk.cut(0, room)]
+            window, num_rows, num_bytes = [], 0, 0
+            chunk = chunk.cut(room, chunk.num_rows)
+        if chunk.num_rows:
+            window.append(chunk)
+            num_rows += chunk.num_rows
+            num_bytes += chunk.num_bytes
+    if window:
+        yield window
+
+
+def _permuted(window: Sequence[Chunk], random: np.random.Generator) -> Iterator[Chunk]:
+    """Yield the window's rows, permuted, in chunks as large as its own were."""
+    schema, first_row = window[0].meta.schema, window[0].meta.first_row
+    columns = [
+        _joined([chunk.columns[index] for chunk in window], spec)
+        for index, spec in enumerate(schema.columns)
+    ]
+    num_rows = sum(chunk.num_rows for chunk in window)
+    order = random.permutation(num_rows)
+    ends = window[-1].meta.last_in_partition
+    most_rows = max(chunk.num_rows for chunk in window)
+    for start in range(0, num_rows, most_rows):
+        stop = min(start + most_rows, num_rows)
+        taken = tuple(_taken(column, order[start:stop]) for column in columns)
+        meta = msgspec.structs.replace(
+            window[0].meta,
+            first_row=first_row + start,
+            num_rows=stop - start,
+            stored=tuple(
+                column.values.dtype.name if spec.dtype else ""
+                for column, spec in zip(taken, schema.columns, strict=True)
+            ),
+            data_items=data_items(taken),
+            last_in_partition=ends and stop == num_rows,
+        )
+        yield Chunk(meta, taken)
+
+
+def _joined(columns: Sequence[Column], spec: ColumnSpec) -> Column:
+    if len(columns) == 1:
+        return columns[0]
+    dtype = np.result_type(*{column.values.dtype for column in columns})
+    if spec.dtype and not np.can_cast(dtype, spec.dtype, "safe"):
+        dtype = np.dtype(spec.dtype)  # as for int16 beside uint16 in a column of float32
+    values = np.concatenate([column.values for column in columns], dtype=dtype)
+    if columns[0].offsets is None:
+        return Column(values)
+    bounds: list[Array] = [np.zeros(1, np.int64)]
+    base = 0
+    for column in columns:
+        if column.offsets is not None:
+            bounds.append(column.offsets[1:] + base)
+        base += column.values.size
+    return Column(values, np.concatenate(bounds))
+
+
+def _taken(column: Column, rows: Array) -> Column:
+    """Return some rows of a column, in this order."""
+    if column.offsets is None:
+        return Column(column.values[rows])
+    lengths = np.diff(column.offsets)[rows]
+    offsets = np.zeros(rows.size + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    shift = np.repeat(column.offsets[rows] - offsets[:-1], lengths)
+    return Column(column.values[shift + np.arange(offsets[-1])], offsets)

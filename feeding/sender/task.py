@@ -1,0 +1,116 @@
+"""What Spark ships to its tasks: feed a partition, or have it answered.
+
+Covers: FeedTask, InferenceTask; used as `rdd.mapPartitionsWithIndex(task)`.
+Does not: import pyspark, or anything of the user's.
+Runs in: a Spark task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from feeding.columnar.rows import rows_of
+from feeding.columnar.schema import Schema
+from feeding.config import FeedConfig
+from feeding.encode.packer import Packer
+from feeding.protocol.messages import Hello
+from feeding.protocol.row_ranges import Span
+from feeding.sender.feeder import Feeder, FeedReport, RowPacker
+from feeding.sender.inference import InferenceFeeder
+from feeding.sender.shuffle import Shuffle, ShuffledPacker
+from feeding.sender.worker_link import FeedTarget, LostWorker
+from rpc.auth.handshake import Credentials
+
+__all__ = ["FeedReport", "FeedTarget", "FeedTask", "InferenceTask", "LostWorker"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedTask:
+    """Feeds a partition's rows for training; yields one FeedReport."""
+
+    targets: tuple[FeedTarget, ...]
+    credentials: Credentials
+    epoch: int
+    config: FeedConfig
+    feed: str = "input"
+    packer: Callable[..., Packer] = Packer
+    """Makes what packs a partition; decides what `rows` may hold."""
+    shuffle: Shuffle | None = None
+    """The order of rows; None: that of the partition."""
+    exactly_once: bool = False
+    """Leave out what earlier attempts of a partition's task have fed to workers that live."""
+    again: Mapping[int, tuple[Span, ...]] | None = None
+    """Feed only these rows of these partitions, which were lost with a worker."""
+    round_number: int = 0
+    """Counts, from 1 on, how often rows of this epoch are fed again."""
+
+    @property
+    def feeds_all_in_order(self) -> bool:
+        """Whether all partitions are run, one after the other."""
+        return self.again is None and self.shuffle is None
+
+    def order(self, num_partitions: int) -> list[int]:
+        """Return which partitions to run, in this order."""
+        if self.again is not None:
+            return [partition for partition in self.again if partition < num_partitions]
+        if self.shuffle is not None:
+            return self.shuffle.partitions(self.epoch, num_partitions)
+        return list(range(num_partitions))
+
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[FeedReport]:
+        """Feed all rows of a partition.
+
+        Raises:
+            FeedError: see feeding.sender.feeder.Feeder.run.
+        """
+        only = None if self.again is None else self.again.get(partition)
+        if self.again is not None and not only:
+            return
+        hello = Hello(
+            self.feed,
+            Schema(()),
+            epoch=self.epoch,
+            partition=partition,
+            exactly_once=self.exactly_once,
+            reopen=self.round_number,
+        )
+        feeder = Feeder(
+            self.targets, self.credentials, self.config, self._pack(partition), hello, only=only
+        )
+        yield feeder.run(iter(rows))
+
+    def _pack(self, partition: int) -> RowPacker:
+        packer = self.packer(self.config, feed=self.feed, epoch=self.epoch, partition=partition)
+        if self.shuffle is None:
+            return packer
+        return ShuffledPacker(packer, self.shuffle, self.config.max_inflight_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceTask:
+    """Has a partition's rows answered by one worker; yields one result per row, in order."""
+
+    targets: tuple[FeedTarget, ...]
+    credentials: Credentials
+    config: FeedConfig
+    feed: str = "input"
+
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
+        """Yield the results of a partition's rows.
+
+        Raises:
+            FeedError: see feeding.sender.inference.InferenceFeeder.run.
+        """
+        feeder = InferenceFeeder(
+            self.targets,
+            self.credentials,
+            self.config,
+            feed=self.feed,
+            partition=partition,
+        )
+        with contextlib.closing(feeder.run(iter(rows))) as chunks:
+            for chunk in chunks:
+                yield from rows_of(chunk)

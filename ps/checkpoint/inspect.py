@@ -1,0 +1,266 @@
+"""What a checkpoint directory holds, for people; and its values in a form that needs no tfos.
+
+Covers: a report on every step and the lease, the export of one step to a .npz file.
+Does not: print (ps.cli.checkpoints), change anything in the directory, import numba.
+Threads: none; every function stands alone.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ps import codec
+from ps.checkpoint.format import Checkpoint
+from ps.checkpoint.lease import LEASE_NAME, read_holder
+from ps.checkpoint.reader import (
+    Root,
+    load_chain,
+    load_indexes,
+    load_step,
+    steps_on_disk,
+    steps_passed_over,
+)
+from ps.checkpoint.restore import read_extra, read_values, verify_files
+from ps.checkpoint.storage import Storage, storage_at
+from ps.checkpoint.table_export import table_arrays
+from ps.checkpoint.table_format import segment_nbytes
+from ps.codec import UNREADABLE
+from ps.errors import CheckpointError
+from ps.manifest.manifest import GroupLayout, Layout
+from ps.optim.row_rules import rule_of_rows
+from ps.optim.rules import rule_of
+
+Array = np.ndarray[Any, Any]
+
+
+class GroupReport(msgspec.Struct, frozen=True):
+    """One group of a checkpoint's parameters."""
+
+    name: str
+    dtype: str
+    rule: str
+    slots: tuple[str, ...]
+    params: dict[str, tuple[int, ...]]
+    """Shapes by name."""
+
+
+class TableReport(msgspec.Struct, frozen=True):
+    """One table of a checkpoint."""
+
+    name: str
+    dim: int
+    dtype: str
+    rule: str
+    slots: tuple[str, ...]
+    rows: int
+    """That this step's files hold; of a delta those that have changed."""
+    nbytes: int
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One step that is on the disk."""
+
+    step: int
+    error: str = ""
+    """Why it cannot be restored; empty: it is whole, and so is what it needs."""
+    base: int | None = None
+    """The step that a delta adds to."""
+    job: str = ""
+    clock: int = 0
+    """Updates of the parameters; sync: barriers."""
+    saved_at_s: float = 0.0
+    """Seconds since 1970, by the first server's clock."""
+    consistency: str = ""
+    bucket_bytes: int = 0
+    groups: tuple[GroupReport, ...] = ()
+    tables: tuple[TableReport, ...] = ()
+    files: dict[str, int] = {}
+    """Bytes of each server's file."""
+    notes: dict[str, str] = {}
+    """JSON texts by name; see ps.metadata."""
+
+
+class DirectoryReport(msgspec.Struct, frozen=True):
+    """A checkpoint directory."""
+
+    directory: str
+    lease: str
+    """Who saves there now; empty: nobody."""
+    newest: int | None
+    """The step that a restore takes: the newest that is whole and that no later run has passed
+    over."""
+    steps: tuple[StepReport, ...]
+    """Newest first."""
+
+
+class _Cut(msgspec.Struct):
+    """The part of a server's records (ps.server.save_restore.ShardExtra) that is told."""
+
+    clock: int = 0
+    saved_at_s: float = 0.0
+    notes: dict[str, str] = {}
+
+
+def inspect(root: Root) -> DirectoryReport:
+    """Read every step with all its values, and compare all digests.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    storage = storage_at(root)
+    unsound: dict[int, str] = {}
+    on_disk = steps_on_disk(storage)
+    reports = [_inspect_step(storage, step, unsound) for step in on_disk[::-1]]
+    passed_over = steps_passed_over(storage, on_disk)
+    sound = (report.step for report in reports if not report.error)
+    newest = max(sound, key=lambda step: (step not in passed_over, step), default=None)
+    steps = tuple(reversed(reports))
+    return DirectoryReport(storage.where(), _lease(storage), newest, steps)
+
+
+def _inspect_step(storage: Storage, step: int, unsound: dict[int, str]) -> StepReport:
+    """Report on one step; `unsound` holds the older ones that are damaged, and gets this one."""
+    try:
+        checkpoint = load_step(storage, step)
+    except CheckpointError as error:
+        unsound[step] = str(error)
+        return StepReport(step=step, error=str(error))
+    found = ""
+    cut = _Cut()
+    tables: tuple[TableReport, ...] = ()
+    try:
+        verify_files(storage, checkpoint)
+        tables = tuple(_tables(storage, checkpoint))
+        cut = _read_cut(storage, checkpoint)
+        for each in load_chain(storage, step)[1:]:
+            if each.step in unsound:
+                raise CheckpointError(f"it needs step {each.step}: {unsound[each.step]}")
+    except CheckpointError as error:
+        found = unsound[step] = str(error)
+    manifest = checkpoint.manifest
+    return StepReport(
+        step=step,
+        error=found,
+        base=checkpoint.base,
+        job=checkpoint.job,
+        clock=cut.clock,
+        saved_at_s=cut.saved_at_s,
+        consistency=manifest.consistency,
+        bucket_bytes=manifest.bucket_bytes,
+        groups=tuple(_groups(checkpoint)),
+        tables=tables,
+        files={shard.file_name: shard.nbytes for shard in checkpoint.shards},
+        notes=cut.notes,
+    )
+
+
+def _groups(checkpoint: Checkpoint) -> Iterator[GroupReport]:
+    for group in checkpoint.manifest.groups:
+        rule = rule_of(group.rule)
+        shapes = {param.name: param.shape for param in group.params}
+        yield GroupReport(group.name, group.dtype, rule.name, rule.kept, shapes)
+
+
+def _tables(storage: Storage, checkpoint: Checkpoint) -> Iterator[TableReport]:
+    indexes = [index for _, index in load_indexes(storage, checkpoint)]
+    for at, spec in enumerate(checkpoint.manifest.tables):
+        records = [record for index in indexes for record in index.tables if record.table == at]
+        pieces = [piece for record in records for piece in record.pieces if not piece.is_dropped]
+        rule = rule_of_rows(spec)
+        yield TableReport(
+            spec.name,
+            spec.dim,
+            spec.dtype,
+            rule.name,
+            (*rule.slots, *rule.row_slots),
+            rows=sum(piece.num_rows for piece in pieces),
+            nbytes=sum(segment_nbytes(spec, record) for record in records),
+        )
+
+
+def _read_cut(storage: Storage, checkpoint: Checkpoint) -> _Cut:
+    try:
+        return codec.msgpack(read_extra(storage, checkpoint, 0), _Cut)
+    except UNREADABLE as error:
+        raise CheckpointError(f"the records of ps:0 cannot be read: {error}") from error
+
+
+def _lease(storage: Storage) -> str:
+    try:
+        with storage.open(LEASE_NAME) as file:
+            holder = read_holder(file.read(1 << 16))
+    except FileNotFoundError:
+        return ""
+    return str(holder or "")
+
+
+def export_npz(root: Root, checkpoint: Checkpoint, out: str | Path, *, slots: bool = False) -> int:
+    """Write a checkpoint's parameters and tables as arrays that numpy.load reads.
+
+    Args:
+        root: the checkpoint directory.
+        checkpoint: one that `read_manifest` returned.
+        out: the .npz file; replaced when all is written.
+        slots: also the optimizer's slots, as `group/parameter:slot`.
+
+    Returns:
+        The number of arrays; the values' names are `group/parameter`, and for tables
+        `tables/name/ids` and `tables/name/values`, sorted by id.
+
+    Raises:
+        CheckpointError: a file is damaged, or a name would lead out of the archive.
+        OSError: the file cannot be written.
+    """
+    storage = storage_at(root)
+    layout = Layout.of(checkpoint.manifest)
+    target = Path(out)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    count = 0
+    try:
+        with zipfile.ZipFile(unfinished, "w", allowZip64=True) as archive:
+            groups = (
+                _arrays(storage, checkpoint, layout, group, slots=slots) for group in layout.groups
+            )
+            tables = table_arrays(storage, checkpoint, slots=slots)
+            for arrays in (*groups, tables):
+                for name, array in arrays:
+                    with archive.open(f"{_checked(name)}.npy", "w", force_zip64=True) as file:
+                        np.lib.format.write_array(file, array, allow_pickle=False)
+                    count += 1
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return count
+
+
+def _arrays(
+    storage: Storage, checkpoint: Checkpoint, layout: Layout, group: GroupLayout, *, slots: bool
+) -> Iterator[tuple[str, Array]]:
+    """Yield a group's parameters by name; one group is in memory at a time."""
+    spec = checkpoint.manifest.group(group.name)
+    suffixes = ["", *(f":{slot}" for slot in rule_of(spec.rule).kept)][: None if slots else 1]
+    flats = [np.empty(group.num_elements, group.numpy_dtype) for _ in suffixes]
+    wanted = set(range(group.first_bucket, group.first_bucket + group.num_buckets))
+    for piece in read_values(storage, checkpoint, wanted):
+        bucket = layout.buckets[piece.bucket_id]
+        for flat, part in zip(flats, piece.arrays, strict=False):  # without slots only values
+            flat[bucket.start : bucket.stop] = part
+    for start, param in zip(group.offsets, spec.params, strict=False):  # the last is the end
+        for suffix, flat in zip(suffixes, flats, strict=True):
+            array = flat[start : start + param.num_elements].reshape(param.shape)
+            yield f"{group.name}/{param.name}{suffix}", array
+
+
+def _checked(name: str) -> str:
+    """Return a name that stays inside when somebody unpacks the archive."""
+    parts = name.split("/")
+    if not name.isprintable() or "\\" in name or {"", ".", ".."} & set(parts):
+        raise CheckpointError(f"the parameter {name!a} cannot be a name in an archive; rename it")
+    return name

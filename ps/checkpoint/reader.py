@@ -1,0 +1,282 @@
+"""Finding and checking committed checkpoints; the counterpart of ps.checkpoint.writer.
+
+Nothing is believed: sizes are compared before memory is allocated, links are refused, and every
+byte is covered by a digest, so a damaged file is named and never half believed.
+
+Covers: manifests, indexes, which steps are whole, the chain from a delta to its full checkpoint.
+Does not: read values (ps.checkpoint.restore), write, import numba (drivers and clients read
+manifests too).
+Threads: none; every function stands alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ps import codec
+from ps.checkpoint.digest import digest
+from ps.checkpoint.format import (
+    FORMAT,
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    Checkpoint,
+    ShardIndex,
+    ShardRecord,
+    bucket_nbytes,
+    decode_manifest,
+    step_name,
+    step_of,
+)
+from ps.checkpoint.storage import Storage, storage_at
+from ps.checkpoint.table_format import check_segments, segment_nbytes
+from ps.codec import UNREADABLE
+from ps.errors import CheckpointError
+from ps.manifest.manifest import Layout
+
+logger = logging.getLogger(__name__)
+
+MAX_CHAIN = 10_000
+"""Deltas up to their full checkpoint; a save starts a new chain long before."""
+MAX_PASSED_OVER = 1000
+"""They travel in a server's answer."""
+
+Root = str | Path | Storage
+
+
+def load_step(storage: Storage, step: int) -> Checkpoint:
+    """Read the manifest of a step; check that every shard file is there with its size."""
+    checkpoint = read_step(storage, step)
+    for shard in checkpoint.shards:
+        _check_size(storage, step, shard)
+    return checkpoint
+
+
+def read_step(storage: Storage, step: int) -> Checkpoint:
+    """Read the manifest of a step alone."""
+    name = f"{step_name(step)}/{MANIFEST_NAME}"
+    path = storage.where(name)
+    try:
+        if storage.names(step_name(step)) and not storage.is_directory(step_name(step)):
+            raise CheckpointError(
+                f"{storage.where(step_name(step))} is a link; a checkpoint is a directory"
+            )
+        size = storage.size(name)
+        if size > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"{path} has {size} bytes, the limit is {MAX_MANIFEST_BYTES}")
+        with storage.open(name) as file:
+            data = file.read(size)
+    except OSError as error:
+        raise CheckpointError(f"step {step} has no readable manifest: {error}") from error
+    checkpoint = decode_manifest(data, path)
+    if checkpoint.step != step:
+        raise CheckpointError(f"{path} says step {checkpoint.step}, its directory step {step}")
+    return checkpoint
+
+
+def _check_size(storage: Storage, step: int, shard: ShardRecord) -> None:
+    name = f"{step_name(step)}/{shard.file_name}"
+    try:
+        size = storage.size(name)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"step {step} lacks {shard.file_name} (in manifest, not on disk)"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"step {step}: {storage.where(name)} cannot be read: {error}"
+        ) from error
+    if size != shard.nbytes:
+        raise CheckpointError(
+            f"{storage.where(name)} has {size} bytes, the manifest says {shard.nbytes}"
+        )
+
+
+def load_chain(storage: Storage, step: int) -> list[Checkpoint]:
+    """Return a step's checkpoint, then its base, and so on down to the full one.
+
+    Raises:
+        CheckpointError: one of them is missing, incomplete, or of another save or model.
+    """
+    chain = [load_step(storage, step)]
+    while (base := chain[-1].base) is not None:  # ends: `decode_manifest` wants older bases
+        above = chain[-1]
+        if len(chain) >= MAX_CHAIN:
+            raise CheckpointError(f"step {step} needs more than {MAX_CHAIN} older steps")
+        try:
+            below = load_step(storage, base)
+        except CheckpointError as error:
+            raise CheckpointError(f"step {above.step} needs step {base}: {error}") from error
+        if below.save_id != above.base_save_id:
+            raise CheckpointError(
+                f"step {above.step} needs save {above.base_save_id} of step {base}, found is "
+                f"save {below.save_id}"
+            )
+        if below.manifest != above.manifest:
+            raise CheckpointError(f"step {above.step} and its base {base} are of different models")
+        chain.append(below)
+    return chain
+
+
+def load_index(
+    storage: Storage, shard: ShardRecord, checkpoint: Checkpoint, layout: Layout, directory: str
+) -> ShardIndex:
+    """Read and check a shard's index: digest, bucket ids, and that all sizes add up."""
+    name = f"{directory}/{shard.file_name}"
+    path = storage.where(name)
+    if shard.index_nbytes > shard.nbytes:
+        raise CheckpointError(
+            f"{path}: an index of {shard.index_nbytes} bytes in a file of {shard.nbytes}"
+        )
+    try:
+        with storage.open(name) as file:
+            file.seek(shard.nbytes - shard.index_nbytes)
+            data = file.read(shard.index_nbytes)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if digest(data) != shard.index_digest:
+        raise CheckpointError(
+            f"{path}: the digest of its index is {digest(data)}, the manifest says "
+            f"{shard.index_digest}; the file is damaged or of another save"
+        )
+    try:
+        index = codec.msgpack(data, ShardIndex)
+    except UNREADABLE as error:
+        raise CheckpointError(f"{path} has no index of format {FORMAT}: {error}") from error
+    count = len(index.bucket_ids)
+    if len(index.steps) != count or len(index.digests) != count:
+        raise CheckpointError(
+            f"{path}: {count} buckets, {len(index.steps)} steps, {len(index.digests)} digests"
+        )
+    last = max(index.bucket_ids, default=-1)
+    if last >= len(layout.buckets):
+        raise CheckpointError(f"{path}: bucket {last}, the manifest has {len(layout.buckets)}")
+    manifest = checkpoint.manifest
+    check_segments(path, manifest, index.tables, is_delta=checkpoint.is_delta)
+    sizes = [bucket_nbytes(layout, manifest, i) for i in index.bucket_ids]
+    sizes += [segment_nbytes(manifest.tables[each.table], each) for each in index.tables]
+    expected = sum(sizes) + index.extra_nbytes + shard.index_nbytes
+    if expected != shard.nbytes:
+        raise CheckpointError(f"{path}: its parts make {expected} bytes, it has {shard.nbytes}")
+    return index
+
+
+def steps_on_disk(storage: Storage) -> list[int]:
+    """Return the steps that have a directory, newest first; they need not be complete."""
+    try:
+        names = storage.names()
+    except OSError as error:
+        raise CheckpointError(f"{storage.where()} cannot be listed: {error}") from error
+    steps = (step_of(name) for name in names)
+    return sorted((step for step in steps if step is not None), reverse=True)
+
+
+def complete_chains(storage: Storage) -> Iterator[list[Checkpoint]]:
+    """Yield the chain of each step that is whole, newest first; log why others are not.
+
+    A step that a later run has passed over comes after all others, whatever its number.
+    """
+    steps = steps_on_disk(storage)
+    passed_over = steps_passed_over(storage, steps)
+    for step in sorted(steps, key=lambda step: (step in passed_over, -step)):
+        try:
+            chain = load_chain(storage, step)
+        except CheckpointError as error:
+            log_skipped(storage, step, error)
+            continue
+        yield chain
+
+
+def steps_passed_over(storage: Storage, steps: Iterable[int]) -> set[int]:
+    """Return the steps of which a readable manifest says that its run went on from an older one."""
+    found: set[int] = set()
+    for step in steps:
+        with contextlib.suppress(CheckpointError):
+            found.update(read_step(storage, step).passed_over)
+    return found
+
+
+def steps_after(root: Root, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Return the steps that a run passes over when it goes on from this checkpoint.
+
+    Those with a greater number, the greatest MAX_PASSED_OVER at most, and what was passed over
+    before.
+    """
+    newer = {step for step in steps_on_disk(storage_at(root)) if step > checkpoint.step}
+    return tuple(sorted(newer | {*checkpoint.passed_over})[-MAX_PASSED_OVER:])
+
+
+def log_skipped(storage: Storage, step: int, error: CheckpointError) -> None:
+    """Say why a checkpoint is passed over."""
+    logger.warning("checkpoint step %d in %s is skipped: %s", step, storage.where(), error)
+
+
+def latest(root: Root) -> int | None:
+    """Return the newest complete step, or None."""
+    chain = next(complete_chains(storage_at(root)), None)
+    return None if chain is None else chain[0].step
+
+
+def read_manifest(root: Root, step: int | None = None) -> Checkpoint:
+    """Return the manifest of a step, or of the newest complete one.
+
+    Raises:
+        CheckpointError: the step is missing or incomplete (the message names the newest complete
+            one), or no step is complete.
+    """
+    storage = storage_at(root)
+    if step is None:
+        chain = next(complete_chains(storage), None)
+        if chain is None:
+            raise none_complete(storage)
+        return chain[0]
+    try:
+        return load_chain(storage, step)[0]
+    except CheckpointError as error:
+        newest = latest(storage)
+        hint = "none is complete" if newest is None else f"newest complete step is {newest}"
+        raise CheckpointError(f"{error}; {hint}") from error
+
+
+def none_complete(storage: Storage) -> CheckpointError:
+    """Return the error for a root without a usable checkpoint."""
+    seen = ", ".join(map(str, steps_on_disk(storage))) or "none"
+    return CheckpointError(f"no complete checkpoint in {storage.where()}; steps on disk: {seen}")
+
+
+def load_indexes(
+    storage: Storage, checkpoint: Checkpoint, directory: str = ""
+) -> list[tuple[str, ShardIndex]]:
+    """Read all shards' indexes; check that they hold each bucket once (a delta: at most once).
+
+    Args:
+        storage: the root.
+        checkpoint: which one.
+        directory: where it lies; by default where it is when committed.
+
+    Returns:
+        Per shard the name of its file and its index.
+    """
+    directory = directory or step_name(checkpoint.step)
+    layout = Layout.of(checkpoint.manifest)
+    found: list[tuple[str, ShardIndex]] = []
+    owners: dict[int, str] = {}
+    for shard in checkpoint.shards:
+        index = load_index(storage, shard, checkpoint, layout, directory)
+        for bucket_id in index.bucket_ids:
+            if bucket_id in owners:
+                raise CheckpointError(
+                    f"bucket {bucket_id} is in {owners[bucket_id]} and in {shard.file_name}"
+                )
+            owners[bucket_id] = shard.file_name
+        found.append((f"{directory}/{shard.file_name}", index))
+    missing = len(layout.buckets) - len(owners)
+    if missing and not checkpoint.is_delta:
+        first = min(set(range(len(layout.buckets))) - set(owners))
+        raise CheckpointError(
+            f"{storage.where(directory)} lacks {missing} of {len(layout.buckets)} buckets, "
+            f"the first is {first}"
+        )
+    return found

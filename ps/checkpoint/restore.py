@@ -1,0 +1,309 @@
+"""Reading the values of committed checkpoints: into a shard, or only to compare all digests.
+
+Covers: restoring, verifying, falling back to an older checkpoint, another model's refusal.
+Does not: find steps (ps.checkpoint.reader), import numba.
+Threads: none; every function stands alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from ps.checkpoint.digest import digest, refuse_nonfinite
+from ps.checkpoint.format import (
+    Checkpoint,
+    bucket_nbytes,
+    new_arrays,
+    step_name,
+)
+from ps.checkpoint.reader import (
+    Root,
+    complete_chains,
+    load_chain,
+    load_index,
+    load_indexes,
+    log_skipped,
+    logger,
+    none_complete,
+    read_manifest,
+    steps_on_disk,
+)
+from ps.checkpoint.storage import Storage, storage_at, typed_errors
+from ps.checkpoint.table_reader import check_step_rows
+from ps.errors import CheckpointError
+from ps.manifest.manifest import Layout, Manifest
+from ps.optim.row_rules import rule_of_rows
+from ps.optim.rules import rule_of
+
+if TYPE_CHECKING:
+    from ps.dense.shard import DenseShard
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restoring:
+    """How a checkpoint is taken over."""
+
+    manifest: Manifest | None = None
+    """What is to be trained; None: what was saved. Settings of a rule may differ from the saved
+    ones, parameters and rules may not."""
+    reset_optimizer: bool = False
+    """Take the values only: slots and steps start anew, and the rules may be others."""
+    strict: bool = False
+    """Fail if the newest step is damaged, instead of taking the newest one that is whole."""
+    job: str | None = None
+    """Only what this job has saved; None: whoever did."""
+
+
+AS_SAVED = Restoring()
+
+
+def find(root: Root, step: int | None, like: Restoring) -> tuple[Checkpoint, Manifest]:
+    """Return the checkpoint to restore, and the manifest to restore it for.
+
+    Raises:
+        CheckpointError: there is none, or the one asked for is damaged or of another model.
+    """
+    if step is None:
+        found = newest_sound(root, strict=like.strict, job=like.job)
+    else:
+        found = read_manifest(root, step)
+    manifest = like.manifest or found.manifest
+    check_same_model(found.manifest, manifest, reset_optimizer=like.reset_optimizer)
+    return found, manifest
+
+
+def restore_shard(
+    root: Root, checkpoint: Checkpoint, shard: DenseShard, *, reset_optimizer: bool = False
+) -> None:
+    """Load all buckets that `shard` owns, whichever servers saved them.
+
+    Args:
+        root: the checkpoint directory.
+        checkpoint: one that `read_manifest` returned.
+        shard: what to fill.
+        reset_optimizer: take the values only; slots and steps start anew, by whatever rule.
+
+    Raises:
+        CheckpointError: another model, or a damaged file; the shard may be half loaded then and
+            must not serve.
+    """
+    check_same_model(checkpoint.manifest, shard.manifest, reset_optimizer=reset_optimizer)
+    for piece in read_values(root, checkpoint, set(shard.bucket_ids)):
+        if reset_optimizer:
+            shard.set_values(piece.bucket_id, piece.arrays[0])
+        else:
+            shard.load(piece.bucket_id, piece.arrays[0], piece.arrays[1:], piece.step)
+
+
+def verify(root: Root, checkpoint: Checkpoint) -> None:
+    """Read everything and compare all digests, one bucket or piece of a table in memory at a time.
+
+    Raises:
+        CheckpointError: names the first damaged file.
+    """
+    storage = storage_at(root)
+    _verify_chain(storage, load_chain(storage, checkpoint.step))
+
+
+def _verify_chain(storage: Storage, chain: Iterable[Checkpoint]) -> None:
+    for each in chain:
+        verify_files(storage, each)
+
+
+def verify_files(storage: Storage, checkpoint: Checkpoint) -> None:
+    """As `verify`, without the checkpoints that a delta needs."""
+    for _ in _read_buckets(storage, checkpoint, None):
+        pass
+    check_step_rows(storage, checkpoint)
+    for shard in checkpoint.shards:
+        read_extra(storage, checkpoint, shard.rank)
+
+
+def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) -> Checkpoint:
+    """Return the newest checkpoint that `verify` passes; log why newer ones are left out.
+
+    Args:
+        root: the checkpoint directory.
+        strict: raise what is wrong with the newest step instead of taking an older one.
+        job: leave out what others have saved.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    storage = storage_at(root)
+    steps = steps_on_disk(storage)
+    if strict and steps:
+        chain = load_chain(storage, steps[0])
+        _verify_chain(storage, chain)
+        return chain[0]
+    for chain in complete_chains(storage):
+        newest = chain[0]
+        if job is not None and newest.job != job:
+            continue
+        try:
+            _verify_chain(storage, chain)
+        except CheckpointError as error:
+            log_skipped(storage, newest.step, error)
+            continue
+        _tell_newer(storage, newest.step, steps)
+        return newest
+    raise none_complete(storage)
+
+
+def _tell_newer(storage: Storage, taken: int, steps: Sequence[int]) -> None:
+    """Say which newer steps are not gone on from; they may be readable again later."""
+    newer = [step for step in steps if step > taken]
+    if newer:
+        logger.warning(
+            "%s: step %d is taken, not step %s, which is newer by its number: what was trained "
+            "between them is not part of it. Checkpoints that are saved from here on say so, and "
+            "later restores prefer them; step=%d takes the other one",
+            storage.where(),
+            taken,
+            ", ".join(map(str, newer[:5])),
+            newer[0],
+        )
+
+
+class Piece(NamedTuple):
+    """One bucket as it was saved."""
+
+    bucket_id: int
+    step: int
+    arrays: list[Array]
+    """Values, then the slots in the rule's order."""
+
+
+def read_values(root: Root, checkpoint: Checkpoint, wanted: set[int]) -> Iterator[Piece]:
+    """Yield the wanted buckets, each from the newest of the chain's files that has it.
+
+    Raises:
+        CheckpointError: a file is damaged, or none has a bucket.
+    """
+    storage = storage_at(root)
+    left = set(wanted)
+    for each in load_chain(storage, checkpoint.step):
+        for piece in _read_buckets(storage, each, left):
+            yield piece
+            left.discard(piece.bucket_id)
+    if left:
+        raise CheckpointError(f"step {checkpoint.step} lacks bucket {min(left)} of {len(left)}")
+
+
+def _read_buckets(
+    storage: Storage, checkpoint: Checkpoint, wanted: set[int] | None
+) -> Iterator[Piece]:
+    """Yield the wanted buckets (None: all) of one step, each compared with its digest, finite."""
+    layout = Layout.of(checkpoint.manifest)
+    for name, index in load_indexes(storage, checkpoint):
+        if wanted is not None and wanted.isdisjoint(index.bucket_ids):
+            continue
+        with typed_errors(storage, name, "read"), storage.open(name) as file:
+            position = 0
+            rows = zip(index.bucket_ids, index.steps, index.digests, strict=True)
+            for bucket_id, step, expected in rows:
+                if wanted is None or bucket_id in wanted:
+                    file.seek(position)
+                    arrays = new_arrays(layout, checkpoint.manifest, bucket_id)
+                    where = f"bucket {bucket_id}"
+                    _read_bucket(file, storage.where(name), arrays, where, expected)
+                    yield Piece(bucket_id, step, arrays)
+                position += bucket_nbytes(layout, checkpoint.manifest, bucket_id)
+
+
+def _read_bucket(file: BinaryIO, path: str, arrays: list[Array], name: str, expected: str) -> None:
+    position = file.tell()
+    parts = [array.data.cast("B") for array in arrays]
+    if any(_read_exactly(file, part) != len(part) for part in parts):
+        raise CheckpointError(f"{path} ends inside {name}, which starts at byte {position}")
+    if digest(*parts) != expected:
+        raise CheckpointError(
+            f"{path} is damaged: the digest of {name} (from byte {position}) is "
+            f"{digest(*parts)}, its index says {expected}"
+        )
+    for array in arrays:
+        refuse_nonfinite(array, f"{path}: {name}")
+
+
+def _read_exactly(file: BinaryIO, into: memoryview) -> int:
+    data = file.read(len(into))
+    into[: len(data)] = data
+    return len(data)
+
+
+def read_extra(root: Root, checkpoint: Checkpoint, rank: int) -> bytes:
+    """Return the extra bytes that the server of this rank saved."""
+    storage = storage_at(root)
+    directory = step_name(checkpoint.step)
+    if not 0 <= rank < len(checkpoint.shards):
+        raise CheckpointError(
+            f"{storage.where(directory)} has {len(checkpoint.shards)} shards, asked for {rank}"
+        )
+    shard = checkpoint.shards[rank]
+    name = f"{directory}/{shard.file_name}"
+    path = storage.where(name)
+    index = load_index(storage, shard, checkpoint, Layout.of(checkpoint.manifest), directory)
+    with typed_errors(storage, name, "read"), storage.open(name) as file:
+        file.seek(shard.nbytes - shard.index_nbytes - index.extra_nbytes)
+        extra = file.read(index.extra_nbytes)
+    if digest(extra) != index.extra_digest:
+        raise CheckpointError(
+            f"{path} is damaged: the digest of its records is {digest(extra)}, "
+            f"its index says {index.extra_digest}"
+        )
+    return extra
+
+
+def check_same_model(saved: Manifest, asked: Manifest, *, reset_optimizer: bool = False) -> None:
+    """Refuse a checkpoint of other parameters or rules; settings of a rule may differ.
+
+    Args:
+        saved: what the checkpoint holds.
+        asked: what is to be trained.
+        reset_optimizer: the rules may differ as well: their slots are not taken over.
+    """
+    if saved.bucket_bytes != asked.bucket_bytes:
+        raise CheckpointError(
+            f"saved with bucket_bytes={saved.bucket_bytes}, asked {asked.bucket_bytes}; "
+            "use the saved value"
+        )
+    old = _description(saved, with_rules=not reset_optimizer)
+    new = _description(asked, with_rules=not reset_optimizer)
+    if old == new:
+        return
+    only_old = [line for line in old if line not in new][:5]
+    only_new = [line for line in new if line not in old][:5]
+    is_rule = only_old and all(
+        line.startswith(("group ", "rule of table ")) for line in [*only_old, *only_new]
+    )
+    raise CheckpointError(
+        "the checkpoint is of another model. Only saved: "
+        f"{'; '.join(only_old) or 'nothing'}. Only asked: {'; '.join(only_new) or 'nothing'}"
+        f"{'' if only_old or only_new else '. The order of parameters differs'}"
+        f"{'. reset_optimizer=True takes the values and drops the slots' if is_rule else ''}"
+    )
+
+
+def _description(manifest: Manifest, *, with_rules: bool) -> list[str]:
+    lines: list[str] = []
+    for group in manifest.groups:
+        rule = rule_of(group.rule)
+        if with_rules:
+            lines.append(f"group {group.name} {rule.name}({', '.join(rule.kept)})")
+        lines += [f"{group.name}/{p.name} {group.dtype}{list(p.shape)}" for p in group.params]
+    for table in manifest.tables:
+        if with_rules:
+            rule = rule_of_rows(table)
+            kept = ", ".join((*rule.slots, *rule.row_slots))
+            lines.append(f"rule of table {table.name} {rule.name}({kept})")
+        lines.append(
+            f"table {table.name} {table.dtype}[{table.dim}] of {table.id_kind} ids, "
+            f"{table.initializer}, seed {table.seed}"
+        )
+    return lines

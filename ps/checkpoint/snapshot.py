@@ -1,0 +1,259 @@
+"""A shard as it is at one moment, copied while pushes change it: copy-on-write.
+
+    cut      every bucket and every segment of a table is marked
+    push     about to change a marked bucket, copies it aside first; of a segment only its own rows
+    save     takes bucket after bucket, live or from its copy, and writes it
+
+So dense parameters, tables, notes, the exactly-once record and the clock are of one moment, and
+nothing waits longer than the copy of one bucket. What was in flight at the moment is in the buckets
+that it had changed, and the record says so.
+
+Covers: the marks, the copies, what is told of the cut.
+Does not: choose the moment (ps.server.snapshot_trigger), write (ps.checkpoint.writer).
+Runs in: PS processes.
+Threads: any; a unit is marked, copied and changed under its own lock. Memory: copies of at most all
+buckets with their slots, and of the rows that pushes change before they are written; each is freed
+when it is written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ps.checkpoint.format import new_arrays
+from ps.checkpoint.table_copy import SegmentCopy
+from ps.dense.shard import DenseShard
+from ps.exactly_once import AppliedRecord
+from ps.metadata import Notes
+from ps.record_cut import SessionCut
+from ps.tables.table import Table
+
+Array = np.ndarray[Any, Any]
+
+Place = int | tuple[int, int]
+"""A bucket's id, or a table's number and a segment's."""
+UNWRITTEN_S = 30.0
+"""A cut whose saver does not come back within this time is released by the next push."""
+NO_BASE: Mapping[Place, int] = {}
+
+
+class ShardCut:
+    """What ps.checkpoint.writer.write_shard copies from.
+
+    Make it under the lock that guards the record's completed requests.
+
+    Args:
+        guard: the shard's units.
+        clock: at the cut.
+        save_id: whose cut it is.
+        base: which version of each bucket and segment an earlier save holds.
+    """
+
+    def __init__(
+        self, guard: CopyOnWrite, clock: int, save_id: str, base: Mapping[Place, int] = NO_BASE
+    ) -> None:
+        dense = guard.dense
+        self.manifest = dense.manifest
+        self.layout = dense.layout
+        self.buckets = dense.buckets
+        self.clock = clock
+        self.save_id = save_id
+        self._notes = guard.notes.texts()
+        self._num_note_changes = guard.notes.num_changes
+        self._coming_notes = guard.notes.coming()
+        self._ending = threading.Lock()
+        self._is_written = self._is_released = False
+        self._expires_s = time.monotonic() + UNWRITTEN_S
+        self._dense = dense
+        self._locks = guard.locks
+        self._base = base
+        self._record = guard.record.cut()
+        self._indices = {bucket.id: index for index, bucket in enumerate(dense.buckets)}
+        self._versions: dict[Place, int] = {}
+        self._is_noted = bytearray(len(dense.buckets))
+        self._aside: dict[int, tuple[int, list[Array]]] = {}
+        places = [
+            (table, (at, number))
+            for at, table in enumerate(guard.tables)
+            for number in range(len(table.segments))
+        ]
+        self.segments = [
+            SegmentCopy(table, place, base.get(place), self._noting(len(dense.buckets) + unit))
+            for unit, (table, place) in enumerate(places)
+        ]
+        """Of all tables, in the record's order; copied after the buckets."""
+
+    @property
+    def bucket_ids(self) -> tuple[int, ...]:
+        """As ps.dense.shard.DenseShard."""
+        return self._dense.bucket_ids
+
+    @property
+    def is_released(self) -> bool:
+        """Whether it is given up, or nobody came to write it."""
+        return self._is_released
+
+    @property
+    def num_aside_bytes(self) -> int:
+        """Bytes of the buckets that are copied and not written yet."""
+        copies = tuple(self._aside.values())
+        return sum(array.nbytes for _, arrays in copies for array in arrays)
+
+    def keep(self, unit: int) -> None:
+        """Copy what the save still needs of a unit, which is about to change; hold its lock."""
+        if self._is_released or self._has_expired():
+            return
+        if unit >= len(self.buckets):
+            self.segments[unit - len(self.buckets)].begin()
+        elif not self._is_noted[unit] and not self._note(unit):
+            bucket_id = self.buckets[unit].id
+            arrays = new_arrays(self.layout, self.manifest, bucket_id)
+            self._aside[unit] = self._dense.dump(bucket_id, arrays), arrays
+
+    def is_unchanged(self, bucket_id: int) -> bool:
+        """Whether the base has the bucket as it was at the cut."""
+        unit = self._indices[bucket_id]
+        with self._locks[unit]:
+            if self._is_noted[unit]:
+                return unit not in self._aside
+            if self._base.get(bucket_id) != self._dense.version(bucket_id):
+                return False  # and stays marked
+            return self._note(unit)
+
+    def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
+        """Copy a bucket as it was at the cut, and free its copy; returns its step."""
+        unit = self._indices[bucket_id]
+        with self._locks[unit]:
+            if unit not in self._aside:
+                self._note(unit)
+                return self._dense.dump(bucket_id, out)
+            step, arrays = self._aside.pop(unit)
+        for target, source in zip(out, arrays, strict=True):
+            np.copyto(target, source)
+        return step
+
+    def num_updates(self) -> int:
+        """The clock that goes with the copies, once all buckets were copied.
+
+        A restored server will not count a push again that had changed all buckets at the cut.
+        """
+        return self.clock + self._record.num_uncounted(len(self.buckets))
+
+    def sessions(self) -> tuple[SessionCut, ...]:
+        """The record, once all buckets and segments were copied."""
+        return self._record.sessions()
+
+    def notes(self) -> dict[str, str]:
+        """The notes by name, once all buckets were copied; also of a push that all contain."""
+        notes = Notes()
+        notes.fill(self._notes)
+        for session, (sequence, note) in self._coming_notes.items():
+            if self._record.has_changed_all(session, sequence, len(self.buckets)):
+                notes.put(note.name, note.text)
+        return notes.texts()
+
+    def versions(self) -> dict[Place, int]:
+        """Of each bucket and segment as the save or its base holds it, once all are copied."""
+        versions = self._versions.copy()
+        versions.update((segment.place, segment.version) for segment in self.segments)
+        return versions
+
+    def num_changes(self) -> int:
+        """As `CopyOnWrite.num_changes` at the cut, once all are copied."""
+        return self.clock + self._num_note_changes + sum(self.versions().values())
+
+    def begin_writing(self) -> bool:
+        """Whether the cut is still there; from now on it does not expire."""
+        with self._ending:
+            self._is_written = not self._is_released
+        return self._is_written
+
+    def release(self) -> None:
+        """Need nothing any more: no unit is marked, all copies are freed. Idempotent."""
+        self._is_released = True
+        self._aside.clear()
+        for segment in self.segments:
+            segment.release()
+
+    def _has_expired(self) -> bool:
+        """Whether nobody has come to write it; then it is released."""
+        if self._is_written or time.monotonic() < self._expires_s:
+            return False
+        with self._ending:
+            if not self._is_written:
+                self.release()
+        return self._is_released
+
+    def _note(self, unit: int) -> bool:
+        """Note the bucket's version and record; returns whether the base has it so."""
+        bucket_id = self.buckets[unit].id
+        self._is_noted[unit] = 1
+        self._record.note(unit)
+        version = self._versions[bucket_id] = self._dense.version(bucket_id)
+        return self._base.get(bucket_id) == version
+
+    def _noting(self, unit: int) -> Callable[[], None]:
+        return partial(self._record.note, unit)
+
+
+class CopyOnWrite:
+    """Where whoever changes a shard asks first; at most one cut is open.
+
+    Args:
+        dense: the buckets, which are the first units.
+        tables: their segments are the units after them.
+        record: of all units.
+        notes: what is saved with them.
+    """
+
+    def __init__(
+        self,
+        dense: DenseShard,
+        tables: Sequence[Table],
+        record: AppliedRecord,
+        notes: Notes | None = None,
+    ) -> None:
+        self.dense = dense
+        self.tables = tuple(tables)
+        self.record = record
+        self.notes = Notes() if notes is None else notes
+        self.locks = tuple(threading.Lock() for _ in dense.buckets)
+        """Of the buckets: what makes "apply and note it in the record" one step."""
+        self.cut: ShardCut | None = None
+        """The one that is open."""
+
+    def num_changes(self, clock: int) -> int:
+        """Return a number that grows with whatever changes what a save holds.
+
+        A sum of the numbers that are kept anyway: no push pays for it. Where nothing changes while
+        it is taken it is exact.
+
+        Args:
+            clock: updates so far.
+        """
+        segments = (segment for table in self.tables for segment in table.segments)
+        rows = sum(segment.version for segment in segments)
+        return clock + self.dense.num_changes + rows + self.notes.num_changes
+
+    def before(self, unit: int) -> None:
+        """Let a save copy what it needs of a unit; call it under the unit's lock."""
+        cut = self.cut
+        if cut is not None:
+            cut.keep(unit)
+
+    def open(self, cut: ShardCut) -> None:
+        """Mark all units; call it under the lock under which the cut was made."""
+        self.close()
+        self.cut = cut
+
+    def close(self) -> None:
+        """Mark nothing any more. Idempotent."""
+        cut, self.cut = self.cut, None
+        if cut is not None:
+            cut.release()

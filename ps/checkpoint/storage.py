@@ -1,0 +1,291 @@
+"""Where checkpoints lie: one root, its files and directories by their names below it.
+
+Covers: the few operations that a checkpoint needs of a file system, and the local one.
+Does not: know what the files hold (ps.checkpoint.format), nor other file systems: who has one hands
+in what opens it (OpenStorage).
+Threads: any; every call stands alone, `locked` shuts out other threads and processes.
+
+Names are relative to the root, with `/`, at most one directory deep, and made by this program, so
+they cannot leave the root. Links are never followed below the root, only the root may be one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from ps.errors import CheckpointError
+
+_CREATE_ATTEMPTS = 10
+_LOCK_POLL_S = 0.02
+LOCK_TIMEOUT_S = 20.0
+"""A lock is held for the time of one rename; whoever holds it longer is frozen."""
+
+
+class LockedFile(Protocol):
+    """A small file that nobody else reads or writes meanwhile."""
+
+    def read(self) -> bytes:
+        """Return the content; empty if there is no such file."""
+
+    def write(self, data: bytes) -> None:
+        """Replace the content; empty: remove the file."""
+
+
+class Storage(Protocol):
+    """A checkpoint root on some file system. What goes wrong is a CheckpointError or an OSError."""
+
+    def where(self, name: str = "") -> str:
+        """Return the whole path or URL, for messages and for users."""
+
+    def names(self, directory: str = "") -> list[str]:
+        """Return what is in a directory, unsorted; nothing if it does not exist."""
+
+    def size(self, name: str) -> int:
+        """Return a regular file's bytes.
+
+        Raises:
+            FileNotFoundError: there is none.
+            CheckpointError: it is a link, a device or a directory.
+        """
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a regular file for reading at any position. Raises as `size`."""
+
+    def create(self, name: str) -> BinaryIO:
+        """Create or replace a file for writing, with its directory."""
+
+    def sync(self, file: BinaryIO) -> None:
+        """Return when all that was written to the file would survive a crash of the host."""
+
+    def is_directory(self, name: str) -> bool:
+        """Whether there is something that counts as a directory; a link does not."""
+
+    def publish(self, directory: str, target: str) -> None:
+        """Give a directory its final name, at once and so that it survives a crash.
+
+        Raises:
+            FileExistsError: the target exists and is not empty.
+        """
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a directory with all that is in it, as far as possible."""
+
+    def locked(self, name: str) -> AbstractContextManager[LockedFile]:
+        """Shut out everybody else who locks the same name, on any host that sees this root."""
+
+    def free_text(self) -> str:
+        """Say how much room is left."""
+
+
+OpenStorage = Callable[[str | Path], Storage]
+"""Returns the storage of a root as users name it; `storage_at`, or one that knows URLs."""
+
+
+def storage_at(root: str | Path | Storage) -> Storage:
+    """Return the storage of a local root.
+
+    Raises:
+        CheckpointError: not a path of a file system that is known here.
+    """
+    if not isinstance(root, str | Path):
+        return root
+    if "\0" in str(root) or "://" in str(root) or not str(root):
+        raise CheckpointError(
+            f"checkpoints need a local directory, got {str(root)!a}; a URL works in a cluster's "
+            "Checkpoints(directory=...), and with the commands `tfos inspect` and `tfos export`"
+        )
+    return LocalStorage(Path(root))
+
+
+@contextmanager
+def typed_errors(storage: Storage, name: str, action: str) -> Iterator[None]:
+    """Turn an OSError into a CheckpointError that states the path and the free space."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot {action} {storage.where(name)}: {error.strerror or error}; "
+            f"{storage.free_text()}"
+        ) from error
+
+
+class LocalStorage:
+    """A directory of this host, or of a network file system that is mounted here."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def where(self, name: str = "") -> str:
+        """See Storage."""
+        return str(self._root / name)
+
+    def names(self, directory: str = "") -> list[str]:
+        """See Storage."""
+        try:
+            return os.listdir(self._root / directory)
+        except FileNotFoundError:
+            return []
+
+    def size(self, name: str) -> int:
+        """See Storage."""
+        path = self._root / name
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is not a regular file")
+        return status.st_size
+
+    def open(self, name: str) -> BinaryIO:
+        """See Storage."""
+        self.size(name)
+        # Without O_NONBLOCK a pipe that takes the file's place would be waited for.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.fdopen(os.open(self._root / name, flags), "rb")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise CheckpointError(f"{self._root / name} is not a regular file")
+        return file
+
+    def create(self, name: str) -> BinaryIO:
+        """See Storage. Another writer's failure may remove the directory at any time."""
+        path = self._root / name
+        for _ in range(_CREATE_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                _make_directory(path.parent)
+                return _create_in(path.parent, path.name, follow=path.parent == self._root)
+        return _create_in(path.parent, path.name, follow=path.parent == self._root)
+
+    def sync(self, file: BinaryIO) -> None:
+        """See Storage."""
+        file.flush()
+        os.fsync(file.fileno())
+
+    def is_directory(self, name: str) -> bool:
+        """See Storage."""
+        path = self._root / name
+        return path.is_dir() and not path.is_symlink()
+
+    def publish(self, directory: str, target: str) -> None:
+        """See Storage."""
+        _sync_directory(self._root / directory)
+        (self._root / directory).rename(self._root / target)
+        _sync_directory(self._root)
+
+    def remove(self, name: str) -> None:
+        """See Storage."""
+        path = self._root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    @contextmanager
+    def locked(self, name: str) -> Iterator[LockedFile]:
+        """See Storage."""
+        path = self._root / name
+        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+        _make_directory(path.parent)
+        while True:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o666)
+            try:
+                _lock(descriptor, path, deadline_s)
+                if _is_still(path, descriptor):  # else it was removed while we waited
+                    file = _LocalLockedFile(path, descriptor)
+                    yield file
+                    file.remove_if_empty()
+                    return
+            finally:
+                os.close(descriptor)
+
+    def free_text(self) -> str:
+        """See Storage."""
+        for place in (self._root, *self._root.absolute().parents):
+            try:
+                free = shutil.disk_usage(place).free
+            except OSError:
+                continue
+            return f"{free / 1e6:.1f} MB are free on the disk of {place}"
+        return "its free space is unknown"
+
+
+class _LocalLockedFile:
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    def read(self) -> bytes:
+        return os.pread(self._descriptor, 1 << 20, 0)
+
+    def write(self, data: bytes) -> None:
+        os.pwrite(self._descriptor, data, 0)
+        os.ftruncate(self._descriptor, len(data))
+        os.fsync(self._descriptor)
+
+    def remove_if_empty(self) -> None:
+        if not os.fstat(self._descriptor).st_size:
+            self._path.unlink(missing_ok=True)
+
+
+def _create_in(directory: Path, name: str, *, follow: bool) -> BinaryIO:
+    """Create a file in a directory that is no link, unless the user's root itself is one."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    parent = os.open(directory, flags)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.fdopen(os.open(name, flags, 0o666, dir_fd=parent), "wb")
+    finally:
+        os.close(parent)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, so that they survive a crash of the host."""
+    missing: list[Path] = []
+    for each in (path, *path.parents):
+        if each.is_dir():
+            break
+        missing.append(each)
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        _sync_directory(each.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, deadline_s: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise CheckpointError(
+                    f"{path} is locked by another process for more than {LOCK_TIMEOUT_S:.0f} s; "
+                    "is it frozen?"
+                ) from None
+            time.sleep(_LOCK_POLL_S)
+        else:
+            return
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    ours = os.fstat(descriptor)
+    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)

@@ -1,0 +1,179 @@
+"""The part of a shard's file that holds tables: what its index says, and one piece at a time.
+
+    segment after segment, in the manifest's order: pieces, then the counts of ids without a row
+    a piece of rows: ids, versions, rows            a piece of dropped ids: ids
+
+A *whole* segment holds all its rows; else it holds what has changed since the base's. An id that
+was dropped and came again is among the dropped ones and has a row, which counts. Positions follow
+from the index; each piece has a digest and at most ROWS_AT_ONCE rows, so no claim of a file takes
+more memory than one piece.
+
+Covers: records, sizes, checks, writing and reading a piece.
+Does not: decide what is written (ps.checkpoint.table_copy) or fill tables
+(ps.checkpoint.table_restore), import numba.
+Threads: none; every function stands alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, BinaryIO, Protocol
+
+import msgspec
+import numpy as np
+
+from ps.checkpoint.digest import Count, Digest, digest, refuse_nonfinite
+from ps.errors import CheckpointError
+from ps.manifest.manifest import Manifest
+from ps.manifest.table_spec import TableSpec
+from ps.optim.row_rules import row_width
+from ps.tables.rows import ROWS_AT_ONCE, Batch, Dropped
+
+Array = np.ndarray[Any, Any]
+
+MAX_COUNTS_NBYTES = 1 << 20
+
+
+class PieceRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One piece of a segment."""
+
+    num_rows: Annotated[int, msgspec.Meta(ge=1, le=ROWS_AT_ONCE)]
+    is_dropped: bool
+    digest: Digest
+
+
+class SegmentRecord(msgspec.Struct, frozen=True):
+    """One segment of one table."""
+
+    table: Count
+    """Its number in the manifest."""
+    segment: Count
+    version: Count
+    """Pushes that it has seen; also the step of the rule."""
+    is_whole: bool
+    pieces: tuple[PieceRecord, ...]
+    counts_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNTS_NBYTES)]
+    counts_digest: Digest
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The table's number and the segment's."""
+        return self.table, self.segment
+
+
+class SegmentSource(Protocol):
+    """A segment that is written: a ps.checkpoint.table_copy.SegmentCopy."""
+
+    spec: TableSpec
+    place: tuple[int, int]
+    is_whole: bool
+    version: int
+    counts: Array
+
+    def batches(self) -> Iterator[Batch | Dropped]:
+        """Give the pieces; only then the other fields are right."""
+
+
+def piece_nbytes(spec: TableSpec, piece: PieceRecord) -> int:
+    """Return the bytes of a piece."""
+    return piece.num_rows * (8 if piece.is_dropped else 16 + row_width(spec) * spec.itemsize)
+
+
+def segment_nbytes(spec: TableSpec, record: SegmentRecord) -> int:
+    """Return the bytes of a segment."""
+    return sum(piece_nbytes(spec, piece) for piece in record.pieces) + record.counts_nbytes
+
+
+def write_segment(file: BinaryIO, source: SegmentSource) -> SegmentRecord:
+    """Write a segment; one piece of it is in memory at a time.
+
+    Raises:
+        CheckpointError: a value is not finite.
+    """
+    pieces: list[PieceRecord] = []
+    for batch in source.batches():
+        if isinstance(batch, Batch):
+            refuse_nonfinite(batch.rows, f"not saved: table {source.spec.name!r}")
+            arrays = [batch.ids, batch.versions, batch.rows]
+        else:
+            arrays = [batch.ids]
+        parts = [np.ascontiguousarray(array).data.cast("B") for array in arrays]
+        pieces.append(PieceRecord(batch.ids.size, isinstance(batch, Dropped), digest(*parts)))
+        for part in parts:
+            file.write(part)
+    counts = source.counts.tobytes()
+    file.write(counts)
+    return SegmentRecord(
+        *source.place, source.version, source.is_whole, tuple(pieces), len(counts), digest(counts)
+    )
+
+
+def check_segments(
+    path: str, manifest: Manifest, records: Sequence[SegmentRecord], *, is_delta: bool
+) -> None:
+    """Check that a shard has every segment of every table once, in order."""
+    expected = [(at, n) for at, spec in enumerate(manifest.tables) for n in range(spec.segments)]
+    found = [record.place for record in records]
+    if found != expected:
+        raise CheckpointError(
+            f"{path} has {len(found)} segments of tables {found[:5]}, the manifest has "
+            f"{len(expected)} {expected[:5]}"
+        )
+    for record in records:
+        if not is_delta and not record.is_whole:
+            raise CheckpointError(
+                f"{path}: segment {record.segment} of table {manifest.tables[record.table].name!r} "
+                "is a delta in a full checkpoint"
+            )
+
+
+def read_piece(
+    file: BinaryIO, path: str, spec: TableSpec, record: SegmentRecord, piece: PieceRecord
+) -> Batch | Dropped:
+    """Read the piece that the file stands at, and check it.
+
+    Raises:
+        CheckpointError: it is damaged, or holds what no table could have written.
+    """
+    what = f"segment {record.segment} of table {spec.name!r}"
+    position = file.tell()
+    data = read_checked(file, path, (piece_nbytes(spec, piece), piece.digest), what)
+    split = 8 * piece.num_rows
+    ids = np.frombuffer(data, np.int64, piece.num_rows)
+    if int(ids.view(np.uint64).max()) > spec.largest_id:
+        raise CheckpointError(f"{path}: {what} (byte {position}) has an id above {spec.largest_id}")
+    if piece.is_dropped:
+        return Dropped(ids)
+    versions = np.frombuffer(data, np.int64, piece.num_rows, offset=split)
+    if int(versions.min()) < 0 or int(versions.max()) > record.version:
+        raise CheckpointError(
+            f"{path}: {what} (byte {position}) has row versions {versions.min()}.."
+            f"{versions.max()}, its own is {record.version}"
+        )
+    if np.unique(ids).size < ids.size:
+        raise CheckpointError(f"{path}: {what} (byte {position}) has an id twice in one piece")
+    rows = np.frombuffer(data, spec.dtype, offset=2 * split)
+    rows = rows.reshape(piece.num_rows, row_width(spec))
+    refuse_nonfinite(rows, f"{path}: {what}")
+    return Batch(ids, rows, versions)
+
+
+def read_counts(file: BinaryIO, path: str, spec: TableSpec, record: SegmentRecord) -> bytes:
+    """Read the counts that the file stands at, and check their digest."""
+    what = f"the counts of segment {record.segment} of table {spec.name!r}"
+    return read_checked(file, path, (record.counts_nbytes, record.counts_digest), what)
+
+
+def read_checked(file: BinaryIO, path: str, expected: tuple[int, str], what: str) -> bytes:
+    """Read so many bytes of this digest."""
+    nbytes, expected_digest = expected
+    position = file.tell()
+    data = file.read(nbytes)
+    if len(data) != nbytes:
+        raise CheckpointError(f"{path} ends inside {what}, which starts at byte {position}")
+    if digest(data) != expected_digest:
+        raise CheckpointError(
+            f"{path} is damaged: the digest of {what} (from byte {position}) is {digest(data)}, "
+            f"its index says {expected_digest}"
+        )
+    return data

@@ -1,0 +1,118 @@
+"""The rows of tables in committed checkpoints, piece by piece from the newest step back.
+
+The first that is read of an id is what became of it: its row, or that it was dropped. So whoever
+reads takes nothing that an older step knew better, and never has more rows than were saved. A
+segment ends with the newest step of the chain that holds it whole.
+
+Covers: reading through a chain of deltas, verifying.
+Does not: know servers' tables (ps.checkpoint.table_restore), import numba.
+Threads: none; every function stands alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from ps.checkpoint.format import Checkpoint, ShardIndex, bucket_nbytes
+from ps.checkpoint.reader import Root, load_chain, load_indexes
+from ps.checkpoint.storage import Storage, storage_at, typed_errors
+from ps.checkpoint.table_format import SegmentRecord, read_counts, read_piece, segment_nbytes
+from ps.manifest.manifest import Layout
+from ps.tables.rows import Batch, Dropped
+
+Place = tuple[int, int, int]
+"""A saved segment: (server, table, number)."""
+
+
+class SavedSegment(NamedTuple):
+    """Where a piece comes from."""
+
+    server: int
+    record: SegmentRecord
+
+
+class End(NamedTuple):
+    """What a segment's newest step says beside its rows; comes after that step's."""
+
+    version: int
+    counts: bytes
+
+
+def read_rows(
+    root: Root, checkpoint: Checkpoint, *, servers: Collection[int] | None = None
+) -> Iterator[tuple[SavedSegment, Batch | Dropped | End]]:
+    """Yield the tables' rows, of each id the newest first, one piece of them in memory at a time.
+
+    Args:
+        root: the checkpoint directory.
+        checkpoint: one that `read_manifest` returned.
+        servers: only what these servers have saved; None: all.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    if not checkpoint.manifest.tables:
+        return
+    storage = storage_at(root)
+    chain = [(each, load_indexes(storage, each)) for each in load_chain(storage, checkpoint.step)]
+    first = _first_links(chain)
+    for link, (each, indexes) in enumerate(chain):
+        for server, (name, index) in enumerate(indexes):
+            if servers is not None and server not in servers:
+                continue
+            for place, piece in _read_shard(storage, each, (server, name), index):
+                if link <= first[server, *place.record.place] and (
+                    link == 0 or not isinstance(piece, End)
+                ):
+                    yield place, piece
+
+
+def check_step_rows(storage: Storage, checkpoint: Checkpoint) -> None:
+    """Read all pieces of one step alone and compare their digests.
+
+    Raises:
+        CheckpointError: names the first damaged file.
+    """
+    if not checkpoint.manifest.tables:
+        return
+    for server, (name, index) in enumerate(load_indexes(storage, checkpoint)):
+        for _ in _read_shard(storage, checkpoint, (server, name), index):
+            pass
+
+
+def _first_links(chain: list[tuple[Checkpoint, list[tuple[str, ShardIndex]]]]) -> dict[Place, int]:
+    """Return where in the chain, newest first, each segment is whole for the first time."""
+    found: dict[Place, int] = {}
+    for link, (_, indexes) in enumerate(chain):
+        for server, (_, index) in enumerate(indexes):
+            for record in index.tables:
+                if record.is_whole:
+                    found.setdefault((server, *record.place), link)
+    return found
+
+
+def _read_shard(
+    storage: Storage, checkpoint: Checkpoint, where: tuple[int, str], index: ShardIndex
+) -> Iterator[tuple[SavedSegment, Batch | Dropped | End]]:
+    server, name = where
+    manifest = checkpoint.manifest
+    layout = Layout.of(manifest)
+    path = storage.where(name)
+    position = sum(bucket_nbytes(layout, manifest, i) for i in index.bucket_ids)
+    with typed_errors(storage, name, "read"), storage.open(name) as file:
+        for record in index.tables:
+            spec = manifest.tables[record.table]
+            place = SavedSegment(server, record)
+            file.seek(position)
+            dropped: list[Dropped] = []
+            for description in record.pieces:
+                piece = read_piece(file, path, spec, record, description)
+                if isinstance(piece, Batch):
+                    yield place, piece
+                else:  # what was dropped and came again is in both: its row is the newer one
+                    dropped.append(piece)
+            for gone in dropped:
+                yield place, gone
+            yield place, End(record.version, read_counts(file, path, spec, record))
+            position += segment_nbytes(spec, record)

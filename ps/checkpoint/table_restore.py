@@ -1,0 +1,130 @@
+"""Filling a server's tables from a checkpoint, whichever and however many servers saved it.
+
+Covers: rows with slots and versions, the step of the rule, counts of ids without a row; what a
+limit leaves out.
+Does not: read files (ps.checkpoint.table_reader), serve.      Runs in: PS processes.
+Threads: the caller's; nobody else sees the tables yet.
+
+Steps are read from the newest back, and of an id the first thing that comes is what became of it.
+So no row is loaded that goes again: a table never has more rows than were saved, and the oldest of
+all can be given up while older steps are still to come.
+
+Saved by as many servers with as many segments, everything is as it was. Else rows, slots and
+versions are; a table's step is the largest of its segments', which differ only by pushes that were
+in flight, and ids without a row are counted anew. A row's time to live begins again in any case.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ps.checkpoint.format import Checkpoint
+from ps.checkpoint.reader import Root, logger
+from ps.checkpoint.table_reader import End, Place, read_rows
+from ps.errors import CheckpointError
+from ps.server.lifecycle import ServerSettings
+from ps.tables.rows import Batch, Dropped
+from ps.tables.table import Table
+
+Array = np.ndarray[Any, Any]
+
+
+def is_same_cut(checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings) -> bool:
+    """Whether a server's segments hold the ids that they held when they were saved."""
+    saved = [spec.segments for spec in checkpoint.manifest.tables]
+    asked = [table.spec.segments for table in tables]
+    return len(checkpoint.shards) == place.num_servers and saved == asked
+
+
+def restore_tables(
+    root: Root,
+    checkpoint: Checkpoint,
+    tables: Sequence[Table],
+    place: ServerSettings,
+    *,
+    reset_optimizer: bool = False,
+) -> None:
+    """Load all rows that are this server's.
+
+    Args:
+        root: the checkpoint directory.
+        checkpoint: of the same model; see ps.checkpoint.restore.check_same_model.
+        tables: what to fill, empty, in the manifest's order.
+        place: this server.
+        reset_optimizer: take the values only: slots and steps start anew, so rows are of one age.
+
+    Raises:
+        CheckpointError: a file is damaged.
+        TableFull: this server's share does not hold its rows.
+    """
+    is_same = is_same_cut(checkpoint, tables, place)
+    versions = [0] * len(tables)
+    gone: defaultdict[Place, _Gone] = defaultdict(_Gone)
+    for saved, piece in read_rows(root, checkpoint, servers={place.rank} if is_same else None):
+        at, number = saved.record.place
+        table = tables[at]
+        if isinstance(piece, Batch):
+            batch = gone[saved.server, at, number].left_of(piece)
+            table.load(table.without_slots(batch) if reset_optimizer else batch)
+        elif isinstance(piece, Dropped):
+            gone[saved.server, at, number].add(piece.ids[table.is_own(piece.ids)])
+        elif is_same and not reset_optimizer:
+            _end(table, number, piece)
+        versions[at] = max(versions[at], saved.record.version)
+    for table, version in zip(tables, versions, strict=True):
+        table.fit()
+        if table.has_left_out:
+            logger.warning(
+                "table %r: ps:%d takes %d rows over, as many as its share of the limit; those of "
+                "the checkpoint that were pushed less recently are left out",
+                table.spec.name,
+                place.rank,
+                table.num_rows,
+            )
+        if reset_optimizer:
+            table.forget_ages()
+        elif not is_same:
+            for segment in table.segments:
+                segment.version = version
+
+
+class _Gone:
+    """Ids that newer steps of one saved segment have dropped: 8 bytes an id of this server's."""
+
+    def __init__(self) -> None:
+        self._sorted: Array = np.empty(0, np.int64)
+        self._new: list[Array] = []
+
+    def add(self, ids: Array) -> None:
+        """Note dropped ids."""
+        self._new.append(ids)
+
+    def left_of(self, batch: Batch) -> Batch:
+        """Return the rows of those ids that were not dropped."""
+        if self._new:
+            self._sorted = np.unique(np.concatenate([self._sorted, *self._new]))
+            self._new = []
+        if not self._sorted.size:
+            return batch
+        places = np.searchsorted(self._sorted, batch.ids).clip(max=self._sorted.size - 1)
+        is_left = self._sorted[places] != batch.ids
+        return Batch(*(column[is_left] for column in batch))
+
+
+def _end(table: Table, number: int, end: End) -> None:
+    segment = table.segments[number]
+    segment.version = end.version
+    counts = segment.counts
+    if not counts.size:
+        return
+    if end.counts and len(end.counts) != counts.nbytes:
+        raise CheckpointError(
+            f"table {table.spec.name!r}: the saved counts have {len(end.counts)} bytes, expected "
+            f"{counts.nbytes}"
+        )
+    if end.counts:
+        counts.reshape(-1)[:] = np.frombuffer(end.counts, counts.dtype)

@@ -1,0 +1,329 @@
+"""Saving: `write_shard` on every server, then `commit` once.
+
+A save becomes a checkpoint by one rename, after all files and the manifest are on the disk, so
+whatever is found under `step-<n>` was complete; a crash before it leaves a `.tmp-` directory that
+nobody reads.
+
+Covers: writing (format: ps.checkpoint.format).      Does not: read (ps.checkpoint.reader), open
+sockets, decide who saves and when, or import numba (clients commit).
+Threads: any; a shard is copied one bucket at a time under that bucket's lock, so updates wait for
+one bucket's copy at most. In async mode a file therefore is a cut per bucket, torn by the pushes in
+flight; in sync mode call it at a clock boundary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+import msgspec
+import numpy as np
+
+from ps.checkpoint.digest import MAX_COUNT, digest, refuse_nonfinite
+from ps.checkpoint.format import (
+    FORMAT,
+    MANIFEST_NAME,
+    Checkpoint,
+    ShardIndex,
+    ShardRecord,
+    encode_manifest,
+    new_arrays,
+    staging_name,
+    step_name,
+)
+from ps.checkpoint.reader import (
+    Root,
+    complete_chains,
+    load_chain,
+    load_indexes,
+    load_step,
+    steps_on_disk,
+    steps_passed_over,
+)
+from ps.checkpoint.storage import Storage, storage_at, typed_errors
+from ps.checkpoint.table_format import SegmentSource, segment_nbytes, write_segment
+from ps.errors import CheckpointError
+from ps.manifest.manifest import Bucket, Layout, Manifest
+
+Array = np.ndarray[Any, Any]
+
+
+class ShardSource(Protocol):
+    """What is saved: a ps.dense.shard.DenseShard, or something that copies like one."""
+
+    manifest: Manifest
+    layout: Layout
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def bucket_ids(self) -> tuple[int, ...]:
+        """Ids of the buckets, ascending."""
+
+    def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
+        """Copy a bucket's values, then its slots, to `out`; return its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a delta adds to: a committed checkpoint of the same servers."""
+
+    step: int
+    save_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a save comes from."""
+
+    job: str = ""
+    """The cluster's id."""
+    base: Base | None = None
+    """What a delta adds to; None: the shards hold every bucket."""
+    passed_over: tuple[int, ...] = ()
+    """See ps.checkpoint.format.Checkpoint."""
+
+
+UNKNOWN_ORIGIN = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What of a shard is written."""
+
+    is_unchanged: Callable[[int], bool] = lambda _: False
+    """Of a delta: whether its base has this bucket as it is now; asked before each is copied."""
+    segments: Sequence[SegmentSource] = ()
+    """Of every table, in the manifest's order; copied after the buckets."""
+
+
+ALL_BUCKETS = Portion()
+
+
+def write_shard(
+    root: Root,
+    save_id: str,
+    *,
+    rank: int,
+    shard: ShardSource,
+    extra: bytes | Callable[[], bytes] = b"",
+    portion: Portion = ALL_BUCKETS,
+) -> ShardRecord:
+    """Write one server's file into the staging directory of a save; retrying overwrites it.
+
+    Args:
+        root: the checkpoint directory, the same for all servers.
+        save_id: 1 to 64 of the characters 0-9 a-z -, new for each save; its shards and its commit
+            share it.
+        rank: this server.
+        shard: what to save.
+        extra: the server's own records (exactly-once, clocks), returned by `read_extra`. A callable
+            is asked after the last bucket and the last row were copied.
+        portion: which of the buckets, and which tables.
+
+    Raises:
+        CheckpointError: disk full, no permission, or a parameter is not finite; nothing is left.
+    """
+    storage = storage_at(root)
+    staging = staging_name(save_id)
+    name = f"{staging}/ps-{rank}.data"
+    with typed_errors(storage, name, "write"):
+        try:
+            with storage.create(name) as file:
+                record = _write(file, save_id, rank, shard, extra, portion)
+                storage.sync(file)
+        except BaseException:
+            storage.remove(name)
+            with suppress(OSError):  # other servers' files keep it; `abort` removes those
+                if not storage.names(staging):
+                    storage.remove(staging)
+            raise
+    return record
+
+
+def _write(
+    file: BinaryIO,
+    save_id: str,
+    rank: int,
+    shard: ShardSource,
+    records: bytes | Callable[[], bytes],
+    portion: Portion,
+) -> ShardRecord:
+    ids: list[int] = []
+    steps: list[int] = []
+    digests: list[str] = []
+    num_bytes = 0
+    for bucket in shard.buckets:
+        if portion.is_unchanged(bucket.id):
+            continue
+        copies = new_arrays(shard.layout, shard.manifest, bucket.id)
+        ids.append(bucket.id)
+        steps.append(shard.dump(bucket.id, copies))
+        for array in copies:
+            refuse_nonfinite(array, f"not saved: bucket {bucket.id} of group {bucket.group!r}")
+        parts = [array.data.cast("B") for array in copies]
+        digests.append(digest(*parts))
+        for part in parts:
+            num_bytes += file.write(part)
+    tables = tuple(write_segment(file, segment) for segment in portion.segments)
+    specs = shard.manifest.tables
+    num_bytes += sum(segment_nbytes(specs[record.table], record) for record in tables)
+    extra = records() if callable(records) else records
+    index = ShardIndex(
+        save_id, tuple(ids), tuple(steps), tuple(digests), len(extra), digest(extra), tables
+    )
+    encoded = msgspec.msgpack.encode(index)
+    num_bytes += file.write(extra) + file.write(encoded)
+    return ShardRecord(rank, num_bytes, len(encoded), digest(encoded))
+
+
+def commit(
+    root: Root,
+    save_id: str,
+    *,
+    step: int,
+    manifest: Manifest,
+    shards: Sequence[ShardRecord],
+    origin: Origin = UNKNOWN_ORIGIN,
+) -> str:
+    """Make a save the checkpoint of `step`; repeating a commit is harmless.
+
+    Args:
+        root: the checkpoint directory.
+        save_id: as in `write_shard`.
+        step: its number.
+        manifest: what was trained.
+        shards: what `write_shard` returned, of every server.
+        origin: whose save it is, and what it adds to.
+
+    Returns:
+        The path of the committed directory.
+
+    Raises:
+        CheckpointError: a shard's file is missing or of another size, the step exists already, the
+            base is gone, or the disk fails. The save is not visible then; `abort` removes it.
+    """
+    if not 0 <= step <= MAX_COUNT:
+        raise CheckpointError(f"a checkpoint's step is a number in 0..{MAX_COUNT}, got {step}")
+    storage = storage_at(root)
+    staging, target = staging_name(save_id), step_name(step)
+    if _is_committed(storage, save_id, step, origin):
+        return storage.where(target)
+    base = origin.base
+    if base is not None:
+        _check_base(storage, base, step, origin.passed_over)
+    checkpoint = Checkpoint(
+        format=FORMAT,
+        save_id=save_id,
+        step=step,
+        manifest=manifest,
+        shards=tuple(sorted(shards, key=lambda shard: shard.rank)),
+        job=origin.job,
+        base=None if base is None else base.step,
+        base_save_id="" if base is None else base.save_id,
+        passed_over=origin.passed_over,
+    )
+    name = f"{staging}/{MANIFEST_NAME}"
+    with typed_errors(storage, name, "commit"):
+        check_whole(storage, checkpoint)
+        with storage.create(name) as file:  # last: its rename with the directory is the commit
+            file.write(encode_manifest(checkpoint))
+            storage.sync(file)
+        storage.publish(staging, target)
+    return storage.where(target)
+
+
+def _is_committed(storage: Storage, save_id: str, step: int, origin: Origin) -> bool:
+    """Whether this very save is the step already; refuses a step that another one is, or was."""
+    if step in origin.passed_over:
+        raise CheckpointError(
+            f"step {step} was in {storage.where()} when this run went on from an older one; save "
+            "another step"
+        )
+    target = step_name(step)
+    with typed_errors(storage, "", "list"):
+        names = storage.names()
+    if target not in names:
+        return False
+    other = load_step(storage, step).save_id
+    if other == save_id:
+        return True
+    raise CheckpointError(
+        f"step {step} exists in {storage.where()} (save {other}); remove "
+        f"{storage.where(target)} or save another step"
+    )
+
+
+def _check_base(storage: Storage, base: Base, step: int, passed_over: Collection[int]) -> None:
+    if base.step in passed_over:
+        raise CheckpointError(
+            f"step {step} cannot add to step {base.step}: a server has gone on from an older one"
+        )
+    found = load_chain(storage, base.step)[0]
+    if found.save_id != base.save_id or base.step >= step:
+        raise CheckpointError(
+            f"step {step} cannot add to save {base.save_id} of step {base.step}: there is save "
+            f"{found.save_id}, and steps must grow"
+        )
+
+
+def abort(root: Root, save_id: str) -> None:
+    """Remove what a failed save left; does nothing after its commit."""
+    storage_at(root).remove(staging_name(save_id))
+
+
+def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
+    """Check a save's files before its commit; reads the indexes, not the values."""
+    staging = staging_name(checkpoint.save_id)
+    for shard in checkpoint.shards:
+        name = f"{staging}/{shard.file_name}"
+        size = storage.size(name)
+        if size != shard.nbytes:
+            raise CheckpointError(
+                f"{storage.where(name)} has {size} bytes, its server wrote {shard.nbytes}"
+            )
+    load_indexes(storage, checkpoint, staging)
+
+
+def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list[int]:
+    """Remove all but the newest `count` complete checkpoints, and what those need.
+
+    Incomplete steps older than the newest complete one go too. The newest complete checkpoint is
+    never removed, nor anything newer.
+
+    Args:
+        root: the checkpoint directory.
+        count: how many, at least 1.
+        committed: the step that was just saved: if it cannot be read now, nothing is removed, for
+            what it says of older steps is not known.
+
+    Returns:
+        The steps that were removed.
+
+    Raises:
+        CheckpointError: the directory cannot be listed, or `committed` is not the newest.
+    """
+    if count < 1:
+        raise CheckpointError(f"at least 1 checkpoint is kept, asked for {count}")
+    storage = storage_at(root)
+    kept: set[int] = set()
+    newest: int | None = None
+    for chain in itertools.islice(complete_chains(storage), count):
+        newest = chain[0].step if newest is None else newest
+        kept.update(each.step for each in chain)
+    if committed is not None and newest != committed:
+        raise CheckpointError(
+            f"step {committed} was saved, the newest that can be read is {newest}"
+        )
+    if newest is None:
+        return []
+    steps = steps_on_disk(storage)
+    older = {step for step in steps if step < newest} | steps_passed_over(storage, steps)
+    removed = [step for step in steps if step in older and step not in kept]
+    for step in removed:
+        # The manifest first: a crash in between leaves a step that counts as incomplete.
+        storage.remove(f"{step_name(step)}/{MANIFEST_NAME}")
+        storage.remove(step_name(step))
+    return removed

@@ -1,0 +1,100 @@
+"""Hand-started servers that save themselves: the first one leads and finds the others.
+
+Every server writes where it listens beside the checkpoints (ps.checkpoint.fencing), so all need
+the same `--save-dir`. Server 0 asks all of them, itself included, as a chief's client would.
+
+Covers: finding the servers, a client that follows those that are started again elsewhere.
+Does not: choose when (ps.client.periodic_saver), save (ps.client.saver).
+Runs in: the process of ps:0.      Threads: that of ps.client.periodic_saver; `close` after it has
+ended.
+"""
+
+from __future__ import annotations
+
+from ps.checkpoint.fencing import EpochGuard, endpoint_of
+from ps.checkpoint.reader import latest, steps_on_disk
+from ps.checkpoint.storage import storage_at
+from ps.client.client import PSClient
+from ps.client.periodic_saver import Period, PeriodicSaver
+from ps.errors import PeerGone, SettingsError
+from ps.server.lifecycle import ServerSettings
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
+
+RECONNECT_S = 2.0
+"""A server that is gone is looked for anew with the next save."""
+
+
+class SelfSaving:
+    """The saves of a group of servers that nobody else drives.
+
+    Args:
+        period: where and when.
+        place: of this server, which is ps:0.
+        credentials: the cluster's secret.
+        guard: of this server.
+    """
+
+    def __init__(
+        self, period: Period, place: ServerSettings, credentials: Credentials, guard: EpochGuard
+    ) -> None:
+        self._storage = storage_at(period.directory)
+        self._place = place
+        self._credentials = credentials
+        self._identity = Identity(Role.SERVER, place.rank, guard.number)
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._made: PSClient | None = None
+        self._saver = PeriodicSaver(period, self._client)
+
+    def start(self, *, saved_step: int) -> None:
+        """Save periodically; see ps.client.periodic_saver."""
+        self._saver.start(saved_step=saved_step)
+
+    def close(self, *, last: bool) -> None:
+        """End, after a last save if it is wanted. Idempotent."""
+        self._saver.close(last=last)
+        if self._made is not None:
+            self._made.close()
+
+    def _client(self) -> PSClient:
+        """Return a client of the servers where they are now.
+
+        Raises:
+            PeerGone: one of them has not been started yet.
+        """
+        found = tuple(map(self._find, range(self._place.num_servers)))
+        if self._made is None or found != self._endpoints:
+            if self._made is not None:
+                self._made.close()
+            self._endpoints = found
+            self._made = PSClient(
+                found,
+                self._credentials,
+                self._identity,
+                num_workers=self._place.num_workers,
+                reconnect_s=RECONNECT_S,
+            )
+        return self._made
+
+    def _find(self, rank: int) -> Endpoint:
+        found = endpoint_of(self._storage, self._credentials.cluster_id, rank)
+        if found is None:
+            raise PeerGone(
+                f"ps:{rank} has not written to {self._storage.where()} where it listens; start it "
+                "with the same --save-dir"
+            )
+        return found
+
+
+def refuse_foreign(directory: str) -> None:
+    """Refuse to save beside another run's checkpoints.
+
+    Raises:
+        SettingsError: there are some; names the newest.
+        CheckpointError: the directory cannot be listed.
+    """
+    if steps_on_disk(storage_at(directory)):
+        raise SettingsError(
+            f"{directory} holds checkpoints of another run, newest step {latest(directory)}; pass "
+            f"--restore {directory} to go on from it, or name an empty directory"
+        )

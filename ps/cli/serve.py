@@ -1,0 +1,261 @@
+"""The command line of a hand-started parameter server: `python -m ps.server`.
+
+Covers: arguments, the secret's file, the line that tells where it listens, ending on a signal.
+Does not: what a node of a Spark cluster does (tfos.node.server).
+Runs in: the main thread of its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ps.checkpoint.fencing import EpochGuard
+from ps.checkpoint.restore import Restoring
+from ps.checkpoint.storage import storage_at
+from ps.cli.credentials import add_credentials, credentials_of
+from ps.cli.secret_file import read_secret
+from ps.cli.self_saving import SelfSaving, refuse_foreign
+from ps.client.periodic_saver import Period
+from ps.client.saver import SaveOptions
+from ps.errors import PSError, SettingsError
+from ps.protocol.permissions import Phase
+from ps.server.lifecycle import ServerSettings
+from ps.server.loss_report import LossReport
+from ps.server.server import PSServer
+from ps.stats.prometheus import CONTENT_TYPE, Page, server_metrics
+from rpc.auth.handshake import Credentials
+from rpc.errors import RpcError
+from rpc.http_page import HttpPage
+
+REPLACED_STATUS = 3
+"""The exit status of a server that another process has replaced."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_POLL_S = 0.2
+FULL_EVERY = 10
+"""Of self-made saves, one in so many holds everything."""
+
+_logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until SIGTERM, SIGINT or a stop request; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=options.log_level, format="%(asctime)s %(name)s %(message)s")
+    try:
+        return _serve(options)
+    except (PSError, RpcError, OSError) as error:
+        sys.stderr.write(f"ps.server: {error}\n")
+        return 2
+
+
+def _serve(options: argparse.Namespace) -> int:
+    credentials = credentials_of(options)
+    token = metrics_token(options.metrics_token_file)
+    settings = ServerSettings(
+        rank=options.rank,
+        num_servers=options.num_servers,
+        num_workers=options.num_workers,
+        on_lost=options.on_lost,
+    )
+    caught = _catch_signals()
+    guard = _guard(options)
+    saves = _self_saving(options, settings, credentials, guard)
+    with PSServer(settings, credentials, guard=guard) as server:
+        server.bind_tcp(options.host, options.port)
+        if options.unix:
+            server.bind_unix()
+        step = -1
+        if options.restore:
+            like = Restoring(strict=options.strict)
+            step = server.restore(options.restore, step=options.step, like=like)
+            _logger.warning("%s goes on from step %d of %s", server, step, options.restore)
+        page = _metrics_page(server, options, token)
+        with contextlib.closing(page) if page else contextlib.nullcontext():
+            metrics_port = page.start(options.metrics_host, options.metrics_port) if page else 0
+            server.start()
+            _announce(server, metrics_port)
+            if saves is not None:
+                saves.start(saved_step=step)
+            try:
+                _wait_for_end(server, caught)
+            finally:
+                if saves is not None:
+                    is_ours = server.phase is Phase.SERVING and not server.look_for_successor()
+                    saves.close(last=is_ours)
+        replaced = server.look_for_successor()
+    if replaced:
+        sys.stderr.write(f"ps.server: {replaced}\n")
+        return REPLACED_STATUS
+    return 0
+
+
+def _self_saving(
+    options: argparse.Namespace,
+    settings: ServerSettings,
+    credentials: Credentials,
+    guard: EpochGuard | None,
+) -> SelfSaving | None:
+    """Make what saves all servers, if that is wanted and this is the first of them."""
+    if options.save_every is None:
+        return None
+    if not options.save_dir or guard is None:
+        raise SettingsError(
+            f"--save-every {options.save_every:g} needs --save-dir DIR, the same for all servers"
+        )
+    if not 0 < options.save_every < math.inf:
+        raise SettingsError(f"--save-every takes seconds above 0, got {options.save_every!r}")
+    if settings.rank:
+        return None  # ps:0 saves for all of them
+    if not options.restore:
+        refuse_foreign(options.save_dir)
+    kept = SaveOptions(keep=options.save_keep, full_every=FULL_EVERY)
+    period = Period(directory=options.save_dir, every_s=options.save_every, options=kept)
+    return SelfSaving(period, settings, credentials, guard)
+
+
+def _metrics_page(server: PSServer, options: argparse.Namespace, token: str) -> HttpPage | None:
+    """Make the page for Prometheus, if one is wanted; it does not listen yet."""
+    if options.metrics_port is None:
+        return None
+
+    def render() -> bytes:
+        return Page(tuple(server_metrics([server.stats()]))).text()
+
+    return HttpPage(render, CONTENT_TYPE, token=token)
+
+
+def metrics_token(file: str | None) -> str:
+    """Read what the readers of the metrics page have to show; empty without a file.
+
+    Raises:
+        SettingsError: no reader can show it, or others may read it.
+    """
+    token = read_secret(Path(file)) if file else b""
+    if not all(0x21 <= byte <= 0x7E for byte in token):
+        raise SettingsError(
+            f"the token in {file} goes into an HTTP header, which takes one line of visible ASCII "
+            f"characters without spaces; make one with: head -c 32 /dev/urandom | base64 > {file}"
+        )
+    return token.decode("ascii")
+
+
+def _guard(options: argparse.Namespace) -> EpochGuard | None:
+    place = options.save_dir or options.restore
+    if not place:
+        return None
+    return EpochGuard(storage_at(place), options.cluster_id, options.rank)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ps.server",
+        description="Serve one shard of the parameters. Prints one JSON line with its endpoint, "
+        "then serves until SIGTERM, SIGINT or a stop request.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
+    parser.add_argument("--port", type=int, default=0, help="0, the default, takes any free port")
+    parser.add_argument("--unix", action="store_true", help="listen on a Unix socket as well")
+    parser.add_argument("--rank", type=int, default=0, help="this server, from 0")
+    parser.add_argument("--num-servers", type=int, default=1, help="servers that share the buckets")
+    parser.add_argument("--num-workers", type=int, required=True, help="workers of the cluster")
+    add_credentials(parser)
+    parser.add_argument(
+        "--on-lost",
+        choices=("fail", "continue"),
+        default="fail",
+        help="what a lost worker does to a sync barrier",
+    )
+    parser.add_argument("--restore", metavar="DIR", help="start from the newest checkpoint there")
+    parser.add_argument("--step", type=int, help="start from this checkpoint of --restore instead")
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if the newest checkpoint is damaged"
+    )
+    parser.add_argument(
+        "--save-dir",
+        metavar="DIR",
+        help="where this cluster saves: a server that is started there later replaces this one",
+    )
+    parser.add_argument(
+        "--save-every",
+        type=float,
+        metavar="SECONDS",
+        help="save all servers of the group to --save-dir so often; ps:0 leads, the others need "
+        "the same --save-dir",
+    )
+    parser.add_argument(
+        "--save-keep", type=int, default=3, metavar="N", help="newest checkpoints to keep"
+    )
+    _add_metrics(parser)
+    parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR")
+    return parser
+
+
+def _add_metrics(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="N", help="serve Prometheus metrics there; 0: any port"
+    )
+    parser.add_argument(
+        "--metrics-host",
+        default="127.0.0.1",
+        help="address of that page (default: loopback; any other needs a token)",
+    )
+    parser.add_argument(
+        "--metrics-token-file",
+        metavar="FILE",
+        help="file of mode 0600 with the token that readers show as `Authorization: Bearer`",
+    )
+
+
+def _announce(server: PSServer, metrics_port: int) -> None:
+    endpoint = server.endpoint
+    line = {
+        "server": str(server),
+        "pid": os.getpid(),
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "unix_path": endpoint.unix_path,
+        "boot_id": endpoint.boot_id,
+    }
+    if metrics_port:
+        line["metrics_port"] = metrics_port
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _catch_signals() -> list[int]:
+    """Block the signals, which `_wait_for_end` fetches; returns where the others are noted.
+
+    A handler that takes a lock may meet its own thread holding it, so signals are fetched. But a
+    thread that a library made when it was imported does not block them: what is delivered to it
+    must not end the process, and its handler only notes it.
+    """
+    caught: list[int] = []
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _: caught.append(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    return caught
+
+
+def _wait_for_end(server: PSServer, caught: Sequence[int]) -> None:
+    """Wait for a signal, a stop request or a successor."""
+    losses = LossReport()
+    while not caught and not server.wait_stopped(0):
+        if signal.sigtimedwait(_SIGNALS, _POLL_S) is not None or server.look_for_successor():
+            break
+        _warn(losses.poll(server.stats(), time.monotonic()))
+    _warn(losses.last(server.stats()))
+
+
+def _warn(text: str) -> None:
+    if text:
+        _logger.warning("%s", text)

@@ -1,0 +1,51 @@
+"""The command `python -m ps warm DIR`: compile all kernels into a directory before it is packed.
+
+Covers: the argument and the printed count.      Does not: compile.
+Runs in: the main thread of its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ps.errors import SettingsError
+from ps.jit import cache
+
+_DTYPES = ("float32", "float64")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command and its argument."""
+    warm = commands.add_parser("warm", help="compile all kernels into a cache directory")
+    warm.add_argument("directory", help=f"for {cache.CACHE_VARIABLE}; made if it is missing")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compile every kernel of every rule, table and format; returns the exit status.
+
+    Raises:
+        SettingsError: the directory cannot be used.
+    """
+    directory = Path(options.directory).resolve()
+    os.environ[cache.CACHE_VARIABLE] = str(directory)
+    cache.directory.cache_clear()
+    start_s = time.monotonic()
+    from ps.compression import kernels as packing
+    from ps.optim import kernels as rules
+    from ps.tables import kernels as tables
+
+    count = rules.warm((name, dtype) for name in rules.ALL_NAMES for dtype in _DTYPES)
+    count += tables.warm_server(_DTYPES) + tables.warm_client(_DTYPES)
+    count += packing.warm_server(packing.ALL_KINDS) + packing.warm_client(packing.ALL_KINDS)
+    used = cache.directory()
+    if used.parent != directory:
+        raise SettingsError(
+            f"{directory} cannot be used (owner, mode or disk); kernels went to {used}"
+        )
+    sys.stdout.write(f"{count} kernels in {used} after {time.monotonic() - start_s:.1f} s\n")
+    return 0

@@ -1,0 +1,242 @@
+"""The client's connections to the servers, made again when they are cut, and what they carry.
+
+Covers: connecting, reconnecting with back-off, the numbers of requests per server, counting.
+Does not: send (ps.client.fan_out), know what the requests mean (ps.client).
+Threads: one at a time; ps.client holds its lock around every exchange.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ps.client.channel_stats import LinkCounters, LinkStats
+from ps.errors import SettingsError, client_closed
+from ps.protocol import messages
+from ps.server.rendezvous import MAX_OPEN_BYTES
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.client.connection import Buffer, Connection, Reply, connect
+from rpc.endpoint import Endpoint
+from rpc.errors import AuthError, PeerGone, RpcError, TransportError
+from rpc.wire.frame import Limits
+
+_logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+
+_LIMITS = Limits(max_reply_bytes=MAX_OPEN_BYTES)
+
+
+class Outgoing(msgspec.Struct):
+    """One request to one server, ready to be sent more than once."""
+
+    link: Link
+    request: Callable[[float], messages.Request]
+    """Makes the request for the seconds that the server may let us wait."""
+    payload: Sequence[Buffer] = ()
+    into: Sequence[memoryview] | None = None
+    reply: Reply | None = None
+    error: Exception | None = None
+    is_open: bool = True
+    """Whether it has neither a reply nor a final error."""
+    left_s: float = 0.0
+    """Time that was left when it was last sent."""
+    begun_s: float = 0.0
+    """When the exchange began (monotonic)."""
+    last_cut: RpcError | None = None
+    _kind: type[messages.Request] = messages.Describe
+
+    def meta(self, wait_s: float) -> bytes:
+        """Return the encoded request."""
+        request = self.request(wait_s)
+        self._kind = type(request)
+        return messages.encode(request)
+
+    def succeed(self, reply: Reply) -> None:
+        """End with a reply."""
+        self.reply, self.is_open = reply, False
+        self._answered(is_refused=False)
+
+    def refuse(self, error: Exception) -> None:
+        """End with the server's refusal."""
+        self.fail(error)
+        self._answered(is_refused=True)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error that no second attempt can change."""
+        self.error, self.is_open = error, False
+
+    def cut(self, error: RpcError) -> None:
+        """Go back to the queue: the connection ended before the reply."""
+        self.last_cut = error
+        self.link.was_cut()
+
+    def _answered(self, *, is_refused: bool) -> None:
+        latency_s = time.monotonic() - self.begun_s
+        self.link.answered(self._kind, latency_s, is_refused=is_refused)
+
+
+class Link:
+    """The connection to one server, made when it is needed and made again when it was cut."""
+
+    def __init__(
+        self, server: int, endpoint: Endpoint, credentials: Credentials, identity: Identity
+    ) -> None:
+        self.server = server
+        self.endpoint = endpoint
+        self.name = f"ps:{server} at {endpoint}"
+        self.sequence = 0
+        """Number of the last changing request sent to this server."""
+        self.acknowledged = 0
+        """Number of the last one that it has answered with success."""
+        self.told_clock = 0
+        """Where it has told this worker to stand, at the furthest; see Ack.own_clock."""
+        self._credentials = credentials
+        self._identity = identity
+        self.last_failure: RpcError | None = None
+        """Why the last attempt to connect has failed, if it has."""
+        self.connection: Connection | None = None
+        """The last one made; it may have been closed since."""
+        self._unreachable_since_s: float | None = None
+        self._pause_s = 0.0
+        self._next_attempt_s = 0.0
+        self._was_connected = False
+        self.num_connections = 0
+        """Made so far; one more may mean another process, which a restore has set back."""
+        self._counters = LinkCounters(server)
+        self._retired = False
+        self._incarnation = 0
+        """The newest start of this server that has answered; older ones were replaced."""
+
+    def next_sequence(self) -> int:
+        """Number a new changing request."""
+        self.sequence += 1
+        return self.sequence
+
+    def is_due(self) -> bool:
+        """Whether the next `open_connection` would connect."""
+        is_open = self.connection is not None and not self.connection.closed
+        return not is_open and time.monotonic() >= self._next_attempt_s
+
+    def open_connection(self, left_s: float) -> Connection | None:
+        """Return a usable connection, or None when the next attempt has to wait.
+
+        Raises:
+            AuthError: the server has another secret; final.
+            SettingsError: another server answers there.
+            ClosedError: after retire().
+        """
+        self._refuse_retired()
+        if self.connection is not None and not self.connection.closed:
+            return self.connection
+        now_s = time.monotonic()
+        if now_s < self._next_attempt_s:
+            return None
+        try:
+            connection = connect(
+                self.endpoint,
+                self._identity,
+                self._credentials,
+                expect=Role.SERVER,
+                timeout_s=min(CONNECT_TIMEOUT_S, max(0.01, left_s)),
+                limits=_LIMITS,
+            )
+        except (TransportError, AuthError) as error:
+            # After a first success the secret is known to be right: a server that dies while it
+            # shakes hands looks like a refusal.
+            if isinstance(error, AuthError) and not self._was_connected:
+                raise
+            self._note_failure(now_s, error)
+            return None
+        if connection.peer.rank != self.server:
+            connection.close()
+            raise SettingsError(
+                f"{self.name} is ps:{connection.peer.rank}; give the endpoints in order of ranks"
+            )
+        if connection.peer.incarnation < self._incarnation:
+            connection.close()
+            replaced = PeerGone(
+                f"it answers as start {connection.peer.incarnation}, but start "
+                f"{self._incarnation} has replaced it"
+            )
+            _logger.warning("%s: %s", self.name, replaced)
+            self._note_failure(now_s, replaced)
+            return None
+        self._incarnation = connection.peer.incarnation
+        self._counters.connected(connection)
+        self.num_connections += 1
+        self.connection = connection
+        if self._retired:  # meanwhile, by another thread, which saw the connection before this one
+            connection.close()
+        self._refuse_retired()
+        self._was_connected = True
+        self._unreachable_since_s, self.last_failure = None, None
+        return connection
+
+    def was_cut(self) -> None:
+        """Count a request that has to be sent again, and wait before it is."""
+        self._counters.retries += 1
+        self.pause_after_cut()
+
+    def pause_after_cut(self) -> None:
+        """Wait a little longer each time before the connection is made again.
+
+        By chance up to half as long: the clients of a server that comes back come one by one.
+        """
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S)
+        self._next_attempt_s = time.monotonic() + self._pause_s * random.uniform(0.5, 1.0)
+
+    def answered(
+        self, request: type[messages.Request], latency_s: float, *, is_refused: bool
+    ) -> None:
+        """Count an answer; the next cut is a new story."""
+        self._pause_s = 0.0
+        self._next_attempt_s = 0.0
+        self._counters.answered(request, latency_s, is_refused=is_refused)
+
+    def stats(self) -> LinkStats:
+        """Return what was counted so far."""
+        return self._counters.snapshot()
+
+    def unreachable_s(self) -> float:
+        """How long every attempt to connect has failed."""
+        since_s = self._unreachable_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def wait_s(self) -> float:
+        """How long until the next attempt."""
+        return max(0.0, self._next_attempt_s - time.monotonic())
+
+    def look_after(self, timeout_s: float) -> None:
+        """Connect again if the server has closed the connection; does nothing between attempts."""
+        if self.connection is not None and self.connection.peer_closed():
+            self.connection.close()
+        if self.is_due():
+            self.open_connection(timeout_s)
+
+    def retire(self) -> None:
+        """Close the connection and make no other; a call under way on another thread ends."""
+        self._retired = True
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self.connection is not None:
+            self.connection.close()
+
+    def _refuse_retired(self) -> None:
+        if self._retired:
+            raise client_closed()
+
+    def _note_failure(self, now_s: float, error: RpcError) -> None:
+        _logger.debug("%s: %s", self.name, error)
+        self.last_failure = error
+        if self._unreachable_since_s is None:
+            self._unreachable_since_s = now_s
+        self.pause_after_cut()

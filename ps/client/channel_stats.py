@@ -1,0 +1,114 @@
+"""What a client counts for each server: a mutable counter set inside, snapshots outside.
+
+Covers: the snapshot's fields and how to read them.
+Does not: decide anything by them, count what servers do (ps.stats.server_stats).
+Threads: the thread that has the client's lock writes; a reader in another one may miss the last few
+counts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ps.protocol import messages
+from rpc.client.connection import Connection
+from rpc.histogram import Latency, LatencyHistogram
+
+_PATHS = {"shm": "shared memory", "unix": "unix socket", "tcp+tls": "tls", "inproc": "in process"}
+
+
+class LinkStats(msgspec.Struct, frozen=True):
+    """One server as one client sees it, since the client was made."""
+
+    server: int
+    path: str = ""
+    """How its last connection goes: `shared memory`, `unix socket`, `tcp`, `tcp+payload` (every
+    byte authenticated), `tls` or `in process`; empty before the first one."""
+    requests: int = 0
+    """Requests that were answered."""
+    refused: int = 0
+    """Of those, by an error; the exception that was raised says which."""
+    retries: int = 0
+    """Requests sent again after a cut connection; growing steadily: a bad network."""
+    reconnects: int = 0
+    """Connections after the first one."""
+    bytes_out: int = 0
+    """Bytes sent, with frames' headers and what was sent again; without handshakes."""
+    bytes_in: int = 0
+    latencies: dict[str, Latency] = {}
+    """By kind of request (`push`, `pull`, `lookup`, …): from the call's beginning to its answer,
+    with all waiting for other workers and all that was sent again."""
+
+    def added(self, other: LinkStats) -> LinkStats:
+        """Return the sums with a second connection to this server, which carries other kinds."""
+        return LinkStats(
+            server=self.server,
+            path=self.path or other.path,
+            requests=self.requests + other.requests,
+            refused=self.refused + other.refused,
+            retries=self.retries + other.retries,
+            reconnects=self.reconnects + other.reconnects,
+            bytes_out=self.bytes_out + other.bytes_out,
+            bytes_in=self.bytes_in + other.bytes_in,
+            latencies={**self.latencies, **other.latencies},
+        )
+
+
+class LinkCounters:
+    """The counters behind one link's snapshot."""
+
+    def __init__(self, server: int) -> None:
+        self.retries = 0
+        self._server = server
+        self._refused = 0
+        self._connections = 0
+        self._bytes: tuple[int, int, Connection | None] = (0, 0, None)
+        """Sent and received by the connections before the last one; the last one."""
+        self._latencies: dict[type[messages.Request], LatencyHistogram] = {}
+
+    def connected(self, connection: Connection) -> None:
+        """A connection was made, in the place of the last one."""
+        self._connections += 1
+        self._bytes = (*self._totals(), connection)
+
+    def answered(
+        self, request: type[messages.Request], latency_s: float, *, is_refused: bool
+    ) -> None:
+        """An answer has come."""
+        histogram = self._latencies.get(request)
+        if histogram is None:
+            histogram = self._latencies[request] = LatencyHistogram()
+        histogram.add(latency_s)
+        self._refused += is_refused
+
+    def snapshot(self) -> LinkStats:
+        """Return what was counted so far."""
+        latencies = {
+            _name(request): histogram.snapshot()
+            for request, histogram in list(self._latencies.items())
+        }
+        bytes_out, bytes_in = self._totals()
+        connection = self._bytes[2]
+        transport = connection.transport if connection is not None else ""
+        return LinkStats(
+            server=self._server,
+            path=_PATHS.get(transport, transport),
+            requests=sum(each.count for each in latencies.values()),
+            refused=self._refused,
+            retries=self.retries,
+            reconnects=max(0, self._connections - 1),
+            bytes_out=bytes_out,
+            bytes_in=bytes_in,
+            latencies=latencies,
+        )
+
+    def _totals(self) -> tuple[int, int]:
+        bytes_out, bytes_in, connection = self._bytes
+        if connection is None:
+            return bytes_out, bytes_in
+        last = connection.stats()
+        return bytes_out + last.bytes_sent, bytes_in + last.bytes_received
+
+
+def _name(request: type[messages.Request]) -> str:
+    return str(request.__struct_config__.tag)

@@ -1,0 +1,381 @@
+"""What a worker uses: pull, push and meet, over all servers at once.
+
+Covers: the public calls, one at a time; meetings, saves and restores, control.
+Does not: cut flat buffers (ps.client.dense), reconnect or wait (ps.client.channel,
+ps.client.fan_out), import numba, keras or tensorflow.
+Runs in: worker processes, and drivers for stats and control.
+Threads: any; one call at a time, `_lock` makes others wait. `close` waits for the call under way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ps import metadata
+from ps.checkpoint.restore import AS_SAVED, Restoring, find
+from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.client.channel import Outgoing
+from ps.client.channel_stats import LinkStats
+from ps.client.dense import DenseClient
+from ps.client.meeting_client import MeetingClient
+from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
+from ps.client.server_group import Answer, Fleet, check_serving, joined
+from ps.client.tables import TableClient
+from ps.errors import SettingsError
+from ps.manifest.manifest import Hyper, Layout, Manifest
+from ps.metadata import PushedNote
+from ps.protocol import messages
+from ps.protocol.messages import Ack, Description
+from ps.protocol.request_fields import MAX_REASON_LENGTH, MAX_WAIT_S, Number
+from ps.stats.server_stats import ServerStats
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
+
+Array = np.ndarray[Any, Any]
+
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_SAVE_TIMEOUT_S = 600.0
+DEFAULT_RECONNECT_S = 10.0
+"""Longer than a restarted server needs to listen again, shorter than a user's patience."""
+
+
+class PSClient:
+    """One worker's view of the parameters.
+
+    Arrays are flat: one 1-d contiguous array per group, all its parameters in the manifest's order,
+    C order. Nothing is copied; they must not change during a call.
+
+    Args:
+        endpoints: all servers, in the order of their ranks.
+        credentials: the cluster's secret.
+        identity: who this worker is; `incarnation` grows when it is restarted.
+        num_workers: of the whole cluster.
+        timeout_s: for every call that does not say otherwise, waiting at a sync barrier included.
+        reconnect_s: a server that cannot be reached for so long is gone.
+        open_storage: opens a checkpoint directory as its user named it.
+    """
+
+    def __init__(  # noqa: PLR0913 - one keyword per setting, with defaults
+        self,
+        endpoints: Sequence[Endpoint],
+        credentials: Credentials,
+        identity: Identity,
+        *,
+        num_workers: int,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        reconnect_s: float = DEFAULT_RECONNECT_S,
+        open_storage: OpenStorage = storage_at,
+    ) -> None:
+        if not 0 < timeout_s <= MAX_WAIT_S:
+            raise SettingsError(f"timeout_s must be in (0, {MAX_WAIT_S:g}], got {timeout_s}")
+        self.identity = identity
+        self.num_workers = num_workers
+        self.timeout_s = timeout_s
+        self._lock = threading.RLock()
+        self._fleet = Fleet(
+            endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
+        )
+        self.tables = TableClient(self._fleet, self._lock, timeout_s)
+        self._dense = DenseClient(
+            self._fleet,
+            num_workers=num_workers,
+            timeout_s=timeout_s,
+            pushes=identity.role is Role.WORKER,
+        )
+        self._open_storage = open_storage
+        self._saver = Saver(credentials.cluster_id, open_storage)
+        self._meetings = MeetingClient(self._fleet)
+        self._note_numbers = itertools.count(1)
+
+    def __enter__(self) -> PSClient:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is trained; after seed() or attach()."""
+        return self._dense.manifest
+
+    @property
+    def layout(self) -> Layout:
+        """Where each parameter stands in the flat buffers; after seed() or attach()."""
+        return self._dense.layout
+
+    def describe(self) -> list[Description]:
+        """Phase, manifest hash and clock of every server."""
+        return self._ask(messages.Describe(), Description)
+
+    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
+        """Give the servers their manifest and first values; the chief calls it once.
+
+        A server that already serves this manifest (restored, or seeded before) keeps its values:
+        pull() after it.
+
+        Raises:
+            ManifestMismatch: a server serves other parameters; the text lists the differences.
+            NonFiniteGradient: a value is NaN or infinite.
+        """
+        with self._lock:
+            self._dense.seed(manifest, values)
+            self._adopt(manifest)
+
+    def attach(self, *, timeout_s: float | None = None) -> Manifest:
+        """Wait until every server serves, and take over their manifest.
+
+        Raises:
+            RequestTimeout: a server is still EMPTY; has the chief seeded it?
+            PhaseError: a server has failed or is stopping.
+            ManifestMismatch: the servers serve different manifests.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            calls = [Outgoing(link, messages.Describe) for link in self._fleet.links]
+            described = self._fleet.answers(calls, Description, timeout_s=limit_s)
+            self._fleet.check_size(described)
+            check_serving(described, limit_s)
+            call = Outgoing(self._fleet.links[0], lambda _: messages.FetchManifest())
+            (reply,) = self._fleet.send([call], timeout_s=limit_s)
+            self._adopt(Manifest.decode(reply.payload))
+            return self.manifest
+
+    def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
+        """Fill the arrays with the newest values, or their moving averages where there are any."""
+        with self._lock:
+            return self._dense.pull(into, averages=averages)
+
+    def push(
+        self,
+        grads: Mapping[str, Array],
+        *,
+        hyper: Hyper,
+        rows: int,
+        note: PushedNote | None = None,
+    ) -> Ack:
+        """Bring a gradient of `rows` rows; in sync mode wait until everybody's is applied.
+
+        `note` (ps.metadata.pushed) is kept at the moment at which the gradient is part of the
+        parameters of ps:0: a checkpoint holds both or neither.
+
+        In ssp it is applied at once, and the call waits while this worker is more than the
+        manifest's `staleness_bound` pushes ahead of the slowest.
+
+        Raises:
+            NonFiniteGradient: NaN or infinity; that bucket is unchanged. In sync mode the refusing
+                server counts the push as null, so the barrier holds.
+            StaleIncarnation: a newer attempt of this worker is at work: end this process.
+            WorkerLost: sync: a member of the barrier is gone.
+            RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
+        """
+        with self._lock:
+            return self._dense.push(grads, None, hyper, rows, note=note)
+
+    def push_pull(
+        self,
+        grads: Mapping[str, Array],
+        into: Mapping[str, Array],
+        *,
+        hyper: Hyper,
+        rows: int,
+        lag: int = 0,
+        note: PushedNote | None = None,
+    ) -> Ack:
+        """Push, and fill `into` with the values after it, in one round trip. Raises as push().
+
+        `lag`: earlier calls of this that the parameters of the gradients did not contain.
+        """
+        with self._lock:
+            return self._dense.push(grads, into, hyper, rows, lag, note)
+
+    def push_null(self, *, rows: int = 0, into: Mapping[str, Array] | None = None) -> Ack:
+        """Push nothing: a barrier stays whole, ssp's clock goes on; `into` gets the values."""
+        with self._lock:
+            return self._dense.push(None, into, None, rows)
+
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Replace the values, as set_weights does; optimizer slots stay. Chief only."""
+        with self._lock:
+            self._dense.assign(values)
+
+    def join(self) -> Ack:
+        """Be waited for again: in sync from the clock that is open now, in ssp from the slowest's.
+
+        Servers may be at different clocks at that moment; this worker begins at the largest, at all
+        of them: in ssp its own clock is raised, in sync a null push fills the clock that is open.
+        Workers that must all start an epoch in one clock join first and meet (`rendezvous`) before
+        the first push.
+        """
+        with self._lock:
+            acks = self._fleet.change(
+                lambda number, _: messages.Join(number), timeout_s=self.timeout_s
+            )
+            self._fleet.stand(None)
+            if self.manifest.consistency != "async":
+                acks = self._fleet.line_up(acks, self.manifest, timeout_s=self.timeout_s)
+            return joined(acks)
+
+    def leave(self) -> Ack:
+        """Push no more until join(): nobody waits for this worker meanwhile."""
+        with self._lock:
+            acks = self._fleet.change(
+                lambda number, _: messages.Leave(number), timeout_s=self.timeout_s
+            )
+            self._fleet.stand(messages.Leave)
+            return joined(acks)
+
+    def finish(self) -> None:
+        """Be done for good: neither barrier nor meeting waits for this worker. Idempotent."""
+        with self._lock:
+            self._fleet.change(lambda number, _: messages.Finish(number), timeout_s=self.timeout_s)
+            self._fleet.stand(messages.Finish)
+
+    def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
+        """Bring a value and get those of all live workers that have not finished, by rank.
+
+        All workers use the same keys in the same order; a key may be used again. A worker that has
+        left looks after all servers meanwhile: one that is started again would wait for its pushes.
+
+        Raises:
+            RequestTimeout: names the workers that did not come.
+        """
+        with self._lock:
+            return self._meetings.meet(key, value, timeout_s)
+
+    def set_note(self, name: str, value: Any) -> None:
+        """Keep a value under a name; checkpoints from now on hold it, and a restore brings it back.
+
+        Args:
+            name: 1 to 200 of the characters 0-9 A-Z a-z . _ : / -; what it named before is gone.
+            value: what JSON has, up to 1 MiB; None removes the note.
+
+        Raises:
+            SettingsError: another name or value, or no room: 4096 notes, 16 MiB.
+            PhaseError: the servers are not seeded yet.
+        """
+        text = metadata.text_of(name, value).encode()
+        with self._lock:
+            number = Number(self._fleet.session, next(self._note_numbers))
+            request = messages.SetNote(number, name)
+            call = Outgoing(self._fleet.links[0], lambda _: request, [text])
+            self._fleet.answers([call], Description, timeout_s=self.timeout_s)
+
+    def notes(self) -> dict[str, Any]:
+        """Every note that is kept, by name; none on servers that are EMPTY."""
+        with self._lock:
+            call = Outgoing(self._fleet.links[0], lambda _: messages.FetchNotes())
+            (reply,) = self._fleet.send([call], timeout_s=self.timeout_s)
+        return metadata.decode(reply.payload)
+
+    def save(
+        self,
+        directory: str | Path,
+        step: int | None,
+        *,
+        timeout_s: float = DEFAULT_SAVE_TIMEOUT_S,
+        options: SaveOptions = DEFAULT_OPTIONS,
+    ) -> str:
+        """Save all servers' shards as the checkpoint of `step`; training goes on meanwhile.
+
+        Each shard is saved as at one moment, in sync mode all at one clock. `step` None takes that
+        clock, or the number after the newest step there if that is greater; and it saves nothing,
+        but returns the newest step, where that holds the servers as they are.
+
+        The servers and this process must see the same directory, and the job holds it until this
+        client is closed. Chief or driver only.
+
+        Returns:
+            The directory of the committed step.
+
+        Raises:
+            CheckpointError: the step exists, another job saves there, the disk is full, or a value
+                is not finite; what was there before is untouched.
+        """
+        with self._lock:
+            return self._saver.save(
+                directory,
+                step,
+                manifest=self.manifest,
+                servers=self._fleet,
+                timeout_s=timeout_s,
+                options=options,
+            )
+
+    def restore(
+        self,
+        directory: str | Path,
+        *,
+        step: int | None = None,
+        like: Restoring = AS_SAVED,
+        timeout_s: float = DEFAULT_SAVE_TIMEOUT_S,
+    ) -> int:
+        """Fill EMPTY servers from a checkpoint instead of seeding them. Chief or driver only.
+
+        Args:
+            directory: where save() wrote, seen by the servers and by this process.
+            step: None: the newest that is whole; damaged ones are left out and logged.
+            like: for which parameters and rules; by default those that were saved.
+            timeout_s: for the whole restore.
+
+        Returns:
+            The step.
+
+        Raises:
+            CheckpointError: there is none, or the one asked for is damaged or of another model.
+            PhaseError: a server was seeded or restored already.
+        """
+        found, manifest = find(self._open_storage(directory), step, like)
+        encoded, digest = manifest.encode(), manifest.hash()
+        request = messages.Restore(
+            str(directory), found.step, digest, len(encoded), like.reset_optimizer
+        )
+        with self._lock:
+            calls = [Outgoing(link, lambda _: request, [encoded]) for link in self._fleet.links]
+            self._fleet.check_size(self._fleet.answers(calls, Description, timeout_s=timeout_s))
+            self._adopt(manifest)
+        return found.step
+
+    def stats(self) -> list[ServerStats]:
+        """Every server's counters."""
+        with self._lock:
+            return self._fleet.stats(timeout_s=self.timeout_s)
+
+    def link_stats(self) -> list[LinkStats]:
+        """What this client has counted per server: bytes, latencies, cuts, the way that is taken.
+
+        Asks nobody and waits for nobody, also while another thread's call is under way.
+        """
+        return self._fleet.link_stats()
+
+    def fence(self, worker_rank: int, incarnation: int) -> None:
+        """Refuse the worker's incarnations below this one. Drivers and supervisors only."""
+        self._ask(messages.Fence(worker_rank, incarnation), Description)
+
+    def worker_lost(self, worker_rank: int, incarnation: int | None = None) -> None:
+        """Tell the servers that a worker is gone. Drivers and supervisors only."""
+        self._ask(messages.Lose(worker_rank, incarnation), Description)
+
+    def stop_servers(self, reason: str = "") -> None:
+        """Drain and end the servers. Drivers and supervisors only."""
+        self._ask(messages.Stop(reason[:MAX_REASON_LENGTH]), Description)
+
+    def close(self) -> None:
+        """Close the connections and give checkpoint directories back. Idempotent."""
+        with self._lock:
+            self._fleet.close()
+            self._saver.close()
+
+    def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
+        with self._lock:
+            return self._fleet.ask(request, answer, timeout_s=self.timeout_s)
+
+    def _adopt(self, manifest: Manifest) -> None:
+        digest = manifest.hash()
+        self.tables.adopt(manifest, digest)
+        self._dense.adopt(manifest, digest)

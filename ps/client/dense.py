@@ -1,0 +1,171 @@
+"""A worker's dense parameters: the flat buffers, cut per server, pulled and pushed.
+
+Covers: what follows from a manifest at the client, slicing, clipping and packing before a push,
+combining the servers' answers.
+Does not: number, repeat or wait for requests (ps.client.server_group, ps.client.fan_out), tables
+(ps.client.tables).
+Runs in: worker processes.
+Threads: one at a time; ps.client holds its lock around every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from ps.client.channel import Outgoing
+from ps.client.error_feedback import Packer
+from ps.client.server_group import Fleet, joined
+from ps.client.slices import Piece, check_arrays, cut_pieces, views_of
+from ps.client.two_round_push import ClippedPush
+from ps.errors import NonFiniteGradient, PhaseError, PSError, SettingsError
+from ps.manifest.manifest import Hyper, Layout, Manifest
+from ps.metadata import PushedNote
+from ps.optim.clipping import Clipper
+from ps.protocol import messages
+from ps.protocol.messages import Ack, Description
+from ps.protocol.request_fields import MAX_MANIFEST_BYTES
+
+Array = np.ndarray[Any, Any]
+
+
+class DenseClient:
+    """The dense groups of the servers' manifest; belongs to a PSClient.
+
+    Args:
+        fleet: the links to the servers.
+        num_workers: of the whole cluster.
+        timeout_s: of each call.
+        pushes: whether the servers take gradients of this client; others need nothing to pack with.
+    """
+
+    def __init__(
+        self, fleet: Fleet, *, num_workers: int, timeout_s: float, pushes: bool = True
+    ) -> None:
+        self.layout = Layout((), ())
+        self.pieces: tuple[tuple[Piece, ...], ...] = ()
+        self._fleet = fleet
+        self._num_workers = num_workers
+        self._timeout_s = timeout_s
+        self._pushes = pushes
+        self._manifest: Manifest | None = None
+        self._hash = ""
+        self._clipper: Clipper | None = None
+        self._clipped_push: ClippedPush | None = None
+        self._packer: Packer | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is trained; raises PhaseError before `adopt`."""
+        if self._manifest is None:
+            raise PhaseError("this client knows no parameters yet; call seed() or attach() first")
+        return self._manifest
+
+    def known_hash(self) -> str:
+        """Return the manifest's hash; raises as `manifest`."""
+        return self._hash if self._manifest is not None else self.manifest.hash()
+
+    def adopt(self, manifest: Manifest, digest: str) -> None:
+        """Use these parameters from now on."""
+        self._manifest = manifest
+        self._hash = digest
+        self.layout = Layout.of(manifest)
+        self.pieces = cut_pieces(self.layout, len(self._fleet.links))
+        self._clipper = Clipper(manifest, num_workers=self._num_workers)
+        self._clipped_push = ClippedPush.if_needed(
+            self._fleet, manifest, num_workers=self._num_workers
+        )
+        num_servers = len(self._fleet.links)
+        self._packer = Packer.if_needed(manifest, num_servers) if self._pushes else None
+
+    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
+        """Give the servers their manifest and first values. Raises as PSClient.seed."""
+        layout = Layout.of(manifest)
+        check_arrays(layout, values, "values")
+        encoded = manifest.encode()
+        if len(encoded) > MAX_MANIFEST_BYTES:
+            raise SettingsError(
+                f"the manifest has {len(encoded)} bytes, limit {MAX_MANIFEST_BYTES}; "
+                "shorten the parameters' names"
+            )
+        request = messages.Seed(manifest.hash(), len(encoded))
+        self._fleet.check_size(
+            self._fleet.ask(messages.Describe(), Description, timeout_s=self._timeout_s)
+        )
+        pieces = cut_pieces(layout, len(self._fleet.links))
+        calls = [
+            Outgoing(link, lambda _: request, [encoded, *views_of(values, pieces[link.server])])
+            for link in self._fleet.links
+        ]
+        self._fleet.answers(calls, Description, timeout_s=self._timeout_s)
+
+    def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
+        """Fill the arrays with the newest values, or their moving averages where there are any."""
+        request = messages.Pull(self.known_hash(), averages)
+        check_arrays(self.layout, into, "into", writable=True)
+        calls = [
+            Outgoing(link, lambda _: request, into=views_of(into, self.pieces[link.server]))
+            for link in self._fleet.links
+        ]
+        return joined(self._fleet.answers(calls, Ack, timeout_s=self._timeout_s))
+
+    def push(
+        self,
+        grads: Mapping[str, Array] | None,
+        into: Mapping[str, Array] | None,
+        hyper: Hyper | None,
+        rows: int,
+        lag: int = 0,
+        note: PushedNote | None = None,
+    ) -> Ack:
+        """Push a gradient, or none, and fill `into` if it is given. Raises as PSClient.push."""
+        digest = self.known_hash()
+        if grads is not None:
+            check_arrays(self.layout, grads, "grads")
+            grads = self._clipper.clip(grads) if self._clipper is not None else grads
+        if into is not None:
+            check_arrays(self.layout, into, "into", writable=True)
+        ready, target = grads, into
+        packing: AbstractContextManager[None] = contextlib.nullcontext()
+        if self._packer is not None and grads is not None:
+            self._pack(self._packer, grads)
+            packing = self._packer.sending(self._fleet.links)
+        change = self._clipped_push.change if self._clipped_push else self._fleet.change
+        with packing:
+            acks = change(
+                lambda number, wait_s: messages.Push(
+                    digest, number, rows, hyper, into is not None, grads is None, wait_s, lag, note
+                ),
+                timeout_s=self._timeout_s,
+                payload=lambda link: self._payload(link.server, ready) if ready else (),
+                into=lambda link: views_of(target, self.pieces[link.server]) if target else None,
+            )
+        return joined(acks)
+
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Replace the values."""
+        digest = self.known_hash()
+        check_arrays(self.layout, values, "values")
+        self._fleet.change(
+            lambda number, _: messages.Assign(digest, number),
+            timeout_s=self._timeout_s,
+            payload=lambda link: views_of(values, self.pieces[link.server]),
+        )
+
+    def _pack(self, packer: Packer, grads: Mapping[str, Array]) -> None:
+        """Pack; a gradient that cannot be packed counts as a null push, so barriers stay whole."""
+        try:
+            packer.pack(grads)
+        except NonFiniteGradient:
+            with contextlib.suppress(PSError):  # the refusal is the news
+                self.push(None, None, None, rows=0)
+            raise
+
+    def _payload(self, server: int, grads: Mapping[str, Array]) -> Sequence[memoryview]:
+        if self._packer is not None:
+            return self._packer.payload(server, grads)
+        return views_of(grads, self.pieces[server])

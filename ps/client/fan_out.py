@@ -1,0 +1,219 @@
+"""One exchange with several servers at once, which survives cut connections.
+
+Covers: sending again with the same numbers, waiting for whoever answers first, deadlines.
+Does not: connect (ps.client.channel), know what the requests mean (ps.client).
+Threads: one at a time; ps.client holds its lock around every exchange.
+
+A cut connection is no error yet: the request is sent again, with the same sequence number, until
+the deadline. A server that cannot be reached for `reconnect_s` is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from ps.client.channel import Link, Outgoing
+from ps.client.dialing import connect_together
+from ps.errors import (
+    ClosedError,
+    PeerGone,
+    PSError,
+    RequestTimeout,
+    SettingsError,
+    client_closed,
+    from_remote,
+)
+from rpc.client.connection import PendingCall, Reply, wait_any
+from rpc.errors import (
+    ClosedError as ConnectionClosed,
+)
+from rpc.errors import (
+    DeadlineExceeded,
+    IntegrityError,
+    RemoteError,
+    RpcError,
+    TransportError,
+)
+
+ANSWER_SHARE = 0.1
+"""Part of the remaining time that is left for a server's typed answer to arrive after its wait has
+ended; see `_server_wait_s`."""
+SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.5, 1.0
+
+
+def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float) -> list[Reply]:
+    """Send all requests at once and return all replies, in order.
+
+    A request that was cut is sent again while others still wait for their replies: at a barrier
+    those come only when every server has got its part from everybody. Every server gets its chance
+    to answer even when another one refuses, so that all of them agree on what was pushed.
+
+    Raises:
+        PSError: the first server's refusal, as the server raised it.
+        PeerGone: a server could not be reached for `reconnect_s`.
+        RequestTimeout: no answer within `timeout_s`.
+        RpcError: a server has another secret or version, or breaks the protocol; see rpc.errors.
+    """
+    begun_s = time.monotonic()
+    deadline_s = begun_s + timeout_s
+    for call in calls:
+        call.begun_s = begun_s
+    if len(calls) == 1:
+        reply = _try_one(calls[0], timeout_s)
+        if reply is not None:
+            return [reply]
+    _drive(calls, deadline_s, timeout_s=timeout_s, reconnect_s=reconnect_s)
+    for call in calls:
+        if call.error is not None:
+            raise call.error
+    return [call.reply for call in calls if call.reply is not None]
+
+
+def _drive(
+    calls: Sequence[Outgoing], deadline_s: float, *, timeout_s: float, reconnect_s: float
+) -> None:
+    """Give every call its reply or its final error."""
+    under_way: dict[int, PendingCall] = {}
+    try:
+        while waiting := [call for call in calls if call.is_open]:
+            if time.monotonic() >= deadline_s:
+                raise _timeout(waiting, timeout_s)
+            _advance(calls, under_way, deadline_s)
+            for call in waiting:
+                # Between two calls nobody tries: that time is no reason to give up.
+                tried_s = min(call.link.unreachable_s(), time.monotonic() - call.begun_s)
+                if call.is_open and tried_s > reconnect_s:
+                    raise _gone(call, reconnect_s)
+    finally:
+        for index in under_way:
+            calls[index].link.close()  # a later call must not meet the reply of this one
+
+
+def _try_one(call: Outgoing, timeout_s: float) -> Reply | None:
+    """The first attempt at a single server that is connected: the usual case, without lists."""
+    connection = call.link.connection
+    if connection is None or connection.closed:
+        return None
+    call.left_s = timeout_s
+    try:
+        reply = connection.call(
+            call.meta(_server_wait_s(timeout_s)),
+            call.payload,
+            into=call.into,
+            timeout_s=timeout_s,
+        )
+    except RpcError as error:
+        _settle(call, error)
+        return None
+    call.succeed(reply)
+    return reply
+
+
+def _server_wait_s(left_s: float) -> float:
+    """Return how long a server may let us wait; a busy machine needs time for the answer, too."""
+    answer_s = min(LONGEST_ANSWER_S, max(SHORTEST_ANSWER_S, ANSWER_SHARE * left_s))
+    return left_s - min(answer_s, left_s / 2)
+
+
+def _advance(
+    calls: Sequence[Outgoing], under_way: dict[int, PendingCall], deadline_s: float
+) -> None:
+    """Send what can be sent now, and take the next outcomes."""
+    idle = [call for index, call in enumerate(calls) if call.is_open and index not in under_way]
+    failures = connect_together([call.link for call in idle], deadline_s - time.monotonic())
+    for index, call in enumerate(calls):
+        if call.is_open and index not in under_way:
+            if call.link.server in failures:
+                _settle(call, failures[call.link.server])
+                continue
+            pending = _begin(call, deadline_s)
+            if pending is not None:
+                under_way[index] = pending
+    _wait(calls, under_way, deadline_s)
+    for index in [index for index, pending in under_way.items() if pending.settled]:
+        _settle(calls[index], _outcome(under_way.pop(index)))
+
+
+def _begin(call: Outgoing, deadline_s: float) -> PendingCall | None:
+    """Begin a call if its connection is there or can be made now."""
+    call.left_s = deadline_s - time.monotonic()
+    if call.left_s <= 0:
+        return None  # connecting took all the time
+    try:
+        connection = call.link.open_connection(call.left_s)
+        if connection is None:
+            return None
+        meta = call.meta(_server_wait_s(call.left_s))
+        return connection.begin(meta, call.payload, into=call.into)
+    except (
+        RpcError,
+        ClosedError,
+        SettingsError,
+    ) as error:  # too large, closed by another thread, refused
+        _settle(call, error)
+    return None
+
+
+def _wait(
+    calls: Sequence[Outgoing], under_way: Mapping[int, PendingCall], deadline_s: float
+) -> None:
+    """Wait until a call has its outcome or another one may be tried again, or time is over."""
+    left_s = deadline_s - time.monotonic()
+    paused = [call for index, call in enumerate(calls) if call.is_open and index not in under_way]
+    pause_s = min((call.link.wait_s() for call in paused), default=left_s)
+    if under_way:
+        wait_any(list(under_way.values()), max(0.0, min(left_s, pause_s)))
+    elif paused:
+        time.sleep(max(0.0, min(left_s, pause_s)))
+    if time.monotonic() >= deadline_s:
+        for index, pending in under_way.items():
+            pending.fail_if_overdue(calls[index].left_s)
+
+
+def _outcome(pending: PendingCall) -> Reply | RpcError:
+    try:
+        return pending.result(0.0)
+    except RpcError as error:
+        return error
+
+
+def _settle(call: Outgoing, outcome: Reply | RpcError | PSError) -> None:
+    if isinstance(outcome, Reply):
+        call.succeed(outcome)
+    elif isinstance(outcome, RemoteError):
+        call.refuse(_named(from_remote(outcome), call.link))
+    elif isinstance(outcome, DeadlineExceeded):
+        text = (
+            f"{call.link.name} gave no answer within {call.left_s:.1f} s ({outcome}); it is frozen "
+            "or overloaded: look at its log, or raise timeout_s"
+        )
+        call.fail(RequestTimeout(text, {"server": str(call.link.server)}))
+    elif isinstance(outcome, ConnectionClosed):
+        call.fail(client_closed())
+    elif isinstance(outcome, (TransportError, IntegrityError)):
+        call.cut(outcome)
+    else:
+        call.fail(outcome)
+
+
+def _named(error: PSError, link: Link) -> PSError:
+    error.details.setdefault("server", str(link.server))
+    return error
+
+
+def _timeout(calls: Sequence[Outgoing], timeout_s: float) -> RequestTimeout:
+    names = ", ".join(call.link.name for call in calls)
+    failures = [call.last_cut or call.link.last_failure for call in calls]
+    cut = next((failure for failure in failures if failure is not None), None)
+    why = f"; last failure: {cut}" if cut is not None else ""
+    return RequestTimeout(f"no answer from {names} within {timeout_s:g} s{why}")
+
+
+def _gone(call: Outgoing, reconnect_s: float) -> PeerGone:
+    why = f"; the connection ended by: {call.last_cut}" if call.last_cut is not None else ""
+    return PeerGone(
+        f"{call.link.name} could not be reached for {reconnect_s:g} s{why}; the last attempt: "
+        f"{call.link.last_failure}; is the process alive?",
+        {"server": str(call.link.server)},
+    )

@@ -1,0 +1,129 @@
+"""A worker's batches of rows: looked up to train on, then pushed once or given up.
+
+Covers: their names, which are under way, what ends one.
+Does not: send (ps.client.tables), wait for permits (ps.consistency.hybrid, at the servers).
+Threads: one for each batch; `OpenBatches` any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ps.errors import ClosedError, ManifestMismatch, PhaseError, PSError, ShapeError
+from ps.manifest.manifest import Hyper
+from ps.protocol.messages import Ack
+from ps.protocol.request_fields import BatchName
+
+if TYPE_CHECKING:
+    from ps.tables.routing import RoutedIds
+
+Array = np.ndarray[Any, Any]
+
+
+class OpenBatches:
+    """The numbers of one client's batches that are under way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+        self._open: set[int] = set()
+
+    def begin(self) -> tuple[int, tuple[int, ...]]:
+        """Return a new batch's number, and those of all that are under way with it."""
+        with self._lock:
+            self._last += 1
+            self._open.add(self._last)
+            return self._last, tuple(sorted(self._open))
+
+    def end(self, number: int) -> None:
+        """The batch is over; later lookups tell the servers that were not told."""
+        with self._lock:
+            self._open.discard(number)
+
+
+Push = Callable[[Mapping[str, tuple[Any, Array]], Hyper, BatchName | None], Ack]
+
+
+class Batch:
+    """Rows to train on; leave its `with` block, or close it, so that the next one may begin.
+
+    Attributes:
+        ids: by name of the table, routed once.
+        rows: by name of the table, [*shape of the ids, dim], as they were when the batch began.
+    """
+
+    def __init__(
+        self,
+        ids: dict[str, RoutedIds],
+        rows: dict[str, Array],
+        push: Push,
+        name: BatchName | None = None,
+        on_over: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.ids = ids
+        self.rows = rows
+        self._push = push
+        self._name = name
+        self._on_over = on_over
+        self._is_over = False
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(*(() if error is None else (PSError,))):
+            self.close()
+
+    def push(self, grads: Mapping[str, Array], *, hyper: Hyper) -> Ack:
+        """Bring the gradients of the rows, which ends the batch.
+
+        Args:
+            grads: by name of the table, shaped as `rows`. Tables that are left out are no step of
+                their rule.
+            hyper: the learning rate.
+
+        Raises:
+            PhaseError: this batch was pushed or closed before.
+            PSError: as `TableClient.push`. After a refusal of the servers the batch is over; an
+                array of another shape was not sent, so it is not.
+        """
+        if self._is_over:
+            raise PhaseError("this batch was pushed or closed already; begin another one")
+        unknown = grads.keys() - self.ids.keys()
+        if unknown:
+            raise ManifestMismatch(
+                f"gradients for {sorted(unknown)}, but the batch has rows of {sorted(self.ids)}"
+            )
+        given = {name: (self.ids[name], array) for name, array in grads.items()}
+        try:
+            ack = self._push(given, hyper, self._name)
+        except (ShapeError, ClosedError):  # nothing was sent
+            raise
+        except PSError:
+            self._end()
+            raise
+        self._end()
+        return ack
+
+    def close(self) -> None:
+        """Give the batch up: its gradients will not come. Idempotent."""
+        if self._is_over:
+            return
+        self._end()
+        if self._name is not None:
+            self._push({}, Hyper(0.0), self._name)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._on_over()

@@ -1,0 +1,203 @@
+"""Saves that come again and again beside the training, by time and by the servers' clocks.
+
+A clock says only when to look: whether there is anything to save is the servers' to say.
+
+Covers: when to save, saves that somebody asks for, moments in which none may begin, trying again
+after a save that failed, a last save at the end.
+Does not: save (ps.client.saver), choose the servers (ps.cli.self_saving, tfos.node.saver).
+Runs in: the chief's process, or that of the first hand-started server.
+Threads: `tfos-saver` saves by time, `save_now` in the thread that calls it; `_lock` is held while a
+save runs. The public calls come from any other thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ps.checkpoint.format import step_of
+from ps.client.saver import DEFAULT_OPTIONS, SaveOptions
+from ps.errors import ManifestMismatch, PSError, SettingsError, TransportError
+from rpc.errors import RpcError
+
+if TYPE_CHECKING:
+    from ps.client.client import PSClient
+
+_logger = logging.getLogger(__name__)
+
+_FAILED = (PSError, RpcError, OSError)
+_RETRY_S = 1.0
+"""After the first save that failed; doubled with each further one, up to the plan's period."""
+_MAX_DOUBLINGS = 16
+_ASKED_TRIES = 4
+"""Of a save that somebody waits for: 1, 2 and 4 s apart, enough for a server that is restarted."""
+_LOOK_S = 0.5
+"""How often the servers' clocks are read when saves come by steps, and the end is looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """Where and when to save."""
+
+    directory: str
+    every_s: float
+    """Seconds between saves."""
+    every_steps: int = 0
+    """Also after so many updates of the dense parameters; 0: by time alone."""
+    options: SaveOptions = DEFAULT_OPTIONS
+
+
+class PeriodicSaver:
+    """Saves until it is closed.
+
+    Args:
+        period: where and when.
+        client: gives a connection that nobody else uses; asked before every save.
+    """
+
+    def __init__(self, period: Period, client: Callable[[], PSClient]) -> None:
+        self._period = period
+        self._client = client
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._is_held = False
+        self._saves_last = True
+        self._attached: PSClient | None = None
+        self._saved_step = -1
+        self._saved_clock = 0
+        self._num_failed = 0
+        """Saves, since the last that succeeded."""
+        self._due_s = 0.0
+        """When to save next, as monotonic time."""
+        self._thread = threading.Thread(target=self._run, name="tfos-saver", daemon=True)
+
+    def start(self, *, saved_step: int = -1) -> None:
+        """Save once the servers hold parameters, then periodically.
+
+        Args:
+            saved_step: the last save, as users are told if none succeeds; -1: there is none.
+        """
+        self._saved_step = saved_step
+        self._thread.start()
+
+    def hold(self) -> None:
+        """Let no save begin until `release`, unless it is asked for; waits for one that runs."""
+        with self._lock:
+            self._is_held = True
+
+    def release(self) -> None:
+        """Save by time and steps again."""
+        with self._lock:
+            self._is_held = False
+
+    def save_now(self) -> str:
+        """Save what has changed since the last save, also while saves are held.
+
+        Returns:
+            Why it failed, several times; empty once it is saved.
+        """
+        error = ""
+        for attempt in range(_ASKED_TRIES):
+            with self._lock:
+                error = self._save()
+            if not error or self._ended.wait(_RETRY_S * 2**attempt):
+                break
+        return error
+
+    def close(self, *, last: bool = True) -> None:
+        """End, after a `last` save of what was trained since the one before. Idempotent."""
+        self._saves_last = last
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        if not self._wait_seeded():
+            return
+        # At once: a server that dies before the first period has something to go on from.
+        self._save_due(is_due=True)
+        while not self._ended.wait(_LOOK_S):
+            self._save_due(is_due=time.monotonic() >= self._due_s)
+        if self._saves_last:
+            with self._lock:
+                self._save()
+
+    def _save_due(self, *, is_due: bool) -> None:
+        with self._lock:
+            if not self._is_held and (is_due or self._has_grown()):
+                self._save()
+
+    def _wait_seeded(self) -> bool:
+        told = ""
+        while not self._ended.is_set():
+            try:
+                with self._lock:
+                    self._attach(self._client(), timeout_s=_LOOK_S)
+            except (ManifestMismatch, SettingsError) as error:
+                _logger.warning("nothing is saved: %s", error)
+                return False
+            except _FAILED as error:  # a disk that is away, a server that stops and is replaced
+                if not isinstance(error, TransportError) and str(error) != told:
+                    told = str(error)
+                    _logger.warning("nothing is saved yet: %s", told)
+                self._ended.wait(_LOOK_S)
+                continue
+            return True
+        return False
+
+    def _attach(self, client: PSClient, *, timeout_s: float | None = None) -> None:
+        if client is not self._attached:
+            client.attach(timeout_s=timeout_s)
+            self._attached = client
+
+    def _clock(self) -> int:
+        return max(server.clock for server in self._client().describe())
+
+    def _has_grown(self) -> bool:
+        """Whether the plan's number of updates was made since the last save."""
+        if not self._period.every_steps or self._num_failed:
+            return False
+        try:
+            return self._clock() - self._saved_clock >= self._period.every_steps
+        except _FAILED:
+            return False  # the next save will tell
+
+    def _save(self) -> str:
+        """Save if anything has changed, rows and notes too; what failed is soon tried again.
+
+        A server that is dead fails all saves until it is back, and what it holds is not safe then.
+
+        Returns:
+            Why it failed; empty if it did not.
+        """
+        failed = ""
+        period = self._period
+        clock: int | None = None
+        try:
+            clock = self._clock()
+            client = self._client()
+            self._attach(client)
+            path = client.save(period.directory, None, options=period.options)
+            step = step_of(path.rpartition("/")[2])
+            self._saved_step = -1 if step is None else step
+            self._saved_clock = clock
+            self._num_failed = 0
+            wait_s = period.every_s
+        except _FAILED as error:
+            failed = f"{type(error).__qualname__}: {error}"
+            self._tell(clock, error)
+            wait_s = min(period.every_s, _RETRY_S * 2 ** min(self._num_failed, _MAX_DOUBLINGS))
+            self._num_failed += 1
+        self._due_s = time.monotonic() + wait_s
+        return failed
+
+    def _tell(self, clock: int | None, error: Exception) -> None:
+        moment = "" if clock is None else f" at clock {clock}"
+        newest = f"the last save is step {self._saved_step}" if self._saved_step >= 0 else "no save"
+        _logger.warning(
+            "the parameters%s were not saved: %s; training goes on, %s", moment, error, newest
+        )

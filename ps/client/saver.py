@@ -1,0 +1,256 @@
+"""A client's saves: the lease, full or delta, every server's part, the commit, retention.
+
+Covers: one save from its beginning to what is removed after it; the clock that all servers cut at;
+what a save is called to which nobody gives a number, and whether there is anything to save.
+Does not: copy parameters (ps.server.save_restore), decide when (ps.client.periodic_saver, or the
+user).
+Runs in: workers (the chief) and drivers.      Threads: one at a time; ps.client holds its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from ps.checkpoint.format import STAGING_PREFIX, step_name
+from ps.checkpoint.lease import Lease
+from ps.checkpoint.reader import load_chain, steps_on_disk
+from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
+from ps.checkpoint.writer import Base, Origin, abort, commit, keep_newest
+from ps.errors import CheckpointError, RequestTimeout, SettingsError
+from ps.manifest.manifest import Manifest
+from ps.protocol import messages
+
+_logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+SETTLE_WAIT_S = 10.0
+"""For workers between the two rounds of a clipped push: one round trip."""
+CLOCK_WAIT_S = 2.0
+"""For a clock that some server has not reached: workers have sent its pushes, or soon will."""
+
+
+class Servers(Protocol):
+    """Makes a request to every server and returns their answers: a `Fleet`."""
+
+    def ask(
+        self, request: messages.Request, answer: type[Answer], *, timeout_s: float
+    ) -> list[Answer]:
+        """Raise PSError if one of them refuses, or does not answer within `timeout_s`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOptions:
+    """What becomes of a save, and of those before it."""
+
+    keep: int | None = None
+    """Newest complete checkpoints to keep, with what they need; None: all."""
+    full_every: int = 1
+    """Every so many saves one holds all buckets, those between only what has changed since the
+    last. 1: all are full. Larger: smaller saves, more files to read at a restore."""
+    nobody_trains: bool = False
+    """The workers are gone and what they left half done stays so: servers that stand a clock apart
+    are saved as they are, and a clipped gradient that waits for its norms is left out."""
+
+    def __post_init__(self) -> None:
+        for name in ("keep", "full_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(f"{name} must be at least 1, got {value!r}")
+
+
+DEFAULT_OPTIONS = SaveOptions()
+_MAX_FAILED = 16
+"""Failed saves whose late files are looked for."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """One directory that this client saves into."""
+
+    lease: Lease
+    base: Base | None = None
+    """The last checkpoint that was committed here."""
+    num_deltas: int = 0
+    """Since the last full one."""
+    is_clean: bool = True
+    """Nothing is staged here that belongs to nobody."""
+    failed: list[str] = field(default_factory=list)
+    """Ids of saves that failed here."""
+
+
+class Saver:
+    """The saves of one client.
+
+    Args:
+        owner: the job's name in the leases.
+        open_storage: opens a directory as its user named it.
+    """
+
+    def __init__(self, owner: str, open_storage: OpenStorage = storage_at) -> None:
+        self._owner = owner
+        self._open_storage = open_storage
+        self._places: dict[str, _Place] = {}
+
+    def save(
+        self,
+        directory: str | Path,
+        step: int | None,
+        *,
+        manifest: Manifest,
+        servers: Servers,
+        timeout_s: float,
+        options: SaveOptions = DEFAULT_OPTIONS,
+    ) -> str:
+        """Make a checkpoint; returns its directory. Raises as PSClient.save."""
+        if step is not None and step < 0:
+            raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
+        storage = self._open_storage(directory)
+        if step is None:
+            found = self._unchanged_since(storage, servers, timeout_s)
+            if found:
+                return found
+        place = self._place(directory)
+        with typed_errors(storage, "", "save into"):
+            self._clean(storage, place)
+            deadline_s = time.monotonic() + timeout_s  # of the servers
+            base = self._base_for(place, step, options)
+            save_id = uuid.uuid4().hex
+            as_it_is = options.nobody_trains
+            order = messages.Cut(save_id, base.save_id if base else "", as_it_is=as_it_is)
+            is_agreed = manifest.has_barrier and not as_it_is
+            try:
+                clock = _cut(servers, order, deadline_s, is_agreed=is_agreed)
+                request = messages.Save(str(directory), save_id)
+                answers = servers.ask(request, messages.Saved, timeout_s=_left_s(deadline_s))
+                shards = [answer.shard for answer in answers]
+                with place.lease.held():
+                    passed_over = {each for answer in answers for each in answer.passed_over}
+                    if step is None:
+                        step = next_step(clock, steps_on_disk(storage), passed_over)
+                    origin = Origin(self._owner, base, tuple(sorted(passed_over)))
+                    path = commit(
+                        storage, save_id, step=step, manifest=manifest, shards=shards, origin=origin
+                    )
+                    _forget_older(storage, options, step)
+            except BaseException:
+                abort(storage, save_id)
+                place.base = None
+                place.failed.append(save_id)
+                raise
+        place.base = Base(step, save_id)
+        place.num_deltas = place.num_deltas + 1 if base else 0
+        return path
+
+    def _unchanged_since(self, storage: Storage, servers: Servers, timeout_s: float) -> str:
+        """Return the newest step's directory if the servers are as it holds them, else nothing.
+
+        Another job's does not count: a server of this one that is started again takes only its own.
+        """
+        described = servers.ask(messages.Describe(), messages.Description, timeout_s=timeout_s)
+        saves = set.intersection(*(set(server.saved_as) for server in described))
+        newer: list[int] = []
+        for step in steps_on_disk(storage) if saves else ():
+            with contextlib.suppress(CheckpointError):  # unreadable: it is not that save
+                found = load_chain(storage, step)[0]
+                if found.save_id in saves and found.job == self._owner:
+                    is_newest = set(newer) <= {*found.passed_over}
+                    return storage.where(step_name(step)) if is_newest else ""
+            newer.append(step)
+        return ""
+
+    def close(self) -> None:
+        """Give the directories back to other jobs. Idempotent."""
+        for place in self._places.values():
+            place.lease.release()
+
+    def _clean(self, storage: Storage, place: _Place) -> None:
+        """Take the lease; remove what failed saves left, the job's own or those of a dead one."""
+        if place.lease.take():
+            place.is_clean, place.base = False, None
+        if not place.is_clean:
+            for name in storage.names():
+                if name.startswith(STAGING_PREFIX):
+                    storage.remove(name)
+            place.is_clean = True
+        for save_id in place.failed:
+            abort(storage, save_id)  # again: a server that was late has written its file since
+        del place.failed[:-_MAX_FAILED]
+
+    def _place(self, directory: str | Path) -> _Place:
+        name = str(directory)
+        if name not in self._places:
+            self._places[name] = _Place(Lease(self._open_storage(directory), self._owner))
+        return self._places[name]
+
+    def _base_for(self, place: _Place, step: int | None, options: SaveOptions) -> Base | None:
+        base = place.base
+        if base is None or place.num_deltas + 1 >= options.full_every:
+            return None
+        return base if step is None or step > base.step else None
+
+
+def _cut(servers: Servers, order: messages.Cut, deadline_s: float, *, is_agreed: bool) -> int:
+    """Let every server cut its shard, in sync mode all at one clock; returns the newest clock.
+
+    Servers' clocks are one apart while a barrier completes. Those behind are asked for the newest
+    clock; when one has passed it meanwhile, all are asked for a clock that is still to come.
+    """
+    margin = 0
+    wait_s = SETTLE_WAIT_S
+    while True:
+        left_s = _left_s(deadline_s)
+        order = msgspec.structs.replace(order, wait_s=min(wait_s, left_s))
+        made = servers.ask(order, messages.CutMade, timeout_s=left_s)
+        newest = max(answer.clock for answer in made)
+        is_one = all(answer.is_made and answer.clock == newest for answer in made)
+        if is_one or not is_agreed:
+            return newest
+        is_missed = order.clock is not None and newest > order.clock
+        margin = 2 * margin + 1 if is_missed else 0
+        order = msgspec.structs.replace(order, clock=newest + margin)
+        wait_s = CLOCK_WAIT_S
+
+
+def next_step(clock: int, on_disk: Collection[int], passed_over: Collection[int]) -> int:
+    """Return the number of a save to which nobody has given one: its clock if that is above all.
+
+    Else the next one: rows, notes and assigned values change while the clock stands, and a step is
+    only gone on from if none has a greater number.
+
+    Args:
+        clock: of the save.
+        on_disk: steps that are there, whole or not.
+        passed_over: see ps.checkpoint.format.Checkpoint; they count as older whatever their number.
+    """
+    past = {*on_disk} - {*passed_over}
+    step = max(clock, max(past, default=-1) + 1)
+    while step in passed_over:
+        step += 1
+    return step
+
+
+def _left_s(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise RequestTimeout("the servers did not agree on a clock in time; raise timeout_s")
+    return left_s
+
+
+def _forget_older(storage: Storage, options: SaveOptions, step: int) -> None:
+    """Remove what is not to be kept; the checkpoint is committed, whatever comes of this."""
+    if options.keep is None:
+        return
+    try:
+        keep_newest(storage, options.keep, committed=step)
+    except (CheckpointError, OSError) as error:
+        _logger.warning("older checkpoints in %s were not removed: %s", storage.where(), error)

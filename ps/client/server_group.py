@@ -1,0 +1,306 @@
+"""All servers of a cluster as one: the same request to each, their answers together.
+
+Covers: sequence numbers, what follows from a request without an answer, the cluster's size.
+Does not: know tensors (ps.client), reconnect (ps.client.channel).
+Threads: one at a time; ps.client holds its lock around every call. `lane` and `link_stats` any.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from ps.client.channel import Link, Outgoing
+from ps.client.channel_stats import LinkStats
+from ps.client.fan_out import exchange
+from ps.errors import (
+    ManifestMismatch,
+    PhaseError,
+    PSError,
+    RequestTimeout,
+    SettingsError,
+    TransportError,
+    client_closed,
+)
+from ps.manifest.manifest import Manifest
+from ps.protocol import messages
+from ps.protocol.messages import Ack, Description
+from ps.protocol.permissions import Phase
+from ps.protocol.request_fields import Number
+from ps.stats.server_stats import ServerStats
+from rpc.auth.handshake import Credentials, Identity
+from rpc.client.connection import Buffer, Reply
+from rpc.endpoint import Endpoint
+from rpc.errors import RpcError
+
+_logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+ChangingRequest = Callable[[Number, float], messages.Changing]
+"""Makes a request from its number and the seconds that the server may let us wait."""
+
+
+class Fleet:
+    """The links to all servers, in the order of their ranks.
+
+    Args:
+        endpoints: all servers.
+        credentials: the cluster's secret.
+        identity: who this client is.
+        num_workers: of the whole cluster; compared with what the servers were started with.
+        reconnect_s: a server that cannot be reached for so long is gone.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        credentials: Credentials,
+        identity: Identity,
+        *,
+        num_workers: int,
+        reconnect_s: float,
+    ) -> None:
+        if not endpoints:
+            raise SettingsError("a client needs at least one server's endpoint, got none")
+        if reconnect_s <= 0:
+            raise SettingsError(f"reconnect_s must be above 0, got {reconnect_s}")
+        self.links = tuple(
+            Link(rank, endpoint, credentials, identity) for rank, endpoint in enumerate(endpoints)
+        )
+        self._credentials = credentials
+        self._identity = identity
+        self._num_workers = num_workers
+        self._reconnect_s = reconnect_s
+        self.session = secrets.randbits(63)
+        """Names this client in the servers' records."""
+        self._unknown: PSError | None = None
+        self._standing: Callable[[Number], messages.Changing] | None = None
+        self._stood: list[int] = []
+        self._closed = False
+        self._lane: Fleet | None = None
+        self._lane_lock = threading.Lock()
+        """Guards both, so that no lane is made behind a `close`."""
+
+    def ask(
+        self, request: messages.Request, answer: type[Answer], *, timeout_s: float
+    ) -> list[Answer]:
+        """Make the same request to every server."""
+        calls = [Outgoing(link, lambda _: request) for link in self.links]
+        return self.answers(calls, answer, timeout_s=timeout_s)
+
+    def stats(self, *, timeout_s: float) -> list[ServerStats]:
+        """Ask every server for its counters, which come as payload: they may be many."""
+        calls = [Outgoing(link, lambda _: messages.FetchStats()) for link in self.links]
+        replies = self.send(calls, timeout_s=timeout_s)
+        return [messages.decode_reply(reply.payload, ServerStats) for reply in replies]
+
+    def answers(
+        self, calls: Sequence[Outgoing], answer: type[Answer], *, timeout_s: float
+    ) -> list[Answer]:
+        """Make these requests and decode their replies' meta."""
+        replies = self.send(calls, timeout_s=timeout_s)
+        return [messages.decode_reply(reply.meta, answer) for reply in replies]
+
+    def send(self, calls: Sequence[Outgoing], *, timeout_s: float) -> list[Reply]:
+        """Make these requests.
+
+        Raises:
+            ClosedError: after close().
+            PSError: see ps.client.fan_out.exchange.
+        """
+        if self._closed:
+            raise client_closed()
+        return exchange(calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s)
+
+    def change(
+        self,
+        request: ChangingRequest,
+        *,
+        timeout_s: float,
+        payload: Callable[[Link], Sequence[Buffer]] = lambda _: (),
+        into: Callable[[Link], Sequence[memoryview] | None] = lambda _: None,
+        links: Sequence[Link] | None = None,
+    ) -> list[Ack]:
+        """Make one changing request, under the next sequence number of each server.
+
+        Raises:
+            PhaseError: an earlier one got no answer, so the numbers of both sides may differ.
+        """
+        if self._unknown is not None:
+            raise PhaseError(
+                f"an earlier request of this worker got no answer ({self._unknown}): nobody knows "
+                "whether it was applied; restart the worker with a new incarnation"
+            )
+        calls = [
+            Outgoing(link, self._numbered(request, link), payload(link), into(link))
+            for link in (self.links if links is None else links)
+        ]
+        acks: list[Ack] = []
+        try:
+            self.send(calls, timeout_s=timeout_s)
+        except TransportError as error:
+            self._unknown = error
+            raise
+        finally:
+            for call in calls:
+                if call.reply is not None:
+                    ack = messages.decode_reply(call.reply.meta, Ack)
+                    call.link.acknowledged = call.link.sequence
+                    call.link.told_clock = max(call.link.told_clock, ack.own_clock)
+                    acks.append(ack)
+        return acks
+
+    def line_up(self, acks: Sequence[Ack], manifest: Manifest, *, timeout_s: float) -> list[Ack]:
+        """Let a worker that has joined stand at the same clock everywhere, the largest.
+
+        Args:
+            acks: every server's answer to the join.
+            manifest: what they hold.
+            timeout_s: for the servers that are behind.
+
+        Returns:
+            The answers from which the common clock is seen.
+        """
+        newest = max(ack.own_clock for ack in acks)
+        pairs = zip(self.links, acks, strict=True)
+        behind = [link for link, ack in pairs if ack.own_clock < newest]
+        if not behind:
+            return list(acks)
+        digest = manifest.hash()
+
+        def catch_up(number: Number, wait_s: float) -> messages.Changing:
+            if manifest.has_barrier:  # at most one clock behind: the open one
+                number = msgspec.structs.replace(number, told_clock=newest - 1)
+                return messages.Push(digest, number, 0, None, False, True, wait_s)
+            return messages.Join(number, newest)
+
+        return [*acks, *self.change(catch_up, timeout_s=timeout_s, links=behind)]
+
+    def stand(self, request: Callable[[Number], messages.Changing] | None) -> None:
+        """Note what this worker is beside a member: away or done, in the words of this request.
+
+        A server that is started again from a checkpoint takes it for a member, as all are at first.
+        """
+        self._standing = request
+        self._stood = [link.num_connections for link in self.links]
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether nobody waits for this worker's pushes."""
+        return self._standing is not None
+
+    def look_after(self, *, timeout_s: float) -> None:
+        """Find servers that were started again, and tell them where this worker stands.
+
+        What fails is logged and left to the next look: nothing hangs on it for this worker.
+
+        Args:
+            timeout_s: for each server.
+        """
+        request = self._standing
+        if request is None:
+            return
+        for link in self.links:
+            unknown = self._unknown
+            try:
+                link.look_after(timeout_s)
+                count = link.num_connections
+                if count != self._stood[link.server]:
+                    self.change(
+                        lambda number, _: request(number), timeout_s=timeout_s, links=[link]
+                    )
+                    self._stood[link.server] = count
+            except (PSError, RpcError) as error:
+                self._unknown = unknown  # it is said again, under another number
+                _logger.info("%s was not told that this worker is away: %s", link.name, error)
+
+    def check_size(self, described: Sequence[Description]) -> None:
+        """Refuse servers that were started for another number of servers or workers."""
+        ours = (len(self.links), self._num_workers)
+        for server in described:
+            theirs = (server.num_servers, server.num_workers)
+            if theirs != ours:
+                raise ManifestMismatch(
+                    f"ps:{server.server} belongs to {theirs[0]} servers and {theirs[1]} workers, "
+                    f"this client to {ours[0]} and {ours[1]}; start both with the same numbers"
+                )
+
+    def lane(self) -> Fleet:
+        """Connections of their own to the same servers, closed with this fleet's.
+
+        What waits there holds up nothing here.
+        """
+        with self._lane_lock:
+            if self._closed:
+                raise client_closed()
+            if self._lane is None:
+                self._lane = Fleet(
+                    [link.endpoint for link in self.links],
+                    self._credentials,
+                    self._identity,
+                    num_workers=self._num_workers,
+                    reconnect_s=self._reconnect_s,
+                )
+            return self._lane
+
+    def link_stats(self) -> list[LinkStats]:
+        """Return what was counted for each server, on the lane too."""
+        own, lane = [link.stats() for link in self.links], self._lane
+        if lane is None:
+            return own
+        return [one.added(other) for one, other in zip(own, lane.link_stats(), strict=True)]
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        with self._lane_lock:
+            self._closed = True
+        if self._lane is not None:
+            self._lane.close()
+        for link in self.links:
+            link.retire()
+
+    def _numbered(
+        self, request: ChangingRequest, link: Link
+    ) -> Callable[[float], messages.Changing]:
+        sequence = link.next_sequence()
+        number = Number(self.session, sequence, link.acknowledged, link.told_clock)
+        return lambda wait_s: request(number, wait_s)
+
+
+def check_serving(described: Sequence[Description], waited_s: float) -> None:
+    """Refuse servers that do not all serve the same manifest.
+
+    Raises:
+        RequestTimeout: one is still EMPTY.
+        PhaseError: one has failed or is stopping.
+        ManifestMismatch: they serve different manifests.
+    """
+    for server in described:
+        if server.phase == Phase.EMPTY:
+            raise RequestTimeout(
+                f"ps:{server.server} is still EMPTY after {waited_s:g} s; has the chief seeded it?",
+                {"server": str(server.server)},
+            )
+        if server.phase != Phase.SERVING:
+            raise PhaseError(f"ps:{server.server} is {server.phase}: {server.reason}")
+    hashes = {server.manifest_hash for server in described}
+    if len(hashes) > 1:
+        raise ManifestMismatch(
+            f"the servers serve different manifests: {sorted(hashes)}; start all of them anew"
+        )
+
+
+def joined(acks: Sequence[Ack]) -> Ack:
+    """Return one answer for all servers."""
+    if len(acks) == 1:
+        return acks[0]
+    return Ack(
+        clock=max(ack.clock for ack in acks),
+        applied=any(ack.applied for ack in acks),
+        staleness=max(ack.staleness for ack in acks),
+    )

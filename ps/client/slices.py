@@ -1,0 +1,89 @@
+"""How the flat buffers of a client are cut into one piece per group and server. Pure.
+
+Covers: which elements of which group go to which server; views of arrays without copies.
+Does not: send (ps.client.fan_out), decide ownership (ps.manifest.sharding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ps.errors import ShapeError
+from ps.manifest.manifest import GroupLayout, Layout
+from ps.manifest.sharding import deal
+
+Array = np.ndarray[Any, Any]
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Elements [start, stop) of one group's flat buffer: neighbouring buckets of one server."""
+
+    group: str
+    start: int
+    stop: int
+
+
+def cut_pieces(layout: Layout, num_servers: int) -> tuple[tuple[Piece, ...], ...]:
+    """Return each server's pieces in the order of its buckets; neighbours are merged."""
+    cut: list[tuple[Piece, ...]] = []
+    for owned in deal(layout.bucket_bytes(), num_servers):
+        pieces: list[Piece] = []
+        for bucket in layout.buckets[owned.start : owned.stop]:
+            last = pieces[-1] if pieces else None
+            if last is not None and last.group == bucket.group and last.stop == bucket.start:
+                pieces[-1] = Piece(last.group, last.start, bucket.stop)
+            else:
+                pieces.append(Piece(bucket.group, bucket.start, bucket.stop))
+        cut.append(tuple(pieces))
+    return tuple(cut)
+
+
+def check_arrays(
+    layout: Layout, arrays: Mapping[str, Array], what: str, *, writable: bool = False
+) -> None:
+    """Refuse arrays that are not the manifest's flat buffers.
+
+    Raises:
+        ShapeError: a group is missing or unknown, or an array has another dtype or size, is not
+            flat and contiguous, or cannot be written where that is needed.
+    """
+    if len(arrays) != len(layout.groups):
+        raise _other_groups(layout, arrays, what)
+    for group in layout.groups:
+        array = arrays.get(group.name)
+        if array is None:
+            raise _other_groups(layout, arrays, what)
+        if not isinstance(array, np.ndarray):
+            raise _other_array(group, what, type(array).__name__)
+        if array.dtype != group.numpy_dtype or array.shape != (group.offsets[-1],):
+            raise _other_array(
+                group,
+                what,
+                f"{array.dtype}{list(array.shape)}; the flat buffer holds all parameters of the "
+                "group in the manifest's order",
+            )
+        flags = array.flags
+        if not flags.c_contiguous or (writable and not flags.writeable):
+            kind = "writable and contiguous" if writable else "contiguous"
+            raise ShapeError(f"{what}[{group.name!r}] must be {kind}; pass a copy")
+
+
+def views_of(arrays: Mapping[str, Array], pieces: Sequence[Piece]) -> list[memoryview]:
+    """Return the bytes of the pieces, as views of the arrays."""
+    return [arrays[piece.group][piece.start : piece.stop].data.cast("B") for piece in pieces]
+
+
+def _other_groups(layout: Layout, arrays: Mapping[str, Array], what: str) -> ShapeError:
+    names = sorted(group.name for group in layout.groups)
+    return ShapeError(
+        f"{what} must have the groups {names}, got {sorted(arrays)}; pass one flat array per group"
+    )
+
+
+def _other_array(group: GroupLayout, what: str, got: str) -> ShapeError:
+    expected = f"{group.dtype}[{group.num_elements}]"
+    return ShapeError(f"{what}[{group.name!r}] must be {expected}, got {got}")

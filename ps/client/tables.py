@@ -1,0 +1,316 @@
+"""What a worker does with sparse tables: `client.tables.batch`, `.lookup`, `.push` and `.scan`.
+
+Covers: the public calls, one request per server for any number of tables.
+Does not: deduplicate (ps.tables.routing), number or repeat requests (ps.client.server_group,
+ps.client.fan_out).
+Runs in: worker processes, and drivers for lookup and scan.      Imports numba only when the
+manifest has tables.
+Threads: any; the client's lock makes one call wait for another. In hybrid `batch` has connections
+and a lock of its own: it may wait for a permit that a push of another thread gives back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ps.client.channel import Link, Outgoing
+from ps.client.lookup_batch import Batch, OpenBatches
+from ps.client.server_group import Fleet, joined
+from ps.errors import ManifestMismatch, PhaseError, ShapeError
+from ps.manifest.manifest import Hyper, Manifest
+from ps.manifest.table_spec import MAX_INT64, TableSpec
+from ps.optim.table_clipping import clipped
+from ps.protocol import messages
+from ps.protocol.messages import Ack, Scanned
+from ps.protocol.request_fields import BatchName, Number
+from ps.tables.ids import from_bits
+from rpc.client.connection import Buffer
+
+if TYPE_CHECKING:
+    from ps.tables.routing import RoutedIds, Router
+
+Array = np.ndarray[Any, Any]
+
+
+class TableClient:
+    """The tables of the servers' manifest; belongs to a PSClient, as its `tables`.
+
+    Args:
+        fleet: the links to the servers.
+        lock: held during each call.
+        timeout_s: of each call.
+    """
+
+    def __init__(self, fleet: Fleet, lock: threading.RLock, timeout_s: float) -> None:
+        self._fleet = fleet
+        self._lock = lock
+        self._timeout_s = timeout_s
+        self._hash = ""
+        self._has_permits = False
+        self._lane_lock = threading.Lock()
+        self._batches = OpenBatches()
+        self._numbers: dict[str, int] = {}
+        self._routers: dict[str, Router] = {}
+
+    def adopt(self, manifest: Manifest, digest: str) -> None:
+        """Use these tables from now on; loads or compiles what they need."""
+        self._hash = digest
+        self._has_permits = manifest.consistency == "hybrid"
+        self._numbers = {spec.name: at for at, spec in enumerate(manifest.tables)}
+        self._routers = {}
+        if not manifest.tables:
+            return
+        from ps.tables import kernels, routing  # numba
+
+        kernels.warm_client({spec.dtype for spec in manifest.tables})
+        num_servers = len(self._fleet.links)
+        self._routers = {spec.name: routing.Router(spec, num_servers) for spec in manifest.tables}
+
+    def route(self, ids: Mapping[str, ArrayLike]) -> dict[str, RoutedIds]:
+        """Deduplicate ids once, for a lookup and the push that follows it.
+
+        Args:
+            ids: by name of the table: integers of any shape.
+
+        Raises:
+            IdError: not integers, or out of the table's range; names table, value and position.
+            ManifestMismatch: there is no such table.
+        """
+        return {name: self._router(name).route(given) for name, given in ids.items()}
+
+    def lookup(self, ids: Mapping[str, ArrayLike | RoutedIds]) -> dict[str, Array]:
+        """Return the rows of ids; changes nothing on the servers.
+
+        Args:
+            ids: by name of the table: integers of any shape, or what `route` made of them.
+
+        Returns:
+            By name of the table one row per id: an array [*shape of the ids, dim] of its own. An
+            id that was never pushed has the values that its row would start with.
+
+        Raises:
+            IdError, ManifestMismatch: as `route`.
+        """
+        routed = self._routed(ids)
+        request = messages.Lookup(self._known_hash(), self._order(routed))
+        with self._lock:
+            return self._rows(self._fleet, routed, lambda _: request, timeout_s=self._timeout_s)
+
+    def batch(
+        self, ids: Mapping[str, ArrayLike | RoutedIds], *, timeout_s: float | None = None
+    ) -> Batch:
+        """Look rows up to train on them: `with tables.batch(ids) as batch: ... batch.push(...)`.
+
+        In hybrid it waits while this worker has `staleness_bound` batches under way; another thread
+        may push theirs meanwhile. In other modes it does not wait.
+
+        Raises:
+            IdError, ManifestMismatch: as `route`.
+            RequestTimeout: hybrid: none of the older batches was over in time.
+            PhaseError, StaleIncarnation, WorkerLost: hybrid: this worker has left, was replaced, or
+                the barrier is broken.
+        """
+        routed = self._routed(ids)
+        if not self._has_permits:
+            return Batch(routed, self.lookup(routed), self._push)
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        lane = self._fleet.lane()
+        with self._lane_lock:
+            number, still_open = self._batches.begin()
+            named, order = Number(lane.session, number), self._order(routed)
+            try:
+                rows = self._rows(
+                    lane,
+                    routed,
+                    lambda wait_s: messages.LookupBatch(
+                        self._hash, named, order, still_open, wait_s
+                    ),
+                    timeout_s=limit_s,
+                )
+            except BaseException:
+                self._batches.end(number)
+                raise
+        name = BatchName(lane.session, number)
+        return Batch(routed, rows, self._push, name, lambda: self._batches.end(number))
+
+    def push(
+        self, grads: Mapping[str, tuple[ArrayLike | RoutedIds, Array]], *, hyper: Hyper
+    ) -> Ack:
+        """Bring gradients of rows; each is applied exactly once, on arrival, in every mode.
+
+        Gradients of equal ids are summed first, so a row is updated once per push; then they are
+        clipped, where the table's rule says so.
+
+        Args:
+            grads: by name of the table (ids, gradients): gradients are [*shape of the ids, dim] of
+                the table's dtype.
+            hyper: the learning rate of this push.
+
+        Raises:
+            IdError, ManifestMismatch: as `route`; nothing was sent.
+            ShapeError: gradients of another shape or dtype; nothing was sent.
+            NonFiniteGradient, TableFull: a segment of a server refused; that segment is unchanged,
+                others may have been updated.
+            SettingsError: hybrid, where rows are pushed for the batch that they were looked up for.
+            StaleIncarnation: a newer attempt of this worker is at work: end this process.
+            RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
+        """
+        return self._push(grads, hyper)
+
+    def scan(self, name: str, *, with_slots: bool = False) -> Iterator[tuple[Array, Array]]:
+        """Give all rows of a table in batches, while training goes on.
+
+        Args:
+            name: of the table.
+            with_slots: give the optimizer's slots behind the values, too.
+
+        Yields:
+            (ids, rows): int64[n] (uint64 for a table of those) and [n, dim], or
+            [n, width], as ps.optim.row_rules; at most 8 MiB of rows. Where rows are evicted
+            meanwhile, an id may come twice; the later one is newer.
+
+        Raises:
+            ManifestMismatch: there is no such table.
+        """
+        spec = self._spec(name)
+        for link in self._fleet.links:
+            for segment in range(spec.segments):
+                stop = MAX_INT64
+                while stop:
+                    batch, stop = self._scan_some(link, spec, (segment, stop), with_slots)
+                    if batch[0].size:
+                        yield batch
+
+    def _rows(
+        self,
+        fleet: Fleet,
+        routed: Mapping[str, RoutedIds],
+        request: Callable[[float], messages.Lookup | messages.LookupBatch],
+        *,
+        timeout_s: float,
+    ) -> dict[str, Array]:
+        """Ask the servers that hold the ids."""
+        found = {
+            name: np.empty((batch.unique.size, self._spec(name).dim), self._spec(name).dtype)
+            for name, batch in routed.items()
+        }
+        calls = [
+            Outgoing(
+                link,
+                request,
+                _ids_of(routed, link),
+                [
+                    _bytes(found[name][batch.own(link.server)])
+                    for name, batch in routed.items()
+                    if batch.num_own(link.server)
+                ],
+            )
+            for link in fleet.links
+            if any(batch.num_own(link.server) for batch in routed.values())
+        ]
+        fleet.answers(calls, Ack, timeout_s=timeout_s)
+        return {name: routed[name].expand(values) for name, values in found.items()}
+
+    def _push(
+        self,
+        grads: Mapping[str, tuple[Any, Array]],
+        hyper: Hyper,
+        batch: BatchName | None = None,
+    ) -> Ack:
+        routed = self._routed({name: ids for name, (ids, _) in grads.items()})
+        for name, (_, given) in grads.items():
+            self._check_gradients(self._spec(name), routed[name], given)
+        summed = {
+            name: clipped(self._spec(name).rule, routed[name].summed(given))
+            for name, (_, given) in grads.items()
+        }
+
+        def payload(link: Link) -> Sequence[Buffer]:
+            parts = [summed[name][routed[name].own(link.server)] for name in routed]
+            return [*_ids_of(routed, link), *(_bytes(part) for part in parts if part.size)]
+
+        with self._lock:
+            digest, order = self._known_hash(), self._order(routed)
+            acks = self._fleet.change(
+                lambda number, _: messages.PushRows(digest, number, hyper, order, batch),
+                timeout_s=self._timeout_s,
+                payload=payload,
+            )
+            return joined(acks)
+
+    def _scan_some(
+        self, link: Link, spec: TableSpec, place: tuple[int, int], with_slots: bool
+    ) -> tuple[tuple[Array, Array], int]:
+        with self._lock:
+            request = messages.Scan(
+                self._known_hash(), self._numbers[spec.name], *place, with_slots
+            )
+            call = Outgoing(link, lambda _: request)
+            (reply,) = self._fleet.send([call], timeout_s=self._timeout_s)
+        scanned = messages.decode_reply(reply.meta, Scanned)
+        data = np.frombuffer(reply.payload, np.uint8)
+        split = 8 * scanned.num_rows
+        rows = data[split:].view(spec.dtype)
+        return (
+            (
+                from_bits(spec, data[:split].view(np.int64)),
+                rows.reshape(scanned.num_rows, rows.size // max(1, scanned.num_rows)),
+            ),
+            scanned.stop,
+        )
+
+    def _routed(self, ids: Mapping[str, Any]) -> dict[str, RoutedIds]:
+        from ps.tables.routing import RoutedIds
+
+        return {
+            name: given if isinstance(given, RoutedIds) else self._router(name).route(given)
+            for name, given in ids.items()
+        }
+
+    def _router(self, name: str) -> Router:
+        self._known_hash()
+        if name not in self._routers:
+            known = ", ".join(map(repr, self._routers)) or "none"
+            raise ManifestMismatch(f"no table {name!r}; the manifest has {known}")
+        return self._routers[name]
+
+    def _spec(self, name: str) -> TableSpec:
+        return self._router(name).spec
+
+    def _order(self, names: Mapping[str, object]) -> tuple[int, ...]:
+        return tuple(self._numbers[name] for name in names)
+
+    def _known_hash(self) -> str:
+        if not self._hash:
+            raise PhaseError("this client knows no tables yet; call seed() or attach() first")
+        return self._hash
+
+    def _check_gradients(self, spec: TableSpec, ids: RoutedIds, grads: Array) -> None:
+        expected = (*ids.shape, spec.dim)
+        got = f"{type(grads).__name__}"
+        if isinstance(grads, np.ndarray):
+            if grads.dtype == spec.dtype and grads.shape == expected:
+                return
+            got = f"{grads.dtype}{list(grads.shape)}"
+        raise ShapeError(
+            f"table {spec.name!r} takes gradients {spec.dtype}{list(expected)} for these ids, got "
+            f"{got}; one row per id"
+        )
+
+
+def _ids_of(routed: Mapping[str, RoutedIds], link: Link) -> list[Buffer]:
+    """Return counts and ids as they travel to one server."""
+    counts = np.array(
+        [(ids.num_own(link.server), ids.given(link.server)) for ids in routed.values()], np.int64
+    )
+    own = [ids.unique[ids.own(link.server)] for ids in routed.values()]
+    return [_bytes(array) for array in (counts, *own) if array.size]
+
+
+def _bytes(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data

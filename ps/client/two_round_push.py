@@ -1,0 +1,78 @@
+"""A sync push whose mean is clipped by norm over several servers: two rounds that look like one.
+
+Covers: the worker's half of ps.server.reduction: collect every server's squares, send their sum
+to all.
+Does not: send or retry (ps.client.server_group, ps.client.channel).
+Threads: as ps.client.server_group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from ps.client.channel import Link
+from ps.client.server_group import ChangingRequest, Fleet
+from ps.manifest.manifest import Manifest
+from ps.optim.clipping import servers_take_norms
+from ps.optim.norms import Norms
+from ps.protocol import messages
+from ps.protocol.messages import Ack
+from rpc.client.connection import Buffer
+
+Array = np.ndarray[Any, Any]
+
+
+class ClippedPush:
+    """Pushes to all servers of a fleet.
+
+    Args:
+        fleet: the servers.
+        manifest: what they hold.
+    """
+
+    def __init__(self, fleet: Fleet, manifest: Manifest) -> None:
+        self._fleet = fleet
+        self._hash = manifest.hash()
+        self._parts = [Norms(manifest).zeros() for _ in fleet.links]
+
+    @classmethod
+    def if_needed(cls, fleet: Fleet, manifest: Manifest, *, num_workers: int) -> Self | None:
+        """Return one where a push takes two rounds: no server has the whole mean, nor a worker."""
+        in_parts = len(fleet.links) > 1 and servers_take_norms(manifest, num_workers=num_workers)
+        return cls(fleet, manifest) if in_parts else None
+
+    def change(
+        self,
+        request: ChangingRequest,
+        *,
+        timeout_s: float,
+        payload: Callable[[Link], Sequence[Buffer]],
+        into: Callable[[Link], Sequence[memoryview] | None],
+    ) -> list[Ack]:
+        """Push as Fleet.change does; `timeout_s` holds for each round. Raises as that."""
+        acks = self._fleet.change(
+            lambda number, wait_s: msgspec.structs.replace(request(number, wait_s), pull=True),
+            timeout_s=timeout_s,
+            payload=payload,
+            into=lambda link: [self._parts[link.server].data.cast("B")],
+        )
+        # A server without squares refused its part, or got nothing but null pushes: then the whole
+        # gradient is dropped, everywhere.
+        squares: Array | None = None
+        if all(ack.has_squares for ack in acks):
+            squares = self._parts[0].copy()
+            for part in self._parts[1:]:
+                squares += part
+        pulls = into(self._fleet.links[0]) is not None
+        # The clock that each server has just answered with: one that was restored may be behind.
+        self._fleet.change(
+            lambda number, _: messages.Settle(self._hash, number, number.told_clock, pulls),
+            timeout_s=timeout_s,
+            payload=lambda _: () if squares is None else (squares,),
+            into=into,
+        )
+        return acks

@@ -1,0 +1,1 @@
+"""Gradients in fewer bytes: the packed formats and their kernels."""

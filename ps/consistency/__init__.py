@@ -1,0 +1,4 @@
+"""When a push is applied and a pull is answered.
+
+The modes asp, ssp, bsp and hybrid, and the gate.
+"""

@@ -1,0 +1,163 @@
+"""Bulk synchronous parallel: one barrier per clock, which completes when every member has pushed.
+
+Covers: workers that join, leave, finish or are lost, before, at and after the barrier.
+Does not: hold gradients, wait, or answer anybody (ps.consistency.gate). Pure: no locks, clock or
+I/O.
+
+A worker is, seen from the barrier:
+
+    MEMBER ──leave──► AWAY ──join──► MEMBER        a member's push is waited for
+       │                │
+       ├────finish──────┴──► FINISHED              never waited for, may not come back
+       └────lost────────────► LOST                 breaks the barrier, or as AWAY with `continue`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from ps.consistency.policy import (
+    Action,
+    Admission,
+    Break,
+    Contribution,
+    Drop,
+    OnLost,
+    Reduce,
+    Release,
+    Undo,
+    refuse_finished,
+    refuse_outsider,
+    worker_lost,
+)
+from ps.errors import PhaseError
+from ps.manifest.manifest import WorkerRank
+
+
+class Sync:
+    """One barrier per clock: it completes when every member has pushed.
+
+    All members of `0..num_workers-1` are waited for from the start, so no early worker can run
+    ahead of one that is still starting.
+    """
+
+    def __init__(self, num_workers: int, *, on_lost: OnLost = "fail", clock: int = 0) -> None:
+        self._clock = clock
+        self._continues = on_lost == "continue"
+        self._members = {WorkerRank(rank) for rank in range(num_workers)}
+        self._finished: set[WorkerRank] = set()
+        self._arrived: dict[WorkerRank, int | None] = {}  # rows, None for a null push
+        self._broken_by: WorkerRank | None = None
+
+    @property
+    def clock(self) -> int:
+        """Barriers completed so far."""
+        return self._clock
+
+    @property
+    def members(self) -> frozenset[WorkerRank]:
+        """The workers that every barrier waits for."""
+        return frozenset(self._members)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a member was lost that may not be: nothing is applied any more."""
+        return self._broken_by is not None
+
+    def admit(self, worker: WorkerRank) -> Admission:
+        """Stage a member's push."""
+        self._refuse_broken()
+        refuse_finished(worker, self._finished)
+        refuse_outsider(worker, self._members)
+        return Admission.STAGE
+
+    def on_push(self, worker: WorkerRank, rows: int, *, null: bool) -> list[Action]:
+        """Count the worker as present; complete the barrier if it was the last."""
+        self.admit(worker)
+        if worker in self._arrived:
+            raise PhaseError(
+                f"worker {worker} pushed twice in clock {self._clock}: its first push still waits "
+                f"for {_ranks(self.missing())}; repeat that push or stop"
+            )
+        self._arrived[worker] = None if null else rows
+        return self._complete_if_all_arrived()
+
+    def clock_of(self, worker: WorkerRank) -> int:  # noqa: ARG002
+        """The barrier's."""
+        return self._clock
+
+    def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:  # noqa: ARG002 - no clock of its own
+        """Wait for this worker from the barrier that is open now."""
+        self._refuse_broken()
+        refuse_finished(worker, self._finished)
+        self._members.add(worker)
+        return []
+
+    def on_leave(self, worker: WorkerRank) -> list[Action]:
+        """Wait for it no more; what it has pushed into the open barrier stays part of it."""
+        self._members.discard(worker)
+        return self._complete_if_all_arrived()
+
+    def on_finish(self, worker: WorkerRank) -> list[Action]:
+        """Wait for it never again."""
+        self._finished.add(worker)
+        return self.on_leave(worker)
+
+    def on_lost(self, worker: WorkerRank) -> list[Action]:
+        """Break the barrier, or drop the worker from it; nothing if nobody waited for it."""
+        if worker not in self._members or self._broken_by is not None:
+            return []
+        if not self._continues:
+            self._broken_by = worker
+            waiting = tuple(sorted(self._arrived))
+            self._arrived.clear()
+            return [Break(waiting, worker)]
+        self._members.discard(worker)
+        return self.on_replaced(worker)
+
+    def on_replaced(self, worker: WorkerRank) -> list[Action]:
+        """Take its push out of the open barrier; if it is a member, its newer attempt will push."""
+        dropped: list[Action] = []
+        if worker in self._arrived:
+            del self._arrived[worker]
+            dropped.append(Drop(worker))
+        return dropped + self._complete_if_all_arrived()
+
+    def catch_up(self, clock: int, behind: Set[WorkerRank] = frozenset()) -> list[Action]:
+        """After a restore: some worker was told of this clock, so those up to it are undone.
+
+        What has arrived of the workers that are behind was sent again for the last of them: they
+        did not hear that it was applied. It is lost too and waits no longer, or they would stay one
+        behind. All else is for the clock that is open now.
+        """
+        if clock <= self._clock:
+            return []
+        self._clock = clock
+        undone = tuple(sorted(self._arrived.keys() & behind))
+        for worker in undone:
+            del self._arrived[worker]
+        return [Undo(undone, clock)] if undone else []
+
+    def missing(self) -> tuple[WorkerRank, ...]:
+        """The members that have not pushed into the open barrier."""
+        return tuple(sorted(self._members - self._arrived.keys()))
+
+    def _complete_if_all_arrived(self) -> list[Action]:
+        if not self._arrived or self._members - self._arrived.keys() or self._broken_by is not None:
+            return []
+        arrived = sorted(self._arrived.items())
+        self._arrived.clear()
+        self._clock += 1
+        gradients = tuple(
+            Contribution(worker, rows) for worker, rows in arrived if rows is not None
+        )
+        reduce: list[Action] = [Reduce(gradients)] if gradients else []
+        return [*reduce, Release(tuple(worker for worker, _ in arrived), self._clock)]
+
+    def _refuse_broken(self) -> None:
+        if self._broken_by is not None:
+            raise worker_lost(self._broken_by)
+
+
+def _ranks(workers: Iterable[WorkerRank]) -> str:
+    return "worker " + ", ".join(str(worker) for worker in workers)

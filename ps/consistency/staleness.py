@@ -1,0 +1,54 @@
+"""How old a gradient is: updates by others that its parameters did not contain.
+
+Covers: which updates each worker has got with each of its last pulls.
+Does not: slow a gradient down (ps.consistency.asp), bound how old one may be (ps.consistency.ssp).
+Threads: the gate's lock guards it.
+
+    clock of the server = updates by the worker itself + updates by others
+
+A worker that computes while its pushes travel says how many of them its parameters lack: its lag.
+So many pulls have been answered since the one that its gradient was computed with.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ps.manifest.manifest import MAX_LAG, WorkerRank
+
+
+class Views:
+    """What the workers have seen of a shard.
+
+    Args:
+        first_clock: where this server began; what was before it makes no gradient old.
+    """
+
+    def __init__(self, first_clock: int) -> None:
+        self._first_clock = first_clock
+        self._pushes: dict[WorkerRank, int] = {}
+        self._seen_others: dict[WorkerRank, deque[int]] = {}
+
+    def pushed(self, worker: WorkerRank) -> None:
+        """Note that an update of the clock is the worker's own."""
+        self._pushes[worker] = self._pushes.get(worker, 0) + 1
+
+    def pulled(self, worker: WorkerRank, clock: int) -> None:
+        """Note which clock's parameters the worker has got."""
+        seen = self._seen_others.setdefault(worker, deque(maxlen=MAX_LAG + 1))
+        seen.append(self._others(worker, clock))
+
+    def staleness(self, worker: WorkerRank, clock: int, lag: int = 0) -> int:
+        """Return the updates by others up to `clock` that were not in the worker's parameters.
+
+        Args:
+            worker: whose gradient it is.
+            clock: of the server, before the gradient.
+            lag: the worker's own last pushes that the parameters did not contain either.
+        """
+        seen = self._seen_others.get(worker)
+        known = seen[max(0, len(seen) - 1 - lag)] if seen else self._first_clock
+        return self._others(worker, clock) - known
+
+    def _others(self, worker: WorkerRank, clock: int) -> int:
+        return clock - self._pushes.get(worker, 0)

@@ -1,0 +1,60 @@
+"""Moving averages of the values of a group: Keras's use_ema, bucket by bucket.
+
+Covers: the average after an update, and when the values are replaced by it.
+Does not: hold arrays (ps.dense.shard, which keeps the average beside the slots), lock.
+Threads: none; the bucket's lock serialises all calls.
+
+It is a pass of its own over a bucket that the update has just left in the core's cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+
+from ps.manifest.rule_spec import Descent, RuleConfig
+from ps.optim import kernels
+
+Array = np.ndarray[Any, Any]
+
+
+class MovingAverage:
+    """How the average of one group follows its values.
+
+    `average = momentum * average + (1 - momentum) * v` after each update, weight decay included;
+    after the first one it is v. At every `overwrite_frequency`-th update then `v = average`.
+
+    Source: Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging, SIAM J.
+    Control Optim. 1992, with a fading memory as in keras.optimizers. Departure: updates are those
+    of a bucket, as the t of ps.optim.formulas.adam.
+
+    Args:
+        momentum: in [0, 1].
+        overwrite_frequency: in updates; None: never.
+        dtype: of the values and the average.
+    """
+
+    def __init__(
+        self, momentum: float, overwrite_frequency: int | None, dtype: np.dtype[Any]
+    ) -> None:
+        self._frequency = overwrite_frequency
+        kept = dtype.type(momentum)
+        self._weights: Array = np.array((kept, dtype.type(1) - kept), dtype)
+        kernels.warm([("blend", dtype.name)])
+
+    @classmethod
+    def if_kept(cls, config: RuleConfig, dtype: np.dtype[Any]) -> Self | None:
+        """Return the average that a rule asks for, if it does."""
+        if not isinstance(config, Descent) or config.ema_momentum is None:
+            return None
+        return cls(config.ema_momentum, config.ema_overwrite_frequency, dtype)
+
+    def follow(self, values: Array, average: Array, step: int) -> None:
+        """Move `average`, and `values` where they are replaced, after update number `step`."""
+        if step == 1:
+            np.copyto(average, values)
+        else:
+            kernels.blend(values, average, self._weights)
+        if self._frequency is not None and step % self._frequency == 0:
+            np.copyto(values, average)

@@ -1,0 +1,296 @@
+"""One server's part of the dense parameters: values and optimizer slots, bucket by bucket.
+
+Covers: storage, locking and versions of the buckets that this server owns; applying a gradient.
+Does not: decide when to apply (ps.consistency.asp), talk to anybody (ps.server.handlers), write
+files.
+Runs in: PS processes.
+
+Threads: any. Each bucket has a lock and everything that reads or writes its numbers takes it, one
+bucket at a time, so there is no lock order to keep. Compiled loops run without the GIL: threads
+that apply different buckets run in parallel.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ps.dense.ema import MovingAverage
+from ps.errors import ManifestMismatch, NonFiniteGradient, ShapeError
+from ps.manifest.manifest import (
+    Bucket,
+    GroupLayout,
+    GroupSpec,
+    Hyper,
+    Layout,
+    Manifest,
+)
+from ps.manifest.rule_spec import Average
+from ps.manifest.sharding import deal
+from ps.optim import kernels
+from ps.optim.norms import clip_of
+from ps.optim.rules import rule_of, step_scalars
+
+Array = np.ndarray[Any, Any]
+
+
+class _Group:
+    """This server's piece [start, stop) of one group's flat buffer, and how it is updated."""
+
+    def __init__(self, spec: GroupSpec, layout: GroupLayout, buckets: Sequence[Bucket]) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.rule = rule_of(spec.rule)
+        self.dtype = layout.numpy_dtype
+        self.start = buckets[0].start
+        size = buckets[-1].stop - self.start
+        self.values: Array = np.zeros(size, self.dtype)
+        self.slots = tuple(self._new_slot(size, start) for start in self.rule.kept_starts)
+        self.update = kernels.dense_for(spec.rule, spec.dtype)
+        self.average = MovingAverage.if_kept(spec.rule, self.dtype)
+        self._last: tuple[Hyper, int, Array] | None = None
+
+    def _new_slot(self, size: int, start: float) -> Array:
+        if start == 0:
+            return np.zeros(size, self.dtype)  # untouched pages cost no memory yet
+        return np.full(size, start, self.dtype)
+
+    def scalars(self, hyper: Hyper, step: int) -> Array:
+        """Return the step's scalars; computed once for all buckets of a push."""
+        last = self._last  # one read: other threads may replace it at any time
+        if last is not None and last[0] is hyper and last[1] == step:
+            return last[2]
+        scalars = step_scalars(self.spec.rule, self.spec.name, hyper, step, self.dtype)
+        self._last = (hyper, step, scalars)
+        return scalars
+
+
+@dataclass(slots=True)
+class _Slice:
+    """One bucket's views into its group's arrays, and its state."""
+
+    bucket: Bucket
+    group: _Group
+    values: Array
+    slots: tuple[Array, ...]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    step: int = 0
+    """Updates applied; the t of Adam's formula."""
+    version: int = 0
+    """Changes of any kind."""
+
+
+class DenseShard:
+    """Values and slots of the buckets that one server owns.
+
+    Creating it loads or compiles the kernels that the manifest needs (seconds with a cold cache).
+
+    Args:
+        manifest: what is trained.
+        rank: this server's rank.
+        num_servers: servers that share the buckets.
+        num_workers: divisor of a running average in async mode.
+    """
+
+    def __init__(
+        self, manifest: Manifest, *, rank: int, num_servers: int, num_workers: int
+    ) -> None:
+        self.manifest = manifest
+        self.num_servers = num_servers
+        self.num_workers = num_workers
+        self.layout = Layout.of(manifest)
+        self._num_pushers = 1 if manifest.has_barrier else num_workers
+        kernels.warm_for(manifest)
+        self.rank = rank
+        owned = deal(self.layout.bucket_bytes(), num_servers)[rank]
+        self.buckets: tuple[Bucket, ...] = self.layout.buckets[owned.start : owned.stop]
+        """Owned buckets by ascending id."""
+        self._groups: list[_Group] = []
+        self._slices: dict[int, _Slice] = {}
+        for spec in manifest.groups:
+            mine = [bucket for bucket in self.buckets if bucket.group == spec.name]
+            if not mine:
+                continue
+            group = _Group(spec, self.layout.group(spec.name), mine)
+            self._groups.append(group)
+            for bucket in mine:
+                piece = slice(bucket.start - group.start, bucket.stop - group.start)
+                slots = tuple(slot[piece] for slot in group.slots)
+                self._slices[bucket.id] = _Slice(bucket, group, group.values[piece], slots)
+
+    @property
+    def bucket_ids(self) -> tuple[int, ...]:
+        """Ids of the owned buckets, ascending."""
+        return tuple(bucket.id for bucket in self.buckets)
+
+    @property
+    def value_nbytes(self) -> int:
+        """Bytes of the owned values: what one whole pull of this server moves."""
+        return sum(bucket.nbytes for bucket in self.buckets)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and slots."""
+        return sum(group.values.nbytes * (1 + len(group.slots)) for group in self._groups)
+
+    @property
+    def num_changes(self) -> int:
+        """Changes of all buckets together; no lock is taken."""
+        return sum(piece.version for piece in self._slices.values())
+
+    def dtype(self, bucket_id: int) -> np.dtype[Any]:
+        """Return the dtype of a bucket."""
+        return self._slice(bucket_id).group.dtype
+
+    def values(self, bucket_id: int) -> Array:
+        """Return the live values of a bucket, 1-d, not to be written; no lock is taken."""
+        view = self._slice(bucket_id).values.view()
+        view.flags.writeable = False
+        return view
+
+    def value_bytes(self, bucket_id: int) -> memoryview:
+        """Return the live values of a bucket as read-only bytes; no lock is taken."""
+        return self.values(bucket_id).data.cast("B")
+
+    def averages(self, bucket_id: int) -> memoryview:
+        """Return the live moving average of a bucket as read-only bytes; no lock is taken.
+
+        Where none is kept, or there was no update yet, its values.
+        """
+        piece = self._slice(bucket_id)
+        if piece.group.average is None or not piece.step:
+            return self.value_bytes(bucket_id)
+        return piece.slots[-1].data.toreadonly().cast("B")
+
+    def slots(self, bucket_id: int) -> dict[str, Array]:
+        """Return what a bucket keeps beside its values, by name; no lock is taken."""
+        piece = self._slice(bucket_id)
+        return dict(zip(piece.group.rule.kept, piece.slots, strict=True))
+
+    def version(self, bucket_id: int) -> int:
+        """Return how often the bucket's values have changed."""
+        return self._slice(bucket_id).version
+
+    def step(self, bucket_id: int) -> int:
+        """Return how many updates the bucket has seen, which is the t of Adam's formula."""
+        return self._slice(bucket_id).step
+
+    def set_values(self, bucket_id: int, values: Array) -> None:
+        """Replace a bucket's values; slots and step stay, as with Keras's set_weights."""
+        piece = self._slice(bucket_id)
+        self._check_like(piece, values, "assigned")
+        with piece.lock:
+            np.copyto(piece.values, values)
+            piece.version += 1
+
+    def load(self, bucket_id: int, values: Array, slots: Sequence[Array], step: int) -> None:
+        """Replace a bucket's values, slots (in the rule's order) and step, as from a checkpoint."""
+        piece = self._slice(bucket_id)
+        for array in (values, *slots):
+            self._check_like(piece, array, "restored")
+        with piece.lock:
+            np.copyto(piece.values, values)
+            for target, source in zip(piece.slots, slots, strict=True):
+                np.copyto(target, source)
+            piece.step = step
+            piece.version += 1
+
+    def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
+        """Copy a bucket's values, then its slots, to `out` under its lock; return its step."""
+        piece = self._slice(bucket_id)
+        with piece.lock:
+            for target, source in zip(out, (piece.values, *piece.slots), strict=True):
+                np.copyto(target, source)
+            return piece.step
+
+    def check_finite(self, bucket_id: int, pushed: Array) -> None:
+        """Raise NonFiniteGradient, naming the first parameter, unless all values are finite."""
+        piece = self._slice(bucket_id)
+        count = kernels.count_nonfinite(pushed)
+        if not count:
+            return
+        bucket = piece.bucket
+        first = bucket.start + int(np.argmin(np.isfinite(pushed)))
+        name = piece.group.layout.param_at(first)
+        raise NonFiniteGradient(
+            f"{count} of {bucket.num_elements} values pushed to bucket {bucket.id} of group "
+            f"{bucket.group!r} are NaN or infinite, the first in {name!r}; the bucket is unchanged",
+            {"bucket": str(bucket.id), "group": bucket.group, "param": name, "count": str(count)},
+        )
+
+    def apply(self, bucket_id: int, gradient: Array, hyper: Hyper) -> None:
+        """Update one bucket by its rule; all or nothing.
+
+        Args:
+            bucket_id: an owned bucket.
+            gradient: 1-d, contiguous, of the bucket's dtype and size; not changed. For a group of
+                statistics the pushed values.
+            hyper: what came with the push; the same object for all buckets of a push, so that the
+                step's scalars are computed once.
+
+        Raises:
+            NonFiniteGradient: the bucket is unchanged.
+            ShapeError: wrong dtype or size.
+            SettingsError: the push's scalars do not fit the rule.
+        """
+        piece = self._slice(bucket_id)
+        group = piece.group
+        self._check_like(piece, gradient, "pushed")
+        if not gradient.flags.aligned or not gradient.flags.c_contiguous:
+            gradient = np.require(gradient, requirements=("A", "C"))
+        self.check_finite(bucket_id, gradient)
+        if isinstance(group.spec.rule, Average):
+            self._average(piece, gradient)
+            return
+        gradient = self._clipped(group, gradient)
+        with piece.lock:
+            scalars = group.scalars(hyper, piece.step + 1)
+            slots = piece.slots[: len(group.rule.slots)]
+            group.update(gradient, piece.values, *slots, scalars)
+            piece.step += 1
+            piece.version += 1
+            if group.average is not None:
+                group.average.follow(piece.values, piece.slots[-1], piece.step)
+
+    def _average(self, piece: _Slice, pushed: Array) -> None:
+        with piece.lock:
+            if self._num_pushers == 1:
+                np.copyto(piece.values, pushed)
+            else:
+                divisor = np.array([self._num_pushers], piece.group.dtype)
+                piece.group.update(pushed, piece.values, divisor)
+            piece.step += 1
+            piece.version += 1
+
+    def _clipped(self, group: _Group, gradient: Array) -> Array:
+        """Clip by value in sync mode, where the gradient is the reduced one."""
+        clip = clip_of(group.spec.rule) if self.manifest.has_barrier else None
+        if clip is None or clip[0] != "clipvalue":
+            return gradient
+        out = np.empty_like(gradient)
+        kernels.clip(gradient, out, np.array([clip[1]], group.dtype))
+        return out
+
+    def _slice(self, bucket_id: int) -> _Slice:
+        try:
+            return self._slices[bucket_id]
+        except KeyError:
+            ids = self.bucket_ids
+            owned = f"{ids[0]}..{ids[-1]}" if ids else "none"
+            raise ManifestMismatch(
+                f"bucket {bucket_id} is not on this server, which owns {owned} "
+                f"of {len(self.layout.buckets)}; do both sides use the same servers?"
+            ) from None
+
+    def _check_like(self, piece: _Slice, array: Array, verb: str) -> None:
+        values = piece.values
+        if array.dtype != values.dtype or array.shape != values.shape:
+            bucket = piece.bucket
+            raise ShapeError(
+                f"bucket {bucket.id} of group {bucket.group!r} is {values.dtype}"
+                f"[{bucket.num_elements}], {verb} was {array.dtype}{list(array.shape)}"
+            )

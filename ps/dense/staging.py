@@ -1,0 +1,103 @@
+"""Buffers for gradients on their way in: runs to read at once, and whole staged gradients.
+
+Covers: cutting a shard's buckets into reads, staging memory and its reuse.
+Does not: read (ps.server.shard), decide (ps.consistency.gate).
+Threads: a pool may be used from any thread; a staged gradient belongs to one thread until it
+arrives at the gate, and to the gate after.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ps.manifest.manifest import Bucket
+
+Array = np.ndarray[Any, Any]
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Buckets [start, stop) of a shard, of one group, that are read with one call."""
+
+    start: int
+    stop: int
+    nbytes: int
+
+
+def cut_runs(buckets: Sequence[Bucket], max_bytes: int) -> tuple[Run, ...]:
+    """Join neighbouring buckets of one group into runs of at most `max_bytes` (or one bucket).
+
+    Pure. Runs end at groups, so that each run's elements have one dtype and stay aligned.
+    """
+    runs: list[Run] = []
+    for index, bucket in enumerate(buckets):
+        last = runs[-1] if runs else None
+        if (
+            last is not None
+            and buckets[last.start].group == bucket.group
+            and last.nbytes + bucket.nbytes <= max_bytes
+        ):
+            runs[-1] = Run(last.start, index + 1, last.nbytes + bucket.nbytes)
+        else:
+            runs.append(Run(index, index + 1, bucket.nbytes))
+    return tuple(runs)
+
+
+class StagedGradient:
+    """Memory for one gradient of all of a shard's buckets; each group starts aligned."""
+
+    def __init__(self, buckets: Sequence[Bucket], dtype_of: Callable[[int], np.dtype[Any]]) -> None:
+        starts: list[int] = []
+        end = 0
+        group = ""
+        for bucket in buckets:
+            if bucket.group != group:
+                end += -end % _ALIGNMENT
+                group = bucket.group
+            starts.append(end)
+            end += bucket.nbytes
+        self._memory: Array = np.empty(end, np.uint8)
+        self._starts = starts
+        self.arrays: list[Array] = [
+            self._memory[start : start + bucket.nbytes].view(dtype_of(bucket.id))
+            for start, bucket in zip(starts, buckets, strict=True)
+        ]
+        """One view per bucket, in the shard's order."""
+
+    def window(self, run: Run) -> memoryview:
+        """The bytes of a run, to read into."""
+        start = self._starts[run.start]
+        return self._memory.data[start : start + run.nbytes]
+
+
+class StagingPool:
+    """Keeps staging memory for the next push, so that pages are touched once.
+
+    A buffer is given back by whoever was last to write or read it. A reader that is stuck on a dead
+    connection keeps its own; a retry gets another.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], dtype_of: Callable[[int], np.dtype[Any]]) -> None:
+        self._buckets = buckets
+        self._dtype_of = dtype_of
+        self._free: list[StagedGradient] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> StagedGradient:
+        """Return a buffer; its content is arbitrary."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return StagedGradient(self._buckets, self._dtype_of)
+
+    def give(self, staged: StagedGradient) -> None:
+        """Return a buffer that nobody uses any more."""
+        with self._lock:
+            self._free.append(staged)

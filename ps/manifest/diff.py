@@ -1,0 +1,72 @@
+"""Says in words how two manifests differ. Pure.
+
+Covers: the sentences of ManifestMismatch.      Does not: decide whether a difference matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ps.manifest.manifest import GroupSpec, Manifest, TableSpec
+
+MAX_SHOWN = 8
+_FIELDS = ("consistency", "reduction", "staleness_bound", "staleness_aware", "bucket_bytes")
+
+
+def manifest_differences(expected: Manifest, found: Manifest) -> tuple[str, ...]:
+    """Return one short sentence per difference, the most telling first, at most MAX_SHOWN."""
+    sentences = list(_differences(expected, found))
+    if len(sentences) > MAX_SHOWN:
+        left = len(sentences) - MAX_SHOWN
+        sentences = [*sentences[:MAX_SHOWN], f"and {left} more"]
+    return tuple(sentences)
+
+
+def _differences(expected: Manifest, found: Manifest) -> Iterator[str]:
+    ours = {group.name: group for group in expected.groups}
+    theirs = {group.name: group for group in found.groups}
+    yield from _names("group", ours.keys(), theirs.keys())
+    for name in ours.keys() & theirs.keys():
+        yield from _group_differences(ours[name], theirs[name])
+    tables = {table.name: table for table in expected.tables}
+    others = {table.name: table for table in found.tables}
+    yield from _names("table", tables.keys(), others.keys())
+    for name in sorted(tables.keys() & others.keys()):
+        yield from _table_differences(tables[name], others[name])
+    for field in _FIELDS:
+        one, other = getattr(expected, field), getattr(found, field)
+        if one != other:
+            yield f"{field}: expected {one!r}, found {other!r}"
+
+
+def _group_differences(ours: GroupSpec, theirs: GroupSpec) -> Iterator[str]:
+    where = f"group {ours.name!r}"
+    if ours.dtype != theirs.dtype:
+        yield f"{where}: expected dtype {ours.dtype}, found {theirs.dtype}"
+    if ours.rule != theirs.rule:
+        yield f"{where}: expected rule {ours.rule}, found {theirs.rule}"
+    if ours.compression != theirs.compression:
+        yield f"{where}: expected compression {ours.compression}, found {theirs.compression}"
+    shapes = {param.name: param.shape for param in ours.params}
+    found = {param.name: param.shape for param in theirs.params}
+    yield from _names(f"{where}: parameter", shapes.keys(), found.keys())
+    for name, shape in shapes.items():
+        if name in found and found[name] != shape:
+            yield f"{where}: {name!r} expected shape {shape}, found {found[name]}"
+    if shapes == found and ours.params != theirs.params:
+        yield f"{where}: the same parameters in another order"
+
+
+def _table_differences(ours: TableSpec, theirs: TableSpec) -> Iterator[str]:
+    for field in TableSpec.__struct_fields__:
+        one, other = getattr(ours, field), getattr(theirs, field)
+        if one != other:
+            yield f"table {ours.name!r}: expected {field} {one!r}, found {other!r}"
+
+
+def _names(what: str, ours: object, theirs: object) -> Iterator[str]:
+    mine, other = set[str](ours), set[str](theirs)  # type: ignore[call-overload]  # key views
+    for name in sorted(mine - other):
+        yield f"{what} {name!r} is missing"
+    for name in sorted(other - mine):
+        yield f"{what} {name!r} is unexpected"

@@ -1,0 +1,393 @@
+"""What the parameters are: groups, their rule, the flat layout, and what travels with a push.
+
+Covers: the manifest that all sides must agree on, and the cut of its flat buffers into buckets.
+Does not: hold values (ps.dense.shard), know a rule's settings (ps.manifest.rule_spec). Pure; no
+numba, no threads.
+
+All parameters of a group stand in one flat buffer, in order, without padding. Buckets cut that
+buffer into pieces of `bucket_bytes`, never across groups; their ids count through all groups.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Literal, NewType
+
+import msgspec
+import numpy as np
+
+from ps import codec
+from ps.codec import UNREADABLE
+from ps.compression.format import Compression
+from ps.errors import ManifestMismatch, SettingsError
+from ps.manifest.limits import MAX_NAME_LENGTH, MAX_SCALAR, DType
+from ps.manifest.rule_spec import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Add,
+    AMSGrad,
+    Average,
+    Descent,
+    Ftrl,
+    Lion,
+    Nadam,
+    RMSprop,
+    RowWiseAdagrad,
+    RuleConfig,
+)
+from ps.manifest.table_spec import MAX_TABLES, TableSpec
+
+__all__ = [  # with the rules, so that a manifest needs one import
+    "MAX_BUCKETS",
+    "MAX_BUCKET_BYTES",
+    "MAX_GROUP_BYTES",
+    "MAX_LAG",
+    "MAX_NAME_LENGTH",
+    "MAX_PARAMS",
+    "MAX_RANK",
+    "MAX_SCALAR",
+    "MIN_BUCKET_BYTES",
+    "SGD",
+    "AMSGrad",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Add",
+    "Average",
+    "Bucket",
+    "BucketId",
+    "DType",
+    "Descent",
+    "Ftrl",
+    "GroupLayout",
+    "GroupSpec",
+    "Hyper",
+    "Layout",
+    "Lion",
+    "Manifest",
+    "Nadam",
+    "ParamSpec",
+    "RMSprop",
+    "RowWiseAdagrad",
+    "RuleConfig",
+    "ServerRank",
+    "TableSpec",
+    "WorkerRank",
+]
+
+BucketId = NewType("BucketId", int)
+ServerRank = NewType("ServerRank", int)
+WorkerRank = NewType("WorkerRank", int)
+
+Consistency = Literal["async", "sync", "ssp", "hybrid"]
+
+MAX_PARAMS = 100_000
+MAX_RANK = 32
+MAX_GROUP_BYTES = 1 << 44
+MIN_BUCKET_BYTES = 64
+MAX_BUCKET_BYTES = 1 << 26
+MAX_BUCKETS = 1 << 20
+MAX_STALENESS_BOUND = 1 << 32
+MAX_PERMITS = 1024
+"""Most batches of one worker under way in hybrid; each keeps its rows in the worker."""
+MAX_LAG = 64
+"""Most pushes of one worker under way at a time; each keeps a gradient and a copy of the values."""
+
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+class ParamSpec(msgspec.Struct, frozen=True):
+    """One tensor: its name, unique in its group, and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME_LENGTH:
+            raise SettingsError(
+                f"a parameter's name has 1..{MAX_NAME_LENGTH} characters, got {len(self.name)}"
+            )
+        if len(self.shape) > MAX_RANK:
+            raise SettingsError(f"{self.name!r}: rank {len(self.shape)} is above {MAX_RANK}")
+        if min(self.shape, default=0) < 0:
+            raise SettingsError(f"{self.name!r}: shape {self.shape} has a negative dimension")
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
+
+
+class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Parameters of one dtype that follow one rule and stand in one flat buffer."""
+
+    name: str
+    dtype: DType
+    rule: RuleConfig
+    params: tuple[ParamSpec, ...]
+    compression: Compression = "none"
+    """How pushed gradients are packed; see ps.compression.format. Values always travel as they
+    are."""
+
+    def __post_init__(self) -> None:
+        if self.compression != "none" and self.dtype != "float32":
+            raise SettingsError(
+                f"group {self.name!r}: compression={self.compression!r} packs float32, the group "
+                f"is {self.dtype}; use compression='none' there, or float32"
+            )
+        if self.compression != "none" and isinstance(self.rule, Average):
+            raise SettingsError(
+                f"group {self.name!r}: compression={self.compression!r} is for gradients, a "
+                "running average pushes values; use compression='none' there"
+            )
+        _check_unique(f"group {self.name!r}", [param.name for param in self.params])
+        if self.nbytes > MAX_GROUP_BYTES:
+            raise SettingsError(
+                f"group {self.name!r}: {self.nbytes} bytes are above the limit {MAX_GROUP_BYTES}"
+            )
+        if isinstance(self.rule, RowWiseAdagrad):
+            raise SettingsError(
+                f"group {self.name!r}: RowWiseAdagrad keeps one number per row, and only tables "
+                "have rows; use Adagrad, or a table"
+            )
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return 4 if self.dtype == "float32" else 8
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all parameters together."""
+        return sum(param.num_elements for param in self.params)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the group's values, without optimizer slots."""
+        return self.num_elements * self.itemsize
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What all workers and servers must agree on; equal hashes mean equal manifests."""
+
+    groups: tuple[GroupSpec, ...]
+    tables: tuple[TableSpec, ...] = ()
+    """Rows by id beside the groups; see ps.tables.table. Pushes to them are applied as they
+    arrive, also where the groups wait for a barrier."""
+    bucket_bytes: int = 262_144
+    """Bytes of values in a bucket, the unit of locking, versioning and moving; a multiple of 8.
+    Smaller: finer overlap of receiving and applying, more Python per byte. 256 KiB of gradient,
+    values and two slots stay in a core's second-level cache."""
+    consistency: Consistency = "async"
+    reduction: Literal["mean", "sum"] = "mean"
+    staleness_bound: int = 0
+    """ssp: how many pushes the fastest worker may be ahead of the slowest. hybrid: how many batches
+    each worker may have under way, from the lookup of their rows until these are updated."""
+    staleness_aware: bool = False
+    """async, ssp: divide a push's learning rate by 1 + the updates that its worker had not seen."""
+
+    def __post_init__(self) -> None:
+        names = [group.name for group in self.groups] + [table.name for table in self.tables]
+        _check_unique("manifest", names)
+        if len(self.tables) > MAX_TABLES:
+            raise SettingsError(f"{len(self.tables)} tables are above the limit {MAX_TABLES}")
+        num_params = sum(len(group.params) for group in self.groups)
+        if num_params > MAX_PARAMS:
+            raise SettingsError(f"{num_params} parameters are above the limit {MAX_PARAMS}")
+        in_range = MIN_BUCKET_BYTES <= self.bucket_bytes <= MAX_BUCKET_BYTES
+        if not in_range or self.bucket_bytes % 8:
+            raise SettingsError(
+                f"bucket_bytes must be a multiple of 8 from {MIN_BUCKET_BYTES} to "
+                f"{MAX_BUCKET_BYTES}, got {self.bucket_bytes}"
+            )
+        self._check_mode()
+        num_buckets = sum(-(-group.nbytes // self.bucket_bytes) for group in self.groups)
+        if num_buckets > MAX_BUCKETS:
+            raise SettingsError(
+                f"{num_buckets} buckets are above the limit {MAX_BUCKETS}; "
+                f"raise bucket_bytes ({self.bucket_bytes})"
+            )
+
+    def _check_mode(self) -> None:
+        """Refuse options that the mode would leave aside in silence."""
+        if not 0 <= self.staleness_bound <= MAX_STALENESS_BOUND:
+            raise SettingsError(
+                f"staleness_bound must be in 0..{MAX_STALENESS_BOUND}, got {self.staleness_bound}"
+            )
+        if self.staleness_bound and self.consistency not in ("ssp", "hybrid"):
+            raise SettingsError(
+                f"staleness_bound={self.staleness_bound} needs consistency='ssp' or 'hybrid', got "
+                f"{self.consistency!r}: async has no bound, sync has no staleness"
+            )
+        if self.consistency == "hybrid":
+            self._check_hybrid()
+        if self.staleness_aware and self.has_barrier:
+            raise SettingsError(
+                f"staleness_aware=True needs consistency='async' or 'ssp', got "
+                f"{self.consistency!r}: at a barrier no gradient is stale"
+            )
+
+    def _check_hybrid(self) -> None:
+        if not 1 <= self.staleness_bound <= MAX_PERMITS:
+            raise SettingsError(
+                f"consistency='hybrid' needs staleness_bound=1..{MAX_PERMITS}, the batches that "
+                f"each worker may have under way, got {self.staleness_bound}"
+            )
+        if not self.tables:
+            raise SettingsError(
+                "consistency='hybrid' bounds how old rows of tables get, and this manifest has no "
+                "tables; use 'sync'"
+            )
+
+    @property
+    def has_barrier(self) -> bool:
+        """Whether the groups' gradients wait for each other: sync and hybrid."""
+        return self.consistency in ("sync", "hybrid")
+
+    def encode(self) -> bytes:
+        """Return the canonical msgpack encoding, the one that is hashed."""
+        return msgspec.msgpack.encode(self, order="deterministic")
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> Manifest:
+        """Return the manifest in `data`.
+
+        Raises:
+            ManifestMismatch: not a manifest of this version; the message names the field.
+        """
+        try:
+            return codec.msgpack(data, cls)
+        except UNREADABLE as error:
+            raise ManifestMismatch(f"not a manifest that this version reads: {error}") from error
+
+    def hash(self) -> str:
+        """Return the hex digest (32 digits) that both ends of a connection compare."""
+        return hashlib.blake2b(self.encode(), digest_size=16).hexdigest()
+
+    def group(self, name: str) -> GroupSpec:
+        """Return the group called `name`."""
+        for group in self.groups:
+            if group.name == name:
+                return group
+        known = ", ".join(repr(group.name) for group in self.groups)
+        raise ManifestMismatch(f"no parameter group {name!r}; the manifest has {known or 'none'}")
+
+
+def _check_unique(where: str, names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SettingsError(f"{where}: the name {name!r} occurs twice")
+        seen.add(name)
+
+
+class Hyper(msgspec.Struct, frozen=True):
+    """What a push brings besides the gradient."""
+
+    learning_rate: float
+    scalars: dict[str, tuple[float, ...]] | None = None
+    """By group name: the step's scalars of the group's rule, in the order of
+    `ps.optim.rules.rule_of(config).step_scalars` (Adam: alpha; SGD: none), computed by the
+    pusher in the group's dtype. The server uses them as they are, which makes one sync worker equal
+    to Keras bit for bit; without them it computes them from the learning rate and its steps."""
+
+    def __post_init__(self) -> None:
+        if not abs(self.learning_rate) <= MAX_SCALAR:  # also true for NaN
+            raise SettingsError(
+                f"learning_rate must be finite in float32, got {self.learning_rate!r}"
+            )
+        for group, values in (self.scalars or {}).items():
+            if not all(abs(value) <= MAX_SCALAR for value in values):
+                raise SettingsError(
+                    f"scalars of group {group!r} must be finite in float32, got {values!r}"
+                )
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """Elements [start, stop) of one group's flat buffer."""
+
+    id: int
+    group: str
+    start: int
+    stop: int
+    nbytes: int
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+class GroupLayout(msgspec.Struct, frozen=True):
+    """Where each parameter of a group starts in its flat buffer."""
+
+    name: str
+    dtype: DType
+    param_names: tuple[str, ...]
+    offsets: tuple[int, ...]
+    """First element of each parameter, then the total: one more entry than parameters."""
+    first_bucket: int
+    num_buckets: int
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the whole group."""
+        return self.offsets[-1]
+
+    @property
+    def numpy_dtype(self) -> np.dtype[np.float32] | np.dtype[np.float64]:
+        """The dtype as numpy's object."""
+        return _FLOAT32 if self.dtype == "float32" else _FLOAT64
+
+    def param_at(self, element: int) -> str:
+        """Return the name of the parameter that holds this element of the flat buffer."""
+        return self.param_names[bisect.bisect_right(self.offsets, element) - 1]
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The cut of a manifest's flat buffers; a pure function of the manifest."""
+
+    groups: tuple[GroupLayout, ...]
+    buckets: tuple[Bucket, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Layout:
+        """Lay out the parameters of `manifest`."""
+        groups: list[GroupLayout] = []
+        buckets: list[Bucket] = []
+        for spec in manifest.groups:
+            offsets = [0]
+            for param in spec.params:
+                offsets.append(offsets[-1] + param.num_elements)
+            first = len(buckets)
+            step = manifest.bucket_bytes // spec.itemsize
+            for start in range(0, offsets[-1], step):
+                stop = min(start + step, offsets[-1])
+                size = (stop - start) * spec.itemsize
+                buckets.append(Bucket(len(buckets), spec.name, start, stop, size))
+            names = tuple(param.name for param in spec.params)
+            count = len(buckets) - first
+            groups.append(GroupLayout(spec.name, spec.dtype, names, tuple(offsets), first, count))
+        return cls(tuple(groups), tuple(buckets))
+
+    def group(self, name: str) -> GroupLayout:
+        """Return the layout of the group called `name`."""
+        for group in self.groups:
+            if group.name == name:
+                return group
+        known = ", ".join(repr(group.name) for group in self.groups)
+        raise ManifestMismatch(f"no parameter group {name!r}; the manifest has {known or 'none'}")
+
+    def bucket_bytes(self) -> tuple[int, ...]:
+        """Return each bucket's bytes by id, as `ps.manifest.sharding.deal` takes them."""
+        return tuple(bucket.nbytes for bucket in self.buckets)

@@ -1,0 +1,47 @@
+"""Deals virtual buckets to servers. Pure: bytes in, ranges out.
+
+Covers: which server owns which buckets.      Does not: hold parameters (ps.dense.shard).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ps.errors import SettingsError
+
+
+def deal(bucket_bytes: Sequence[int], num_servers: int) -> tuple[range, ...]:
+    """Cut the buckets into one contiguous range per server, balanced by bytes.
+
+    A bucket goes to the server in whose equal share of all bytes its middle lies, so no server gets
+    more than its share plus one bucket. Contiguous, because a server's slice of a flat gradient is
+    then one piece of memory and one request. With fewer buckets than servers some ranges are empty.
+
+    Args:
+        bucket_bytes: size of each bucket in bytes, by bucket id; sizes are >= 0.
+        num_servers: >= 1.
+
+    Returns:
+        One range of bucket ids per server rank; together they are 0..len(bucket_bytes) in order.
+
+    Raises:
+        SettingsError: num_servers < 1 or a negative size.
+    """
+    if num_servers < 1:
+        raise SettingsError(f"num_servers must be >= 1, got {num_servers}")
+    smallest = min(bucket_bytes, default=0)
+    if smallest < 0:
+        raise SettingsError(f"bucket sizes must be >= 0 bytes, got {smallest}")
+    total = sum(bucket_bytes)
+    ends = [0] * num_servers
+    before = 0
+    for bucket_id, size in enumerate(bucket_bytes):
+        twice_middle = 2 * before + size
+        server = min(num_servers - 1, twice_middle * num_servers // max(1, 2 * total))
+        ends[server] = bucket_id + 1
+        before += size
+    starts = [0] * num_servers
+    for server in range(num_servers):
+        starts[server] = ends[server - 1] if server else 0
+        ends[server] = max(ends[server], starts[server])
+    return tuple(range(start, stop) for start, stop in zip(starts, ends, strict=True))

@@ -1,0 +1,246 @@
+"""What a sparse table is: its rows, its rule, its first values and its limits. Pure; no numba.
+
+Covers: the settings that all sides must agree on, as part of the manifest.
+Does not: hold rows (ps.tables.table), compute (ps.tables.initializers, ps.optim.rules).
+Threads: none.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from ps.errors import SettingsError
+from ps.manifest.limits import MAX_NAME_LENGTH, MAX_SCALAR, DType
+from ps.manifest.rule_spec import Adam, Adamax, Average, Descent, RuleConfig
+
+MAX_TABLES = 1024
+MAX_DIM = 65_536
+MAX_SEGMENTS = 256
+MAX_INT64 = 2**63 - 1
+MAX_UINT64 = 2**64 - 1
+
+
+def _check_finite(name: str, **settings: float) -> None:
+    for setting, value in settings.items():
+        if not abs(value) <= MAX_SCALAR:  # also true for NaN
+            raise SettingsError(f"{name}: {setting} must be finite in float32, got {value!r}")
+
+
+class Constant(msgspec.Struct, frozen=True, tag_field="initializer", tag="constant"):
+    """Every number is `value`; Keras's Constant, and Zeros and Ones with 0 and 1."""
+
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_finite("Constant", value=self.value)
+
+
+class RandomUniform(msgspec.Struct, frozen=True, tag_field="initializer", tag="uniform"):
+    """Uniform in [minval, maxval); the default of Keras's Embedding."""
+
+    minval: float = -0.05
+    maxval: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check_finite("RandomUniform", minval=self.minval, maxval=self.maxval)
+        if self.minval > self.maxval:
+            raise SettingsError(
+                f"RandomUniform: minval {self.minval} is above maxval {self.maxval}"
+            )
+
+
+class RandomNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag="normal"):
+    """Normal with this mean and standard deviation."""
+
+    mean: float = 0.0
+    stddev: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check_normal("RandomNormal", self.mean, self.stddev)
+
+
+class TruncatedNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag="truncated"):
+    """Normal without what lies more than two standard deviations from the mean."""
+
+    mean: float = 0.0
+    stddev: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check_normal("TruncatedNormal", self.mean, self.stddev)
+
+
+def _check_normal(name: str, mean: float, stddev: float) -> None:
+    _check_finite(name, mean=mean, stddev=stddev)
+    if stddev < 0:
+        raise SettingsError(f"{name}: stddev must be >= 0, got {stddev!r}")
+
+
+Initializer = Constant | RandomUniform | RandomNormal | TruncatedNormal
+
+_STDDEV_OF_TRUNCATED = 0.87962566103423978
+"""Standard deviation of the unit normal cut at two: Keras divides by it, too."""
+
+
+def variance_scaling(
+    *,
+    dim: int,
+    num_rows: int,
+    scale: float = 1.0,
+    mode: Literal["fan_in", "fan_out", "fan_avg"] = "fan_in",
+    distribution: Literal["truncated_normal", "untruncated_normal", "uniform"] = "truncated_normal",
+) -> Initializer:
+    """Return what Keras's VarianceScaling is for an embedding of shape (num_rows, dim).
+
+    A table does not know how many rows it will have, so the caller says for how many. Glorot is
+    scale 1 with "fan_avg", He scale 2 and LeCun scale 1 with "fan_in".
+
+    Source: keras.initializers.VarianceScaling, whose fans of a matrix are its two dimensions.
+    """
+    if dim < 1 or num_rows < 1 or not 0 < scale <= MAX_SCALAR:
+        raise SettingsError(
+            f"variance_scaling needs dim >= 1, num_rows >= 1 and scale > 0, got {dim}, {num_rows} "
+            f"and {scale!r}"
+        )
+    fans = {"fan_in": num_rows, "fan_out": dim, "fan_avg": (num_rows + dim) / 2}
+    variance = scale / max(1.0, fans[mode])
+    if distribution == "uniform":
+        limit = math.sqrt(3.0 * variance)
+        return RandomUniform(-limit, limit)
+    if distribution == "untruncated_normal":
+        return RandomNormal(0.0, math.sqrt(variance))
+    return TruncatedNormal(0.0, math.sqrt(variance) / _STDDEV_OF_TRUNCATED)
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """Which unknown ids get a row when a push brings them."""
+
+    min_count: int = 1
+    """The push that brings an id for the min_count-th time makes its row. Counted in a sketch of
+    fixed size: an id may come in earlier where counters collide, never later."""
+    probability: float = 1.0
+    """Each push makes the row with this probability, once min_count is reached."""
+    unknown: Literal["initial", "zeros"] = "zeros"
+    """What a lookup gives for an id without a row, where not every id gets one: zeros, or the
+    values that the row would start with."""
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether there are ids that a push brings and that get no row."""
+        return self.min_count > 1 or self.probability < 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_count <= MAX_COUNT:
+            raise SettingsError(
+                f"Admission: min_count must be in 1..{MAX_COUNT}, got {self.min_count}"
+            )
+        if not 0.0 < self.probability <= 1.0:
+            raise SettingsError(
+                f"Admission: probability must be in (0, 1], got {self.probability!r}"
+            )
+
+
+MAX_COUNT = 65_535
+
+
+class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One table of rows by id; the ids are spread over all servers by their hash."""
+
+    name: str
+    dim: int
+    """Numbers of a row."""
+    rule: RuleConfig
+    """How a pushed gradient changes its rows; weight decay acts on rows that a push brings."""
+    row_steps: bool = False
+    """Adam, AdamW, AMSGrad, Adamax: the t of a row's formula counts the pushes that brought this
+    row, not those to the table; one number more per row. See ps.optim.row_rules.counting."""
+    dtype: DType = "float32"
+    initializer: Initializer = RandomUniform()
+    """A row's first values; they depend on `seed` and the id alone."""
+    seed: int = 0
+    id_kind: Literal["int64", "uint64"] = "int64"
+    """int64: ids 0..2^63-1. uint64: also those above, as hashes of 64 bits need."""
+    max_id: int | None = None
+    """The largest id; None: whatever `id_kind` takes."""
+    max_rows: int | None = None
+    """Rows of the whole table; each server holds its share. None: no limit."""
+    max_bytes: int | None = None
+    """The same in bytes, with everything that a row needs."""
+    when_full: Literal["refuse", "lru"] = "refuse"
+    """refuse: TableFull for the push that needs more rows. lru: the least recently pushed go."""
+    ttl_s: float | None = None
+    """Rows that no push has brought for so long are dropped. None: kept for ever."""
+    admission: Admission = Admission()
+    segments: int = 4
+    """Parts of a server's share, each with a lock of its own. More: more threads of a server work
+    on one table, and shorter pauses; fewer: less overhead for small requests."""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME_LENGTH:
+            raise SettingsError(
+                f"a table's name has 1..{MAX_NAME_LENGTH} characters, got {len(self.name)}"
+            )
+        self._check_int("dim", self.dim, 1, MAX_DIM)
+        self._check_int("seed", self.seed, 0, MAX_INT64)
+        self._check_int("segments", self.segments, 1, MAX_SEGMENTS)
+        largest = MAX_INT64 if self.id_kind == "int64" else MAX_UINT64
+        for field, most in (("max_id", largest), ("max_rows", MAX_INT64), ("max_bytes", MAX_INT64)):
+            value = getattr(self, field)
+            if value is not None:
+                self._check_int(field, value, 0 if field == "max_id" else 1, most)
+        if self.ttl_s is not None and not 0 < self.ttl_s <= MAX_SCALAR:
+            raise SettingsError(f"table {self.name!r}: ttl_s must be above 0, got {self.ttl_s!r}")
+        if self.when_full == "lru" and self.max_rows is None and self.max_bytes is None:
+            raise SettingsError(
+                f"table {self.name!r}: when_full='lru' needs a limit; set max_rows or max_bytes"
+            )
+        self._check_rule()
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id that the table takes."""
+        if self.max_id is not None:
+            return self.max_id
+        return MAX_INT64 if self.id_kind == "int64" else MAX_UINT64
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        return 4 if self.dtype == "float32" else 8
+
+    @property
+    def value_nbytes(self) -> int:
+        """Bytes of one row's values, without optimizer slots."""
+        return self.dim * self.itemsize
+
+    def _check_int(self, field: str, value: int, low: int, high: int) -> None:
+        if not low <= value <= high:
+            raise SettingsError(
+                f"table {self.name!r}: {field} must be in {low}..{high}, got {value}"
+            )
+
+    def _check_rule(self) -> None:
+        rule = self.rule
+        name = type(rule).__name__
+        if isinstance(rule, Average):
+            raise SettingsError(f"table {self.name!r}: {name} is for statistics, not for rows")
+        if isinstance(rule, Descent) and rule.ema_momentum is not None:
+            raise SettingsError(
+                f"table {self.name!r}: {name}(ema_momentum={rule.ema_momentum}) is not offered for "
+                "tables: the averages of rows that no push brings would move, too; set "
+                "ema_momentum=None"
+            )
+        if isinstance(rule, Descent) and rule.global_clipnorm:
+            raise SettingsError(
+                f"table {self.name!r}: {name}(global_clipnorm={rule.global_clipnorm}) is not "
+                "offered for tables: a push to tables does not know the gradients of the dense "
+                "groups; set clipnorm, which is the norm of this table's gradient, or clip before "
+                "the push"
+            )
+        if self.row_steps and not isinstance(rule, Adam | Adamax):
+            raise SettingsError(
+                f"table {self.name!r}: row_steps=True is for Adam, AdamW, AMSGrad and Adamax, "
+                f"whose powers follow from a row's number of updates alone; got {name}"
+            )

@@ -1,0 +1,211 @@
+"""Small named notes that are saved and restored together with the parameters.
+
+    set_note        a client sets one: it is in every checkpoint whose cut comes after the answer
+    push(note=...)  it is kept at the moment at which the gradient becomes part of the parameters:
+                    a checkpoint has both or neither (in sync and hybrid: all of one clock)
+
+A note is a JSON text under a name; ps:0 keeps them all, the last one set under a name counts.
+
+Covers: bounds, exactly-once, encoding.      Does not: choose the moment (ps.consistency.gate,
+ps.checkpoint.snapshot).
+Threads: the gate's lock guards a server's notes, but `expect`, which is called by the thread of a
+session before its push changes anything; the functions stand alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from ps import codec
+from ps.codec import UNREADABLE
+from ps.errors import SettingsError
+
+MAX_NOTES = 4096
+MAX_NOTE_BYTES = 1 << 20
+MAX_PUSHED_LENGTH = 4096
+"""Of a note that comes with a push: it stands in the request's meta."""
+MAX_ALL_BYTES = 16 << 20
+"""They are held in memory, copied by every cut and read by whoever asks for them."""
+_MAX_SESSIONS = 1024
+
+NoteName = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._:/-]{1,200}\Z")]
+REMOVED = "null"
+"""The text that removes a note."""
+
+
+class Payload(Protocol):
+    """The part of rpc's Call that brings a note."""
+
+    payload_bytes: int
+
+    def read_into(self, view: memoryview) -> None:
+        """Read exactly the view's bytes."""
+
+
+class PushedNote(msgspec.Struct, frozen=True, array_like=True):
+    """A note that comes with a push."""
+
+    name: NoteName
+    text: Annotated[str, msgspec.Meta(max_length=MAX_PUSHED_LENGTH)]
+
+
+class Notes:
+    """What one server keeps.
+
+    Args:
+        is_kept: False on servers other than ps:0, which get the notes of pushes as well.
+    """
+
+    def __init__(self, *, is_kept: bool = True) -> None:
+        self._is_kept = is_kept
+        self.num_changes = 0
+        """Notes set to another text than before."""
+        self._texts: dict[str, str] = {}
+        self._num_bytes = 0
+        self._done: OrderedDict[int, int] = OrderedDict()
+        self._coming: dict[int, tuple[int, PushedNote]] = {}
+
+    def texts(self) -> dict[str, str]:
+        """Return a copy: texts by name."""
+        return self._texts.copy()
+
+    def expect(self, session: int, sequence: int, note: PushedNote) -> None:
+        """Hear of a push before it changes its first bucket; `put_pushed` follows."""
+        self._coming[session] = sequence, note
+
+    def coming(self) -> dict[int, tuple[int, PushedNote]]:
+        """Return a copy: by session the push that is under way, and what it brings."""
+        return self._coming.copy()
+
+    def put_pushed(self, session: int, note: PushedNote) -> None:
+        """Keep what a push has brought, which is part of the parameters now."""
+        self._coming.pop(session, None)
+        self.put(note.name, note.text)
+
+    def fill(self, texts: Mapping[str, str]) -> None:
+        """Take over those of a checkpoint."""
+        for name, text in texts.items():
+            self.put(name, text)
+
+    def check_room(self, name: str, text: str) -> None:
+        """Refuse a note for which there is no room.
+
+        Raises:
+            SettingsError: there are too many, or they are too large.
+        """
+        if name not in self._texts and len(self._texts) >= MAX_NOTES:
+            raise SettingsError(
+                f"note {name!r} would be one more than the {MAX_NOTES} that a cluster may have; "
+                "use a name again, or remove notes: set_note(name, None)"
+            )
+        total = self._num_bytes + _size(name, text)
+        if total > MAX_ALL_BYTES:
+            raise SettingsError(
+                f"with note {name!r} all notes would have {total} bytes, the limit is "
+                f"{MAX_ALL_BYTES}; keep large things in a file and note its path"
+            )
+
+    def put(self, name: str, text: str) -> None:
+        """Keep a text under a name, or remove what is there."""
+        if not self._is_kept or self._texts.get(name, REMOVED) == text:
+            return
+        self.num_changes += 1
+        before = self._texts.pop(name, None)
+        if before is not None:
+            self._num_bytes -= _size(name, before)
+        if text != REMOVED:
+            self._texts[name] = text
+            self._num_bytes += _size(name, text)
+
+    def put_once(self, session: int, sequence: int, name: str, text: str) -> None:
+        """As `put`, unless this request of the session, or a later one, was here before.
+
+        Raises:
+            SettingsError: see `check_room`.
+        """
+        if sequence <= self._done.get(session, 0):
+            return
+        self.check_room(name, text)
+        self.put(name, text)
+        self._done[session] = sequence
+        self._done.move_to_end(session)
+        if len(self._done) > _MAX_SESSIONS:
+            self._done.popitem(last=False)
+
+
+def pushed(name: str, value: Any) -> PushedNote:
+    """Return a note for a push.
+
+    Raises:
+        SettingsError: see `text_of`; or it is too long to come with a push.
+    """
+    text = text_of(name, value)
+    if len(text) > MAX_PUSHED_LENGTH:
+        raise SettingsError(
+            f"note {name!r} has {len(text)} characters; one that comes with a push may have "
+            f"{MAX_PUSHED_LENGTH}"
+        )
+    return PushedNote(name, text)
+
+
+def text_of(name: str, value: Any) -> str:
+    """Return a value as JSON.
+
+    Raises:
+        SettingsError: the name is none, JSON has no such value, or its text is too long.
+    """
+    try:
+        msgspec.convert(name, NoteName)
+        encoded = msgspec.json.encode(value)
+    except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
+        raise SettingsError(f"note {name!r} cannot be kept: {error}") from error
+    if len(encoded) > MAX_NOTE_BYTES:
+        raise SettingsError(
+            f"note {name!r} has {len(encoded)} bytes, the limit is {MAX_NOTE_BYTES}"
+        )
+    return encoded.decode()
+
+
+def read_text(name: str, call: Payload) -> str:
+    """Return the text that a request brings.
+
+    Raises:
+        SettingsError: it is too long, or no JSON.
+    """
+    if call.payload_bytes > MAX_NOTE_BYTES:
+        raise SettingsError(
+            f"note {name!r} has {call.payload_bytes} bytes, the limit is {MAX_NOTE_BYTES}"
+        )
+    data = bytearray(call.payload_bytes)
+    call.read_into(memoryview(data))
+    try:
+        msgspec.json.decode(data)
+        return data.decode()
+    except UNREADABLE as error:
+        raise SettingsError(f"note {name!r} is no JSON: {error}") from error
+
+
+def encode(texts: Mapping[str, str]) -> bytes:
+    """Return notes as the payload of an answer."""
+    return msgspec.msgpack.encode(texts)
+
+
+def decode(payload: bytes | memoryview) -> dict[str, Any]:
+    """Return values by name.
+
+    Raises:
+        SettingsError: the server sent something else.
+    """
+    try:
+        texts = codec.msgpack(payload, dict[str, str])
+        return {name: msgspec.json.decode(text) for name, text in texts.items()}
+    except UNREADABLE as error:
+        raise SettingsError(f"the server's notes cannot be read: {error}") from error
+
+
+def _size(name: str, text: str) -> int:
+    return len(name) + len(text)

@@ -1,0 +1,1 @@
+"""Update rules: formulas, the kernels generated from them, clipping."""

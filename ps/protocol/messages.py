@@ -1,0 +1,402 @@
+"""Every request to a parameter server and every reply, as typed structs.
+
+Covers: what stands in a frame's meta (msgpack), its limits, and what the payload then is.
+Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), execution
+(ps.server.handlers). Pure; no threads.
+
+    request        payload                          reply          payload
+    Describe                                        Description
+    FetchManifest                                   Description    the manifest's canonical bytes
+    Seed           manifest, then values            Description
+    Pull                                            Ack            values
+    Push           gradient, none if `null`         Ack            fresh values if `pull`
+    Settle         squares of all servers, or none  Ack            fresh values if `pull`
+    Assign         values                           Ack
+    Lookup         counts, ids                      Ack            values of the rows
+    LookupBatch    counts, ids                      Ack            values of the rows
+    PushRows       counts, ids, gradients           Ack
+    Scan                                            Scanned        ids, rows
+    Join, Leave, Finish                             Ack
+    Meet           the value                        Met            the values, as in `ranks`
+    SetNote        the note's JSON                  Description
+    FetchNotes                                      Description    the notes, ps.metadata.encode
+    Cut                                             CutMade
+    Save                                            Saved
+    Restore        manifest                         Description
+    FetchStats                                      Description
+    ps.stats.server_stats.ServerStats, msgpack
+    Fence, Lose, Stop                               Description
+
+"Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding; in
+groups with compression a gradient's buckets are packed as ps.compression.format says. Where
+several servers clip by norm (ps.server.reduction), a push with `pull` is answered with this
+server's squares instead, float64 little-endian, and Settle brings their sum.
+`number` makes a changing request unique; see ps.exactly_once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from ps import codec
+from ps.checkpoint.format import ShardRecord
+from ps.codec import UNREADABLE
+from ps.errors import SettingsError
+from ps.manifest.manifest import MAX_LAG, MAX_PERMITS, Hyper
+from ps.manifest.table_spec import MAX_SEGMENTS
+from ps.metadata import NoteName, PushedNote
+from ps.protocol.request_fields import (
+    MAX_MANIFEST_BYTES,
+    BatchName,
+    Digest,
+    DirectoryName,
+    Incarnation,
+    Number,
+    Rank,
+    Reason,
+    Rows,
+    SaveId,
+    Seconds,
+    Sequence,
+    TableNumber,
+    TableNumbers,
+)
+from ps.record_cut import MAX_SEQUENCE
+from ps.server.rendezvous import MAX_KEY_LENGTH
+
+
+class Describe(msgspec.Struct, frozen=True, tag="describe"):
+    """Ask for phase and clock; answered when the shard is SERVING, at the latest after `wait_s`."""
+
+    wait_s: Seconds = 0.0
+
+
+class FetchManifest(msgspec.Struct, frozen=True, tag="manifest"):
+    """Ask for the manifest of a seeded shard."""
+
+
+class Seed(msgspec.Struct, frozen=True, tag="seed"):
+    """Give an EMPTY shard its manifest and first values; a SERVING one keeps what it has."""
+
+    manifest_hash: Digest
+    manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
+
+
+class Pull(msgspec.Struct, frozen=True, tag="pull"):
+    """Ask for the newest values."""
+
+    manifest_hash: Digest
+    averages: bool = False
+    """For their moving averages instead, where the group's rule keeps them."""
+
+
+class Push(msgspec.Struct, frozen=True, tag="push"):
+    """Bring a gradient; `wait_s` bounds the wait for other workers (sync, ssp)."""
+
+    manifest_hash: Digest
+    number: Number
+    rows: Rows
+    hyper: Hyper | None = None
+    pull: bool = False
+    null: bool = False
+    wait_s: Seconds = 0.0
+    lag: Annotated[int, msgspec.Meta(ge=0, le=MAX_LAG)] = 0
+    """The worker's own last pushes that its parameters did not contain; see
+    ps.consistency.staleness."""
+    note: PushedNote | None = None
+    """To keep once the gradient is part of the parameters: both are in a checkpoint, or neither."""
+
+
+class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
+    """Ask for the rows of ids, of any number of tables.
+
+    The payload is, for each of `tables`, int64 [ids here, ids that they stand for], then the ids of
+    each, int64, arranged as ps.tables.routing says. The reply has the values in the same order.
+    """
+
+    manifest_hash: Digest
+    tables: TableNumbers
+
+
+class LookupBatch(msgspec.Struct, frozen=True, tag="lookup_batch"):
+    """As Lookup, for rows whose gradients will be pushed; hybrid answers when there is a permit."""
+
+    manifest_hash: Digest
+    number: Number
+    """Names the batch, by a number that is the same at all servers."""
+    tables: TableNumbers
+    still_open: Annotated[tuple[Sequence, ...], msgspec.Meta(max_length=MAX_PERMITS + 1)] = ()
+    """Numbers of the session's batches that are under way, this one included; see
+    ps.consistency.hybrid."""
+    wait_s: Seconds = 0.0
+
+
+class PushRows(msgspec.Struct, frozen=True, tag="push_rows"):
+    """Bring gradients for rows: the payload as in Lookup, then the gradients in the same order."""
+
+    manifest_hash: Digest
+    number: Number
+    hyper: Hyper
+    tables: TableNumbers
+    batch: BatchName | None = None
+    """What the rows were looked up for; over with this push, also with one of no tables."""
+
+
+class Scan(msgspec.Struct, frozen=True, tag="scan"):
+    """Ask for rows of one segment of a table, from the last one down, without changing anything."""
+
+    manifest_hash: Digest
+    table: TableNumber
+    segment: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEGMENTS)]
+    stop: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+    """Row number to go on below; the greatest number to begin with."""
+    with_slots: bool = False
+
+
+class Settle(msgspec.Struct, frozen=True, tag="settle"):
+    """Apply the reduced gradient of `clock`, clipped by the squares; without payload drop it."""
+
+    manifest_hash: Digest
+    number: Number
+    clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+    pull: bool = False
+
+
+class Assign(msgspec.Struct, frozen=True, tag="assign"):
+    """Replace the values; optimizer slots stay."""
+
+    manifest_hash: Digest
+    number: Number
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """This worker will push from now on."""
+
+    number: Number
+    at_least: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    """ssp: the clock that it has at another server already."""
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """This worker will not push until it joins again."""
+
+    number: Number
+
+
+class Finish(msgspec.Struct, frozen=True, tag="finish"):
+    """This worker is done for good."""
+
+    number: Number
+
+
+class Meet(msgspec.Struct, frozen=True, tag="meet"):
+    """Bring the payload to the meeting `key` and wait for everybody's."""
+
+    key: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_LENGTH)]
+    wait_s: Seconds
+
+
+class SetNote(msgspec.Struct, frozen=True, tag="set_note"):
+    """Keep the payload, a JSON text, under a name, in the place of what was there; ps:0 only."""
+
+    number: Number
+    """Of a sequence of its own; see ps.metadata."""
+    name: NoteName
+
+
+class FetchNotes(msgspec.Struct, frozen=True, tag="notes"):
+    """Ask for all notes; an EMPTY shard has none."""
+
+
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """Keep the shard for this save as it is now, or will be at `clock`; training goes on."""
+
+    save_id: SaveId
+    base: Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{0,64}$")] = ""
+    """The save that this one adds to: buckets that it holds unchanged are left out."""
+    clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] | None = None
+    """None: now."""
+    wait_s: Seconds = 0.0
+    """For that clock, or for a clipped push that is between its two rounds."""
+    as_it_is: bool = False
+    """Wait for no round: nobody is left who would bring it."""
+
+
+class Save(msgspec.Struct, frozen=True, tag="save"):
+    """Write the cut as a part of its save; the client commits when all servers have."""
+
+    directory: DirectoryName
+    save_id: SaveId
+
+
+class Restore(msgspec.Struct, frozen=True, tag="restore"):
+    """Fill an EMPTY shard from the checkpoint; the payload says for which manifest."""
+
+    directory: DirectoryName
+    step: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+    manifest_hash: Digest
+    manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
+    reset_optimizer: bool = False
+    """Take the values only; the optimizer starts anew."""
+
+
+class FetchStats(msgspec.Struct, frozen=True, tag="stats"):
+    """Ask for the counters."""
+
+
+class Fence(msgspec.Struct, frozen=True, tag="fence"):
+    """Refuse all incarnations of the worker below this one."""
+
+    worker: Rank
+    incarnation: Incarnation
+
+
+class Lose(msgspec.Struct, frozen=True, tag="worker_lost"):
+    """This incarnation of the worker (None: the newest known) is gone: fence it, wait no longer."""
+
+    worker: Rank
+    incarnation: Incarnation | None = None
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Drain and close the shard."""
+
+    reason: Reason = ""
+
+
+Changing = Push | Settle | LookupBatch | PushRows | Assign | Join | Leave | Finish
+Request = (
+    Describe
+    | FetchManifest
+    | Seed
+    | Pull
+    | Push
+    | Settle
+    | Lookup
+    | LookupBatch
+    | PushRows
+    | Scan
+    | Assign
+    | Join
+    | Leave
+    | Finish
+    | Meet
+    | SetNote
+    | FetchNotes
+    | Cut
+    | Save
+    | Restore
+    | FetchStats
+    | Fence
+    | Lose
+    | Stop
+)
+
+
+class Description(msgspec.Struct, frozen=True):
+    """One server as it is now."""
+
+    server: int
+    num_servers: int
+    num_workers: int
+    phase: str
+    manifest_hash: str = ""
+    clock: int = 0
+    num_buckets: int = 0
+    reason: str = ""
+    """Why the shard has FAILED or stopped; empty otherwise."""
+    saved_as: tuple[str, ...] = ()
+    """Ids of saves that hold the shard as it is now; in the answer to Describe."""
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """A request that is done."""
+
+    clock: int
+    """Updates of the parameters so far: pushes (async, ssp) or barriers (sync)."""
+    applied: bool = False
+    """Whether the gradient is part of the parameters; true for a repeated push, false for null."""
+    staleness: int = 0
+    """Updates by others between this worker's last pull and this push."""
+    has_squares: bool = False
+    """Whether the payload is the squares of a reduced gradient that waits for Settle."""
+    own_clock: int = 0
+    """Of pushes and memberships: where the worker stands; its own in ssp, elsewhere `clock`."""
+
+
+class Scanned(msgspec.Struct, frozen=True):
+    """Rows of a segment; the payload holds their ids, int64, then the rows."""
+
+    num_rows: int
+    stop: int
+    """Where to go on; 0: the segment has no more."""
+
+
+class Met(msgspec.Struct, frozen=True):
+    """A meeting that is closed; the payload holds the values one after the other."""
+
+    ranks: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def values(self, payload: memoryview) -> dict[int, bytes]:
+        """Return what each rank brought."""
+        found: dict[int, bytes] = {}
+        start = 0
+        for rank, size in zip(self.ranks, self.sizes, strict=True):
+            found[rank] = bytes(payload[start : start + size])
+            start += size
+        return found
+
+
+class CutMade(msgspec.Struct, frozen=True):
+    """What came of a cut."""
+
+    clock: int
+    """Of the cut; of the shard if it was not made."""
+    is_made: bool
+    """False: that clock is past, or it did not come in time."""
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A shard that is written but not committed."""
+
+    shard: ShardRecord
+    clock: int
+    passed_over: tuple[int, ...] = ()
+    """Steps that this server has left aside when it was restored from an older one."""
+
+
+_Reply = TypeVar("_Reply")
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Return the meta bytes of a request or reply."""
+    return _encoder.encode(message)
+
+
+def decode_request(meta: bytes) -> Request:
+    """Return the request in a frame's meta.
+
+    Raises:
+        SettingsError: not a request that this version knows; the message names the field.
+    """
+    try:
+        return _request_decoder.decode(meta)
+    except UNREADABLE as error:
+        raise SettingsError(f"not a request that this server knows: {error}") from error
+
+
+def decode_reply(meta: bytes | memoryview, reply: type[_Reply]) -> _Reply:
+    """Return the reply in a frame's meta, or the statistics in its payload.
+
+    Raises:
+        SettingsError: the server sent something else; client and server differ in version.
+    """
+    try:
+        return codec.msgpack(meta, reply)
+    except UNREADABLE as error:
+        raise SettingsError(f"the server's answer is no {reply.__name__}: {error}") from error

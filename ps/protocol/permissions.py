@@ -1,0 +1,138 @@
+"""Who may make which request, and in which phase of the shard. Pure: two tables and their check.
+
+Covers: the phases, their legal moves, roles and phases per request.
+Does not: know who a peer is (rpc's handshake proves it), execute (ps.server.handlers).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ps.errors import PhaseError, RoleError
+from ps.protocol import messages
+from rpc.auth.handshake import Identity, Role
+
+
+class Phase(enum.StrEnum):
+    """Where a shard is in its life."""
+
+    EMPTY = "EMPTY"
+    """Started; knows no parameters."""
+    SERVING = "SERVING"
+    """Seeded or restored; answers everything."""
+    DRAINING = "DRAINING"
+    """Stopping; waiting pushes are ended, values can still be pulled."""
+    CLOSED = "CLOSED"
+    """Stopped."""
+    FAILED = "FAILED"
+    """Cannot go on; the description says why."""
+
+
+_MOVES = {
+    Phase.EMPTY: {Phase.SERVING, Phase.DRAINING},
+    Phase.SERVING: {Phase.DRAINING},
+    Phase.DRAINING: {Phase.CLOSED},
+    Phase.CLOSED: set[Phase](),
+    Phase.FAILED: {Phase.DRAINING},  # a failed shard is still stopped in order
+}
+
+
+def check_move(server: int, now: Phase, to: Phase) -> None:
+    """Raise PhaseError unless a shard may go from `now` to `to`; any phase may fail."""
+    if to is not Phase.FAILED and to not in _MOVES[now]:
+        legal = ", ".join(sorted(phase.value for phase in _MOVES[now])) or "nowhere"
+        raise PhaseError(f"ps:{server} is {now.value} and cannot become {to.value}; legal: {legal}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    roles: frozenset[Role]
+    phases: frozenset[Phase]
+    chief_only: bool = False
+    """Of the workers only rank 0."""
+
+
+_ANY_PHASE = frozenset(Phase)
+_LOADED = frozenset({Phase.SERVING, Phase.DRAINING})
+_SERVING = frozenset({Phase.SERVING})
+_FILLING = frozenset({Phase.EMPTY, Phase.SERVING})
+_READERS = frozenset({Role.WORKER, Role.DRIVER, Role.SUPERVISOR})
+_WORKERS = frozenset({Role.WORKER})
+_WORKERS_AND_DRIVER = frozenset({Role.WORKER, Role.DRIVER})
+_LEADER = frozenset({Role.SERVER})
+"""Of hand-started servers that save themselves; see ps.cli.self_saving."""
+_MANAGERS = frozenset({Role.DRIVER, Role.SUPERVISOR})
+
+_RULES: dict[type, _Rule] = {
+    messages.Describe: _Rule(_READERS | _LEADER, _ANY_PHASE),
+    messages.FetchStats: _Rule(_READERS, _ANY_PHASE),
+    messages.FetchManifest: _Rule(_READERS | _LEADER, _LOADED),
+    messages.Pull: _Rule(_WORKERS_AND_DRIVER, _LOADED),
+    messages.Push: _Rule(_WORKERS, _SERVING),
+    messages.Settle: _Rule(_WORKERS, _SERVING),
+    messages.Lookup: _Rule(_WORKERS_AND_DRIVER, _LOADED),
+    messages.LookupBatch: _Rule(_WORKERS, _SERVING),
+    messages.PushRows: _Rule(_WORKERS, _SERVING),
+    messages.Scan: _Rule(_WORKERS_AND_DRIVER, _LOADED),
+    messages.Join: _Rule(_WORKERS, _SERVING),
+    messages.Leave: _Rule(_WORKERS, _LOADED),
+    messages.Finish: _Rule(_WORKERS, _ANY_PHASE),
+    messages.Meet: _Rule(_WORKERS, _FILLING),
+    messages.SetNote: _Rule(_WORKERS_AND_DRIVER, _SERVING),
+    messages.FetchNotes: _Rule(_READERS, _ANY_PHASE),
+    messages.Seed: _Rule(_WORKERS, _FILLING, chief_only=True),
+    messages.Assign: _Rule(_WORKERS, _SERVING, chief_only=True),
+    messages.Cut: _Rule(_WORKERS_AND_DRIVER | _LEADER, _SERVING, chief_only=True),
+    messages.Save: _Rule(_WORKERS_AND_DRIVER | _LEADER, _SERVING, chief_only=True),
+    messages.Restore: _Rule(_WORKERS_AND_DRIVER, _FILLING, chief_only=True),
+    messages.Fence: _Rule(_MANAGERS, _ANY_PHASE),
+    messages.Lose: _Rule(_MANAGERS, _ANY_PHASE),
+    messages.Stop: _Rule(_MANAGERS, _ANY_PHASE),
+}
+
+
+def name_of(request: messages.Request) -> str:
+    """The request's name as users know it."""
+    return type(request).__name__.lower()
+
+
+def check_caller(request: messages.Request, caller: Identity, num_workers: int) -> None:
+    """Refuse a caller that may not make this request in any phase.
+
+    Raises:
+        RoleError: wrong role, not the chief, or a worker rank that the cluster does not have.
+    """
+    rule = _RULES[type(request)]
+    if caller.role in rule.roles and (
+        caller.role is not Role.WORKER
+        or (caller.rank < num_workers and not (rule.chief_only and caller.rank))
+    ):
+        return
+    name = name_of(request)
+    if caller.role not in rule.roles:
+        allowed = ", ".join(sorted(role.value for role in rule.roles))
+        raise RoleError(f"{caller} may not call {name}; roles that may: {allowed}")
+    if caller.rank >= num_workers:
+        raise RoleError(
+            f"{caller} called {name}, but the cluster has the workers 0..{num_workers - 1}; "
+            "start the servers with a larger num_workers"
+        )
+    raise RoleError(f"{caller} may not call {name}; only the chief, worker:0, may")
+
+
+def check_phase(request: messages.Request, server: int, phase: Phase, reason: str = "") -> None:
+    """Refuse a request that is illegal in the shard's phase.
+
+    Raises:
+        PhaseError: the message names the phase and the phases in which it is legal.
+    """
+    rule = _RULES[type(request)]
+    if phase in rule.phases:
+        return
+    legal = ", ".join(known.value for known in Phase if known in rule.phases)
+    why = f" ({reason})" if reason else ""
+    raise PhaseError(
+        f"{name_of(request)} needs a shard that is {legal}; ps:{server} is {phase.value}{why}",
+        {"phase": phase.value, "server": str(server)},
+    )

@@ -1,0 +1,1 @@
+"""A parameter server process: request handlers, phases, the shard, saving and restoring."""

@@ -1,0 +1,396 @@
+"""What a parameter server answers: one method per request.
+
+Covers: decoding, permission, seeding, membership, meetings, checkpoints, statistics.
+Does not: listen (ps.server), change phases (ps.server.lifecycle), move gradients (ps.server.shard).
+Runs in: PS processes.
+Threads: `handle` is called by one thread per connection; what it shares guards itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ps import metadata
+from ps.checkpoint.format import Checkpoint
+from ps.checkpoint.reader import Root, read_manifest, steps_after
+from ps.checkpoint.restore import Restoring
+from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.consistency.asp import make_policy
+from ps.consistency.gate import Event
+from ps.dense.shard import DenseShard
+from ps.errors import ManifestMismatch, PhaseError, SettingsError, ShapeError
+from ps.manifest.diff import manifest_differences
+from ps.manifest.manifest import Layout, Manifest, WorkerRank
+from ps.manifest.sharding import deal
+from ps.protocol import messages
+from ps.protocol.messages import Ack, Met
+from ps.protocol.permissions import check_caller, check_phase, name_of
+from ps.record_cut import SessionCut
+from ps.server.lifecycle import Lifecycle, ServerSettings
+from ps.server.loss_report import Undone
+from ps.server.meetings import Meetings
+from ps.server.rendezvous import MAX_VALUE_BYTES
+from ps.server.request import request_id
+from ps.server.save_restore import ShardSaving, restore_into
+from ps.server.shard import ServingShard
+from ps.server.table_handlers import TableRequest
+from ps.stats.counters import Counters
+from ps.stats.server_stats import ServerStats
+from ps.tables.table import Table, make_tables
+from rpc.auth.handshake import Role
+from rpc.server.listener import Call
+
+
+def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Event:
+    if isinstance(request, messages.Join):
+        return lambda policy, worker: policy.on_join(worker, request.at_least)
+    if isinstance(request, messages.Leave):
+        return lambda policy, worker: policy.on_leave(worker)
+    return lambda policy, worker: policy.on_finish(worker)
+
+
+class Service:
+    """The handler behind one server's listener."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        open_connections: Callable[[], int],
+        refuse_if_replaced: Callable[[], None] = lambda: None,
+        open_storage: OpenStorage = storage_at,
+    ) -> None:
+        self.settings = settings
+        self._refuse_if_replaced = refuse_if_replaced
+        self.life = Lifecycle(settings)
+        self._open_connections = open_connections
+        self._counters = Counters()
+        self._meetings = Meetings(settings.num_workers)
+        self._open_storage = open_storage
+        self._saving = ShardSaving(settings.rank, open_storage)
+        self._restored: messages.Restore | None = None
+        self._undone = Undone()
+        self._handlers: dict[type, Callable[[Call, Any], None]] = {
+            messages.Describe: self._describe,
+            messages.FetchManifest: self._fetch_manifest,
+            messages.Seed: self._seed,
+            messages.Pull: self._pull,
+            messages.Push: self._push,
+            messages.Settle: self._settle,
+            messages.Lookup: self._answer_tables,
+            messages.LookupBatch: self._answer_tables,
+            messages.PushRows: self._answer_tables,
+            messages.Scan: self._answer_tables,
+            messages.Assign: self._assign,
+            messages.Join: self._change_membership,
+            messages.Leave: self._change_membership,
+            messages.Finish: self._change_membership,
+            messages.Meet: self._meet,
+            messages.SetNote: self._set_note,
+            messages.FetchNotes: self._fetch_notes,
+            messages.Cut: self._cut,
+            messages.Save: self._save,
+            messages.Restore: self._restore,
+            messages.FetchStats: self._fetch_stats,
+            messages.Fence: self._fence,
+            messages.Lose: self._lose,
+            messages.Stop: self._stop,
+        }
+
+    def handle(self, call: Call) -> None:
+        """Answer one request.
+
+        Raises:
+            PSError: becomes the error frame that the client gets.
+        """
+        self._counters.begin_call()
+        started_s = time.perf_counter()
+        name, failed = "", True
+        try:
+            self._refuse_if_replaced()
+            request = messages.decode_request(call.meta)
+            check_caller(request, call.peer, self.settings.num_workers)
+            name = str(request.__struct_config__.tag)
+            check_phase(request, self.settings.rank, self.life.phase, self.life.reason)
+            self._handlers[type(request)](call, request)
+            failed = False
+        finally:
+            self._counters.end_call(name, time.perf_counter() - started_s, failed=failed)
+
+    def stats(self) -> ServerStats:
+        """The counters as they are now."""
+        shard = self.life.shard
+        base = ServerStats(
+            self.settings.rank,
+            self.life.phase.value,
+            clock=0,
+            uptime_s=0.0,
+            connections=self._open_connections(),
+        )
+        if shard is not None:
+            base = msgspec.structs.replace(
+                base,
+                clock=shard.gate.clock,
+                missing=shard.gate.missing(),
+                waiting_lookups=shard.gate.lookups.num_waiting,
+                lost_requests=shard.lost_requests,
+                restored_step=self._undone.step,
+                undone_s=self._undone.seconds,
+                parameter_bytes=shard.dense.value_nbytes,
+                tables=shard.tables.stats(),
+            )
+        return self._counters.snapshot(base)
+
+    def worker_lost(self, worker: WorkerRank, incarnation: int | None = None) -> None:
+        """Stop waiting for the worker anywhere, and fence what is left of it."""
+        if self.life.lose(worker, incarnation):
+            self._meetings.lose(worker)
+
+    def worker_done(self, worker: WorkerRank) -> None:
+        """Stop waiting for the worker anywhere: it has ended in order."""
+        self.life.finish(worker)
+        self._meetings.finish(worker)
+
+    def stop(self, reason: str) -> None:
+        """End all waits; what is under way is answered with the reason."""
+        self._meetings.end(f"ps:{self.settings.rank} stops: {reason}")
+        self.life.stop(reason)
+
+    def _describe(self, call: Call, request: messages.Describe) -> None:
+        self.life.wait_until_filled(time.monotonic() + request.wait_s, call.peer_gone)
+        described, shard = self.life.describe(), self.life.shard
+        if shard is not None:
+            saved_as = self._saving.saved_as(shard)
+            described = msgspec.structs.replace(described, saved_as=saved_as)
+        call.reply(messages.encode(described))
+
+    def _reply_description(self, call: Call) -> None:
+        call.reply(messages.encode(self.life.describe()))
+
+    def _fetch_manifest(self, call: Call, _request: messages.FetchManifest) -> None:
+        manifest = self.life.loaded().manifest
+        call.reply(messages.encode(self.life.describe()), [manifest.encode()])
+
+    def _seed(self, call: Call, request: messages.Seed) -> None:
+        manifest = self._read_manifest(call, request)
+        if self.life.shard is None:
+            expected = self._value_nbytes(manifest)
+            if call.remaining != expected:
+                raise ShapeError(
+                    f"seed brought {call.remaining} bytes of values, the buckets of "
+                    f"ps:{self.settings.rank} of {self.settings.num_servers} take {expected}"
+                )
+            shard = self._new_shard(self._new_dense(manifest), self._new_tables(manifest))
+            shard.fill(call)
+            self._counters.add(bytes_in=expected)
+            self.life.install(shard)
+        self._refuse_other(manifest)
+        call.discard_rest()
+        self._reply_description(call)
+
+    def _new_dense(self, manifest: Manifest) -> DenseShard:
+        """Make the values of this server; loads or compiles the kernels, before SERVING."""
+        settings = self.settings
+        return DenseShard(
+            manifest,
+            rank=settings.rank,
+            num_servers=settings.num_servers,
+            num_workers=settings.num_workers,
+        )
+
+    def _new_tables(self, manifest: Manifest) -> tuple[Table, ...]:
+        settings = self.settings
+        return make_tables(manifest, rank=settings.rank, num_servers=settings.num_servers)
+
+    def _new_shard(
+        self,
+        dense: DenseShard,
+        tables: Sequence[Table],
+        clock: int = 0,
+        cuts: Sequence[SessionCut] | None = None,
+    ) -> ServingShard:
+        settings = self.settings
+        policy = make_policy(
+            dense.manifest, settings.num_workers, on_lost=settings.on_lost, clock=clock
+        )
+        return ServingShard(dense, policy, self._counters, self.life.fail, cuts, tables)
+
+    def _read_manifest(self, call: Call, request: messages.Seed | messages.Restore) -> Manifest:
+        if call.payload_bytes < request.manifest_bytes:
+            raise ShapeError(
+                f"{name_of(request)} announced a manifest of {request.manifest_bytes} "
+                f"bytes in a payload of {call.payload_bytes}"
+            )
+        data = bytearray(request.manifest_bytes)
+        call.read_into(memoryview(data))
+        manifest = Manifest.decode(bytes(data))
+        if manifest.hash() != request.manifest_hash:
+            raise ManifestMismatch(
+                f"the manifest's hash is {manifest.hash()}, announced was {request.manifest_hash}; "
+                "both sides must run the same version"
+            )
+        return manifest
+
+    def _value_nbytes(self, manifest: Manifest) -> int:
+        sizes = Layout.of(manifest).bucket_bytes()
+        owned = deal(sizes, self.settings.num_servers)[self.settings.rank]
+        return sum(sizes[owned.start : owned.stop])
+
+    def _refuse_other(self, manifest: Manifest) -> None:
+        serving = self.life.loaded().manifest
+        if serving.hash() == manifest.hash():
+            return
+        differences = "; ".join(manifest_differences(serving, manifest))
+        raise ManifestMismatch(
+            f"ps:{self.settings.rank} serves other parameters than this seed: {differences}. "
+            "Build the same model, or start new servers",
+            {"serving": serving.hash(), "seed": manifest.hash()},
+        )
+
+    def _pull(self, call: Call, request: messages.Pull) -> None:
+        shard = self.life.loaded()
+        shard.check_manifest(request.manifest_hash)
+        shard.pull(call, averages=request.averages)
+
+    def _push(self, call: Call, request: messages.Push) -> None:
+        self.life.loaded().push(call, request)
+
+    def _answer_tables(self, call: Call, request: TableRequest) -> None:
+        shard = self.life.loaded()
+        shard.check_manifest(request.manifest_hash)
+        shard.tables.answer(call, request)
+
+    def _settle(self, call: Call, request: messages.Settle) -> None:
+        self.life.loaded().settle(call, request)
+
+    def _assign(self, call: Call, request: messages.Assign) -> None:
+        self.life.loaded().assign(call, request)
+
+    def _change_membership(
+        self, call: Call, request: messages.Join | messages.Leave | messages.Finish
+    ) -> None:
+        worker = WorkerRank(call.peer.rank)
+        name = request_id(call.peer, request.number)
+        if isinstance(request, messages.Finish):
+            self.life.finish_unfilled(worker)
+        shard = self.life.shard
+        clock = own_clock = 0
+        if shard is not None:
+            event = _event_of(request)
+            leaves = not isinstance(request, messages.Join)
+            number = request.number
+            shard.gate.change(
+                name, event, number.acknowledged, told_clock=number.told_clock, leaves=leaves
+            )
+            clock, own_clock = shard.gate.clock, shard.gate.clock_of(worker)
+        if isinstance(request, messages.Finish):
+            self._meetings.finish(worker)
+        call.reply(messages.encode(Ack(clock, own_clock=own_clock)))
+
+    def _meet(self, call: Call, request: messages.Meet) -> None:
+        if self.settings.rank != 0:
+            raise SettingsError(f"workers meet on ps:0, this is ps:{self.settings.rank}")
+        if call.payload_bytes > MAX_VALUE_BYTES:
+            raise SettingsError(
+                f"a meeting's value has at most {MAX_VALUE_BYTES} bytes, got {call.payload_bytes}"
+            )
+        worker = WorkerRank(call.peer.rank)
+        self.life.refuse_stale(worker, call.peer.incarnation)
+        value = bytearray(call.payload_bytes)
+        call.read_into(memoryview(value))
+        deadline_s = time.monotonic() + request.wait_s
+        values = self._meetings.meet(request.key, worker, bytes(value), deadline_s, call.peer_gone)
+        sizes = tuple(len(item) for item in values.values())
+        call.reply(
+            messages.encode(Met(tuple(values), sizes)), [item for item in values.values() if item]
+        )
+
+    def _set_note(self, call: Call, request: messages.SetNote) -> None:
+        if self.settings.rank != 0:
+            raise SettingsError(f"notes are kept on ps:0, this is ps:{self.settings.rank}")
+        text = metadata.read_text(request.name, call)
+        shard = self.life.loaded()
+        if call.peer.role is Role.WORKER:
+            self.life.refuse_stale(WorkerRank(call.peer.rank), call.peer.incarnation)
+        with shard.gate.between_clocks():
+            shard.notes.put_once(
+                request.number.session, request.number.sequence, request.name, text
+            )
+        self._reply_description(call)
+
+    def _fetch_notes(self, call: Call, _request: messages.FetchNotes) -> None:
+        shard = self.life.shard
+        kept = {} if shard is None else shard.notes.texts()
+        call.reply(messages.encode(self.life.describe()), [metadata.encode(kept)])
+
+    def _cut(self, call: Call, request: messages.Cut) -> None:
+        made = self._saving.cut(self.life.loaded(), request, call.peer_gone)
+        call.reply(messages.encode(made))
+
+    def _save(self, call: Call, request: messages.Save) -> None:
+        saved = self._saving.save(self.life.loaded(), request, call.peer_gone)
+        call.reply(messages.encode(saved))
+
+    def _restore(self, call: Call, request: messages.Restore) -> None:
+        if self.life.shard is not None:
+            if self._restored != request:
+                raise PhaseError(
+                    f"ps:{self.settings.rank} is {self.life.phase.value} already; restore needs "
+                    "servers that are EMPTY: start new ones, or assign() the values"
+                )
+            self._reply_description(call)  # a retry
+            return
+        manifest = self._read_manifest(call, request)
+        storage = self._open_storage(request.directory)
+        checkpoint = read_manifest(storage, request.step)
+        like = Restoring(manifest=manifest, reset_optimizer=request.reset_optimizer)
+        if self.restore(storage, checkpoint, like):
+            self._restored = request
+        self._refuse_other(manifest)
+        self._reply_description(call)
+
+    def restore(self, root: Root, checkpoint: Checkpoint, like: Restoring) -> bool:
+        """Fill the shard from a checkpoint; False when another one was faster.
+
+        Raises:
+            CheckpointError: it is damaged or of another model.
+        """
+        newer = steps_after(root, checkpoint)
+        manifest = like.manifest or checkpoint.manifest
+        dense, tables = self._new_dense(manifest), self._new_tables(manifest)
+        reset, place = like.reset_optimizer, self.settings
+        extra = restore_into(dense, tables, root, checkpoint, place=place, reset_optimizer=reset)
+        shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
+        shard.notes.fill(extra.notes)
+        if like.job is not None:  # in another run the attempts count from 0 again
+            for session in extra.sessions or ():
+                shard.gate.fence(WorkerRank(session.worker), session.incarnation)
+        num_changes = shard.num_changes
+        if not self.life.install(shard):
+            return False
+        self._saving.passed_over = newer
+        is_whole = not like.reset_optimizer and not any(table.has_left_out for table in tables)
+        if is_whole and manifest == checkpoint.manifest:
+            self._saving.note_restored(checkpoint.save_id, num_changes)
+        age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
+        self._undone = Undone(checkpoint.step, max(0.0, age_s))
+        return True
+
+    def _fetch_stats(self, call: Call, _request: messages.FetchStats) -> None:
+        call.reply(messages.encode(self.life.describe()), [messages.encode(self.stats())])
+
+    def _fence(self, call: Call, request: messages.Fence) -> None:
+        self.life.fence(WorkerRank(request.worker), request.incarnation)
+        self._reply_description(call)
+
+    def _lose(self, call: Call, request: messages.Lose) -> None:
+        self.worker_lost(WorkerRank(request.worker), request.incarnation)
+        self._reply_description(call)
+
+    def _stop(self, call: Call, request: messages.Stop) -> None:
+        self.stop(request.reason or f"asked by {call.peer}")
+        self._reply_description(call)

@@ -1,0 +1,209 @@
+"""One server's shard from EMPTY to CLOSED: its phase, its fences, and what lost workers do to it.
+
+Covers: settings, legal moves, waiting for SERVING, fencing and losing workers in every phase.
+Does not: answer requests (ps.server.handlers), move gradients (ps.server.shard).
+Runs in: PS processes.
+Threads: any; `_changed` guards everything. It is never held while the gate's lock is taken, because
+a shard that fails comes here with the gate's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ps.consistency.policy import OnLost
+from ps.errors import PhaseError, SettingsError
+from ps.manifest.manifest import WorkerRank
+from ps.protocol.messages import Description
+from ps.protocol.permissions import Phase, check_move
+from ps.server.shard import ServingShard
+
+_logger = logging.getLogger(__name__)
+
+_CHECK_PEER_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How one server stands in its cluster."""
+
+    rank: int
+    num_servers: int
+    num_workers: int
+    """Workers 0..num_workers-1; the sync barrier waits for all of them from the start."""
+    on_lost: OnLost = "fail"
+    """What a lost worker does to a sync barrier: end the training typed, or go on without it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_servers:
+            raise SettingsError(
+                f"rank must be in 0..{self.num_servers - 1} (num_servers={self.num_servers}), "
+                f"got {self.rank}"
+            )
+        if self.num_workers < 1:
+            raise SettingsError(f"num_workers must be at least 1, got {self.num_workers}")
+        if self.on_lost not in ("fail", "continue"):
+            raise SettingsError(f"on_lost must be 'fail' or 'continue', got {self.on_lost!r}")
+
+
+class Lifecycle:
+    """Phase and shard of one server, changed together."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.stopping = threading.Event()
+        """Set as soon as the shard drains."""
+        self._changed = threading.Condition()
+        self._phase = Phase.EMPTY
+        self._reason = ""
+        self._shard: ServingShard | None = None
+        self._fences: dict[WorkerRank, int] = {}
+        self._lost: dict[WorkerRank, int | None] = {}
+        self._finished: set[WorkerRank] = set()
+
+    @property
+    def phase(self) -> Phase:
+        """Where the shard is in its life."""
+        return self._phase
+
+    @property
+    def reason(self) -> str:
+        """Why it is DRAINING, CLOSED or FAILED; empty before."""
+        return self._reason
+
+    @property
+    def shard(self) -> ServingShard | None:
+        """The shard once it was seeded or restored."""
+        return self._shard
+
+    def loaded(self) -> ServingShard:
+        """The shard.
+
+        Raises:
+            PhaseError: there is none yet.
+        """
+        if self._shard is None:
+            raise PhaseError(f"ps:{self.settings.rank} is {self._phase.value} and holds no values")
+        return self._shard
+
+    def describe(self) -> Description:
+        """This server as it is now."""
+        with self._changed:
+            settings, shard = self.settings, self._shard
+            description = Description(
+                settings.rank,
+                settings.num_servers,
+                settings.num_workers,
+                self._phase.value,
+                reason=self._reason,
+            )
+            if shard is None:
+                return description
+            return msgspec.structs.replace(
+                description,
+                manifest_hash=shard.manifest_hash,
+                clock=shard.gate.clock,
+                num_buckets=len(shard.dense.buckets),
+            )
+
+    def wait_until_filled(self, deadline_s: float, is_gone: Callable[[], bool]) -> None:
+        """Wait while the shard is EMPTY, at the latest until `deadline_s` (monotonic)."""
+        with self._changed:
+            while self._phase is Phase.EMPTY and not is_gone():
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._changed.wait(min(left_s, _CHECK_PEER_S))
+
+    def install(self, shard: ServingShard) -> bool:
+        """Serve this shard from now on; False when another one was faster."""
+        with self._changed:
+            if self._shard is not None:
+                return False
+            self._move(Phase.SERVING)
+            self._shard = shard
+            fences, lost = tuple(self._fences.items()), tuple(self._lost.items())
+            finished = tuple(self._finished)
+        for worker, incarnation in fences:
+            shard.gate.fence(worker, incarnation)
+        for worker in finished:  # before the losses: a process that was done has ended since
+            shard.gate.finished(worker)
+        for worker, lost_incarnation in lost:
+            shard.gate.lose(worker, lost_incarnation)
+        return True
+
+    def fence(self, worker: WorkerRank, incarnation: int) -> None:
+        """Refuse the worker's incarnations below this one from now on."""
+        with self._changed:
+            self._fences[worker] = max(incarnation, self._fences.get(worker, 0))
+            shard = self._shard
+        if shard is not None:
+            shard.gate.fence(worker, incarnation)
+
+    def finish_unfilled(self, worker: WorkerRank) -> None:
+        """The worker is done for good: if there is no shard yet, tell it when there is one."""
+        with self._changed:
+            if self._shard is None:
+                self._finished.add(worker)
+
+    def finish(self, worker: WorkerRank) -> None:
+        """The worker is done for good, whether it said so itself or not."""
+        self.finish_unfilled(worker)
+        shard = self._shard
+        if shard is not None:
+            shard.gate.finished(worker)
+
+    def lose(self, worker: WorkerRank, incarnation: int | None) -> bool:
+        """Wait for the worker no longer and refuse that incarnation; None: the newest known.
+
+        Returns:
+            False when a newer incarnation is at work, so nobody was lost.
+        """
+        with self._changed:
+            self._lost[worker] = incarnation
+            shard = self._shard
+        return shard is None or shard.gate.lose(worker, incarnation)
+
+    def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
+        """Raise StaleIncarnation unless this incarnation of the worker may still act."""
+        shard = self._shard
+        if shard is not None:
+            shard.gate.refuse_stale(worker, incarnation)
+
+    def stop(self, reason: str) -> None:
+        """End all waits and refuse what changes anything; the values can still be pulled."""
+        with self._changed:
+            if self._phase in (Phase.DRAINING, Phase.CLOSED):
+                return
+            self._move(Phase.DRAINING, reason or "stopped")
+            shard = self._shard
+        if shard is not None:
+            where = f"ps:{self.settings.rank} is {Phase.DRAINING.value}"
+            shard.gate.close(PhaseError(f"{where} ({reason}); nothing was changed"))
+        self.stopping.set()
+
+    def close(self) -> None:
+        """Nothing is answered any more. Idempotent."""
+        self.stop("closed")
+        with self._changed:
+            if self._phase is not Phase.CLOSED:
+                self._move(Phase.CLOSED, self._reason)
+
+    def fail(self, reason: str) -> None:
+        """The shard cannot go on."""
+        with self._changed:
+            if self._phase not in (Phase.DRAINING, Phase.CLOSED):
+                self._move(Phase.FAILED, reason)
+
+    def _move(self, to: Phase, reason: str = "") -> None:
+        check_move(self.settings.rank, self._phase, to)
+        before, self._phase, self._reason = self._phase, to, reason
+        because = f": {reason}" if reason else ""
+        _logger.info("ps:%d %s -> %s%s", self.settings.rank, before.value, to.value, because)
+        self._changed.notify_all()

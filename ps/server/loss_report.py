@@ -1,0 +1,58 @@
+"""What a restore has undone, as users are told it: once the workers have come back.
+
+Covers: the sentence, and when it is time to say it.
+Does not: count (ps.exactly_once), print or send (ps.cli.serve, tfos.node.server).      Pure; no
+threads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ps.stats.server_stats import ServerStats
+
+SETTLED_S = 1.0
+"""Workers come back within moments of each other; the sentence waits for the last of them."""
+
+
+class Undone(NamedTuple):
+    """Where a restored server goes on, and how old that was."""
+
+    step: int = -1
+    seconds: float = 0.0
+
+
+class LossReport:
+    """Tells the loss of one server once for each number that it settles at."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._told = 0
+        self._changed_s = 0.0
+
+    def poll(self, stats: ServerStats, now_s: float) -> str:
+        """Return the sentence when the number has not changed for SETTLED_S, else nothing.
+
+        Args:
+            stats: the server's.
+            now_s: monotonic.
+        """
+        if stats.lost_requests != self._seen:
+            self._seen, self._changed_s = stats.lost_requests, now_s
+        return "" if now_s - self._changed_s < SETTLED_S else self.last(stats)
+
+    def last(self, stats: ServerStats) -> str:
+        """Return the sentence if its number was not told yet, settled or not."""
+        if stats.lost_requests == self._told:
+            return ""
+        self._told = stats.lost_requests
+        return loss_text(stats)
+
+
+def loss_text(stats: ServerStats) -> str:
+    """Return `ps:1: 12 s, 3,410 updates lost since step 900`."""
+    updates = "update" if stats.lost_requests == 1 else "updates"
+    return (
+        f"ps:{stats.server}: {stats.undone_s:.0f} s, {stats.lost_requests:,} {updates} lost since "
+        f"step {stats.restored_step}"
+    )

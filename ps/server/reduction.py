@@ -1,0 +1,211 @@
+"""What a completed barrier does to a shard: reduce, clip by norm if asked, apply once.
+
+Covers: the weighted sum in rank order; the reduced gradient between the two rounds that clipping by
+norm takes with several servers.
+Does not: decide when (ps.consistency.bsp), stage (ps.server.shard), know the other servers.
+Runs in: PS processes.
+Threads: `reduce` and `settle` are called under the gate's lock; nothing else changes the state.
+
+A norm is one of the whole mean gradient, of which a server has a part:
+
+    1  barrier complete ──► reduce, keep, answer every push with the squares of this part
+    2  each worker adds up the squares of all servers and sends the sum to every server: `settle`
+       ──► the first to come makes this server scale and apply; all bring the same numbers
+
+A worker pushes again only after its own round 2, so the next barrier finds the gradient settled if
+one of its pushers lives. If none does, nobody was told that the push was applied: it is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ps.checkpoint.snapshot import CopyOnWrite
+from ps.consistency.arrival import Contributions
+from ps.dense.shard import DenseShard
+from ps.dense.staging import StagedGradient, StagingPool
+from ps.errors import NonFiniteGradient
+from ps.manifest.manifest import Average, Bucket, Hyper
+from ps.optim import kernels
+from ps.optim.clipping import servers_take_norms
+from ps.optim.norms import Norms
+from ps.stats.counters import Counters
+
+_logger = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(slots=True)
+class _Reduced:
+    """The gradient of one clock."""
+
+    clock: int
+    hyper: Hyper
+    squares: Array
+    gradient: StagedGradient | None
+    """None once it was applied or dropped."""
+
+
+class Reduction:
+    """Reduces the staged gradients of one shard.
+
+    Args:
+        dense: values and slots.
+        guard: asked before a bucket changes.
+        pool: gives the memory for a reduced gradient.
+        counters: where to count.
+        on_failed: told why the shard cannot go on.
+    """
+
+    def __init__(
+        self,
+        dense: DenseShard,
+        guard: CopyOnWrite,
+        pool: StagingPool,
+        counters: Counters,
+        on_failed: Callable[[str], None],
+    ) -> None:
+        self._dense = dense
+        self._guard = guard
+        self._pool = pool
+        self._counters = counters
+        self._on_failed = on_failed
+        self._norms = Norms(dense.manifest)
+        self._clips = servers_take_norms(dense.manifest, num_workers=dense.num_workers)
+        self._last: _Reduced | None = None
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether a reduced gradient waits for the squares of other servers."""
+        return self._clips and self._dense.num_servers > 1
+
+    @property
+    def num_squares(self) -> int:
+        """Sums of squares that the other servers are told, and tell."""
+        return self._norms.size
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the parameters contain all that was reduced."""
+        return self._last is None or self._last.gradient is None
+
+    def squares(self, clock: int) -> Array | None:
+        """Return this shard's squares of the gradient of a clock; None if there was none."""
+        last = self._last
+        return last.squares if last is not None and last.clock == clock else None
+
+    def reduce(self, staged: Contributions[StagedGradient], clock: int) -> None:
+        """Reduce in the given order, and apply unless other servers' squares are needed.
+
+        Raises:
+            NonFiniteGradient: finite gradients have an infinite sum; those buckets are unchanged,
+                with clipping by norm all of them.
+        """
+        started_s = time.perf_counter()
+        try:
+            hyper = staged[0].hyper or Hyper(0.0)
+            if self._clips:
+                self._keep(staged, hyper, clock)
+            else:
+                self._apply_each(staged, hyper)
+        finally:
+            self._counters.applied(time.perf_counter() - started_s)
+
+    def check(self, squares: Array) -> None:
+        """Refuse squares that no gradient has; see ps.optim.norms."""
+        self._norms.check(squares)
+
+    def settle(self, clock: int, squares: Array | None) -> None:
+        """Apply the gradient of a clock if that has not happened; None: drop it.
+
+        Args:
+            clock: as the pushes were answered.
+            squares: of the whole gradient, summed over the servers.
+        """
+        last = self._last
+        if last is None or last.clock != clock or last.gradient is None:
+            return
+        gradient, last.gradient = last.gradient, None
+        try:
+            if squares is not None:
+                self._apply_scaled(gradient, last.hyper, squares)
+        finally:
+            self._pool.give(gradient)
+
+    def _apply_each(self, staged: Contributions[StagedGradient], hyper: Hyper) -> None:
+        overflow: NonFiniteGradient | None = None
+        for index, bucket in enumerate(self._dense.buckets):
+            parts, weights = self._parts(staged, index, bucket)
+            if len(parts) > 1:
+                # In place: the first gradient's buffer is not read again.
+                kernels.reduce_weighted(parts[0], parts, weights)
+            try:
+                self._apply(index, parts[0], hyper)
+            except NonFiniteGradient as error:
+                overflow = overflow or error
+        if overflow is not None:
+            raise _after_reduction(overflow)
+
+    def _keep(self, staged: Contributions[StagedGradient], hyper: Hyper, clock: int) -> None:
+        """Reduce into memory of its own, and take the squares."""
+        if not self.is_settled and self._last is not None:
+            _logger.warning(
+                "the gradient of clock %d is dropped: all workers that pushed it are gone, and "
+                "none was told that it was applied",
+                self._last.clock,
+            )
+            self.settle(self._last.clock, None)
+        mean, squares = self._pool.take(), self._norms.zeros()
+        try:
+            for index, bucket in enumerate(self._dense.buckets):
+                parts, weights = self._parts(staged, index, bucket)
+                kernels.reduce_weighted(mean.arrays[index], parts, weights)
+                self._dense.check_finite(bucket.id, mean.arrays[index])
+                self._norms.add(squares, bucket.group, bucket.start, mean.arrays[index])
+        except NonFiniteGradient as error:
+            self._pool.give(mean)
+            raise _after_reduction(error) from error
+        self._last = _Reduced(clock, hyper, squares, mean)
+        if not self.in_rounds:
+            self.settle(clock, squares)
+
+    def _apply_scaled(self, gradient: StagedGradient, hyper: Hyper, squares: Array) -> None:
+        started_s = time.perf_counter()
+        try:
+            for index, bucket in enumerate(self._dense.buckets):
+                part = gradient.arrays[index]
+                self._norms.scale(squares, bucket.group, bucket.start, part, part)
+                self._apply(index, part, hyper)
+        except Exception as error:  # some buckets are updated, some are not
+            self._on_failed(f"applying a clipped gradient failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            self._counters.applied(time.perf_counter() - started_s)
+
+    def _apply(self, index: int, gradient: Array, hyper: Hyper) -> None:
+        with self._guard.locks[index]:
+            self._guard.before(index)
+            self._dense.apply(self._dense.buckets[index].id, gradient, hyper)
+
+    def _parts(
+        self, staged: Contributions[StagedGradient], index: int, bucket: Bucket
+    ) -> tuple[list[Array], list[float]]:
+        """Return everybody's part of a bucket, and its weight."""
+        manifest = self._dense.manifest
+        total_rows = sum(arrival.rows for arrival in staged)
+        is_statistic = isinstance(manifest.group(bucket.group).rule, Average)
+        is_mean = manifest.reduction == "mean" or is_statistic
+        found = [(one.gradient, one.rows) for one in staged if one.gradient is not None]
+        parts = [gradient.arrays[index] for gradient, _ in found]
+        return parts, [rows / total_rows if is_mean else 1.0 for _, rows in found]
+
+
+def _after_reduction(error: NonFiniteGradient) -> NonFiniteGradient:
+    return NonFiniteGradient(f"after the reduction, {error.message}", error.details)

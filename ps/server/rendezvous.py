@@ -1,0 +1,119 @@
+"""Where workers meet: each brings a value under a key, all get all values when the last has come.
+
+Covers: who is waited for, answers that stay the same on retry, bounded memory.
+Does not: wait or answer (ps.server.meetings). Pure: no locks, clock or I/O; the server serialises
+calls.
+
+A key is open from its first arrival and closed when every worker that is still live has arrived;
+the values are frozen then. A worker that finished or was lost is not waited for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from ps.errors import PhaseError, SettingsError
+from ps.manifest.manifest import WorkerRank
+
+MAX_KEY_LENGTH = 256
+MAX_VALUE_BYTES = 1 << 20
+"""Metrics and decisions of one epoch are a few hundred bytes; this leaves room without a risk."""
+MAX_OPEN_KEYS = 16
+MAX_OPEN_BYTES = 64 << 20
+MAX_CLOSED_KEYS = 16
+MAX_CLOSED_BYTES = 64 << 20
+"""Answers kept for retries. A worker can be at most one meeting behind, so few are needed."""
+
+
+class Rendezvous:
+    """All meetings of one cluster, by key."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._live = {WorkerRank(rank) for rank in range(num_workers)}
+        self._finished: set[WorkerRank] = set()
+        self._open: dict[str, dict[WorkerRank, bytes]] = {}
+        self._closed: OrderedDict[str, Mapping[WorkerRank, bytes]] = OrderedDict()
+
+    def arrive(self, key: str, worker: WorkerRank, value: bytes) -> bool:
+        """Bring a value; the same worker may repeat itself.
+
+        Returns:
+            Whether the meeting is closed, so that `result` has its values.
+
+        Raises:
+            PhaseError: the worker has finished.
+            SettingsError: key or value is too long, or too many meetings are open.
+        """
+        if worker in self._finished:
+            raise PhaseError(f"worker {worker} has called finish(), which is final; meet before it")
+        _check(key, value)
+        self._live.add(worker)  # a new incarnation of a lost worker is live again
+        if key in self._closed:
+            return True
+        self._check_room(key, value)
+        self._open.setdefault(key, {})[worker] = value
+        return key in self._close_complete()
+
+    def result(self, key: str) -> Mapping[WorkerRank, bytes] | None:
+        """The values by rank once the meeting is closed, else None."""
+        return self._closed.get(key)
+
+    def missing(self, key: str) -> tuple[WorkerRank, ...]:
+        """The workers that an open meeting waits for."""
+        return tuple(sorted(self._live - self._open.get(key, {}).keys()))
+
+    def finish(self, worker: WorkerRank) -> tuple[str, ...]:
+        """The worker is done for good; returns the keys that this closes."""
+        self._finished.add(worker)
+        return self._without(worker)
+
+    def lose(self, worker: WorkerRank) -> tuple[str, ...]:
+        """The worker is gone and its values with it; returns the keys that this closes."""
+        return self._without(worker)
+
+    def _without(self, worker: WorkerRank) -> tuple[str, ...]:
+        self._live.discard(worker)
+        for key in tuple(self._open):
+            self._open[key].pop(worker, None)
+            if not self._open[key]:
+                del self._open[key]
+        return self._close_complete()
+
+    def _close_complete(self) -> tuple[str, ...]:
+        closing = tuple(key for key, values in self._open.items() if self._live <= values.keys())
+        for key in closing:
+            values = self._open.pop(key)
+            self._closed[key] = dict(sorted(values.items()))
+        while len(self._closed) > 1 and (
+            len(self._closed) > MAX_CLOSED_KEYS or _size(self._closed) > MAX_CLOSED_BYTES
+        ):
+            self._closed.popitem(last=False)
+        return closing
+
+    def _check_room(self, key: str, value: bytes) -> None:
+        if key not in self._open and len(self._open) >= MAX_OPEN_KEYS:
+            raise SettingsError(
+                f"{len(self._open)} meetings are open, the limit is {MAX_OPEN_KEYS}: workers use "
+                f"different keys; the oldest is {next(iter(self._open))!r}, the new one {key!r}"
+            )
+        total = _size(self._open) + len(value)
+        if total > MAX_OPEN_BYTES:
+            raise SettingsError(
+                f"the open meetings would hold {total} bytes, the limit is {MAX_OPEN_BYTES}; "
+                f"send smaller values than {len(value)} bytes for {key!r}"
+            )
+
+
+def _size(meetings: Mapping[str, Mapping[WorkerRank, bytes]]) -> int:
+    return sum(len(value) for values in meetings.values() for value in values.values())
+
+
+def _check(key: str, value: bytes) -> None:
+    if not 0 < len(key) <= MAX_KEY_LENGTH:
+        raise SettingsError(f"a meeting's key has 1..{MAX_KEY_LENGTH} characters, got {len(key)}")
+    if len(value) > MAX_VALUE_BYTES:
+        raise SettingsError(
+            f"a meeting's value has at most {MAX_VALUE_BYTES} bytes, got {len(value)} for {key!r}; "
+            "send a summary instead"
+        )

@@ -1,0 +1,43 @@
+"""A request whose payload is still to be read: the part of rpc's Call that the data path uses.
+
+Covers: the interface alone; rpc.server.listener.Call has it, and so has any stand-in of a test.
+Threads: one, that of the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ps.exactly_once import RequestId
+from ps.manifest.manifest import WorkerRank
+from ps.protocol.request_fields import Number
+from rpc.auth.handshake import Identity
+from rpc.client.connection import Buffer
+
+
+class Incoming(Protocol):
+    """The part of rpc's Call that the data path uses."""
+
+    peer: Identity
+    payload_bytes: int
+
+    def read_into(self, view: memoryview) -> None:
+        """Read exactly the view's bytes of the request's payload."""
+
+    def discard_rest(self) -> None:
+        """Read what is left of the payload and forget it."""
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Send a part of the reply's payload."""
+
+    def reply(self, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
+        """Send the last part of the reply."""
+
+    def peer_gone(self) -> bool:
+        """Whether nobody waits for the reply any more."""
+
+
+def request_id(peer: Identity, number: Number) -> RequestId:
+    """Return the name of a changing request in the record."""
+    return RequestId(WorkerRank(peer.rank), peer.incarnation, number.session, number.sequence)

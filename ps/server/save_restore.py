@@ -1,0 +1,214 @@
+"""One server's part of a save and of a restore: values, slots, clock and the exactly-once record.
+
+Covers: one save at a time, what a delta adds to, filling a shard.
+Does not: cut (ps.server.snapshot_trigger), write files (ps.checkpoint.writer), commit
+(ps.client.saver), start serving.
+Runs in: PS processes.
+Threads: any; `_writing` lets one save at a time cut or write.
+
+A save has two requests: the cut, which all servers make before any of them writes, and the writing,
+while pushes go on (ps.checkpoint.snapshot). In async the push that was in flight at the cut is
+found half applied after a restore and resumed, if its sender still lives; in sync there is none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from ps import codec
+from ps.checkpoint.format import Checkpoint
+from ps.checkpoint.reader import Root
+from ps.checkpoint.restore import read_extra, restore_shard
+from ps.checkpoint.snapshot import Place
+from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.checkpoint.table_restore import is_same_cut, restore_tables
+from ps.checkpoint.writer import Portion, write_shard
+from ps.codec import UNREADABLE
+from ps.dense.shard import DenseShard
+from ps.errors import CheckpointError, PhaseError
+from ps.protocol import messages
+from ps.record_cut import SessionCut
+from ps.server.lifecycle import ServerSettings
+from ps.server.shard import ServingShard
+from ps.server.snapshot_trigger import CutOrder
+from ps.tables.table import Table
+
+_MAX_REMEMBERED = 4
+"""Saves that a delta may add to: the last one, or one before it if that failed."""
+
+
+class ShardExtra(msgspec.Struct, frozen=True):
+    """What a server saves beside its values."""
+
+    clock: int
+    sessions: tuple[SessionCut, ...] | None
+    """None: after a restore into another number of servers; their numbers mean nothing here."""
+    saved_at_s: float = 0.0
+    """When the cut was made, in seconds since 1970: only to tell users how much was lost."""
+    notes: dict[str, str] = {}
+    """Of ps:0: JSON texts by name. Versions that know no notes pass them over."""
+
+
+class SavedVersions:
+    """Which version of each bucket and segment this server's last saves hold.
+
+    `note` one at a time, the rest from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._by_save: OrderedDict[str, dict[Place, int]] = OrderedDict()
+        self._num_changes: dict[str, int] = {}
+        """By save; replaced as a whole, for it is read without a lock."""
+
+    def of(self, save_id: str) -> Mapping[Place, int]:
+        """Return the versions in a save; none for one that this server does not know."""
+        return self._by_save.get(save_id, {})
+
+    def at(self, num_changes: int) -> tuple[str, ...]:
+        """Return the saves that were cut when the shard had changed so often."""
+        return tuple(save_id for save_id, at in self._num_changes.items() if at == num_changes)
+
+    def note(self, save_id: str, versions: dict[Place, int], num_changes: int) -> None:
+        """Remember a save and how often the shard had changed, and forget the oldest."""
+        self._by_save[save_id] = versions
+        while len(self._by_save) > _MAX_REMEMBERED:
+            self._by_save.popitem(last=False)
+        found = {**self._num_changes, save_id: num_changes}
+        self._num_changes = {each: found[each] for each in self._by_save}
+
+
+class ShardSaving:
+    """One server's part of saves, one after the other.
+
+    Args:
+        rank: of the server.
+        open_storage: opens a directory as clients name it.
+    """
+
+    def __init__(self, rank: int, open_storage: OpenStorage = storage_at) -> None:
+        self._open_storage = open_storage
+        self._rank = rank
+        self._writing = threading.Lock()
+        self._known = SavedVersions()
+        self._last: tuple[messages.Save, messages.Saved] | None = None
+        self.passed_over: tuple[int, ...] = ()
+        """Steps that were newer than what this server was restored from."""
+
+    def cut(
+        self, shard: ServingShard, request: messages.Cut, is_gone: Callable[[], bool]
+    ) -> messages.CutMade:
+        """Keep the shard as it is at one moment, until `save` has written it; repeating is safe.
+
+        Raises:
+            CheckpointError: an earlier save is still being written.
+            RequestTimeout: see ps.server.snapshot_trigger.
+            PhaseError: nobody waits for the answer, so another save's cut is not given up for it.
+        """
+        if not self._writing.acquire(timeout=request.wait_s):
+            raise CheckpointError(
+                f"ps:{self._rank} was still writing an earlier save after {request.wait_s:g} s; "
+                "save less often, or to a faster disk"
+            )
+        try:
+            if is_gone():
+                raise PhaseError("the client of this save is gone: nobody would write its cut")
+            base = self._known.of(request.base)
+            order = CutOrder(request.save_id, base, request.clock, request.as_it_is)
+            made = shard.cutting.make(order, request.wait_s, is_gone)
+        finally:
+            self._writing.release()
+        return messages.CutMade(made.clock, made.is_made)
+
+    def save(
+        self, shard: ServingShard, request: messages.Save, is_gone: Callable[[], bool]
+    ) -> messages.Saved:
+        """Write what was cut for this save; a repeated request gets the answer of the first.
+
+        Raises:
+            CheckpointError: disk full, no permission, or a value is not finite; nothing is left.
+                Or there is no such cut.
+            PhaseError: nobody waits for the answer.
+        """
+        with self._writing:
+            if is_gone():
+                raise PhaseError("the client of this save is gone: it may have been committed")
+            if self._last is None or self._last[0] != request:
+                self._last = None
+                self._last = request, self._write(shard, request)
+            return self._last[1]
+
+    def saved_as(self, shard: ServingShard) -> tuple[str, ...]:
+        """Return the ids of saves that hold the shard exactly as it is now.
+
+        A save is known by its id wherever it is written, and whether it was ever committed is for
+        its client to say.
+        """
+        return self._known.at(shard.num_changes)
+
+    def note_restored(self, save_id: str, num_changes: int) -> None:
+        """Hear which save the shard was filled from, and its number before anybody changed it."""
+        self._known.note(save_id, {}, num_changes)  # what a delta adds to it is all
+
+    def _write(self, shard: ServingShard, request: messages.Save) -> messages.Saved:
+        saved_at_s = time.time()
+        with shard.cutting.written(request.save_id) as cut:
+
+            def extra() -> bytes:
+                return msgspec.msgpack.encode(
+                    ShardExtra(cut.num_updates(), cut.sessions(), saved_at_s, cut.notes())
+                )
+
+            record = write_shard(
+                self._open_storage(request.directory),
+                request.save_id,
+                rank=self._rank,
+                shard=cut,
+                extra=extra,
+                portion=Portion(cut.is_unchanged, cut.segments),
+            )
+            self._known.note(request.save_id, cut.versions(), cut.num_changes())
+            return messages.Saved(record, cut.clock, self.passed_over)
+
+
+def restore_into(
+    dense: DenseShard,
+    tables: Sequence[Table],
+    root: Root,
+    checkpoint: Checkpoint,
+    *,
+    place: ServerSettings,
+    reset_optimizer: bool = False,
+) -> ShardExtra:
+    """Fill a shard and tables that nobody uses yet; returns its clock, record and notes.
+
+    With another number of servers or segments the sessions are not taken over: their numbers count
+    requests to one server, and those servers are gone.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or of another model.
+        TableFull: a table has more rows than this server may hold.
+    """
+    restore_shard(root, checkpoint, dense, reset_optimizer=reset_optimizer)
+    restore_tables(root, checkpoint, tables, place, reset_optimizer=reset_optimizer)
+    num_saved = len(checkpoint.shards)
+    extras = [_decode(read_extra(root, checkpoint, server), server) for server in range(num_saved)]
+    clock = max((extra.clock for extra in extras), default=0)
+    saved_at_s = min((extra.saved_at_s for extra in extras), default=0.0)
+    own = extras[place.rank] if place.rank < num_saved else ShardExtra(0, ())
+    units = {len(session.applied) for session in own.sessions or ()}
+    num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
+    is_known = units <= {num_units} and is_same_cut(checkpoint, tables, place)
+    notes = extras[0].notes if extras and place.rank == 0 else {}
+    return ShardExtra(clock, own.sessions if is_known else None, saved_at_s, notes)
+
+
+def _decode(data: bytes, server: int) -> ShardExtra:
+    try:
+        return codec.msgpack(data, ShardExtra)
+    except UNREADABLE as error:
+        raise CheckpointError(f"the records of ps:{server} cannot be read: {error}") from error

@@ -1,0 +1,176 @@
+"""A parameter server: one listener, one shard. `python -m ps.server --help` starts one by hand.
+
+Covers: the object a process (or a test) starts and closes.
+Does not: answer requests (ps.server.handlers), the command line (ps.cli.serve).
+Runs in: PS processes; never imports tensorflow or pyspark.
+Threads: any; requests run on the listener's threads.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from ps.checkpoint.fencing import EpochGuard
+from ps.checkpoint.reader import steps_on_disk
+from ps.checkpoint.restore import AS_SAVED, Restoring, find
+from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.errors import CheckpointError, PhaseError
+from ps.manifest.manifest import WorkerRank
+from ps.protocol.permissions import Phase
+from ps.server.handlers import Service
+from ps.server.lifecycle import ServerSettings
+from ps.stats.server_stats import ServerStats
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
+from rpc.server.listener import Listener
+
+__all__ = ["PSServer", "Phase", "ServerSettings", "ServerStats"]
+
+_REPLACED_CLOSE_S = 1.0
+
+
+class PSServer:
+    """Serves one shard until it is closed.
+
+    Args:
+        settings: its place in the cluster.
+        credentials: the cluster's secret.
+        incarnation: grows when this server is replaced.
+        guard: tells when another process has taken this server's place; has the incarnation then.
+        open_storage: opens a checkpoint directory as clients name it.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        credentials: Credentials,
+        *,
+        incarnation: int = 0,
+        guard: EpochGuard | None = None,
+        open_storage: OpenStorage = storage_at,
+    ) -> None:
+        self.settings = settings
+        self._guard = guard
+        self._open_storage = open_storage
+        if guard is not None:
+            incarnation = guard.number
+        identity = Identity(Role.SERVER, settings.rank, incarnation)
+        self._service = Service(
+            settings,
+            open_connections=lambda: self._listener.stats().open_connections,
+            refuse_if_replaced=self._refuse_if_replaced,
+            open_storage=open_storage,
+        )
+        self._listener = Listener(self._service.handle, credentials, identity)
+
+    def __enter__(self) -> PSServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return f"ps:{self.settings.rank}"
+
+    def bind_tcp(self, host: str, port: int = 0) -> None:
+        """Listen on TCP; port 0 takes any free one."""
+        self._listener.bind_tcp(host, port)
+
+    def bind_unix(self, directory: str | None = None) -> None:
+        """Listen on a Unix socket as well, for clients on the same host."""
+        self._listener.bind_unix(directory)
+
+    def adopt(self, tcp: socket.socket, unix: socket.socket) -> None:
+        """Listen on sockets that a supervisor holds, so that clients find a restarted server."""
+        self._listener.adopt(tcp, unix)
+
+    def bind_inproc(self, name: str) -> None:
+        """Listen in this process only, for tests."""
+        self._listener.bind_inproc(name)
+
+    def start(self) -> None:
+        """Let clients in. The shard is EMPTY until the chief seeds it or it is restored.
+
+        Raises:
+            CheckpointError: another process took this server's place meanwhile.
+        """
+        if self._guard is not None:
+            self._guard.claim(self.endpoint)
+        self._listener.start()
+
+    def restore(
+        self, directory: str | Path, *, step: int | None = None, like: Restoring = AS_SAVED
+    ) -> int:
+        """Fill the shard from a checkpoint instead of being seeded; call it before start().
+
+        Returns:
+            The step: the one asked for, or the newest that is whole.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged or of another model.
+        """
+        storage = self._open_storage(directory)
+        while True:
+            newest = steps_on_disk(storage)[:1]
+            try:
+                checkpoint, _ = find(storage, step, like)
+                self._service.restore(storage, checkpoint, like)
+            except CheckpointError:
+                # A save that was committed meanwhile may have removed what was being read.
+                if step is not None or steps_on_disk(storage)[:1] == newest:
+                    raise
+            else:
+                return checkpoint.step
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where clients find this server; after the binds."""
+        return self._listener.endpoint
+
+    @property
+    def phase(self) -> Phase:
+        """Where the shard is in its life."""
+        return self._service.life.phase
+
+    def stats(self) -> ServerStats:
+        """The counters as they are now."""
+        return self._service.stats()
+
+    def fence(self, worker: int, incarnation: int) -> None:
+        """Refuse the worker's incarnations below this one from now on."""
+        self._service.life.fence(WorkerRank(worker), incarnation)
+
+    def worker_lost(self, worker: int, incarnation: int | None = None) -> None:
+        """Stop waiting for this incarnation of the worker (None: the newest known); fence it."""
+        self._service.worker_lost(WorkerRank(worker), incarnation)
+
+    def worker_done(self, worker: int) -> None:
+        """Wait for the worker no more, as if it had called finish()."""
+        self._service.worker_done(WorkerRank(worker))
+
+    def wait_stopped(self, timeout_s: float) -> bool:
+        """Wait until somebody entitled has asked this server to stop."""
+        return self._service.life.stopping.wait(timeout_s)
+
+    def look_for_successor(self) -> str:
+        """Return who has taken this server's place; empty: nobody."""
+        newer = self._guard.successor() if self._guard is not None else None
+        return self._guard.replaced_text(newer) if self._guard and newer else ""
+
+    def _refuse_if_replaced(self) -> None:
+        """Answer nobody any more once replaced: a cut sends clients to the new server."""
+        if self._guard is None:
+            return
+        try:
+            self._guard.check()
+        except PhaseError as error:
+            self._service.stop(error.message)
+            self._listener.close(_REPLACED_CLOSE_S)
+            raise
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End all waits, close the connections and the ports. Idempotent."""
+        self._service.stop("closed")
+        self._listener.close(timeout_s)
+        self._service.life.close()

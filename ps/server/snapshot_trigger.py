@@ -1,0 +1,135 @@
+"""When a save cuts a shard: at once, or at the clock that all servers of a sync cluster agree on.
+
+Between two servers of a sync cluster clocks differ by one while a barrier completes. So a saver may
+ask for a cut at a clock that is still to come; the push that completes its barrier makes it.
+
+Covers: the moment, which save a cut belongs to, cuts whose saver is gone.
+Does not: copy (ps.checkpoint.snapshot), write (ps.server.save_restore), agree with other servers
+(ps.client.saver).
+Runs in: PS processes.
+Threads: any; what is wanted is guarded by the gate's lock, under which all cuts are made.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ps.checkpoint.snapshot import CopyOnWrite, Place, ShardCut
+from ps.consistency.gate import Gate
+from ps.errors import CheckpointError, RequestTimeout
+
+_CHECK_PEER_S = 0.25
+
+
+class Cut(NamedTuple):
+    """What came of an order."""
+
+    clock: int
+    """Of the cut; of the shard if there is none."""
+    is_made: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CutOrder:
+    """What a save asks of one server."""
+
+    save_id: str
+    base: Mapping[Place, int]
+    """See ps.checkpoint.snapshot.ShardCut."""
+    clock: int | None = None
+    """When; None: now."""
+    as_it_is: bool = False
+    """Also when something reduced is missing in the parameters, and will be missing in the save."""
+    done: threading.Event = field(default_factory=threading.Event)
+    """Set when it is clear what comes of it."""
+
+
+class Cutting:
+    """The cuts of one shard, one after the other.
+
+    Args:
+        guard: the shard's units.
+        gate: whose clock counts.
+        is_settled: whether the parameters contain all that this clock has reduced.
+    """
+
+    def __init__(self, guard: CopyOnWrite, gate: Gate[Any], is_settled: Callable[[], bool]) -> None:
+        self._guard = guard
+        self._gate = gate
+        self._is_settled = is_settled
+        self._wanted: CutOrder | None = None
+        gate.on_moved = self._look
+
+    def make(self, order: CutOrder, wait_s: float, is_gone: Callable[[], bool]) -> Cut:
+        """Cut the shard, in the place of a cut that was made for another save; repeating is safe.
+
+        Returns:
+            Not made: the order's clock is past, or did not come within `wait_s`.
+
+        Raises:
+            RequestTimeout: workers are between the two rounds of a clipped push for so long.
+        """
+        deadline_s = time.monotonic() + wait_s
+        with self._gate.between_clocks() as clock:
+            if (found := self._found(order, clock)).is_made:
+                return found
+            self._guard.close()
+            self._wanted = order  # looked at when this block ends
+        while not order.done.is_set():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or is_gone():
+                break
+            order.done.wait(min(left_s, _CHECK_PEER_S))
+        with self._gate.between_clocks() as clock:
+            if self._wanted is order:
+                self._wanted = None
+            found = self._found(order, clock)
+            if not found.is_made and not self._is_settled():
+                raise RequestTimeout(
+                    f"clock {clock} was not settled within {wait_s:g} s: its workers have not sent "
+                    "the norms; are they alive? Try again"
+                )
+            return found
+
+    @contextmanager
+    def written(self, save_id: str) -> Iterator[ShardCut]:
+        """Give the cut of a save, which ends with the block.
+
+        Raises:
+            CheckpointError: there is none, or its saver came too late.
+        """
+        cut = self._guard.cut
+        if cut is None or cut.save_id != save_id or not cut.begin_writing():
+            raise CheckpointError(
+                f"save {save_id} has no cut here: the server was started again since, another save "
+                "has begun, or its saver was away for too long; save again"
+            )
+        try:
+            yield cut
+        finally:
+            self._guard.close()
+
+    def _found(self, order: CutOrder, clock: int) -> Cut:
+        cut = self._guard.cut
+        if cut is None or cut.is_released or cut.save_id != order.save_id:
+            return Cut(clock, is_made=False)
+        if order.clock not in (None, cut.clock):
+            return Cut(clock, is_made=False)
+        return Cut(cut.clock, is_made=True)
+
+    def _look(self) -> None:
+        """Cut if the moment has come; called under the gate's lock whenever it may have."""
+        order, clock = self._wanted, self._gate.clock
+        if order is None or not (order.as_it_is or self._is_settled()):
+            return
+        if order.clock is not None and clock < order.clock:
+            return
+        if order.clock in (None, clock):
+            self._guard.open(ShardCut(self._guard, clock, order.save_id, order.base))
+        self._wanted = None
+        order.done.set()

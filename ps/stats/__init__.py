@@ -1,0 +1,1 @@
+"""What a server counts, as a snapshot and as a Prometheus page."""

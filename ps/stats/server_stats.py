@@ -1,0 +1,161 @@
+"""What a server counts, as an immutable snapshot: its fields and how to read them.
+
+Covers: the snapshot that travels, and what follows from its fields.
+Does not: count (ps.stats.counters), decide anything, show it (ps.stats.prometheus, ps.cli.stats).
+Pure; no threads.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rpc.histogram import Latency
+
+NUM_STALENESS_BINS = 12
+SHOWN_REQUESTS = ("push", "pull", "push_rows", "lookup", "lookup_batch")
+"""Whose latencies users see without asking for all: those of training steps."""
+
+
+class WorkerStats(msgspec.Struct, frozen=True):
+    """What one worker has done at this server, all its incarnations together."""
+
+    worker: int
+    pushes: int = 0
+    """Gradients applied (async) or part of a completed barrier (sync); each counted once."""
+    rows: int = 0
+    """Rows behind those gradients; compare over workers to see who trains on more data."""
+    null_pushes: int = 0
+    """Pushes without a gradient; many of them: the worker skips steps (non-finite gradients)."""
+    table_pushes: int = 0
+    """Pushes to tables, each counted once, whatever number of tables it touched."""
+    repeated: int = 0
+    """Requests that came again after a cut connection; growing steadily: a bad network."""
+    refused: int = 0
+    """Pushes refused as non-finite, stale or out of sequence."""
+    waited_s: float = 0.0
+    """Sync, ssp: summed waits of its pushes for others; the worker that waits least is the one
+    that the others wait for."""
+
+
+class TableStats(msgspec.Struct, frozen=True):
+    """One table at one server: its share of the rows, and what was done with them since start."""
+
+    name: str
+    rows: int = 0
+    max_rows: int | None = None
+    """This server's share of the table's limit; near it the next new ids are refused or evict."""
+    memory_bytes: int = 0
+    """Of the rows with their ids, versions and index."""
+    given: int = 0
+    """Ids in lookups and pushes as workers gave them; against looked_up + pushed: how many were
+    equal to others of their batch, and travelled once."""
+    looked_up: int = 0
+    missed: int = 0
+    """Of those: ids without a row; falls as training goes on, unless new ids keep coming."""
+    pushed: int = 0
+    added: int = 0
+    """Rows made."""
+    dropped: int = 0
+    """Gradients of ids that were not admitted."""
+    evicted: int = 0
+
+    @property
+    def miss_ratio(self) -> float:
+        """Of the ids that were looked up, the share without a row; 0 without any."""
+        return self.missed / max(1, self.looked_up)
+
+    @property
+    def unique_id_ratio(self) -> float:
+        """Ids that travelled for each that workers gave; small: batches repeat ids. 1 without."""
+        return (self.looked_up + self.pushed) / self.given if self.given else 1.0
+
+
+class ServerStats(msgspec.Struct, frozen=True):
+    """One server's counters since it started."""
+
+    server: int
+    phase: str
+    clock: int
+    """Updates so far: pushes (async, ssp) or barriers (sync)."""
+    uptime_s: float
+    start: int = 0
+    """Names this start of the server: one with another number has counted from zero."""
+    workers: tuple[WorkerStats, ...] = ()
+    staleness: tuple[int, ...] = ()
+    """Histogram over pushes: [0] none, [i] 2^(i-1) .. 2^i - 1 updates by others between the pull
+    and the push. Mass far above the number of workers: one is much slower than the others."""
+    missing: tuple[int, ...] = ()
+    """The workers that the open barrier (sync) or a waiting push (ssp) waits for now."""
+    waiting_lookups: int = 0
+    """Hybrid: batches whose lookup waits now for an older batch of its worker; often some, and a
+    long `lookup_batch` in `requests`: raise the bound, or push rows sooner."""
+    bytes_in: int = 0
+    """Payload bytes received with requests, without frames' headers."""
+    bytes_out: int = 0
+    """Payload bytes sent with replies."""
+    calls: int = 0
+    errors: int = 0
+    """Calls that were answered with an error."""
+    in_service: int = 0
+    """Calls under way now, with the one that asks; always many: the server is behind."""
+    waiting: int = 0
+    """Of those, pushes that wait for other workers (sync, ssp)."""
+    requests: dict[str, Latency] = {}
+    """By request: from its header's arrival to its answer's last byte, so a slow client or network
+    counts too, and in a push the wait for others."""
+    apply: Latency = Latency()
+    """Time in update kernels, of one push (async, ssp, tables) or one barrier (sync)."""
+    barrier_wait_s: float = 0.0
+    """Sync, ssp: summed waits for other workers; large against apply_s: workers are uneven."""
+    lost_requests: int = 0
+    """Acknowledged requests that a restore has undone, of the workers that are back so far."""
+    restored_step: int = -1
+    """The checkpoint that this server was filled from; -1: it was seeded."""
+    undone_s: float = 0.0
+    """Seconds from that checkpoint's cut to the restore, by the hosts' clocks."""
+    connections: int = 0
+    parameter_bytes: int = 0
+    """Bytes of the values this server owns, without optimizer slots."""
+    rss_bytes: int = 0
+    tables: tuple[TableStats, ...] = ()
+
+    @property
+    def apply_s(self) -> float:
+        """Thread time in update kernels; near uptime x cores: add servers."""
+        return self.apply.total_s
+
+    @property
+    def mean_staleness(self) -> float:
+        """The mean of `staleness`; a bin counts as its middle."""
+        total = sum(self.staleness)
+        middles = (_middle(place) for place in range(len(self.staleness)))
+        return sum(m * n for m, n in zip(middles, self.staleness, strict=True)) / max(1, total)
+
+    def staleness_quantile(self, share: float) -> float:
+        """Return the staleness that this share of the pushes did not exceed, as a bin's middle."""
+        below = 0
+        for place, count in enumerate(self.staleness):
+            below += count
+            if count and below >= share * sum(self.staleness):
+                return _middle(place)
+        return 0.0
+
+    def baseline(self, earlier: ServerStats | None) -> ServerStats:
+        """Return what to subtract to see what was done since an earlier snapshot.
+
+        Args:
+            earlier: of this server. None, none that is earlier, or one of another start: zeros.
+        """
+        zeros = ServerStats(self.server, self.phase, 0, 0.0, self.start)
+        if earlier is None or earlier.start != self.start:
+            return zeros
+        return earlier if earlier.uptime_s < self.uptime_s else zeros
+
+    def latency(self, request: str) -> Latency:
+        """Return the histogram of one request; empty if nobody made it."""
+        return self.requests.get(request, Latency())
+
+
+def _middle(place: int) -> float:
+    """The middle of a bin of `ServerStats.staleness`."""
+    return 1.5 * 2.0 ** (place - 1) - 0.5 if place else 0.0

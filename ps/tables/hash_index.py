@@ -1,0 +1,236 @@
+"""From an id to the number of its row: open addressing with linear probing, growing in steps.
+
+Covers: finding, adding and removing ids; the compiled loops of it.
+Does not: hold rows (ps.tables.segment), lock. Runs in: PS processes; imports numba.
+Threads: none; a segment's lock serialises all calls. Loops run without the GIL.
+
+A slot is 64 bits: 0 when empty, else 32 bits of the id's hash and 32 bits of row + 1. The ids stand
+once, beside the rows (`row_ids`), and confirm what the 32 bits of hash found. At most three
+quarters of the slots are used: 11 to 21 bytes a row.
+
+Growing makes an empty array of twice the size and moves the rows over in their order, a bounded
+number with every `add`; meanwhile what is not found in the new array is looked for in the old one.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from ps.jit.cache import inlined, kernel
+from ps.jit.prefetching import prefetch
+
+Array = np.ndarray[Any, Any]
+
+MAX_ROWS = (1 << 32) - 2
+MIN_SLOTS = 64
+MOVED_AT_ONCE = 1 << 12
+"""Rows that one `add` moves to the new array at least: a few milliseconds with the new pages."""
+
+_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+_SHIFT_1 = np.uint64(30)
+_SHIFT_2 = np.uint64(27)
+_SHIFT_3 = np.uint64(31)
+_TAG_SHIFT = np.uint64(20)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_ONE = np.uint64(1)
+_AHEAD = 16
+"""Ids whose slots are fetched before they are needed: a cache miss lasts about as many."""
+
+
+@inlined
+def mix(number: Any) -> Any:
+    """Return 64 well mixed bits of a 64-bit integer; one to one.
+
+    Source: the finalizer of SplitMix64; Steele, Lea and Flood, Fast Splittable Pseudorandom Number
+    Generators, OOPSLA 2014, with the constants of David Stafford's variant 13.
+    """
+    bits = np.uint64(number)
+    bits = (bits ^ (bits >> _SHIFT_1)) * _MULTIPLIER_1
+    bits = (bits ^ (bits >> _SHIFT_2)) * _MULTIPLIER_2
+    return bits ^ (bits >> _SHIFT_3)
+
+
+@inlined
+def _slot_of(slots: Array, row_ids: Array, wanted: Any) -> Any:
+    """Return the slot that holds the id, or -1."""
+    mask = np.uint64(slots.size - 1)
+    bits = mix(wanted)
+    tag = (bits >> _TAG_SHIFT) & _LOW
+    position = bits & mask
+    for _ in range(slots.size):
+        slot = slots[position]
+        if slot == 0:
+            return -1
+        if slot >> _HALF == tag:
+            row = np.int64(slot & _LOW) - 1
+            if row < row_ids.size and row_ids[row] == wanted:
+                return np.int64(position)
+        position = (position + _ONE) & mask
+    return -1
+
+
+@kernel
+def find(slots: Array, row_ids: Array, wanted: Array, rows: Array) -> int:
+    """Write the row of each wanted id to `rows`, -1 where there is none; return how many have none.
+
+    Slots are fetched some ids ahead, so that many cache misses run at the same time.
+    """
+    mask = np.uint64(slots.size - 1)
+    missing = 0
+    for i in range(min(_AHEAD, wanted.size)):
+        prefetch(slots, np.int64(mix(wanted[i]) & mask))
+    for i in range(wanted.size):
+        if i + _AHEAD < wanted.size:
+            prefetch(slots, np.int64(mix(wanted[i + _AHEAD]) & mask))
+        position = _slot_of(slots, row_ids, wanted[i])
+        if position < 0:
+            rows[i] = -1
+            missing += 1
+        else:
+            rows[i] = np.int64(slots[position] & _LOW) - 1
+    return missing
+
+
+@kernel
+def insert(slots: Array, row_ids: Array, start: int, stop: int) -> None:
+    """Enter the rows [start, stop), whose ids are not there yet; at least one slot stays empty."""
+    mask = np.uint64(slots.size - 1)
+    for row in range(start, stop):
+        if row + _AHEAD < stop:
+            prefetch(slots, np.int64(mix(row_ids[row + _AHEAD]) & mask))
+        bits = mix(row_ids[row])
+        tag = (bits >> _TAG_SHIFT) & _LOW
+        position = bits & mask
+        while slots[position] != 0:
+            position = (position + _ONE) & mask
+        slots[position] = (tag << _HALF) | np.uint64(row + 1)
+
+
+@inlined
+def relink(slots: Array, row_ids: Array, row: Any, to_row: Any) -> None:
+    """Let the id of `row` mean `to_row` from now on."""
+    position = _slot_of(slots, row_ids, row_ids[row])
+    if position >= 0:
+        slots[position] = (slots[position] >> _HALF << _HALF) | np.uint64(to_row + 1)
+
+
+@inlined
+def unlink(slots: Array, row_ids: Array, row: Any) -> None:
+    """Remove the id of `row`; what was displaced by it moves back, so no tombstone is left.
+
+    Source: Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R.
+    """
+    found = _slot_of(slots, row_ids, row_ids[row])
+    if found < 0:
+        return
+    mask = np.uint64(slots.size - 1)
+    hole = np.uint64(found)
+    position = hole
+    for _ in range(slots.size):
+        position = (position + _ONE) & mask
+        slot = slots[position]
+        if slot == 0:
+            break
+        home = mix(row_ids[np.int64(slot & _LOW) - 1]) & mask
+        if ((position - home) & mask) >= ((position - hole) & mask):
+            slots[hole] = slot
+            hole = position
+    slots[hole] = 0
+
+
+def _empty_slots(size: int) -> Array:
+    """Return empty slots on small pages: they are zeroed one by one, when a row first comes there.
+
+    numpy asks for huge pages, of which the first few thousand rows touch all at once.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, 8 * size, flags=flags), np.uint64)
+
+
+class HashIndex:
+    """Row numbers by id, for rows that are numbered 0, 1, 2, … without holes.
+
+    `row_ids` is always the array with the id of every row; it may have room for more.
+    """
+
+    def __init__(self) -> None:
+        self._slots: Array = np.zeros(MIN_SLOTS, np.uint64)
+        self._num_rows = 0
+        self._old: Array | None = None
+        self._num_old = 0
+        """Rows that the old array knows; those of them below `_moved` are in the new one too."""
+        self._moved = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots."""
+        return self._slots.nbytes + (0 if self._old is None else self._old.nbytes)
+
+    def find(self, row_ids: Array, wanted: Array, rows: Array) -> int:
+        """Write the rows of the wanted ids, -1 for an unknown one; return how many are unknown."""
+        missing = int(find(self._slots, row_ids, wanted, rows))
+        if not missing or self._old is None:
+            return missing
+        (places,) = np.nonzero(rows < 0)
+        found = np.empty(places.size, np.int64)
+        missing = int(find(self._old, row_ids, wanted[places], found))
+        rows[places] = found
+        return missing
+
+    def add(self, row_ids: Array, stop: int) -> None:
+        """Enter the rows from the number of known ones up to `stop`; their ids are not known yet.
+
+        Raises:
+            MemoryError: no room for more slots; nothing has changed.
+        """
+        self._move(row_ids, max(4 * (stop - self._num_rows), MOVED_AT_ONCE))
+        if 4 * stop > 3 * self._slots.size:
+            self._grow(row_ids, stop)
+        insert(self._slots, row_ids, self._num_rows, stop)
+        self._num_rows = stop
+
+    def settled(self, row_ids: Array) -> Array:
+        """End any growing and return the slots, for a loop that removes rows."""
+        self._move(row_ids, self._num_old)
+        return self._slots
+
+    def removed(self, num_rows: int) -> None:
+        """Note that a loop has removed all rows from `num_rows` on."""
+        self._num_rows = num_rows
+
+    def _grow(self, row_ids: Array, num_rows: int) -> None:
+        self.settled(row_ids)
+        size = self._slots.size
+        while 4 * num_rows > 3 * size:
+            size *= 2
+        self._old, self._slots = self._slots, _empty_slots(size)
+        self._num_old, self._moved = self._num_rows, 0
+        self._move(row_ids, MOVED_AT_ONCE)
+
+    def _move(self, row_ids: Array, num_rows: int) -> None:
+        """Enter so many more of the old array's rows into the new one."""
+        if self._old is None:
+            return
+        stop = min(self._num_old, self._moved + num_rows)
+        insert(self._slots, row_ids, self._moved, stop)
+        self._moved = stop
+        if stop == self._num_old:
+            self._old = None
+
+
+_SLOTS = types.Array(types.uint64, 1, "C")
+_READ_SLOTS = types.Array(types.uint64, 1, "C", readonly=True)
+_IDS = types.Array(types.int64, 1, "C", readonly=True)
+_ROWS = types.Array(types.int64, 1, "C")
+
+SIGNATURES: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (find, (_READ_SLOTS, _IDS, _IDS, _ROWS)),
+    (insert, (_SLOTS, _IDS, types.int64, types.int64)),
+)
+"""Each kernel with the one signature that it is compiled for."""

@@ -1,0 +1,113 @@
+"""Ids as users give them, checked and turned into the 64 bits that travel. Pure; numpy alone.
+
+Covers: which arrays are ids, the mapping of uint64, and the sentences of IdError.
+Does not: hash or deduplicate (ps.tables.routing).      Threads: none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ps.errors import IdError
+from ps.manifest.table_spec import TableSpec
+
+Array = np.ndarray[Any, Any]
+
+MAX_IDS = 1 << 24
+"""Ids of one table in one call: 128 MiB of them."""
+
+
+def as_bits(spec: TableSpec, ids: ArrayLike) -> Array:
+    """Return ids as int64, in their shape; of a table of uint64 ids the same bits.
+
+    Nothing is rounded, wrapped or cut: what is not an integer of the table's range is refused.
+
+    Raises:
+        IdError: not integers (also floats without fraction, and bools), or one out of range; the
+            message names table, value and position in the flattened array.
+    """
+    array = _as_array(spec, ids)
+    if array.size > MAX_IDS:
+        raise IdError(
+            f"table {spec.name!r}: {array.size} ids in one call, the limit is {MAX_IDS}; call more "
+            "often with fewer",
+            {"table": spec.name},
+        )
+    if array.dtype == object:
+        return _bits_of_objects(spec, array)
+    if array.dtype.kind not in "iu":
+        raise _not_integers(spec, array)
+    _check_range(spec, array)
+    return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64, copy=False)
+
+
+def from_bits(spec: TableSpec, bits: Array) -> Array:
+    """Return ids as the table's users know them: int64 or uint64."""
+    return bits.view(np.uint64) if spec.id_kind == "uint64" else bits
+
+
+def _as_array(spec: TableSpec, ids: ArrayLike) -> Array:
+    if isinstance(ids, np.ndarray):
+        return ids
+    try:
+        array = np.asarray(ids)
+        if array.dtype.kind == "f":  # numpy rounds lists of integers on both sides of 2^63
+            array = np.array(ids, object)
+    except ValueError as error:
+        raise IdError(f"table {spec.name!r}: ids need one shape: {error}") from error
+    return array if array.size else array.astype(np.int64)
+
+
+def _bits_of_objects(spec: TableSpec, array: Array) -> Array:
+    """Take Python's integers, which may be larger than numpy's."""
+    values = array.reshape(-1).tolist()
+    for place, value in enumerate(values):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+            raise _not_integers(spec, array, place)
+        if not 0 <= value <= spec.largest_id:
+            raise _out_of_range(spec, int(value), place)
+    return np.array(values, np.uint64).view(np.int64).reshape(array.shape)
+
+
+def shown(spec: TableSpec, bits: np.int64) -> int:
+    """Return one id as the table's users know it, for a message."""
+    return int(bits) % 2**64 if spec.id_kind == "uint64" else int(bits)
+
+
+def _check_range(spec: TableSpec, array: Array) -> None:
+    if not array.size:
+        return
+    # Compared as Python integers: numpy would wrap or round where dtypes differ.
+    if int(array.min()) >= 0 and int(array.max()) <= spec.largest_id:
+        return
+    flat = array.ravel()
+    if flat.dtype == np.uint64:
+        outside = flat > np.uint64(spec.largest_id)
+    else:
+        outside = (flat < 0) | (flat > min(spec.largest_id, int(np.iinfo(flat.dtype).max)))
+    place = int(np.argmax(outside))
+    raise _out_of_range(spec, int(flat[place]), place)
+
+
+def _out_of_range(spec: TableSpec, value: object, place: int) -> IdError:
+    hint = ""
+    if spec.id_kind == "int64" and spec.max_id is None:
+        hint = "; for hashes of 64 bits declare the table with id_kind='uint64'"
+    return IdError(
+        f"table {spec.name!r} takes {spec.id_kind} ids 0..{spec.largest_id}, got {value} at "
+        f"position {place}{hint}",
+        {"table": spec.name, "id": str(value), "position": str(place)},
+    )
+
+
+def _not_integers(spec: TableSpec, array: Array, place: int = 0) -> IdError:
+    shown = f"{array.reshape(-1)[place]!r} at position {place}" if array.size else "none"
+    return IdError(
+        f"table {spec.name!r} takes {spec.id_kind} ids, got {shown} in {array.dtype}"
+        f"{list(array.shape)}; convert them to integers yourself, so that nothing is rounded in "
+        "silence",
+        {"table": spec.name, "dtype": str(array.dtype), "position": str(place)},
+    )

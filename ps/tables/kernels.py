@@ -1,0 +1,304 @@
+"""Compiled loops over a table's rows and ids: gather, expand, deduplicate, sum, check, evict.
+
+Covers: everything per id or per number except the index (ps.tables.hash_index), first values
+(ps.tables.initializers) and the update rules (ps.optim.kernels).
+Does not: lock, or decide what to keep.
+Runs in: PS processes, and workers that use tables; imports numba.
+Threads: any; kernels run without the GIL.
+
+No loop uses a number that came from elsewhere as a position without comparing it with the array's
+size first; ids themselves are only ever hashed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+from ps.jit import cache
+from ps.jit.cache import kernel
+from ps.jit.prefetching import prefetch
+from ps.tables import hash_index, initializers
+from ps.tables.hash_index import mix, relink, unlink
+
+Array = np.ndarray[Any, Any]
+
+BUCKET_BITS = 12
+NUM_BUCKETS = 1 << BUCKET_BITS
+"""Virtual buckets of a table: the unit in which ids are dealt to servers and their segments."""
+
+_BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
+_AHEAD = 12
+
+
+@kernel
+def gather(slab: Array, rows: Array, out: Array) -> int:
+    """Copy the values of these rows to `out`; rows below 0 are left out.
+
+    Returns:
+        -1, or the place of the first row number that the slab does not have; then nothing or a
+        part was copied.
+    """
+    flat = slab.reshape(slab.size)
+    width = slab.shape[1]
+    dim = out.shape[1]
+    if dim > width:
+        return 0
+    for i in range(rows.size):
+        if i + _AHEAD < rows.size and 0 <= rows[i + _AHEAD] < slab.shape[0]:
+            prefetch(flat, rows[i + _AHEAD] * width)
+        row = rows[i]
+        if row >= slab.shape[0]:
+            return i
+        if row >= 0:
+            for j in range(dim):
+                out[i, j] = slab[row, j]
+    return -1
+
+
+@kernel
+def mark(versions: Array, rows: Array, version: int) -> int:
+    """Note that these rows were changed in `version`, a number that no row has yet.
+
+    Rows below 0 are left out.
+
+    Returns:
+        -1, or the place of the first row that occurs twice or does not exist.
+    """
+    for i in range(rows.size):
+        row = rows[i]
+        if row >= versions.size or (row >= 0 and versions[row] == version):
+            return i
+        if row >= 0:
+            versions[row] = version
+    return -1
+
+
+@kernel
+def evict(slots: Array, row_ids: Array, versions: Array, slab: Array, victims: Array) -> int:
+    """Remove rows and fill their places with the last ones, so that the rest stays without holes.
+
+    Args:
+        slots: the index; see ps.tables.hash_index.
+        row_ids: the id of each row that there is, and no more.
+        versions: as `row_ids`.
+        slab: as `row_ids`, or longer.
+        victims: row numbers, ascending, each once.
+
+    Returns:
+        How many rows are left.
+    """
+    num_rows = row_ids.size
+    for i in range(victims.size - 1, -1, -1):
+        row = victims[i]
+        if row < 0 or row >= num_rows:
+            continue
+        unlink(slots, row_ids, row)
+        num_rows -= 1
+        if row < num_rows:
+            relink(slots, row_ids, num_rows, row)
+            row_ids[row] = row_ids[num_rows]
+            versions[row] = versions[num_rows]
+            for j in range(slab.shape[1]):
+                slab[row, j] = slab[num_rows, j]
+    return num_rows
+
+
+@kernel
+def check_parts(ids: Array, parts: Array, first_part: int, largest: int, ends: Array) -> int:
+    """Check that ids are arranged by part, and find where each part ends.
+
+    Args:
+        ids: of one table.
+        parts: part of each virtual bucket; see ps.tables.routing.
+        first_part: the receiver's first part; it has `ends.size` of them.
+        largest: the largest id that the table takes, as the bits of an int64.
+        ends: filled with the end of each of the receiver's parts.
+
+    Returns:
+        -1, or the place of the first id that is too large, out of order or somebody else's.
+    """
+    most = np.uint64(largest)
+    at = 0
+    for i in range(ids.size):
+        part = parts[np.int64(mix(ids[i]) >> _BUCKET_SHIFT)] - first_part
+        if np.uint64(ids[i]) > most or part < at or part >= ends.size:
+            return i
+        while at < part:
+            ends[at] = i
+            at += 1
+    while at < ends.size:
+        ends[at] = ids.size
+        at += 1
+    return -1
+
+
+@kernel
+def find_parts(ids: Array, parts: Array, out: Array) -> None:
+    """Write the part of each id to `out`."""
+    for i in range(ids.size):
+        out[i] = parts[np.int64(mix(ids[i]) >> _BUCKET_SHIFT)]
+
+
+@kernel
+def distinct(ids: Array, heads: Array, inverse: Array, unique: Array) -> int:
+    """Find the distinct ids, in the order of their first occurrence.
+
+    Args:
+        ids: any number.
+        heads: scratch, all -1; a power of two, at least twice as many as ids.
+        inverse: filled with the number of each id's distinct id.
+        unique: filled with the distinct ids; as long as `ids`.
+
+    Returns:
+        How many distinct ids there are.
+    """
+    mask = np.uint64(heads.size - 1)
+    found = 0
+    for i in range(ids.size):
+        position = mix(ids[i]) & mask
+        while heads[position] >= 0 and unique[heads[position]] != ids[i]:
+            position = (position + np.uint64(1)) & mask
+        if heads[position] < 0:
+            heads[position] = found
+            unique[found] = ids[i]
+            found += 1
+        inverse[i] = heads[position]
+    return found
+
+
+@kernel
+def arrange(unique: Array, parts: Array, inverse: Array, ends: Array, out: Array) -> None:
+    """Put distinct ids into the order of their parts; within a part their order stays.
+
+    Args:
+        unique: distinct ids.
+        parts: part of each virtual bucket.
+        inverse: changed from places in `unique` to places in `out`.
+        ends: one per part; filled with where each part ends in `out`.
+        out: filled with the ids; as long as `unique`.
+    """
+    starts = np.zeros(ends.size + 1, np.int64)
+    for i in range(unique.size):
+        starts[parts[np.int64(mix(unique[i]) >> _BUCKET_SHIFT)] + 1] += 1
+    for part in range(ends.size):
+        starts[part + 1] += starts[part]
+        ends[part] = starts[part + 1]
+    places = np.empty(unique.size, np.int32)
+    for i in range(unique.size):
+        part = parts[np.int64(mix(unique[i]) >> _BUCKET_SHIFT)]
+        place = starts[part]
+        starts[part] += 1
+        out[place] = unique[i]
+        places[i] = place
+    for i in range(inverse.size):
+        inverse[i] = places[inverse[i]]
+
+
+@kernel
+def expand(values: Array, inverse: Array, out: Array) -> None:
+    """Copy row inverse[i] of `values` to row i of `out`."""
+    for i in range(inverse.size):
+        row = inverse[i]
+        if 0 <= row < values.shape[0]:
+            for j in range(out.shape[1]):
+                out[i, j] = values[row, j]
+
+
+@kernel
+def sum_equal(grads: Array, inverse: Array, out: Array) -> None:
+    """Add row i of `grads` to row inverse[i] of `out`, in the order of i."""
+    for i in range(inverse.size):
+        row = inverse[i]
+        if 0 <= row < out.shape[0]:
+            for j in range(out.shape[1]):
+                out[row, j] += grads[i, j]
+
+
+@kernel
+def count_up(sketch: Array, ids: Array, counts: Array) -> None:
+    """Count each id once more; `counts` gets how often it came, at least (a count-min sketch).
+
+    Only the smallest of an id's counters grow, which keeps collisions rarer.
+
+    Source: Cormode and Muthukrishnan, An Improved Data Stream Summary: The Count-Min Sketch and
+    its Applications, 2005; conservative update after Estan and Varghese, 2002.
+    """
+    width = np.uint64(sketch.shape[1])
+    for i in range(ids.size):
+        low = np.uint16(65_535)
+        bits = mix(ids[i])
+        for k in range(sketch.shape[0]):
+            low = min(low, sketch[k, np.int64(mix(bits + np.uint64(k)) % width)])
+        new = low if low == 65_535 else np.uint16(low + 1)
+        for k in range(sketch.shape[0]):
+            position = np.int64(mix(bits + np.uint64(k)) % width)
+            sketch[k, position] = max(sketch[k, position], new)
+        counts[i] = new
+
+
+@kernel
+def draw(ids: Array, key: int, threshold: int, chosen: Array) -> None:
+    """Choose ids by their hash with `key`, each with probability threshold / 2^53."""
+    for i in range(ids.size):
+        bits = mix(mix(ids[i]) ^ np.uint64(key)) >> np.uint64(11)
+        chosen[i] = bits < np.uint64(threshold)
+
+
+_IDS = types.Array(types.int64, 1, "C", readonly=True)
+_NUMBERS = types.Array(types.int64, 1, "C")
+_PARTS = types.Array(types.int32, 1, "C", readonly=True)
+_INVERSE = types.Array(types.int32, 1, "C")
+_READ_INVERSE = types.Array(types.int32, 1, "C", readonly=True)
+_SLOTS = types.Array(types.uint64, 1, "C")
+
+_CLIENT = (
+    (distinct, (_IDS, _INVERSE, _INVERSE, _NUMBERS)),
+    (arrange, (_IDS, _PARTS, _INVERSE, _NUMBERS, _NUMBERS)),
+)
+_SERVER = (
+    (check_parts, (_IDS, _PARTS, types.int64, types.int64, _NUMBERS)),
+    (find_parts, (_IDS, _PARTS, _INVERSE)),
+    (mark, (_NUMBERS, _IDS, types.int64)),
+    (count_up, (types.Array(types.uint16, 2, "C"), _IDS, _NUMBERS)),
+    (draw, (_IDS, types.int64, types.int64, types.Array(types.boolean, 1, "C"))),
+    *hash_index.SIGNATURES,
+)
+_load_lock = threading.Lock()
+
+
+def _matrices(dtype: str) -> tuple[Any, Any]:
+    element = numba.from_dtype(np.dtype(dtype))
+    return types.Array(element, 2, "C", readonly=True), types.Array(element, 2, "C")
+
+
+def warm_client(dtypes: Iterable[str]) -> int:
+    """Load or compile what a client of tables of these dtypes calls; return how many were new."""
+    found: list[tuple[Any, tuple[Any, ...]]] = list(_CLIENT)
+    for dtype in dtypes:
+        read, write = _matrices(dtype)
+        found += [(expand, (read, _READ_INVERSE, write)), (sum_equal, (read, _READ_INVERSE, write))]
+    return _load(found)
+
+
+def warm_server(dtypes: Iterable[str]) -> int:
+    """Load or compile what a server of tables of these dtypes calls, apart from the rules."""
+    found: list[tuple[Any, tuple[Any, ...]]] = list(_SERVER)
+    for dtype in dtypes:
+        read, write = _matrices(dtype)
+        found += [
+            (gather, (read, _IDS, write)),
+            (evict, (_SLOTS, _NUMBERS, _NUMBERS, write, _IDS)),
+            *initializers.signatures(dtype),
+        ]
+    return _load(found)
+
+
+def _load(signatures: Iterable[tuple[Any, tuple[Any, ...]]]) -> int:
+    with _load_lock:
+        return sum(cache.load(*signature) for signature in signatures)

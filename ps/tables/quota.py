@@ -1,0 +1,119 @@
+"""How many rows a server's share of a table may have, and what is said when it is full.
+
+Covers: the arithmetic of max_rows and max_bytes, and the count that all segments share.
+Does not: evict (ps.tables.segment).      Threads: any; one lock guards the count.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ps.errors import TableFull
+from ps.manifest.table_spec import TableSpec
+
+Array = np.ndarray[Any, Any]
+
+BESIDE_ROW_NBYTES = 40
+"""Bytes that a row takes beside its numbers at most: id, version, and the index at its emptiest."""
+
+
+class NoRoom(Exception):
+    """A segment has too few rows that could go for a push's new ones; others may have some.
+
+    The segment is as it was, but for `refused`: ids of the push that it has not admitted.
+    """
+
+    refused: Array = np.empty(0, np.int64)
+
+
+class Elsewhere(NamedTuple):
+    """How the second attempt of a push makes room in all segments (`Table.locked`)."""
+
+    refused: Array
+    """Ids that the first attempt has not admitted."""
+    drop: Callable[[int], int]
+    """Drops so many rows or more, or none if there are not so many; returns how many."""
+
+
+class Quota:
+    """Rows that the segments of one server may have together.
+
+    Args:
+        spec: the table.
+        row_nbytes: of values and slots of one row.
+        share: this server's part of the table's buckets, in (0, 1]; 0 for a server without any.
+        server: its name, for the error.
+    """
+
+    def __init__(self, spec: TableSpec, row_nbytes: int, share: float, server: str) -> None:
+        limits: list[tuple[float, str]] = []
+        if spec.max_rows is not None:
+            limits.append((spec.max_rows, f"max_rows={spec.max_rows}"))
+        if spec.max_bytes is not None:
+            per_row = row_nbytes + BESIDE_ROW_NBYTES
+            why = f"max_bytes={spec.max_bytes} at {per_row} bytes a row"
+            limits.append((spec.max_bytes / per_row, why))
+        smallest = min(limits, default=None)
+        self.limit = None if smallest is None else max(1, int(smallest[0] * share))
+        """Most rows that this server holds; None: no limit."""
+        self._why = "" if smallest is None else smallest[1]
+        self._server = server
+        self._lock = threading.Lock()
+        self._used = 0
+
+    @property
+    def used(self) -> int:
+        """Rows that there are."""
+        return self._used
+
+    def take(self, num_rows: int) -> int:
+        """Take so many rows, or none; returns how many are lacking, 0 if they were taken."""
+        with self._lock:
+            lacking = 0 if self.limit is None else max(0, self._used + num_rows - self.limit)
+            if not lacking:
+                self._used += num_rows
+            return lacking
+
+    @property
+    def excess(self) -> int:
+        """Rows above the limit: there are some while a checkpoint is read."""
+        return 0 if self.limit is None else max(0, self._used - self.limit)
+
+    def take_anyway(self, num_rows: int) -> None:
+        """Take so many rows, also above the limit."""
+        with self._lock:
+            self._used += num_rows
+
+    def give(self, num_rows: int) -> None:
+        """Give rows back."""
+        with self._lock:
+            self._used -= num_rows
+
+    def full(self, spec: TableSpec, num_rows: int) -> TableFull:
+        """Return the error for rows that do not fit."""
+        rest = "; raise the limit, add servers, or set when_full='lru'"
+        if spec.when_full == "lru":
+            rest = (
+                ", for which rows of its own would have to go; push fewer ids at once, raise the "
+                "limit, or add servers"
+            )
+        return TableFull(
+            f"table {spec.name!r} is full: {self._server} holds {self._used} of at most "
+            f"{self.limit} rows (its share of {self._why}), a push brought {num_rows} new ids to "
+            f"one segment{rest}",
+            {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
+        )
+
+    def outgrown(self, spec: TableSpec) -> TableFull:
+        """Return the error for a checkpoint with more rows than there may be."""
+        return TableFull(
+            f"table {spec.name!r}: the checkpoint has at least {self._used} rows for "
+            f"{self._server}, which holds at most {self.limit} (its share of {self._why}); raise "
+            "the limit, restore into more servers, or set when_full='lru' to leave out the rows "
+            "that were pushed least recently",
+            {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
+        )

@@ -1,0 +1,34 @@
+"""Rows on their way out of a table or into one.
+
+Covers: the types that tables and checkpoints share.      Does not: import numba.
+Threads: none; values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+ROWS_AT_ONCE = 1 << 14
+"""Rows that are copied under a segment's lock: about a millisecond for rows of 256 bytes."""
+
+
+class Batch(NamedTuple):
+    """Rows; arrays of their own."""
+
+    ids: Array
+    """int64[n]; for a table of uint64 ids their bits."""
+    rows: Array
+    """[n, width]: each row its value, then its slots; see ps.optim.row_rules."""
+    versions: Array
+    """int64[n]: the push that changed the row last."""
+
+
+class Dropped(NamedTuple):
+    """Ids whose rows are gone."""
+
+    ids: Array
+    """int64[n]"""

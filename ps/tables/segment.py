@@ -1,0 +1,349 @@
+"""One segment of a table: its rows, their ids, and everything that changes them, under one lock.
+
+Covers: lookup, push with creation of rows, eviction by age, copying rows out and in.
+Does not: know servers or requests (ps.tables.table, ps.server.table_handlers), compile
+(ps.tables.kernels).
+Runs in: PS processes.
+
+Threads: any; the caller of every method holds `lock`, which guards everything.
+Compiled loops run without the GIL, so segments work in parallel.
+
+Rows are numbered 0, 1, 2, … without holes: an evicted row's place is taken by the last one. A row
+is `[value | slot | slot …]` (ps.optim.row_rules) in one piece of memory; id and version stand
+beside it.
+
+Every push gets the next `version`, and its rows remember it. So a row's version says what has
+changed since a checkpoint, which rows were pushed least recently, and (ps.tables.eviction) for
+how long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ps.errors import IdError, TableFull
+from ps.manifest.table_spec import TableSpec
+from ps.tables import kernels
+from ps.tables.admission import Doorman
+from ps.tables.eviction import Ages
+from ps.tables.growable_array import GrowingArray
+from ps.tables.hash_index import HashIndex
+from ps.tables.ids import shown
+from ps.tables.initializers import initialize, key_of, recipe_of
+from ps.tables.quota import Elsewhere, NoRoom, Quota
+from ps.tables.row_snapshot import RowCut
+from ps.tables.rows import Batch
+from ps.tables.table_drops import DropLog
+from ps.tables.table_oldest import RowAges
+
+Array = np.ndarray[Any, Any]
+Update = Callable[[Array, Array, Array], None]
+"""Applies gradients to rows of a slab: (slab, rows, gradients)."""
+
+EVICTED_SHARE = 16
+"""A full segment gives up a 16th of its rows at once: finding the oldest costs a pass over all."""
+
+
+class Pushed(NamedTuple):
+    """What a push did to a segment."""
+
+    added: int = 0
+    refused: int = 0
+    """Ids that were not admitted; their gradients were dropped."""
+    evicted: int = 0
+
+
+class Segment:
+    """Rows of one segment.
+
+    Args:
+        spec: the table.
+        slots: what stands behind the values of a new row; see ps.optim.row_rules.row_starts.
+        quota: rows that the segments of one server may have together.
+        clock: seconds that only grow; for the time to live.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        slots: Array,
+        quota: Quota,
+        clock: Callable[[], float],
+    ) -> None:
+        self.lock = threading.Lock()
+        self.num_rows = 0
+        self.version = 0
+        """Pushes so far; also the step of the rule."""
+        self.drops = DropLog()
+        self.cut: RowCut | None = None
+        """What a save that is under way still needs of the rows."""
+        self._spec = spec
+        self._slot_starts = slots
+        self._quota = quota
+        self._doorman = Doorman(spec)
+        self._ages = Ages(spec.ttl_s, clock)
+        self._recipe = recipe_of(spec.initializer, spec.dim)
+        self._key = key_of(spec.seed)
+        self._reads_zeros = spec.admission.is_selective and spec.admission.unknown == "zeros"
+        self._slab = GrowingArray(np.dtype(spec.dtype), spec.dim + slots.size)
+        self._ids = GrowingArray(np.dtype(np.int64))
+        self._versions = GrowingArray(np.dtype(np.int64))
+        self._index = HashIndex()
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row with its id."""
+        return self._slab.row_nbytes + self._ids.row_nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows with their ids, versions and index."""
+        row_nbytes = self.row_nbytes + self._versions.row_nbytes
+        return self.num_rows * row_nbytes + self._index.nbytes + self._doorman.nbytes
+
+    @property
+    def counts(self) -> Array:
+        """How often ids without a row came, by hash; empty where the table admits all."""
+        return self._doorman.counts
+
+    def lookup(self, ids: Array, out: Array) -> int:
+        """Write the values of these ids to `out`; returns how many have no row.
+
+        Nothing changes: an id without a row gets the values that it would start with, or zeros if
+        the table chooses whom to admit and says so.
+        """
+        rows = np.empty(ids.size, np.int64)
+        missing = self._index.find(self._ids.rows, ids, rows)
+        kernels.gather(self._slab.rows, rows, out)
+        if missing:
+            (places,) = np.nonzero(rows < 0)
+            if self._reads_zeros:
+                out[places] = 0
+            else:
+                initialize(out, places, ids[places], self._recipe, self._key)
+        return missing
+
+    def push(
+        self, ids: Array, grads: Array, update: Update, elsewhere: Elsewhere | None = None
+    ) -> Pushed:
+        """Make the rows that are missing and admitted, then update all: all of it or nothing.
+
+        Args:
+            ids: each once.
+            grads: one row per id, finite.
+            update: the rule with this push's scalars.
+            elsewhere: of the second attempt after NoRoom.
+
+        Raises:
+            TableFull: there is no room for the new rows, and nothing that may be evicted.
+            NoRoom: this segment alone has not enough rows that may be evicted.
+            IdError: an id occurs twice.
+        """
+        evicted = self._evict_old()
+        self.version += 1
+        if not ids.size:
+            return Pushed(evicted=evicted)
+        rows = np.empty(ids.size, np.int64)
+        missing = self._index.find(self._ids.rows, ids, rows)
+        self._keep(rows)
+        before = self._ages_of(ids, rows) if missing else None
+        self._refuse_repeated(ids, kernels.mark(self._versions.rows, rows, self.version))
+        added = 0
+        if before is not None:
+            unknown = ids[rows < 0]
+            wanted = self._admitted(unknown, elsewhere)
+            added = wanted.size
+            try:
+                evicted += self._add(wanted, elsewhere)
+            except (TableFull, NoRoom) as error:
+                self._undo(before)
+                if isinstance(error, NoRoom):
+                    error.refused = np.setdiff1d(unknown, wanted)
+                raise
+            # Again for all: making room moves rows, and only now the new ones are there.
+            refused = self._index.find(self._ids.rows, ids, rows)
+            if refused:
+                rows, grads = rows[rows >= 0], grads[rows >= 0]
+        update(self._slab.rows, rows, grads)
+        return Pushed(added, missing - added, evicted)
+
+    def dump(
+        self, stop: int, max_rows: int, since: int = -1, until: int | None = None
+    ) -> tuple[Batch, int]:
+        """Copy the rows below `stop` of versions above `since`, up to `until`, from the last on.
+
+        Backwards, because eviction moves rows to lower numbers only: a row that is moved between
+        two batches may come twice, the newer copy later, but is never left out.
+
+        Returns:
+            The rows of up to `max_rows` row numbers, and the next `stop`; 0 when there are no more.
+        """
+        stop = min(stop, self.num_rows)
+        start = max(0, stop - max_rows)
+        versions = self._versions.rows[start:stop]
+        is_chosen = versions > since
+        if until is not None:
+            is_chosen &= versions <= until
+        chosen = np.nonzero(is_chosen)[0] + start
+        columns = (self._ids, self._slab, self._versions)
+        return Batch(*(column.rows[chosen] for column in columns)), start
+
+    def load(self, batch: Batch) -> None:
+        """Take over those rows, as `dump` gave them, whose ids have none yet; above the limit, too.
+
+        Raises:
+            TableFull: there is no memory for them.
+            IdError: an id occurs twice in the batch.
+        """
+        self.version = max(self.version, int(batch.versions.max(initial=0)))
+        self._ages.restart()
+        rows = np.empty(batch.ids.size, np.int64)
+        if not self._index.find(self._ids.rows, batch.ids, rows):
+            return
+        new = Batch(*(column[rows < 0] for column in batch))
+        self._refuse_repeated_missing(new.ids)
+        self._quota.take_anyway(new.ids.size)
+        start, stop = self._append(new.ids)
+        self._slab.rows[start:stop] = new.rows
+        self._versions.rows[start:stop] = new.versions
+
+    def row_ages(self) -> RowAges:
+        """Copy ids and versions of all rows."""
+        stop = self.num_rows
+        return RowAges(self._ids.rows[:stop].copy(), self._versions.rows[:stop].copy())
+
+    def drop(self, ids: Array) -> int:
+        """Remove the rows of those ids that have one; returns how many."""
+        rows = np.empty(ids.size, np.int64)
+        self._index.find(self._ids.rows, ids, rows)
+        return self._evict(np.unique(rows[rows >= 0]))
+
+    def forget_ages(self) -> None:
+        """Let no push have been, and all rows be equally old."""
+        self.version = 0
+        self._versions.rows[: self.num_rows] = 0
+
+    def without_slots(self, batch: Batch) -> Batch:
+        """Return rows of any rule with their values, and slots as this rule starts with."""
+        rows = np.empty((batch.ids.size, self._slab.rows.shape[1]), batch.rows.dtype)
+        rows[:, : self._spec.dim] = batch.rows[:, : self._spec.dim]
+        rows[:, self._spec.dim :] = self._slot_starts
+        return Batch(batch.ids, rows, batch.versions)
+
+    def _ages_of(self, ids: Array, rows: Array) -> RowAges:
+        """Return ids and versions of those that have a row."""
+        is_known = rows >= 0
+        return RowAges(ids[is_known], self._versions.rows[rows[is_known]])
+
+    def _undo(self, before: RowAges) -> None:
+        """Let a push not have been that has marked rows of these ages."""
+        rows = np.empty(before.ids.size, np.int64)
+        self._index.find(self._ids.rows, before.ids, rows)  # making room may have moved them
+        self._versions.rows[rows] = before.versions
+        self.version -= 1
+
+    def _admitted(self, missing: Array, elsewhere: Elsewhere | None) -> Array:
+        self._refuse_repeated_missing(missing)
+        if elsewhere is not None:
+            return missing[~np.isin(missing, elsewhere.refused)]
+        if not self._spec.admission.is_selective:
+            return missing
+        return missing[self._doorman.admit(missing, self.version)]
+
+    def _add(self, ids: Array, elsewhere: Elsewhere | None) -> int:
+        """Make rows with their first values; returns how many others were evicted for them."""
+        if not ids.size:
+            return 0
+        evicted = self._take(ids.size, elsewhere)
+        start, stop = self._append(ids)
+        self._versions.rows[start:stop] = self.version
+        initialize(self._slab.rows, np.arange(start, stop), ids, self._recipe, self._key)
+        self._slab.rows[start:stop, self._spec.dim :] = self._slot_starts
+        return evicted
+
+    def _append(self, ids: Array) -> tuple[int, int]:
+        """Make places for rows that the quota has taken; returns the first and the end of them."""
+        start, stop = self.num_rows, self.num_rows + ids.size
+        try:
+            for column in (self._slab, self._ids, self._versions):
+                column.reserve(stop)
+            self._ids.rows[start:stop] = ids
+            self._index.add(self._ids.rows, stop)
+        except MemoryError as error:
+            self._quota.give(ids.size)
+            raise TableFull(
+                f"table {self._spec.name!r}: {error}; lower max_rows or max_bytes, or add servers"
+            ) from error
+        self.num_rows = stop
+        return start, stop
+
+    def _take(self, num_rows: int, elsewhere: Elsewhere | None) -> int:
+        """Take so many rows from the quota, evicting others if the table does that."""
+        evicted = 0
+        while lacking := self._quota.take(num_rows):
+            if self._spec.when_full == "refuse":
+                raise self._quota.full(self._spec, num_rows)
+            oldest = self._oldest(lacking)
+            if oldest.size >= lacking:  # else all of them would not do, so none goes
+                evicted += self._evict(oldest)
+            elif elsewhere is None:
+                raise NoRoom
+            elif dropped := elsewhere.drop(lacking):
+                evicted += dropped
+            else:
+                raise self._quota.full(self._spec, num_rows)
+        return evicted
+
+    def _oldest(self, num_rows: int) -> Array:
+        """Return rows that were pushed least recently, at least so many if there are."""
+        versions = self._versions.rows[: self.num_rows]
+        (others,) = np.nonzero(versions < self.version)
+        wanted = min(others.size, max(num_rows, self.num_rows // EVICTED_SHARE))
+        if not wanted:
+            return others
+        order = np.argpartition(versions[others], wanted - 1)[:wanted]
+        return np.sort(others[order])
+
+    def _evict_old(self) -> int:
+        """Drop the rows that have outlived the time to live."""
+        outlived = self._ages.outlived(self.version)
+        if outlived is None:
+            return 0
+        return self._evict(np.nonzero(self._versions.rows[: self.num_rows] <= outlived)[0])
+
+    def _evict(self, victims: Array) -> int:
+        if not victims.size:
+            return 0
+        self._keep(victims)
+        slots = self._index.settled(self._ids.rows)
+        stop = self.num_rows
+        ids, versions = self._ids.rows[:stop], self._versions.rows[:stop]
+        self.drops.add(ids[victims])
+        left = int(kernels.evict(slots, ids, versions, self._slab.rows, victims))
+        self._index.removed(left)
+        self._quota.give(stop - left)
+        self.num_rows = left
+        return stop - left
+
+    def _keep(self, rows: Array) -> None:
+        """Copy what a save needs of rows that are about to change."""
+        if self.cut is not None:
+            self.cut.keep(rows, (self._ids.rows, self._slab.rows, self._versions.rows))
+
+    def _refuse_repeated_missing(self, missing: Array) -> None:
+        ordered, counts = np.unique(missing, return_counts=True)
+        if ordered.size < missing.size:
+            self._refuse_repeated(ordered, int(counts.argmax()))
+
+    def _refuse_repeated(self, ids: Array, place: int) -> None:
+        if place >= 0:
+            name, number = self._spec.name, shown(self._spec, ids[place])
+            raise IdError(
+                f"table {name!r}: id {number} occurs twice in one push; sum the gradients of equal "
+                "ids first, as ps.client.tables does",
+                {"table": name, "id": str(number)},
+            )

@@ -1,0 +1,309 @@
+"""One server's share of a sparse table: its segments, and what concerns all of them.
+
+Covers: which ids are this server's, lookup and push by segment, rows out and in, counters.
+Does not: change rows itself (ps.tables.segment), answer requests (ps.server.table_handlers).
+Runs in: PS processes.
+Threads: any; each segment has a lock. Whoever needs several takes all, in their order (`locked`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from ps.errors import IdError, NonFiniteGradient
+from ps.manifest.manifest import Hyper, Manifest, TableSpec
+from ps.manifest.rule_spec import Moments
+from ps.optim import kernels
+from ps.optim.row_rules import row_scalars, row_starts, row_width
+from ps.stats.server_stats import TableStats
+from ps.tables import kernels as table_kernels
+from ps.tables.ids import shown
+from ps.tables.kernels import NUM_BUCKETS
+from ps.tables.quota import Elsewhere, NoRoom, Quota
+from ps.tables.routing import parts_of_buckets
+from ps.tables.rows import ROWS_AT_ONCE, Batch
+from ps.tables.segment import EVICTED_SHARE, Pushed, Segment
+from ps.tables.table_oldest import oldest
+
+Array = np.ndarray[Any, Any]
+
+
+class Table:
+    """A table's rows on one server.
+
+    Creating it loads or compiles the kernels that it needs.
+
+    Args:
+        spec: the table.
+        rank: this server's rank.
+        num_servers: servers that share the table.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        *,
+        rank: int,
+        num_servers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec = spec
+        self.dtype: np.dtype[Any] = np.dtype(spec.dtype)
+        table_kernels.warm_server([spec.dtype])
+        kernels.warm([("largest_masked", spec.dtype)])
+        self._update = kernels.sparse_for(spec.rule, spec.dtype, row_steps=spec.row_steps)
+        self._parts = parts_of_buckets(num_servers, spec.segments)
+        self._first_part = rank * spec.segments
+        owned = np.count_nonzero(self._parts // spec.segments == rank)
+        row_nbytes = row_width(spec) * spec.itemsize
+        self._server = f"ps:{rank}"
+        self._quota = Quota(spec, row_nbytes, owned / NUM_BUCKETS, self._server)
+        self.has_left_out = False
+        """Whether a checkpoint had more rows than there may be."""
+        self._spare = 0
+        """Rows above the limit that may be there while a checkpoint is read: to find the oldest
+        takes a pass over all."""
+        if spec.when_full == "lru":
+            self._spare = max(ROWS_AT_ONCE, (self._quota.limit or 0) // EVICTED_SHARE)
+        self.segments = tuple(
+            Segment(spec, row_starts(spec), self._quota, clock) for _ in range(spec.segments)
+        )
+        self._count_lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._last_scalars: tuple[float, Array] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows on this server."""
+        return self._quota.used
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows with their ids, versions and index."""
+        return sum(segment.nbytes for segment in self.segments)
+
+    def cut(self, ids: Array) -> list[slice]:
+        """Return for each segment which of these ids are its.
+
+        Raises:
+            IdError: an id is too large, is another server's, or they are out of order.
+        """
+        ends = np.empty(self.spec.segments, np.int64)
+        bits = self.spec.largest_id
+        largest = bits - 2**64 if bits >= 2**63 else bits
+        bad = table_kernels.check_parts(ids, self._parts, self._first_part, largest, ends)
+        if bad >= 0:
+            raise self._bad_id(ids[bad], int(bad))
+        starts = [0, *ends[:-1].tolist()]
+        return [slice(*pair) for pair in zip(starts, ends.tolist(), strict=True)]
+
+    def lookup(self, at: int, ids: Array, out: Array) -> None:
+        """Write the values of ids of segment number `at` to `out`; changes nothing."""
+        segment = self.segments[at]
+        with segment.lock:
+            missed = segment.lookup(ids, out)
+        self.count(looked_up=ids.size, missed=missed)
+
+    def push(
+        self,
+        at: int,
+        ids: Array,
+        grads: Array,
+        hyper: Hyper,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        """Update rows of segment number `at`, whose lock the caller holds; all or nothing.
+
+        Args:
+            at: number of the segment.
+            ids: as ps.tables.segment.Segment.push.
+            grads: as there.
+            hyper: this push's scalars.
+            elsewhere: for the second attempt; the caller holds all locks then.
+
+        Raises:
+            NonFiniteGradient, TableFull, IdError: the rows are as they were.
+            NoRoom: so they are, and `room_elsewhere` may help.
+        """
+        segment = self.segments[at]
+        self._check_finite(ids, grads)
+        scalars = self._scalars(hyper, segment.version + 1)
+
+        def update(slab: Array, rows: Array, gradients: Array) -> None:
+            self._update(slab, rows, gradients, scalars)
+
+        done: Pushed = segment.push(ids, grads, update, elsewhere)
+        self.count(pushed=ids.size, added=done.added, dropped=done.refused, evicted=done.evicted)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the locks of all segments."""
+        with ExitStack() as stack:
+            for segment in self.segments:
+                stack.enter_context(segment.lock)
+            yield
+
+    def room_elsewhere(self, error: NoRoom, ids: Array) -> Elsewhere:
+        """Return how a push of these ids, to all segments, makes room; use it under all locks."""
+
+        def drop(num_rows: int) -> int:
+            return self._drop_oldest(num_rows, ids)
+
+        return Elsewhere(error.refused, drop)
+
+    def check_hyper(self, hyper: Hyper) -> None:
+        """Refuse scalars that do not fit the rule, before anything is applied."""
+        row_scalars(self.spec, hyper, 1)
+
+    def dump_some(self, at: int, stop: int, max_nbytes: int) -> tuple[Batch, int]:
+        """Copy rows of segment number `at` below `stop`, and say where to go on; 0 at the end."""
+        segment = self.segments[at]
+        with segment.lock:
+            return segment.dump(stop, max(1, max_nbytes // segment.row_nbytes))
+
+    def load(self, batch: Batch) -> int:
+        """Take over those rows of a batch that are this server's; returns how many.
+
+        Any number of servers may have dumped it. Of an id that comes several times the first row
+        stays. There may be some rows too many afterwards: call `fit` at the end.
+
+        Raises:
+            TableFull: they do not fit, and the table does not evict.
+        """
+        taken = 0
+        for segment, own in self._own(batch.ids):
+            with segment.lock:
+                segment.load(Batch(*(column[own] for column in batch)))
+            taken += own.size
+        if self._quota.excess > self._spare:
+            self.fit()
+        return taken
+
+    def fit(self) -> int:
+        """Give up the oldest rows above the limit, in all segments; returns how many.
+
+        Raises:
+            TableFull: there are too many, and the table does not evict.
+        """
+        excess = self._quota.excess
+        if not excess:
+            return 0
+        self.has_left_out = True
+        if self.spec.when_full == "refuse":
+            raise self._quota.outgrown(self.spec)
+        with self.locked():
+            return self._drop_oldest(excess)
+
+    def is_own(self, ids: Array) -> Array:
+        """Return for each id whether it is this server's."""
+        at = self.parts_of(ids) - self._first_part
+        own: Array = (at >= 0) & (at < self.spec.segments)
+        return own
+
+    def forget_ages(self) -> None:
+        """Let no push have been, and all rows be equally old."""
+        for segment in self.segments:
+            segment.forget_ages()
+
+    def without_slots(self, batch: Batch) -> Batch:
+        """Return rows of any rule as this table's rule starts with them."""
+        return self.segments[0].without_slots(batch)
+
+    def parts_of(self, ids: Array) -> Array:
+        """Return the part of each id, counted through all servers."""
+        parts = np.empty(ids.size, np.int32)
+        table_kernels.find_parts(ids, self._parts, parts)
+        return parts
+
+    def count(self, **amounts: int) -> None:
+        """Add to counters of `stats`."""
+        with self._count_lock:
+            for name, amount in amounts.items():
+                self._counts[name] = self._counts.get(name, 0) + amount
+
+    def stats(self) -> TableStats:
+        """The counters as they are now."""
+        with self._count_lock:
+            counts = dict(self._counts)
+        return TableStats(
+            self.spec.name,
+            rows=self.num_rows,
+            max_rows=self._quota.limit,
+            memory_bytes=self.nbytes,
+            **counts,
+        )
+
+    def _drop_oldest(self, num_rows: int, kept: Array | None = None) -> int:
+        """Drop the oldest rows of all segments, whose locks the caller holds.
+
+        Returns how many: so many, or a 16th of all where some ids are kept; none if there are not
+        so many others.
+        """
+        ages = [segment.row_ages() for segment in self.segments]
+        if kept is not None:
+            ages = [each.without(kept) for each in ages]
+            num_others = sum(each.ids.size for each in ages)
+            if num_others < num_rows:
+                return 0
+            num_rows = min(num_others, max(num_rows, self.num_rows // EVICTED_SHARE))
+        victims = oldest(ages, num_rows)
+        return sum(segment.drop(ids) for segment, ids in zip(self.segments, victims, strict=True))
+
+    def _own(self, ids: Array) -> Iterator[tuple[Segment, Array]]:
+        """Give each segment with the places of its ids, where it has some."""
+        parts = self.parts_of(ids) - self._first_part
+        for at, segment in enumerate(self.segments):
+            (own,) = np.nonzero(parts == at)
+            if own.size:
+                yield segment, own
+
+    def _scalars(self, hyper: Hyper, step: int) -> Array:
+        """Return the scalars of a push; the last ones again where only the rate decides."""
+        last = self._last_scalars  # one read: other threads may replace it
+        is_plain = self.spec.row_steps or not isinstance(self.spec.rule, Moments)
+        if is_plain and last is not None and last[0] == hyper.learning_rate:
+            return last[1]
+        scalars = row_scalars(self.spec, hyper, step)
+        if is_plain:
+            self._last_scalars = (hyper.learning_rate, scalars)
+        return scalars
+
+    def _check_finite(self, ids: Array, grads: Array) -> None:
+        count = kernels.count_nonfinite(grads.reshape(-1))
+        if not count:
+            return
+        row = int(np.argmin(np.isfinite(grads).all(axis=1)))
+        number = shown(self.spec, ids[row])
+        raise NonFiniteGradient(
+            f"{count} of {grads.size} values pushed to table {self.spec.name!r} are NaN or "
+            f"infinite, the first for id {number}; its segment is unchanged",
+            {"table": self.spec.name, "id": str(number), "count": str(count)},
+        )
+
+    def _bad_id(self, bits: np.int64, place: int) -> IdError:
+        spec = self.spec
+        number = shown(spec, bits)
+        details = {"table": spec.name, "id": str(number), "position": str(place)}
+        if not 0 <= number <= spec.largest_id:
+            return IdError(
+                f"table {spec.name!r} takes {spec.id_kind} ids 0..{spec.largest_id}, got {number} "
+                f"at position {place} of the request to {self._server}",
+                details,
+            )
+        return IdError(
+            f"table {spec.name!r}: id {number} at position {place} of the request is not "
+            f"{self._server}'s, or out of order; do both sides use the same servers?",
+            details,
+        )
+
+
+def make_tables(manifest: Manifest, *, rank: int, num_servers: int) -> tuple[Table, ...]:
+    """Make a server's shares of the manifest's tables, without rows."""
+    return tuple(Table(spec, rank=rank, num_servers=num_servers) for spec in manifest.tables)
