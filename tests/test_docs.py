@@ -81,7 +81,7 @@ def test_readme_code_compiles_and_imports_what_exists(block):
 @pytest.mark.parametrize("block", _python_blocks())
 def test_readme_code_passes_keywords_that_exist(block):
     from tfos import TFCluster
-    from tfos.context import NodeContext
+    from tfos.worker.context import NodeContext
 
     methods = {"ctx": NodeContext, "cluster": TFCluster, "TFCluster": TFCluster}
     for node in ast.walk(ast.parse(block)):

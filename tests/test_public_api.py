@@ -69,7 +69,7 @@ def test_input_modes_are_reachable_both_ways_and_keep_their_numbers():
 
 
 def test_the_context_has_the_known_members():
-    from tfos.context import NodeContext
+    from tfos.worker.context import NodeContext
 
     source = inspect.getsource(NodeContext.__init__)
     missing = [

@@ -1,6 +1,6 @@
-"""`python -m tfos`: the same as the command `tfos`; see tfos.command."""
+"""`python -m tfos`: the same as the command `tfos`; see tfos.cli.main."""
 
-from tfos.command import main
+from tfos.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """How a cluster saves its parameters, where a run goes on, and what follows when a server dies.
 
 Covers: the settings, checked once on the driver.
-Does not: save (tfos.node.saver, in the chief), restart servers (tfos.node.supervisor).
+Does not: save (tfos.worker.saver, in the chief), restart servers (tfos.node.supervisor).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass
 
 from feeding.filesystem.location import LOCAL, shown
-from tfos import paths
 from tfos.errors import SettingsError
+from tfos.files import paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,17 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from tfos import pickling, preflight, reports, reservation
 from tfos.config import ClusterConfig, InputMode
-from tfos.ending import Ending
-from tfos.errands import Errand
-from tfos.feed_door import FeedDoor
-from tfos.feed_request import FeedRequest
+from tfos.driver import preflight, reservation
+from tfos.driver.shutdown import Ending
+from tfos.driver.start import start_nodes
+from tfos.feed.entry import FeedDoor
+from tfos.feed.feed_request import FeedRequest
+from tfos.monitor import reports
+from tfos.monitor.status import cluster_report
 from tfos.pages import PageCalls
 from tfos.phases import ClusterPhase, require
-from tfos.starting import start_nodes
-from tfos.status import cluster_report
-from tfos.streaming import StreamCalls, Streams
+from tfos.spark import pickling
+from tfos.spark.interruptible import Errand
+from tfos.streaming.streaming import StreamCalls, Streams
 
 DEFAULT_SHUTDOWN_S = 259_200.0
 """Three days, as in TensorFlowOnSpark."""

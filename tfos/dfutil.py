@@ -160,7 +160,7 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
 def _complete(session: Any, path: str) -> str:
     """Return a path on the file system that Spark would take it to be on."""
     from tfos.datasource.listing import path_on
-    from tfos.spark_facts import classic_context
+    from tfos.spark.facts import classic_context
 
     hadoop = classic_context(session)._jsc.hadoopConfiguration()
     return path_on(path, hadoop.get("fs.defaultFS") or "file:///")

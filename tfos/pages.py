@@ -7,9 +7,9 @@ Runs in: the driver.
 from __future__ import annotations
 
 from tfos.control.state import ClusterState
-from tfos.errands import Errand
+from tfos.driver.reservation import Reservation
 from tfos.phases import ClusterPhase
-from tfos.reservation import Reservation
+from tfos.spark.interruptible import Errand
 
 _TENSORBOARD_S = 15.0
 """TensorBoard answers within this time after the start, or its reason is known."""

@@ -1,7 +1,7 @@
 """Arrow record batches of a partition → chunks of about `chunk_bytes`.
 
 Covers: ArrowPacker: cutting batches into chunks, joining the ends of small ones.
-Does not: read columns (arrow_columns), decide what Spark sends (tfos.frame_source).      Pure.
+Does not: read columns (arrow_columns), decide what Spark sends (tfos.feed.dataframe).      Pure.
 """
 
 from __future__ import annotations

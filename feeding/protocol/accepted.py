@@ -1,7 +1,7 @@
 """Which rows of a partition a worker accepted, and where they stand among all it accepted.
 
 Covers: Accepted, as worker, feed task and driver keep it; its packed form.
-Does not: decide what is fed again (tfos.ledger).      Pure.
+Does not: decide what is fed again (tfos.feed.ledger).      Pure.
 
 A worker hands out the rows of an epoch in the order in which it accepted them. So one number per
 epoch, how many rows were trained, tells of each row of each partition whether it was.

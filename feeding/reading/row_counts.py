@@ -4,7 +4,8 @@
           ─► `SourceFile.piece_rows` ─► splits of rows within a piece, found by passing those before
 
 Covers: who counts what, rows of a piece, pieces that have other rows than were counted.
-Does not: know formats (tfrecord_source, text_source, csv_source), ask workers (tfos.counting).
+Does not: know formats (tfrecord_source, text_source, csv_source), ask workers
+(tfos.reading.row_counts).
 Threads: one reader.
 """
 

@@ -1,7 +1,7 @@
 """Rows of a partition in another order in each epoch: a stage between packer and feeder.
 
 Covers: Shuffle; permuting the columns of a window of chunks.
-Does not: order partitions (tfos.feed_sources), look at Python rows.      Pure.
+Does not: order partitions (tfos.feed.sources), look at Python rows.      Pure.
 
 The order is a pure function of seed, epoch, partition and the partition's rows. Rows are numbered
 in the new order. Rows of different types are not mixed: a window ends where the schema changes.

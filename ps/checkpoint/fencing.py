@@ -4,7 +4,7 @@ A server that was replaced while it was frozen does not know it when it is thawe
 takes the next number in a small file beside the checkpoints; who finds a higher one there ends.
 
 Covers: taking a number, noticing a higher one.
-Does not: end the process (ps.cli.serve, tfos.node.server), choose between clients
+Does not: end the process (ps.cli.serve, tfos.node.ps_process), choose between clients
 (ps.client.channel).
 Runs in: PS processes.      Threads: any.
 """

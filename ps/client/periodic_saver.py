@@ -4,7 +4,7 @@ A clock says only when to look: whether there is anything to save is the servers
 
 Covers: when to save, saves that somebody asks for, moments in which none may begin, trying again
 after a save that failed, a last save at the end.
-Does not: save (ps.client.saver), choose the servers (ps.cli.self_saving, tfos.node.saver).
+Does not: save (ps.client.saver), choose the servers (ps.cli.self_saving, tfos.worker.saver).
 Runs in: the chief's process, or that of the first hand-started server.
 Threads: `tfos-saver` saves by time, `save_now` in the thread that calls it; `_lock` is held while a
 save runs. The public calls come from any other thread.

@@ -1,7 +1,7 @@
 """What a restore has undone, as users are told it: once the workers have come back.
 
 Covers: the sentence, and when it is time to say it.
-Does not: count (ps.exactly_once), print or send (ps.cli.serve, tfos.node.server).      Pure; no
+Does not: count (ps.exactly_once), print or send (ps.cli.serve, tfos.node.ps_process).      Pure; no
 threads.
 """
 

@@ -49,7 +49,7 @@ class OneWorker:
 
 def main() -> None:
     args = parse_arguments(__doc__, repeats=5)
-    from tfos.keras.distribute import distribute
+    from tfos.keras.fit.distribute import distribute
 
     hidden, num_steps = (16, 10) if args.toy else (800, 60)
     with served(unix=True) as client, tempfile.TemporaryDirectory() as log_dir:

@@ -18,8 +18,8 @@ from ps.checkpoint.lease import LEASE_NAME, Lease, this_process
 from ps.checkpoint.storage import Storage, storage_at
 from ps.errors import CheckpointError
 from tests.ps_bed import wait_until
-from tfos import remote_lock
-from tfos.remote_storage import Storages
+from tfos.files import lock
+from tfos.files.checkpoint_storage import Storages
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -174,14 +174,14 @@ def elsewhere(**changes: object) -> bytes:
 
 @pytest.mark.fault("F43")
 def test_a_lock_of_another_host_is_taken_away_only_when_it_is_silent(remote, monkeypatch):
-    monkeypatch.setattr(remote_lock, "POLL_S", 0.01)
-    monkeypatch.setattr(remote_lock, "SILENT_S", 30.0)
-    monkeypatch.setattr(remote_lock, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(lock, "POLL_S", 0.01)
+    monkeypatch.setattr(lock, "SILENT_S", 30.0)
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.2)
     put(remote, LOCK, elsewhere())
     with pytest.raises(CheckpointError, match=r"lease.json.lock is kept by host .*, pid \d+ for"):
         Lease(remote, "next").take()
-    monkeypatch.setattr(remote_lock, "SILENT_S", 0.05)
-    monkeypatch.setattr(remote_lock, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(lock, "SILENT_S", 0.05)
+    monkeypatch.setattr(lock, "TIMEOUT_S", 60.0)
     lease = Lease(remote, "next")
     assert lease.take()
     lease.release()
@@ -198,7 +198,7 @@ def test_a_holder_that_lost_its_lock_writes_nothing(remote):
 
 
 def test_a_lock_is_kept_alive_while_it_is_held(remote, monkeypatch):
-    monkeypatch.setattr(remote_lock, "BEAT_S", 0.02)
+    monkeypatch.setattr(lock, "BEAT_S", 0.02)
     with remote.locked(LEASE_NAME):
         wait_until(lambda: b'"beat":3' in get(remote, LOCK), "the third beat")
     assert remote.names() == []
@@ -208,7 +208,7 @@ FILL = """
 import pathlib, sys
 from ps.errors import CheckpointError
 from ps.checkpoint.storage import typed_errors
-from tfos.remote_storage import Storages
+from tfos.files.checkpoint_storage import Storages
 
 staging, target = pathlib.Path(sys.argv[1]), "memory://disk/saves"
 storage = Storages(str(staging))(target)

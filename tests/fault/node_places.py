@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.node_bed import NodeBed
 from tests.spark.marked_processes import MARKER
-from tfos.node import procs
+from tfos.node import procfs
 from tfos.node.bundle import NodeBundle
 
 _TASK = """
@@ -55,7 +55,7 @@ class FakeExecutor:
         self.jvm.wait(10)
 
     def wait_task_gone(self, timeout_s: float = 20.0) -> None:
-        assert procs.wait_exited([self._task_pidfd], timeout_s), "the node task still runs"
+        assert procfs.wait_exited([self._task_pidfd], timeout_s), "the node task still runs"
 
     def close(self) -> None:
         if self.jvm.poll() is None:

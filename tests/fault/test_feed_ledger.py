@@ -17,7 +17,7 @@ from feeding.sender.feeder import FeedReport
 from feeding.sender.shuffle import Shuffle
 from tests.feed_bed import Background, Worker, eventually, feed_task, read_epochs, workers
 from tfos.control.messages import EpochRows
-from tfos.ledger import EpochLedger, num_rows
+from tfos.feed.ledger import EpochLedger, num_rows
 
 ROWS = list(range(1000))
 

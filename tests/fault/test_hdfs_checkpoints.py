@@ -28,10 +28,10 @@ from tests.node_bed import NodeBed, send_signal
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, random_arrays, wait_until
 from tests.tables_bed import ones, table, with_tables
 from tfos.checkpoints import Checkpoints
-from tfos.command import app
+from tfos.cli.main import app
 from tfos.control import messages
-from tfos.node.saver import ChiefSaver
-from tfos.remote_storage import RemoteStorage, Storages
+from tfos.files.checkpoint_storage import RemoteStorage, Storages
+from tfos.worker.saver import ChiefSaver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

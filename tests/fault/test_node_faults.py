@@ -41,7 +41,7 @@ def test_an_exception_arrives_with_the_users_traceback_first(bed):
     lines = failure.traceback.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert "in main_fun" in lines[1]
-    assert "tfos/node/worker.py" not in failure.traceback
+    assert "tfos/worker/process.py" not in failure.traceback
     assert lines[-1] == "ValueError: bad value 17"
     assert run.wait().outcome == "ended", "Spark must not run the user's code again"
     bed.assert_nothing_left()

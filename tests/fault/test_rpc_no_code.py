@@ -20,7 +20,7 @@ from tests.rpc_bed import SERVER, WAIT_S, RawClient, bed
 ROOT = Path(__file__).parent.parent.parent
 NETWORK_CODE = sorted(
     path
-    for place in ("rpc", "ps", "feeding", "tfos/control", "tfos/node/link.py")
+    for place in ("rpc", "ps", "feeding", "tfos/control", "tfos/node/child_link.py")
     for path in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
 )
 BANNED_MODULES = {

@@ -15,10 +15,10 @@ from tests.fault_proxy import Fault
 from tests.proxied_bed import ProxiedCluster
 from tests.proxied_bed import proxied as proxied
 from tests.ps_bed import ADD, cluster, filled, make_manifest, run_all, succeeded
-from tfos import balance
 from tfos.control.members import Member
 from tfos.control.messages import Heartbeat
-from tfos.keras.step_clock import StepClock
+from tfos.keras.step.step_clock import StepClock
+from tfos.monitor import stragglers
 from tfos.topology import plan
 
 HYPER = Hyper(0.5)
@@ -60,10 +60,10 @@ def test_the_slow_worker_is_named(consistency: str):
             return member(f"worker:{rank}", {"steps": STEPS, **clock.spent()})
 
         workers = succeeded(run_all(partial(train, 0, 0.002), partial(train, 1, SLOW_STEP_S)))
-        waits = balance.waits_of(server_members(clients[0]))
-        times = {each.name: balance.step_times(each, waits) for each in workers}
+        waits = stragglers.waits_of(server_members(clients[0]))
+        times = {each.name: stragglers.step_times(each, waits) for each in workers}
         found = {name: each for name, each in times.items() if each is not None}
-        assert balance.straggler(found).startswith("straggler: worker:1 takes")
+        assert stragglers.straggler(found).startswith("straggler: worker:1 takes")
         assert found["worker:1"].compute_s >= STEPS * SLOW_STEP_S
         if consistency == "sync":
             assert found["worker:0"].wait_s > found["worker:0"].push_s
@@ -79,7 +79,7 @@ def test_the_server_behind_a_slow_link_is_named(proxied: Callable[..., ProxiedCl
     for _ in range(3):
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
     assert slow.fired.is_set()
-    loads = {each.name: balance.server_load(each) for each in server_members(client)}
-    note = balance.hot_shard({name: load for name, load in loads.items() if load is not None})
+    loads = {each.name: stragglers.server_load(each) for each in server_members(client)}
+    note = stragglers.hot_shard({name: load for name, load in loads.items() if load is not None})
     assert note.startswith("hot shard: ps:1 takes")
     assert "receiving and sending" in note

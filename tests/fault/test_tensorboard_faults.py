@@ -8,7 +8,7 @@ import pytest
 
 from tests.node_bed import send_signal, wait_forever
 from tfos.control import messages
-from tfos.node import procs
+from tfos.node import procfs
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def test_a_killed_tensorboard_is_told_and_training_goes_on(bed):
     (board,) = [
         pid
         for pid in bed.processes()
-        if procs.parent_of(pid) == bed.registered("worker:0").pid and pid != child
+        if procfs.parent_of(pid) == bed.registered("worker:0").pid and pid != child
     ]
     send_signal(board, signal.SIGKILL)
     bed.event(

@@ -12,9 +12,9 @@ import keras
 
 from feeding.formats.tfrecord.example import Feature
 from tests.tf.training import serving
-from tfos.keras.dataset import BatchDataset
-from tfos.keras.distribute import distribute
-from tfos.reading import FileRows, Reading
+from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.fit.distribute import distribute
+from tfos.reading.reading import FileRows, Reading
 
 STOPS_AFTER = 3
 UNTRAINED_LOSS = 8.0

@@ -16,7 +16,7 @@ from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.restore import verify
 from scripts.local_hdfs.cluster import LocalHdfs
 from tests.spark_programs import EXAMPLES, submit
-from tfos.remote_storage import Storages
+from tfos.files.checkpoint_storage import Storages
 
 STEPS = 63
 """Of an epoch: 4,000 digits in batches of 64, by one worker."""

@@ -10,8 +10,8 @@ import pytest
 
 from feeding.config import FeedConfig
 from feeding.sender.task import FeedTarget, FeedTask
-from tfos.balance import told
 from tfos.control import messages
+from tfos.monitor.stragglers import told
 
 pytestmark = pytest.mark.slow
 

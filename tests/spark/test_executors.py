@@ -15,7 +15,7 @@ import pytest
 from tests.feed_bed import Background
 from tests.spark.conftest import STANDALONE, await_executors, standalones
 from tfos import ClusterConfig, InputMode, NodeFailedError, TFCluster
-from tfos.console import Console
+from tfos.console.console import Console
 from tfos.control.messages import EXECUTOR_LOST
 from tfos.errors import NotEnoughSlots
 from tfos.node import versions

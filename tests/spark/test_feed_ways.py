@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from tfos import ClusterConfig, InputMode, NodeFailedError, TFCluster
-from tfos.arrow_task import ArrowTask
+from tfos.feed.arrow_task import ArrowTask
 
 pytestmark = [
     pytest.mark.spark,
@@ -164,7 +164,7 @@ def train_with_one(spark: Any, arguments: dict[str, Any]) -> None:
 def test_feeders_that_wait_fail_with_a_trainer_that_dies(
     spark, tmp_path, monkeypatch, number, of_feeders, of_train
 ):
-    monkeypatch.setattr("tfos.frame_source.ArrowTask", lambda task: WatchedTask(tmp_path, task))
+    monkeypatch.setattr("tfos.feed.dataframe.ArrowTask", lambda task: WatchedTask(tmp_path, task))
     with pytest.raises(NodeFailedError, match=of_train):
         train_with_one(spark, {"out": str(tmp_path), "signal": int(number), "feeders": 3})
     died_s = float((tmp_path / "died").read_text())

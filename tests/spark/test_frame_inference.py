@@ -79,7 +79,7 @@ def test_rows_keep_their_columns_and_order_and_get_results(sql, cluster):
 @pytest.mark.parametrize("has_arrow_udf", [True, False])
 def test_several_result_columns_by_name_and_by_place(sql, cluster, monkeypatch, has_arrow_udf):
     if not has_arrow_udf:  # as with Spark 4.0
-        monkeypatch.setattr("tfos.frame_answers._arrow_udf", lambda: None)
+        monkeypatch.setattr("tfos.feed.dataframe_inference._arrow_udf", lambda: None)
     named = cluster.inference(
         frame_of(sql, "named", 50), columns=["x", "how"], output="sum double, columns string"
     )

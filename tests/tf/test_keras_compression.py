@@ -10,8 +10,8 @@ import pytest
 
 from tests.tf.training import blobs, serving, together
 from tfos.errors import SettingsError
-from tfos.keras.distribute import distribute
 from tfos.keras.errors import UnsupportedModel
+from tfos.keras.fit.distribute import distribute
 
 tf = pytest.importorskip("tensorflow")
 

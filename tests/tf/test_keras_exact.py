@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.tf.training import blobs, serving, together
-from tfos.keras.distribute import distribute
+from tfos.keras.fit.distribute import distribute
 
 tf = pytest.importorskip("tensorflow")
 

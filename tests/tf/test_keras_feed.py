@@ -11,11 +11,11 @@ from feeding.receiver.feed_queue import FeedStats
 from tests.tf.training import Context, blobs, feed_epochs, offer, rows_of, serving, together
 from tfos.control.messages import BatchReport, TrainBatch
 from tfos.errors import SettingsError
-from tfos.keras.all_epochs import AllEpochs
-from tfos.keras.dataset import FeedDataset
-from tfos.keras.distribute import distribute
+from tfos.keras.data.all_epochs import AllEpochs
+from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.errors import FeedEndedWarning
-from tfos.node.micro_batches import MicroBatches
+from tfos.keras.fit.distribute import distribute
+from tfos.worker.micro_batches import MicroBatches
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 

@@ -16,8 +16,8 @@ from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tests.tf.training import serving, together
-from tfos.keras.distribute import distribute
-from tfos.reading import FileRows, Reading
+from tfos.keras.fit.distribute import distribute
+from tfos.reading.reading import FileRows, Reading
 
 tf = pytest.importorskip("tensorflow")
 

@@ -16,10 +16,10 @@ from feeding.filesystem.registry import filesystem_for
 from tests.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.tf.training import Context, blobs, serving, together
 from tfos.errors import SettingsError
-from tfos.keras.callbacks import callbacks
-from tfos.keras.distribute import distribute
-from tfos.keras.epochs import Report, combine
 from tfos.keras.export import export, load_model
+from tfos.keras.fit.callbacks import callbacks
+from tfos.keras.fit.distribute import distribute
+from tfos.keras.fit.epochs import Report, combine
 
 tf = pytest.importorskip("tensorflow")
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from feeding.arrow.packer import ArrowPacker
 from feeding.config import FeedConfig
 from tests.tf.training import Context, serving
-from tfos.keras.dataset import FeedDataset
-from tfos.keras.distribute import distribute
+from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.fit.distribute import distribute
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 

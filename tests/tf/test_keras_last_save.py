@@ -11,8 +11,8 @@ import pytest
 from ps.manifest.manifest import Manifest
 from tests.tf.training import Servers, blobs, serving
 from tfos.checkpoints import Checkpoints
-from tfos.keras.distribute import distribute
-from tfos.node.saver import ChiefSaver
+from tfos.keras.fit.distribute import distribute
+from tfos.worker.saver import ChiefSaver
 
 pytest.importorskip("tensorflow")
 

@@ -10,7 +10,6 @@ from ps.errors import ManifestMismatch
 from ps.errors import NonFiniteGradient as ServersNonFinite
 from tests.tf.training import blobs, serving
 from tfos.errors import SettingsError
-from tfos.keras.distribute import distribute
 from tfos.keras.errors import (
     NonFiniteGradient,
     NotCompiled,
@@ -18,6 +17,7 @@ from tfos.keras.errors import (
     UnsupportedOptimizer,
     VariablesChanged,
 )
+from tfos.keras.fit.distribute import distribute
 
 tf = pytest.importorskip("tensorflow")
 
@@ -259,7 +259,7 @@ def test_embedding_gradients_are_densified_up_to_a_size(cluster, monkeypatch):
     model = distribute(compiled(embedding()), cluster.contexts[0])
     model.fit(ids, Y[:64], batch_size=32, verbose=0)
     assert cluster.pushes == 2
-    monkeypatch.setattr("tfos.keras.train_step.MAX_DENSIFIED_BYTES", 799)
+    monkeypatch.setattr("tfos.keras.step.train_step.MAX_DENSIFIED_BYTES", 799)
     with serving() as second:
         model = distribute(compiled(embedding()), second.contexts[0])
         with pytest.raises(UnsupportedModel, match=r"800 bytes.*keras\.layers\.Hashing"):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.tf.training import blobs, serving, together
-from tfos.keras.distribute import distribute
 from tfos.keras.errors import UnsupportedModel, UnsupportedOptimizer
+from tfos.keras.fit.distribute import distribute
 
 pytest.importorskip("tensorflow")
 

@@ -11,9 +11,9 @@ import pytest
 from ps.errors import PSError
 from tests.tf.training import blobs, serving
 from tfos.errors import SettingsError
-from tfos.keras.distribute import distribute
-from tfos.keras.replica import Replica
-from tfos.keras.variables import Group
+from tfos.keras.fit.distribute import distribute
+from tfos.keras.step.replica import Replica
+from tfos.keras.step.variables import Group
 
 tf = pytest.importorskip("tensorflow")
 

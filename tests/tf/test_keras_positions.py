@@ -24,8 +24,8 @@ from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.reading import splits
 from tests.tf.training import DEADLINE_S, Context, serving, together
 from tfos.errors import SettingsError, UnsupportedError
-from tfos.keras.distribute import distribute
-from tfos.reading import FileRows, Reading
+from tfos.keras.fit.distribute import distribute
+from tfos.reading.reading import FileRows, Reading
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 

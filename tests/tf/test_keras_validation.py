@@ -8,8 +8,8 @@ import pytest
 
 from tests.tf.training import DEADLINE_S, blobs, offer, rows_of, serving, together
 from tfos.errors import SettingsError
-from tfos.keras.dataset import FeedDataset
-from tfos.keras.distribute import distribute
+from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.fit.distribute import distribute
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 

@@ -43,12 +43,12 @@ class Keras:
         self.optimizer.apply(gradients, self.variables)
 
     def _compute_scalars(self):
-        from tfos.keras import optimizers
+        from tfos.keras.step import optimizers
 
         return self.tf.stack(optimizers.step_scalars(self.optimizer, [self.dtype]))
 
     def rule(self):
-        from tfos.keras import optimizers
+        from tfos.keras.step import optimizers
 
         return optimizers.rule_of(self.optimizer, consistency="sync", decays=True)
 
@@ -283,7 +283,7 @@ def test_rows_of_a_table_equal_kerass_where_zeros_move_nothing(name):
     """Keras updates every row, with a gradient of zero where a batch did not reach; Adam moves."""
     import tensorflow as tf
 
-    from tfos.keras import optimizers
+    from tfos.keras.step import optimizers
 
     rng = np.random.default_rng(5)
     start, optimizer = rng.standard_normal((30, 8)).astype(np.float32), keras_optimizer(name, 0.1)()

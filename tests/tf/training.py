@@ -23,7 +23,7 @@ from ps.client.client import PSClient
 from ps.manifest.manifest import Manifest
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
-from tfos.node.micro_batches import MicroBatches
+from tfos.worker.micro_batches import MicroBatches
 
 DEADLINE_S = 60.0
 _names = itertools.count()
@@ -31,7 +31,7 @@ _names = itertools.count()
 
 @dataclass
 class Context:
-    """What tfos.keras.worker.WorkerContext asks for."""
+    """What tfos.keras.protocols.WorkerContext asks for."""
 
     client: PSClient
     num_workers: int = 1

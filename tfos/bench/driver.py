@@ -26,7 +26,7 @@ from ps.errors import PSError
 from rpc.auth.certificates import TlsCredentials
 from tfos.bench.harness import Bench, Figure
 from tfos.config import ClusterConfig
-from tfos.console import Console
+from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient

@@ -1,7 +1,7 @@
 """How a benchmark measures and reports: interleaved repeats, medians, one JSON line per figure.
 
 Covers: figures, repeats, what every benchmark is given (`Bench`).
-Does not: print (tfos.command does), start servers (tfos.bench.servers).
+Does not: print (tfos.cli.main does), start servers (tfos.bench.servers).
 
 The ratio is always ours divided by the reference, both measured in the same run on one machine.
 """

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.config import ClusterConfig
-from tfos.console import Console
+from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.server import ControlServer
 from tfos.control.state import Action, ClusterState, Send, Warn

@@ -24,7 +24,7 @@ from feeding.reading.discover import data_files, is_plain
 from feeding.reading.splits import SourceFile
 from tfos.datasource.options import TFRecordOptions
 from tfos.datasource.partition_paths import Kind, partition_kinds, partition_values
-from tfos.paths import absolute_path
+from tfos.files.paths import absolute_path
 
 _MAGIC = frozenset("*?[{")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)

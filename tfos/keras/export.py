@@ -20,8 +20,8 @@ import keras
 from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, Location, parse
 from feeding.filesystem.registry import filesystem_for
-from tfos import remote_files
 from tfos.errors import SettingsError
+from tfos.files import transfer
 
 
 class PathContext(Protocol):
@@ -72,7 +72,7 @@ def export(model: Any, path: str, ctx: PathContext) -> str:
         whole = Path(staging) / ("model.keras" if _is_file(target.name) else "model")
         _save(model, whole)
         try:
-            remote_files.upload(whole, target)
+            transfer.upload(whole, target)
         except PathError as error:
             raise SettingsError(f"cannot export to {target}: {error}") from error
     return str(target)
@@ -94,7 +94,7 @@ def load_model(path: str, **options: Any) -> Any:
         return keras.models.load_model(source.path, **options)
     with tempfile.TemporaryDirectory(prefix="tfos-model-") as staging:
         local = Path(staging) / "model.keras"
-        remote_files.download(source, local)
+        transfer.download(source, local)
         return keras.models.load_model(local, **options)
 
 

@@ -13,8 +13,8 @@ from types import TracebackType
 import msgspec
 
 from tfos.control import messages
-from tfos.node.children import Exit
-from tfos.node.link import Raised
+from tfos.node.child_link import Raised
+from tfos.node.supervisor.children import Exit
 
 _FATAL = ("Fatal Python error:", "Current thread ", "Thread 0x")
 

@@ -97,7 +97,10 @@ def launch(spec: SupervisorSpec) -> SupervisorHandle:
     errors_read, errors_write = os.pipe()
     spec = msgspec.structs.replace(spec, status_fd=status_write)
     document = bootstrap.document_fd(
-        "tfos.node.supervisor", _encoder.encode(spec), sys_path=spec.sys_path, detach=True
+        "tfos.node.supervisor.supervisor",
+        _encoder.encode(spec),
+        sys_path=spec.sys_path,
+        detach=True,
     )
     inherited = [document, status_write, *([spec.jvm_pidfd] if spec.jvm_pidfd >= 0 else [])]
     try:

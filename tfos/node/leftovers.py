@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from rpc import endpoint
-from tfos.node import procs
+from tfos.node import procfs
 
 PREFIX = "tfos-"
 _MARK = ".owner.json"
@@ -42,13 +42,13 @@ class Owner(msgspec.Struct, frozen=True):
         """Whether the process has certainly ended."""
         if (self.boot_id, self.pid_namespace) != (endpoint.boot_id(), _pid_namespace()):
             return False
-        pidfd = procs.open_pidfd(self.pid)
+        pidfd = procfs.open_pidfd(self.pid)
         if pidfd is None:
             return True
         try:
             # What cannot be read, as without a free descriptor, is not known to be another's.
-            ticks = procs.start_ticks(self.pid)
-            return procs.wait_exited([pidfd], 0) or ticks not in (None, self.start_ticks)
+            ticks = procfs.start_ticks(self.pid)
+            return procfs.wait_exited([pidfd], 0) or ticks not in (None, self.start_ticks)
         finally:
             os.close(pidfd)
 
@@ -58,7 +58,7 @@ def make_directory(parent: str, cluster_id: str) -> Path:
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     pid = os.getpid()
     owner = Owner(
-        cluster_id, pid, procs.start_ticks(pid) or 0, endpoint.boot_id(), _pid_namespace()
+        cluster_id, pid, procfs.start_ticks(pid) or 0, endpoint.boot_id(), _pid_namespace()
     )
     (path / _MARK).write_bytes(msgspec.json.encode(owner))
     return path

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 
 from tfos.control import messages
+from tfos.node.child_link import Link
 from tfos.node.errors import LinkError
-from tfos.node.link import Link
 
 _logger = logging.getLogger(__name__)
 

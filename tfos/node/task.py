@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfos.node import launch, leftovers, procs, versions
+from tfos.node import launch, leftovers, procfs, versions
 from tfos.node.bundle import NodeBundle
 from tfos.node.errors import NodeStartError, VersionSkew
 from tfos.node.spec import Executor, State, SupervisorSpec
@@ -156,8 +156,8 @@ def _clean_up(executor: Executor) -> None:
 def _refuse_skew(differences: list[versions.Difference]) -> None:
     if not any(difference.is_fatal for difference in differences):
         return
-    jvm_pid = procs.java_ancestor() or 0
-    executor_id = procs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""
+    jvm_pid = procfs.java_ancestor() or 0
+    executor_id = procfs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""
     raise VersionSkew(
         f"executor {executor_id or _LOCAL_MODE_EXECUTOR} on {socket.gethostname()} has other "
         f"versions than the driver:\n{versions.table(differences)}\n"
@@ -172,10 +172,10 @@ def find_executor(bundle: NodeBundle, *, cores: int) -> Executor:
     Two tasks of one executor, several executors of one host and local mode all differ in the
     command line of the JVM above this process, and in nothing that an environment would tell.
     """
-    jvm_pid = procs.java_ancestor() or 0
-    executor_id = procs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""
+    jvm_pid = procfs.java_ancestor() or 0
+    executor_id = procfs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""
     is_local = not executor_id
-    hostname = procs.command_line_option(jvm_pid, "--hostname") if jvm_pid else ""
+    hostname = procfs.command_line_option(jvm_pid, "--hostname") if jvm_pid else ""
     cwd = os.getcwd()
     return Executor(
         executor_id=executor_id or _LOCAL_MODE_EXECUTOR,

@@ -8,14 +8,14 @@ import pytest
 from ps.stats.server_stats import ServerStats, TableStats, WorkerStats
 from rpc.endpoint import Endpoint
 from rpc.histogram import Latency
-from tfos.balance import told
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import WINDOW_BEATS
 from tfos.control.state import ClusterState
+from tfos.monitor.reports import ClusterReport
+from tfos.monitor.status import cluster_report
+from tfos.monitor.stragglers import told
 from tfos.phases import ClusterPhase
-from tfos.reports import ClusterReport
-from tfos.status import cluster_report
 from tfos.topology import plan
 
 NOW = 100.0

@@ -21,9 +21,9 @@ from tests.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.ps_bed import ADD, cluster, filled, make_manifest, wait_until
 from tfos.checkpoints import Checkpoints
 from tfos.config import ClusterConfig
+from tfos.driver.preflight import check_log_dir
 from tfos.errors import SettingsError
-from tfos.node.saver import ChiefSaver
-from tfos.preflight import check_log_dir
+from tfos.worker.saver import ChiefSaver
 
 HYPER = Hyper(1.0)
 

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from tests.fake_spark import FakeSpark
-from tfos import TFCluster, node_jobs
+from tfos import TFCluster
 from tfos.config import ClusterConfig
-from tfos.console import Console
+from tfos.console.console import Console
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
 from tfos.control.state import Action, ClusterState
+from tfos.driver import node_jobs
 from tfos.errors import SettingsError
-from tfos.feed_request import FeedRequest
+from tfos.feed.feed_request import FeedRequest
 from tfos.node.bundle import NodeSettings
 from tfos.phases import ClusterPhase
 from tfos.topology import plan

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from tests.fake_spark import FakeRdd, FakeSpark
-from tfos import ClusterConfig, InputMode, TFCluster, errands, feed_jobs
+from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.control import messages
 from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, SettingsError, UnsupportedError
+from tfos.feed import epochs
 from tfos.node.bundle import NodeBundle
 from tfos.phases import ClusterPhase
+from tfos.spark import interruptible
 
 WAIT_S = 30.0
 CONFIG = ClusterConfig(verbose=False, abort_s=2.0, slot_settle_s=0.2)
@@ -31,7 +33,7 @@ def main_fun(args, ctx):
 
 @pytest.fixture
 def spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark]:
-    monkeypatch.setattr(errands, "_UNWIND_S", WAIT_S)
+    monkeypatch.setattr(interruptible, "_UNWIND_S", WAIT_S)
     made = FakeSpark()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield made
@@ -262,15 +264,15 @@ def test_an_interrupted_train_does_not_end_the_one_of_another_thread(spark, clus
 def test_the_first_trains_of_two_threads_share_their_accounts(spark, cluster, monkeypatch):
     made = []
     both = threading.Barrier(2)
-    make = feed_jobs.FeedJobs.__init__
+    make = epochs.FeedJobs.__init__
 
-    def slowly(self: feed_jobs.FeedJobs, *args: Any) -> None:
+    def slowly(self: epochs.FeedJobs, *args: Any) -> None:
         made.append(self)
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(0.2)
         make(self, *args)
 
-    monkeypatch.setattr(feed_jobs.FeedJobs, "__init__", slowly)
+    monkeypatch.setattr(epochs.FeedJobs, "__init__", slowly)
     with ThreadPoolExecutor(2) as pool:
         for feed in ("input", "second"):
             pool.submit(cluster.train, FakeRdd(spark, [1]), 1, qname=feed)

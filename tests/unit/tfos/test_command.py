@@ -9,15 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 import tfos
-from tfos import command
 from tfos.bench import catalogue
 from tfos.bench.harness import Bench, Figure
+from tfos.cli import main
 
 RUNNER = CliRunner()
 
 
 def called(*arguments: str):
-    return RUNNER.invoke(command.app, list(arguments), env={"COLUMNS": "160"})
+    return RUNNER.invoke(main.app, list(arguments), env={"COLUMNS": "160"})
 
 
 def measure_nothing(bench: Bench) -> None:

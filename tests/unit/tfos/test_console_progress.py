@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from tfos.console import Console, printable
-from tfos.progress import Progress, Sample
-from tfos.reports import EpochReport, TrainReport
+from tfos.console.console import Console, printable
+from tfos.console.progress import Progress, Sample
+from tfos.monitor.reports import EpochReport, TrainReport
 
 
 class _Terminal(io.StringIO):

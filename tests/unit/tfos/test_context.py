@@ -9,13 +9,13 @@ from ps.client.client import PSClient
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
-from tfos.context import NodeContext
 from tfos.control.messages import NodeId, RosterEntry
 from tfos.errors import SettingsError
 from tfos.node.bundle import NodeBundle, NodeSettings
 from tfos.node.errors import NoServersError
-from tfos.node.micro_batches import MicroBatches
 from tfos.node.spec import ChildSpec, Executor
+from tfos.worker.context import NodeContext
+from tfos.worker.micro_batches import MicroBatches
 
 
 def make_context(roster=(), on_progress=lambda _: None, **settings):

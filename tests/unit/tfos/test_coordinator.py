@@ -11,7 +11,7 @@ import pytest
 
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
-from tfos.console import Console
+from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient

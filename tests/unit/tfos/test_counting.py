@@ -15,10 +15,10 @@ from feeding.reading.splits import Split
 from ps.client.client import PSClient
 from ps.errors import RequestTimeout
 from tests.ps_bed import cluster, run_all, succeeded
-from tfos.counting import counted
 from tfos.errors import SettingsError
 from tfos.node.errors import NoServersError
-from tfos.reading import Reading
+from tfos.reading.reading import Reading
+from tfos.reading.row_counts import counted
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first
 
@@ -69,7 +69,7 @@ def rows_of(source: Any) -> int:
 
 
 def test_each_piece_is_read_by_one_worker_and_all_know_all_counts(lines, caplog):
-    caplog.set_level(logging.INFO, "tfos.counting")
+    caplog.set_level(logging.INFO, "tfos.reading.row_counts")
     sources = [Watched(lines) for _ in range(3)]
     with cluster(num_workers=3) as servers:
         workers = [Worker(rank, 3, servers.client(rank)) for rank in range(3)]

@@ -13,12 +13,12 @@ from feeding.sender.task import FeedReport, FeedTask
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
-from tfos.console import Console
+from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.state import Action, ClusterState, Send
 from tfos.errors import FeedError
-from tfos.feed_jobs import FeedJobs
-from tfos.feed_request import FeedRequest
+from tfos.feed.epochs import FeedJobs
+from tfos.feed.feed_request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 

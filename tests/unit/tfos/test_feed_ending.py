@@ -14,16 +14,16 @@ from feeding.sender.task import FeedReport, FeedTask
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
-from tfos.console import Console
+from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member, NodeStatus
 from tfos.control.state import Action, ClusterState
 from tfos.errors import FeedError, NodeFailedError, PhaseError
-from tfos.feed_calls import FeedCall
-from tfos.feed_jobs import FeedJobs
-from tfos.feed_request import FeedRequest
-from tfos.feed_watch import FeedWatch
+from tfos.feed.epochs import FeedJobs
+from tfos.feed.feed_request import FeedRequest
+from tfos.feed.request import FeedCall
+from tfos.feed.watch import FeedWatch
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -108,7 +108,7 @@ def failure_of(cluster: Cluster, error: Exception) -> Exception:
 
 
 def test_a_job_that_fails_before_the_phase_changes_is_a_symptom_of_the_stop(cluster, monkeypatch):
-    monkeypatch.setattr("tfos.feed_watch._BLAME_S", 0.0)  # a stop that has begun is waited for
+    monkeypatch.setattr("tfos.feed.watch._BLAME_S", 0.0)  # a stop that has begun is waited for
     cluster.stop_workers()
     found = failure_of(cluster, CLOSED)
     assert isinstance(found, PhaseError)

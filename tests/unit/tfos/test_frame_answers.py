@@ -8,8 +8,8 @@ from feeding.config import FeedConfig
 from feeding.sender.task import InferenceTask
 from rpc.auth.handshake import Credentials
 from tfos.errors import SettingsError
-from tfos.feed_request import FeedRequest
-from tfos.frame_answers import answered
+from tfos.feed.dataframe_inference import answered
+from tfos.feed.feed_request import FeedRequest
 
 
 class ConnectFrame:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfos.errors import SettingsError
-from tfos.keras.columns import RowMapper
+from tfos.keras.data.columns import RowMapper
 
 MATRIX = np.arange(12.0).reshape(3, 4)
 LABELS = np.array([1, 0, 1])

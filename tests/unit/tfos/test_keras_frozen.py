@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ps.errors import WorkerLost
-from tfos.keras import frozen
+from tfos.keras.step import attach
 
 
 class Variable:
@@ -29,7 +29,7 @@ def other_worker(answer):
 
 
 def test_a_weight_arrives_in_pieces(monkeypatch):
-    monkeypatch.setattr(frozen, "PIECE_BYTES", 8)
+    monkeypatch.setattr(attach, "PIECE_BYTES", 8)
     chiefs = np.arange(15, dtype=np.float32).reshape(3, 5)
     data = chiefs.tobytes()
 
@@ -38,11 +38,11 @@ def test_a_weight_arrives_in_pieces(monkeypatch):
         return data[start : start + 8]
 
     weights = [Variable(np.zeros((3, 5), np.float32)), Variable(np.zeros((0, 2), np.float32))]
-    frozen.share(other_worker(piece), weights, seeds=False)
+    attach.share(other_worker(piece), weights, seeds=False)
     np.testing.assert_array_equal(weights[0].value, chiefs)
 
 
 def test_a_chief_that_is_gone_is_an_error_and_not_the_end_of_the_data():
     weight = Variable(np.ones(3, np.float32))
     with pytest.raises(WorkerLost, match="'embedding/embeddings'; start the training again"):
-        frozen.share(other_worker(lambda _: b""), [weight], seeds=False)
+        attach.share(other_worker(lambda _: b""), [weight], seeds=False)

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from ps.errors import RequestTimeout
-from tfos.keras import in_flight
-from tfos.keras.in_flight import InFlight
+from tfos.keras.step import pipeline
+from tfos.keras.step.pipeline import InFlight
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_an_interrupted_wait_forgets_no_push():
 
 
 def test_a_push_beyond_its_own_deadline_is_an_error(monkeypatch):
-    monkeypatch.setattr(in_flight, "GRACE_S", 0.0)
+    monkeypatch.setattr(pipeline, "GRACE_S", 0.0)
     gate = threading.Event()
     line: InFlight[bool] = InFlight(lambda: 0.01)
     line.submit(gate.wait)

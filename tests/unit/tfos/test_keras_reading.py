@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from tfos.keras.epoch_length import EpochLength
-from tfos.keras.prefetch import Prefetcher
+from tfos.keras.data.epoch_length import EpochLength
+from tfos.keras.data.prefetch import Prefetcher
 
 DEADLINE_S = 10.0
 END = "end"

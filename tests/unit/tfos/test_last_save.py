@@ -15,7 +15,7 @@ from ps.checkpoint.storage import storage_at
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, wait_until
-from tfos.last_save import LastSave
+from tfos.driver.final_checkpoint import LastSave
 
 pytestmark = pytest.mark.fault("F15")
 MANIFEST = make_manifest(rule=ADD)

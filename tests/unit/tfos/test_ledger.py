@@ -12,7 +12,7 @@ from feeding.protocol.accepted import Accepted
 from feeding.protocol.row_ranges import RowRanges
 from feeding.sender.feeder import FeedReport
 from tfos.control.messages import EpochRows
-from tfos.ledger import EpochLedger, Rows, num_rows
+from tfos.feed.ledger import EpochLedger, Rows, num_rows
 
 NAMES = [f"worker:{rank}" for rank in range(3)]
 

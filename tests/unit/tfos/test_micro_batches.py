@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
-from tfos.node.micro_batches import NOTE, MicroBatches
+from tfos.worker.micro_batches import NOTE, MicroBatches
 
 
 class Client:

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tfos.node import bootstrap, children, procs
+from tfos.node import bootstrap, procfs
+from tfos.node.supervisor import children
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_a_child_tells_how_it_ended(command, expected):
     os.close(write)
     child = children.Child(process.pid, read, None)
     process.returncode = 0
-    assert procs.wait_exited([child.pidfd], 10)
+    assert procfs.wait_exited([child.pidfd], 10)
     how = child.reap()
     assert how is not None
     assert (how.exit_code, how.signal_number) == expected

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from tfos.node.children import Exit
 from tfos.node.failure import describe_exit, fatal_dump, user_traceback
+from tfos.node.supervisor.children import Exit
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from tfos.control import messages
+from tfos.node.child_link import MAX_MESSAGE_BYTES, FromChild, Link, Progress, Raised
 from tfos.node.errors import LinkError
-from tfos.node.link import MAX_MESSAGE_BYTES, FromChild, Link, Progress, Raised
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfos.node.logs import (
+from tfos.node.supervisor.log_buffer import (
     BURST_LINES,
     LINES_PER_S,
     MAX_LINE_CHARS,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tfos.node.loop import EventLoop
+from tfos.node.supervisor.event_loop import EventLoop
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tfos.node import procs
+from tfos.node import procfs
 
 WAIT_S = 30.0
 
@@ -39,8 +39,8 @@ spared.kill(); spared.wait()
 def test_parent_is_read_past_any_process_name():
     child = subprocess.Popen(["bash", "-c", "exec -a 'a) S 1 (b' sleep 1000"])
     try:
-        assert procs.parent_of(child.pid) == os.getpid()
-        assert procs.parent_of(2**22 + 1) is None
+        assert procfs.parent_of(child.pid) == os.getpid()
+        assert procfs.parent_of(2**22 + 1) is None
     finally:
         child.kill()
         child.wait()
@@ -61,14 +61,14 @@ def test_descendants_are_killed_across_sessions_and_the_spared_child_is_not():
 
 def test_an_ended_process_is_seen_and_a_running_one_is_waited_for():
     child = subprocess.Popen(["sleep", "1000"])
-    pidfd = procs.open_pidfd(child.pid)
+    pidfd = procfs.open_pidfd(child.pid)
     assert pidfd is not None
-    assert procs.wait_exited([pidfd], 0) is False
+    assert procfs.wait_exited([pidfd], 0) is False
     child.kill()
-    assert procs.wait_exited([pidfd], WAIT_S) is True
+    assert procfs.wait_exited([pidfd], WAIT_S) is True
     child.wait()
     os.close(pidfd)
-    assert procs.open_pidfd(child.pid) is None
+    assert procfs.open_pidfd(child.pid) is None
 
 
 def test_options_of_a_command_line_are_found():
@@ -83,11 +83,11 @@ def test_options_of_a_command_line_are_found():
         # The kernel shows the command line a moment after Popen returns.
         assert spark.stdout is not None
         assert spark.stdout.readline() == b"up\n"
-        assert procs.command_line_option(spark.pid, "--executor-id") == "3"
-        assert procs.command_line_option(spark.pid, "--hostname") == "host-b"
-        assert procs.command_line_option(spark.pid, "--cores") == ""
-        assert procs.command_line_option(child.pid, "--executor-id") == ""
-        assert procs.java_ancestor() is None
+        assert procfs.command_line_option(spark.pid, "--executor-id") == "3"
+        assert procfs.command_line_option(spark.pid, "--hostname") == "host-b"
+        assert procfs.command_line_option(spark.pid, "--cores") == ""
+        assert procfs.command_line_option(child.pid, "--executor-id") == ""
+        assert procfs.java_ancestor() is None
     finally:
         for process in (child, spark):
             process.kill()
@@ -98,4 +98,4 @@ def test_options_of_a_command_line_are_found():
 
 
 def test_oom_kills_are_counted_where_the_cgroup_tells():
-    assert procs.oom_kills() >= 0
+    assert procfs.oom_kills() >= 0

@@ -42,9 +42,9 @@ def test_a_partition_without_exactly_one_node_is_refused(count):
 def jvm(monkeypatch):
     """Pretend that this process lies below an executor's JVM."""
     options: dict[str, str] = {}
-    monkeypatch.setattr("tfos.node.procs.java_ancestor", lambda: 4711)
+    monkeypatch.setattr("tfos.node.procfs.java_ancestor", lambda: 4711)
     monkeypatch.setattr(
-        "tfos.node.procs.command_line_option", lambda _, name: options.get(name, "")
+        "tfos.node.procfs.command_line_option", lambda _, name: options.get(name, "")
     )
     for name in ("SPARK_LOCAL_IP", "LOCAL_DIRS", "SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS"):
         monkeypatch.delenv(name, raising=False)

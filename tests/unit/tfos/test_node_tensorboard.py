@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tfos.control.messages import TensorBoardUp
-from tfos.node import tensorboard
-from tfos.node.loop import EventLoop
+from tfos.node.supervisor import tensorboard
+from tfos.node.supervisor.event_loop import EventLoop
 
 
 @pytest.mark.parametrize(

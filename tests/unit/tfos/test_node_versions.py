@@ -7,7 +7,7 @@ import pytest
 from tfos.node import versions
 from tfos.node.errors import VersionSkew
 from tfos.node.task import NodeTask
-from tfos.spark_jobs import reason_of
+from tfos.spark.jobs import reason_of
 
 DRIVER = {"tfos": "1.2.0", "python": "3.11.7", "numpy": "2.4.6", "keras": "3.15.1"}
 

@@ -9,7 +9,7 @@ import tempfile
 import msgspec
 import pytest
 
-from tfos.node import leftovers, procs
+from tfos.node import leftovers, procfs
 from tfos.node.spec import Executor
 from tfos.node.workspace import Workspace
 
@@ -126,7 +126,7 @@ def test_only_what_is_certainly_nobodys_is_swept(tmp_path):
 
 def test_what_an_owner_that_cannot_be_looked_up_holds_is_not_touched(tmp_path, monkeypatch):
     made = leftovers.make_directory(str(tmp_path), "c1")
-    monkeypatch.setattr(procs, "start_ticks", lambda pid: None)  # as without a free descriptor
+    monkeypatch.setattr(procfs, "start_ticks", lambda pid: None)  # as without a free descriptor
     assert leftovers.sweep(str(tmp_path)) == []
     assert made.is_dir()
 

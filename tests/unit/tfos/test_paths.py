@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tfos.paths import absolute_path
+from tfos.files.paths import absolute_path
 
 HDFS = "hdfs://nn:8020"
 

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 from tfos.errors import NotPicklable
-from tfos.pickling import pickle_main_fun
+from tfos.spark.pickling import pickle_main_fun
 
 LOCK = threading.Lock()
 

@@ -4,14 +4,15 @@ import math
 
 import pytest
 
-from tfos import preflight, spark_facts
 from tfos.config import ClusterConfig, InputMode
+from tfos.driver import preflight
 from tfos.errors import ConfigError, SettingsError, UnsupportedError
+from tfos.spark import facts
 
 
-def _facts(master: str, **conf: str) -> spark_facts.SparkFacts:
+def _facts(master: str, **conf: str) -> facts.SparkFacts:
     settings = {key.replace("_", "."): value for key, value in conf.items()}
-    return spark_facts.SparkFacts(master, "app", settings, "hdfs://nn:8020")
+    return facts.SparkFacts(master, "app", settings, "hdfs://nn:8020")
 
 
 @pytest.mark.fault("F22")
@@ -99,13 +100,13 @@ _ConnectSession.__module__ = "pyspark.sql.connect.session"
 
 def test_a_connect_session_is_refused_with_a_way_out():
     with pytest.raises(UnsupportedError, match=r"Spark Connect.*spark\.api\.mode=classic"):
-        spark_facts.classic_context(_ConnectSession())
+        facts.classic_context(_ConnectSession())
 
 
 @pytest.mark.parametrize("value", [None, "local[4]", 3])
 def test_what_is_no_spark_is_refused(value):
     with pytest.raises(UnsupportedError, match="must be a SparkContext"):
-        spark_facts.classic_context(value)
+        facts.classic_context(value)
 
 
 def test_two_options_of_tensorflowonspark_are_refused():

@@ -12,7 +12,7 @@ from feeding.errors import PathError
 from feeding.filesystem.local import LocalFileSystem
 from feeding.filesystem.location import parse
 from tests.hostile_names import NAMES_THAT_LEAD_ASTRAY
-from tfos.remote_files import download, file_pieces, upload
+from tfos.files.transfer import download, file_pieces, upload
 
 
 def tree(root: Path) -> dict[str, bytes]:

@@ -9,14 +9,14 @@ import pytest
 
 from tfos.checkpoints import Checkpoints
 from tfos.control import messages
-from tfos.node import restarts
-from tfos.node.restarts import Restarts
+from tfos.node.supervisor import restart_policy
+from tfos.node.supervisor.restart_policy import Restarts
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(restart_policy, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -52,7 +52,7 @@ def test_a_server_that_dies_again_and_again_is_started_later_each_time_then_no_m
 def test_a_server_that_served_for_long_is_started_at_once_and_old_restarts_are_forgiven(clock):
     made = restarts_of(2)
     assert [lived(made, clock, seconds) for seconds in (1.0, 1.0, 1.0)] == [0.0, 0.5, None]
-    clock[0] += restarts.WINDOW_S
+    clock[0] += restart_policy.WINDOW_S
     assert [lived(made, clock, seconds) for seconds in (60.0, 1.0)] == [0.0, 0.0]
     assert made.count == 4, "incarnations never repeat"
     assert made.report(SimpleNamespace()).count == 2  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def test_a_server_that_served_for_long_is_started_at_once_and_old_restarts_are_f
 
 def test_a_server_may_die_more_often_than_a_delay_can_be_doubled(clock):
     made = restarts_of(3000)
-    assert [lived(made, clock, 1.0) for _ in range(2000)][-1] == restarts.MAX_DELAY_S
+    assert [lived(made, clock, 1.0) for _ in range(2000)][-1] == restart_policy.MAX_DELAY_S
 
 
 def test_workers_are_not_restarted(clock):

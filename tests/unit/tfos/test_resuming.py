@@ -13,7 +13,7 @@ from feeding.reading.splits import SourceFile
 from ps.manifest.manifest import WorkerRank
 from ps.server.rendezvous import Rendezvous
 from tfos.errors import SettingsError
-from tfos.resuming import course_of, files_note, position_note
+from tfos.reading.resume import course_of, files_note, position_note
 
 
 class Servers:

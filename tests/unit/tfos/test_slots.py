@@ -8,7 +8,7 @@ import pytest
 
 from tfos.config import ClusterConfig, InputMode
 from tfos.errors import NotEnoughSlots
-from tfos.slots import Executor, Offer, SlotWait, shortage, workers_hold_slots
+from tfos.spark.slots import Executor, Offer, SlotWait, shortage, workers_hold_slots
 from tfos.topology import plan
 
 

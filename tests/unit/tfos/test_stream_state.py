@@ -9,8 +9,8 @@ import types
 import pytest
 
 from tests.feed_bed import eventually
-from tfos.reports import EpochReport
-from tfos.stream_state import QueryState, Run, StreamLag, StreamStopped
+from tfos.monitor.reports import EpochReport
+from tfos.streaming.state import QueryState, Run, StreamLag, StreamStopped
 
 
 def report(rows: int) -> EpochReport:

@@ -10,8 +10,8 @@ import pytest
 
 from tfos.errors import FeedError
 from tfos.phases import ClusterPhase
-from tfos.stream_state import QueryState, Run
-from tfos.stream_training import StreamTraining
+from tfos.streaming.handle import StreamTraining
+from tfos.streaming.state import QueryState, Run
 
 
 def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_after_an_error():

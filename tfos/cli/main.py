@@ -1,0 +1,218 @@
+"""The command `tfos`: what a user asks for in a terminal.
+
+Covers: its arguments, tables and JSON lines on standard output, errors as one line.
+Does not: anything itself; each command imports its part when it is run.
+Runs in: its own process; `import tfos` does not load this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import tfos
+
+if TYPE_CHECKING:
+    from ps.checkpoint.storage import Storage
+    from tfos.bench.harness import Bench, GivenServers, Line
+
+FAILED_STATUS = 2
+MAX_PORT = 65535
+LOOK_PATIENCE_S = 20.0
+"""For servers that are away while somebody waits at a terminal."""
+SERVERS_HELP = (
+    "Measure these servers (HOST:PORT,HOST:PORT,... in the order of their ranks) that "
+    "`python -m ps.server --num-workers 1` has started, instead of own ones. They must be EMPTY "
+    "and are seeded; restart them for another benchmark."
+)
+
+app = typer.Typer(
+    name="tfos",
+    help="Parameter servers on Spark executors for Keras 3.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"tfos {tfos.__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """What stands before a command's name."""
+
+
+@app.command()
+def bench(  # noqa: PLR0913  # one parameter per option
+    name: Annotated[str, typer.Argument(help="Which one; without it they are listed.")] = "",
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="One JSON line per figure instead of a table.")
+    ] = False,
+    toy: Annotated[bool, typer.Option(help="Only show that it still works.")] = False,
+    repeats: Annotated[int, typer.Option(min=0, help="How often; 0: its own choice.")] = 0,
+    servers: Annotated[str, typer.Option(metavar="HOST:PORT,...", help=SERVERS_HELP)] = "",
+    secret_file: Annotated[
+        str, typer.Option(metavar="FILE", help="The secret of --servers, mode 0600.")
+    ] = "",
+    cluster_id: Annotated[
+        str, typer.Option(metavar="NAME", help="The cluster id of --servers.")
+    ] = "",
+) -> None:
+    """Measure this machine: ours against the plain way, in turns, in one run."""
+    from ps.errors import PSError
+    from rpc.errors import RpcError
+    from tfos.bench import catalogue
+    from tfos.bench.harness import Bench
+
+    if not name:
+        _list((each, catalogue.question(each)) for each in catalogue.NAMES)
+        return
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    command = " ".join(["tfos", *sys.argv[1:]])
+    try:
+        asked = servers or secret_file or cluster_id
+        given = _given(servers, secret_file, cluster_id) if asked else None
+        run = Bench(command, toy=toy, given_repeats=repeats or None, given_servers=given)
+        _run(name, run, json_lines)
+    except ModuleNotFoundError as error:
+        _fail(f"{name} compares with {error.name}, which is not installed; pip install 'tfos[cpu]'")
+    except (PSError, RpcError, OSError) as error:
+        _fail(str(error))
+
+
+@app.command()
+def inspect(
+    directory: Annotated[str, typer.Argument(help="A path, or a URL such as hdfs://…")],
+    json_lines: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Print what each checkpoint in a directory holds and if it is whole."""
+    from ps.cli import checkpoints
+
+    _looking(directory, lambda root: checkpoints.show(root, as_json=json_lines))
+
+
+@app.command()
+def export(
+    directory: Annotated[str, typer.Argument(help="A path, or a URL such as hdfs://…")],
+    npz: Annotated[str, typer.Option(metavar="OUT", help="The local file to write.")],
+    step: Annotated[int, typer.Option(help="Default: the newest that is whole.")] = -1,
+    slots: Annotated[bool, typer.Option(help="The optimizer's slots as well.")] = False,
+) -> None:
+    """Write one checkpoint's parameters for numpy.load."""
+    from ps.cli import checkpoints
+
+    at = None if step < 0 else step
+    _looking(directory, lambda root: checkpoints.export(root, npz, step=at, slots=slots))
+
+
+def _looking(directory: str, work: Callable[[Storage], int]) -> None:
+    from feeding.filesystem.config import FileSystemConfig
+    from ps.errors import PSError
+    from tfos.files.checkpoint_storage import Storages
+
+    try:
+        status = work(Storages(config=FileSystemConfig(patience_s=LOOK_PATIENCE_S))(directory))
+    except (PSError, OSError) as error:
+        _fail(str(error))
+    else:
+        raise typer.Exit(status)
+
+
+def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
+    from ps.cli.secret_file import read_secret
+    from ps.errors import SettingsError
+    from rpc.auth.handshake import Credentials
+    from rpc.endpoint import Endpoint
+    from tfos.bench.harness import GivenServers
+
+    if not (servers and secret_file and cluster_id):
+        raise SettingsError(
+            "--servers, --secret-file and --cluster-id go together: where the servers listen, and "
+            "what they were started with"
+        )
+    endpoints = []
+    for place in servers.split(","):
+        host, _, port = place.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+            raise SettingsError(f"--servers takes HOST:PORT,HOST:PORT,... and got {place!r}")
+        endpoints.append(Endpoint(host.strip("[]"), int(port)))
+    return GivenServers(tuple(endpoints), Credentials(cluster_id, read_secret(Path(secret_file))))
+
+
+def _run(name: str, run: Bench, json_lines: bool) -> None:
+    from tfos.bench import catalogue
+
+    if json_lines:
+        run.on_line = _write_json
+        catalogue.run(name, run)
+        return
+    with Console(stderr=True).status(f"{name}: {_question(name)}") as status:
+        run.on_line = lambda line: status.update(f"{name}: measured {line['name']}")
+        catalogue.run(name, run)
+    Console().print(_table(name, run.lines))
+
+
+def _question(name: str) -> str:
+    from tfos.bench import catalogue
+
+    return catalogue.question(name) if name in catalogue.NAMES else ""
+
+
+def _list(questions: Iterable[tuple[str, str]]) -> None:
+    table = Table(box=None, title="tfos bench NAME", title_justify="left")
+    table.add_column("NAME")
+    table.add_column("question")
+    for name, text in questions:
+        table.add_row(name, text)
+    Console().print(table)
+
+
+def _table(name: str, lines: list[Line]) -> Table:
+    """Show medians, in brackets the smallest and the largest value."""
+    table = Table(title=f"tfos bench {name}", title_justify="left", caption_justify="left")
+    for column in ("what", "ours", "reference", "ratio"):
+        table.add_column(column, overflow="fold")
+    for line in lines:
+        reference = line["reference"]
+        beside = f"{reference['name']}: {_cell(reference, line['unit'])}" if reference else ""
+        ratio = "" if line["ratio"] is None else f"{line['ratio']:.2f}"
+        table.add_row(line["name"], _cell(line["ours"], line["unit"]), beside, ratio)
+    versions = lines[0]["versions"] if lines else {}
+    table.caption = ", ".join(f"{key} {value}" for key, value in versions.items())
+    return table
+
+
+def _cell(side: dict[str, Any], unit: str) -> str:
+    return f"{side['median']:g} {unit} ({side['min']:g} to {side['max']:g})"
+
+
+def _write_json(line: Line) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _fail(text: str) -> None:
+    sys.stderr.write(f"tfos: {text}\n")
+    raise typer.Exit(FAILED_STATUS)

@@ -1,0 +1,1 @@
+"""What the driver prints: lines, progress, tables."""

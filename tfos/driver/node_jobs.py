@@ -1,0 +1,206 @@
+"""The Spark jobs that start nodes: one per role, parameter servers first.
+
+Covers: bundles with each node's own keys, the jobs, what their end means.
+Does not: run on executors (node.task), decide about nodes (control.state).
+Runs in: the driver.
+Threads: `start` and `end` from any; a start that `end` overtakes submits nothing more. Each job
+reports its end on its own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.control.authority import ClusterAuthority
+from tfos.control.coordinator import Coordinator
+from tfos.control.members import NodeStatus
+from tfos.control.state import Action, ClusterState
+from tfos.node import versions
+from tfos.node.bundle import NodeBundle, NodeSettings
+from tfos.node.task import NodeTask
+from tfos.phases import ClusterPhase
+from tfos.spark.jobs import SparkJob, reason_of, was_cancelled
+from tfos.topology import PlannedNode
+
+NODE_JOB_FAILED = "NodeJobFailed"
+"""`NodeFailure.error_type`: Spark gave up on the job that holds this node's task."""
+_NOT_SERVING = (NodeStatus.MISSING, NodeStatus.REGISTERED)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKeys:
+    """What node tasks need to prove that they belong to this cluster."""
+
+    cluster_id: str
+    authority: ClusterAuthority
+    rpc_secret: bytes
+
+    def __repr__(self) -> str:
+        return f"NodeKeys({self.cluster_id!r})"
+
+    def bundle(self, node: PlannedNode, settings: NodeSettings, main_fun: bytes) -> NodeBundle:
+        """Return what the task of one node receives."""
+        tls = self.authority.node(node.name)
+        over_tls = settings.security == "tls"
+        return NodeBundle(
+            role=node.role,
+            index=node.index,
+            rank=node.rank,
+            is_chief=node.is_chief,
+            cert_pem=tls.cert_pem,
+            key_pem=tls.key_pem,
+            ca_pem=tls.ca_pem,
+            rpc_secret=self.rpc_secret,
+            data_tls=self.authority.data_node(node.name) if over_tls else None,
+            main_fun=b"" if node.is_ps else main_fun,
+            settings=settings,
+        )
+
+
+class NodeJobs:
+    """The jobs of one cluster's nodes.
+
+    Args:
+        sc: the SparkContext.
+        coordinator: hears when a job ends too early.
+        keys: of the nodes.
+        driver_address: of the control server.
+        on_cancel: called on a job's thread when somebody else has cancelled it under nodes that
+            run, as pyspark does at Ctrl-C; stops the nodes, which live on without their tasks.
+    """
+
+    def __init__(
+        self,
+        sc: Any,
+        coordinator: Coordinator,
+        keys: NodeKeys,
+        driver_address: str,
+        *,
+        on_cancel: Callable[[], object],
+    ) -> None:
+        self._sc = sc
+        self._coordinator = coordinator
+        self._keys = keys
+        self._driver_address = driver_address
+        self._on_cancel = on_cancel
+        self._lock = threading.Lock()
+        self._is_ended = False
+        self._jobs: list[SparkJob[list[Any]]] = []
+
+    def start(self, settings: NodeSettings, main_fun: bytes, *, workers_hold_slots: bool) -> None:
+        """Submit the jobs; nodes register when their tasks run."""
+        plan = self._coordinator.read(lambda state: state.plan)
+        self._coordinator.act(_note_start)
+        for role, nodes, hold in (
+            ("ps", plan.servers, True),
+            ("workers", plan.workers, workers_hold_slots),
+        ):
+            if not nodes:
+                continue
+            bundles = [self._keys.bundle(node, settings, main_fun) for node in nodes]
+            job = self._job(role, nodes, bundles, hold=hold)
+            with self._lock:
+                if self._is_ended:
+                    return
+                job.start()
+                self._jobs.append(job)
+
+    def end(self, timeout_s: float) -> bool:
+        """Wait for the jobs of nodes that were told to stop, then cancel the rest by tag.
+
+        Returns:
+            Whether every job ended by itself or by being cancelled.
+        """
+        with self._lock:
+            self._is_ended = True
+        deadline_s = time.monotonic() + timeout_s
+        patience_s = time.monotonic() + timeout_s / 2
+        for job in self._jobs:
+            job.join(max(0.0, patience_s - time.monotonic()))
+        for job in self._jobs:
+            if not job.is_ended:
+                job.cancel(max(0.1, deadline_s - time.monotonic()))
+        return all(job.is_ended for job in self._jobs)
+
+    def _job(
+        self, role: str, nodes: tuple[PlannedNode, ...], bundles: list[NodeBundle], *, hold: bool
+    ) -> SparkJob[list[Any]]:
+        task = NodeTask(
+            cluster_id=self._keys.cluster_id,
+            driver_address=self._driver_address,
+            hold_slot=hold,
+            versions=versions.installed(),
+        )
+        sc = self._sc
+
+        def run() -> list[Any]:
+            # One element and one partition per node: a task receives only its own key.
+            results: list[Any] = (
+                sc.parallelize(bundles, len(bundles)).mapPartitionsWithIndex(task).collect()
+            )
+            return results
+
+        def ended(job: SparkJob[list[Any]]) -> None:
+            self._coordinator.act(lambda state: _after_job(state, nodes, job))
+            if _is_cancelled_by_others(job) and self._coordinator.phase is ClusterPhase.FAILED:
+                self._on_cancel()
+
+        names = ", ".join(node.name for node in nodes)
+        tag = f"tfos-{self._keys.cluster_id}-{role}"
+        return SparkJob(sc, tag, f"tfos {self._keys.cluster_id}: {names}", run, ended)
+
+
+def _note_start(state: ClusterState) -> list[Action]:
+    state.is_starting = True
+    return []
+
+
+def _after_job(
+    state: ClusterState, nodes: tuple[PlannedNode, ...], job: SparkJob[list[Any]]
+) -> list[Action]:
+    """Decide what the end of a node job means.
+
+    Nodes outlive the task that started them, so a job's end alone is no failure of a node that
+    serves. It is one while nodes are missing, and when Spark gave up or was told to cancel.
+    """
+    if job.is_cancelled or state.is_ending:
+        return []
+    if state.phase not in (ClusterPhase.RESERVED, ClusterPhase.RUNNING):
+        return []
+    members = [state.members[node.name] for node in nodes]
+    missing = [member for member in members if member.status in _NOT_SERVING]
+    if job.error is not None:
+        gone = [member for member in members if not member.is_live]
+        blamed = (missing or gone or members)[0]
+        if all(member.stop_ordered for member in members):
+            return []
+        failure = blamed.failure(NODE_JOB_FAILED, _with_advice(reason_of(job.error)))
+        ends_in_order = state.phase is ClusterPhase.RUNNING and _is_cancelled_by_others(job)
+        return state.fail(failure, stop=not ends_in_order)
+    if not missing:
+        return []
+    reasons = {result.name: result.reason or result.outcome for result in job.result()}
+    blamed = missing[0]
+    return state.fail(
+        blamed.failure(
+            NODE_JOB_FAILED,
+            f"its task ended before the node served: {reasons.get(blamed.name, 'no result')}",
+        )
+    )
+
+
+def _is_cancelled_by_others(job: SparkJob[Any]) -> bool:
+    return job.error is not None and not job.is_cancelled and was_cancelled(job.error)
+
+
+def _with_advice(reason: str) -> str:
+    if not reason.startswith("ModuleNotFoundError"):
+        return reason
+    return (
+        f"{reason}. The executors' Python lacks it: set PYSPARK_PYTHON (spark.pyspark.python) to a "
+        "Python where tfos is installed, or ship an environment with --archives"
+    )

@@ -1,0 +1,189 @@
+"""Checks before anything starts: Spark's settings, feeds and the function to run.
+
+Covers: every refusal that needs no executor, each with both values and the next step.
+Does not: count slots (slots), pickle (pickling). Pure.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tfos.config import ClusterConfig, InputMode
+from tfos.errors import ConfigError, SettingsError, UnsupportedError
+from tfos.files import paths
+from tfos.spark.facts import SparkFacts
+
+RESERVED_QUEUES = ("output", "error")
+"""Queue names of TensorFlowOnSpark that carry no fed rows."""
+VALIDATION_FEED = "validation"
+"""The feed of `train(validation=...)`; every cluster that is fed has it."""
+NODE_MEMORY_MIB = 2048
+"""Address space and memory that a process with TensorFlow needs before any model."""
+_SIZE = re.compile(r"(\d+)\s*([kmgtp]?)i?b?", re.IGNORECASE)
+_MIB = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2, "p": 1024**3}
+
+
+def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
+    """Refuse Spark settings under which nodes would be removed, doubled or starved.
+
+    Raises:
+        ConfigError: names the setting, its value and what to do.
+    """
+    if _is_true(conf, "spark.dynamicAllocation.enabled") and not config.allow_dynamic:
+        raise ConfigError(
+            "spark.dynamicAllocation.enabled=true: dynamic allocation can remove a parameter "
+            "server's executor. Set it to false, or pass config=ClusterConfig(allow_dynamic=True) "
+            "to reserve()."
+        )
+    if _is_true(conf, "spark.speculation") and not config.allow_speculation:
+        raise ConfigError(
+            "spark.speculation=true: speculation starts a slow node a second time. Set it to "
+            "false, or pass config=ClusterConfig(allow_speculation=True) to reserve()."
+        )
+    limit = conf.get("spark.executor.pyspark.memory")
+    if limit and _mib(limit) > 0:
+        cores = int(conf.get("spark.executor.cores", "1"))
+        each = _mib(limit) // cores
+        raise ConfigError(
+            f"spark.executor.pyspark.memory={limit} limits the address space (RLIMIT_AS) of every "
+            f"Python worker and its children to {each:.0f} MiB ({limit} / {cores} cores); a "
+            f"process with TensorFlow maps more than {NODE_MEMORY_MIB} MiB. Unset it and set "
+            f"spark.executor.memoryOverhead={cores * NODE_MEMORY_MIB}m instead."
+        )
+
+
+def notes(facts: SparkFacts) -> list[str]:
+    """Return what the user should know about this Spark, one line each."""
+    lines = []
+    if not facts.is_local and not facts.rpc_is_encrypted:
+        lines.append(
+            "Spark's RPC is not encrypted and carries this cluster's keys: set "
+            "spark.authenticate=true and spark.network.crypto.enabled=true on a shared network"
+        )
+    if facts.master.startswith(("yarn", "k8s")):
+        overhead = facts.conf.get("spark.executor.memoryOverhead")
+        if overhead is None or _mib(overhead) < NODE_MEMORY_MIB:
+            lines.append(
+                f"spark.executor.memoryOverhead={overhead or 'default'}: nodes live in it; "
+                f"{NODE_MEMORY_MIB}m per node on an executor is a good start"
+            )
+    return lines
+
+
+def check_log_dir(log_dir: str | None) -> None:
+    """Refuse a directory that leads astray.
+
+    Raises:
+        SettingsError: shows it escaped.
+    """
+    if log_dir:
+        paths.user_location(log_dir, "TensorBoard's files")
+
+
+def check_queues(queues: Iterable[object]) -> tuple[str, ...]:
+    """Return the names of feeds among TensorFlowOnSpark's `queues`, and that of validation.
+
+    Raises:
+        SettingsError: no name is left, or one is no usable name.
+    """
+    if isinstance(queues, str):
+        raise SettingsError(f"queues must be a list of names, got the str {queues!r}.")
+    names: list[str] = []
+    for name in queues:
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise SettingsError(f"a queue's name must be a printable str, got {name!r}.")
+        names.append(name)
+    if len(set(names)) != len(names):
+        raise SettingsError(f"queues holds a name twice: {names}.")
+    feeds = tuple(name for name in names if name not in RESERVED_QUEUES)
+    if not feeds:
+        raise SettingsError(f"queues={names} names no feed; the usual one is 'input'.")
+    return feeds if VALIDATION_FEED in feeds else (*feeds, VALIDATION_FEED)
+
+
+def check_mode(mode: object) -> InputMode:
+    """Return the input mode. Raises SettingsError for anything else."""
+    try:
+        return InputMode(mode)  # type: ignore[arg-type]  # that is what is tried
+    except ValueError:
+        raise SettingsError(
+            f"input_mode must be InputMode.SPARK or InputMode.TENSORFLOW, got {mode!r}."
+        ) from None
+
+
+def check_ported_options(*, driver_ps_nodes: bool, eval_node: bool) -> None:
+    """Refuse two options of TensorFlowOnSpark that tfos does not have."""
+    if driver_ps_nodes:
+        raise UnsupportedError(
+            "driver_ps_nodes=True: the driver never carries tensors here. Use num_ps executors "
+            "instead; a parameter server needs no TensorFlow and little memory."
+        )
+    if eval_node:
+        raise UnsupportedError(
+            "eval_node=True: there is no evaluator role yet. Use model.evaluate() on the chief, "
+            "or validation_data in fit()."
+        )
+
+
+def check_main_fun(main_fun: Callable[..., Any]) -> None:
+    """Refuse what cannot be called as `main_fun(args, ctx)`."""
+    if not callable(main_fun):
+        raise SettingsError(
+            f"main_fun must be a function (args, ctx), got {type(main_fun).__qualname__}."
+        )
+    try:
+        signature = inspect.signature(main_fun)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        name = getattr(main_fun, "__qualname__", repr(main_fun))
+        raise SettingsError(
+            f"main_fun is called as main_fun(args, ctx), but {name}{signature} does not take two "
+            "positional arguments."
+        ) from None
+
+
+def check_epochs(num_epochs: object) -> int:
+    """Return the epochs to feed; 0 means 10, as in TensorFlowOnSpark."""
+    if isinstance(num_epochs, bool) or not isinstance(num_epochs, int) or num_epochs < 0:
+        raise SettingsError(
+            f"num_epochs must be an int >= 0 (0 means 10), got {num_epochs!r} "
+            f"({type(num_epochs).__name__})."
+        )
+    return num_epochs or 10
+
+
+def check_shuffle(seed: object, shuffle_rows: object) -> None:
+    """Refuse a seed that is none, and windows without one."""
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
+        raise SettingsError(f"seed must be an int from 0 to 2**64 - 1, or None, got {seed!r}.")
+    if type(shuffle_rows) is not int or shuffle_rows < 1:
+        raise SettingsError(f"shuffle_rows must be an int >= 1, got {shuffle_rows!r}.")
+    if shuffle_rows > 1 and seed is None:
+        raise SettingsError(f"shuffle_rows={shuffle_rows} without a seed; pass seed=.")
+
+
+def check_timeout(name: str, value: object) -> float:
+    """Return a positive number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise SettingsError(f"{name} must be > 0 seconds, got {value!r}.")
+    if math.isinf(value):
+        raise SettingsError(f"{name} must be finite: every wait has a deadline.")
+    return float(value)
+
+
+def _is_true(conf: Mapping[str, str], key: str) -> bool:
+    return conf.get(key, "false").strip().lower() == "true"
+
+
+def _mib(size: str) -> float:
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
+        raise ConfigError(f"{size!r} is no size that Spark understands, e.g. 2g or 512m.")
+    return int(match.group(1)) * _MIB[match.group(2).lower()]

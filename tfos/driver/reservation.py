@@ -1,0 +1,225 @@
+"""What reserve() makes: slots counted, keys, an open control plane; and the wait for the roster.
+
+Covers: the order of the checks, waiting for executors, the cluster's secrets, the error that names
+missing nodes.
+Does not: judge arguments (preflight, topology) or start nodes (node_jobs).
+Runs in: the driver.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rpc import endpoint
+from rpc.auth.handshake import Credentials
+from tfos import topology
+from tfos.config import ClusterConfig, InputMode
+from tfos.console.console import Console
+from tfos.control.authority import ClusterAuthority
+from tfos.control.coordinator import Coordinator
+from tfos.control.state import ClusterState
+from tfos.driver import preflight
+from tfos.driver.node_jobs import NodeKeys
+from tfos.errors import PhaseError, ReservationTimeout
+from tfos.monitor.prometheus import ClusterPage
+from tfos.node.bundle import NodeSettings
+from tfos.phases import ClusterPhase
+from tfos.spark import facts as spark_facts
+from tfos.spark import slots
+from tfos.spark.slot_claims import promises_of
+from tfos.spark.slots import SlotWait
+from tfos.topology import Plan
+
+_OFFER_S = 0.1
+"""How often slots are counted while executors are awaited."""
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asks of reserve(); see there."""
+
+    sc: Any
+    cluster_size: int
+    num_ps: int
+    tensorboard: bool
+    input_mode: InputMode
+    queues: Iterable[object]
+    log_dir: str | None
+    master_node: str | None
+    tensorboard_host: str
+    metrics_port: object
+    metrics_host: str
+    config: ClusterConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """An open control plane and all that nodes need to join it."""
+
+    sc: Any
+    config: ClusterConfig
+    console: Console
+    settings: NodeSettings
+    coordinator: Coordinator
+    keys: NodeKeys
+    credentials: Credentials
+    """Of the data plane, for the driver and for feed tasks."""
+    driver_address: str
+    workers_hold_slots: bool
+    metrics: ClusterPage | None = None
+
+    def await_roster(self, timeout_s: float) -> None:
+        """Wait until every node serves or the cluster has failed.
+
+        Raises:
+            ReservationTimeout: names every missing node, where it is and what it did last.
+        """
+        if self.coordinator.wait(lambda state: state.phase is not ClusterPhase.RESERVED, timeout_s):
+            return
+        now_s = self.coordinator.now_s()
+        missing, text = self.coordinator.read(lambda state: _missing(state, now_s))
+        raise ReservationTimeout(
+            f"after {timeout_s:.0f} s the cluster is not complete: {text}. Look at the missing "
+            f"nodes' executors, check that they reach the driver at {self.driver_address}, or "
+            "raise reservation_timeout.",
+            missing,
+        )
+
+
+def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
+    """Check the request, wait for slots, make the cluster's keys, listen.
+
+    Args:
+        request: what the user asks for.
+        is_left: whether nobody waits for the reservation any more.
+
+    Raises:
+        SettingsError: the request or Spark's settings cannot work.
+        NotEnoughSlots: the cluster does not fit.
+        ControlError: the control server cannot listen.
+        PhaseError: it was left.
+    """
+    config = request.config
+    plan = topology.plan(request.cluster_size, request.num_ps, master_node=request.master_node)
+    mode = preflight.check_mode(request.input_mode)
+    feeds = preflight.check_queues(request.queues)
+    preflight.check_log_dir(request.log_dir)
+    sc = spark_facts.classic_context(request.sc)
+    facts = spark_facts.read_facts(sc)
+    preflight.check_spark(facts.conf, config)
+    console = Console(enabled=config.verbose)
+    for note in preflight.notes(facts):
+        console.warn(note)
+    coordinator = Coordinator(plan, config, console)
+    wait = SlotWait(plan, config, time.monotonic())
+    offer = _await_slots(sc, facts, coordinator, wait, console, is_left)
+    cluster_id = secrets.token_hex(8)
+    try:
+        authority = ClusterAuthority(cluster_id)
+        tls = authority.data_client() if config.security == "tls" else None
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        credentials = Credentials(cluster_id, secret, config.integrity, tls)
+        port = coordinator.start(facts.bind_host, authority.driver())
+        metrics = _metrics(request, coordinator, cluster_id, console)
+    except BaseException:
+        coordinator.close()  # and give its slots back
+        raise
+    console.line(f"cluster {cluster_id}: {plan}")
+    return Reservation(
+        sc=sc,
+        config=config,
+        console=console,
+        settings=_settings(request, plan, mode, feeds, facts),
+        coordinator=coordinator,
+        keys=NodeKeys(cluster_id, authority, credentials.secret),
+        credentials=credentials,
+        driver_address=f"{_bracketed(facts.driver_host)}:{port}",
+        workers_hold_slots=slots.workers_hold_slots(plan, mode, offer),
+        metrics=metrics,
+    )
+
+
+def _metrics(
+    request: Request, coordinator: Coordinator, cluster_id: str, console: Console
+) -> ClusterPage | None:
+    if request.metrics_port is None:
+        return None
+    page = ClusterPage(coordinator, cluster_id)
+    page.start(request.metrics_host, request.metrics_port)
+    coordinator.at_close(page.close)
+    needs = ", with the token of cluster.metrics_token()" if page.token else ""
+    console.line(f"metrics: {page.url}{needs}")
+    return page
+
+
+def _settings(
+    request: Request,
+    plan: Plan,
+    mode: InputMode,
+    feeds: tuple[str, ...],
+    facts: spark_facts.SparkFacts,
+) -> NodeSettings:
+    config = request.config
+    return NodeSettings(
+        num_workers=plan.num_workers,
+        num_ps=plan.num_ps,
+        input_mode=mode.name.lower(),
+        feeds=feeds if mode is InputMode.SPARK else (),
+        loopback=facts.loopback,
+        default_fs=facts.default_fs,
+        log_dir=request.log_dir or "",
+        tensorboard=request.tensorboard,
+        tensorboard_host=request.tensorboard_host,
+        driver_boot_id=endpoint.boot_id(),
+        max_inflight_bytes=config.max_inflight_bytes,
+        integrity=config.integrity,
+        security=config.security,
+        threads=config.threads_per_node,
+        abort_s=config.abort_s,
+        reservation_timeout_s=config.reservation_timeout_s,
+        checkpoints=config.checkpoints,
+    )
+
+
+def _await_slots(
+    sc: Any,
+    facts: spark_facts.SparkFacts,
+    coordinator: Coordinator,
+    wait: SlotWait,
+    console: Console,
+    is_left: Callable[[], bool],
+) -> slots.Offer:
+    promises = promises_of(sc)
+    shown = -1
+    while not is_left():
+        with promises.deciding:
+            seen = spark_facts.read_offer(sc, facts)
+            promised, starting = promises.count()
+            offer = replace(seen, promised=promised, starting=starting)
+            if wait.ready(offer, time.monotonic()):
+                promises.add(coordinator)
+                return offer
+        if len(offer.executors) != shown:
+            shown = len(offer.executors)
+            console.line(f"waiting for slots: {slots.shortage(wait.plan, offer)}")
+        time.sleep(_OFFER_S)
+    raise PhaseError("reserve() was interrupted while it waited for executors")
+
+
+def _missing(state: ClusterState, now_s: float) -> tuple[list[str], str]:
+    missing = state.missing()
+    present = [member.name for member in state.members.values() if member not in missing]
+    text = (
+        f"missing {', '.join(member.describe(now_s) for member in missing)}; "
+        f"present: {', '.join(present) or 'none'}"
+    )
+    return [member.name for member in missing], text
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

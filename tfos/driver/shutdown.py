@@ -1,0 +1,223 @@
+"""How a cluster ends: in order, at once, or because it failed; always completely.
+
+Covers: shutdown and abort, exactly-once raising of a failure, the end at interpreter exit, a last
+save on the way.
+Does not: decide who failed (control.state).
+Runs in: the driver.
+Threads: any number may end the cluster; one does it and the others wait for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+from rpc.auth.handshake import Credentials
+from tfos.config import ClusterConfig
+from tfos.console.console import Console
+from tfos.control.coordinator import Coordinator
+from tfos.control.members import NodeStatus
+from tfos.control.state import ClusterState
+from tfos.driver.node_jobs import NodeJobs
+from tfos.errors import NodeFailedError, PhaseError, ShutdownTimeout
+from tfos.phases import ClusterPhase
+from tfos.spark.interruptible import Errand
+
+_FORCE_S = 2.0
+"""Grace of a node's child after an abort: enough to flush files, short of the user's patience."""
+_ORDERLY_S = 5.0
+"""Grace of a node's child after main_fun has returned."""
+_WORKERS_SHARE = 0.6
+"""Part of abort_s in which workers end before the servers are stopped anyway; above both graces."""
+_STOP_SHARE = 0.2
+"""Part of abort_s that a last save leaves for the stop of the servers."""
+_SERVERS_SHARE = 0.7
+"""Part of what is left then in which the nodes confirm; the rest is for Spark to end the jobs."""
+
+
+class Ending:
+    """Ends one cluster."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        config: ClusterConfig,
+        console: Console,
+        credentials: Credentials,
+    ) -> None:
+        self._coordinator = coordinator
+        self._config = config
+        self._console = console
+        self._credentials = credentials
+        self._lock = threading.RLock()
+        self._is_over = False
+        self._is_raised = False
+        self.is_left = False
+        """Whether the wait for an abort was interrupted."""
+        self._jobs: NodeJobs | None = None
+        self._on_drop: weakref.finalize[..., object] | None = None
+        atexit.register(self._at_exit)
+
+    def watch(self, cluster: object) -> None:
+        """Close the control plane if nobody refers to this cluster before any node was started.
+
+        So it is when an interrupt comes between the end of reserve() and the line that would have
+        stored its result.
+        """
+        self._on_drop = weakref.finalize(cluster, self._close_unused)
+        self._on_drop.atexit = False
+
+    def begin(self, jobs: NodeJobs) -> None:
+        """Take charge of the jobs that are about to start the nodes.
+
+        Raises:
+            PhaseError: nodes were started before, or the cluster has ended meanwhile.
+        """
+        with self._lock:
+            if self._jobs is not None:
+                raise PhaseError("start() was called before; make a new cluster for another run")
+            if self._is_over:
+                raise PhaseError("the cluster was stopped before start() had begun")
+            self._jobs = jobs
+            self._unwatch()
+
+    def shutdown(self, feeds: tuple[str, ...], *, grace_s: float, timeout_s: float) -> None:
+        """End in order: feeds, main_fun, workers, servers, jobs, control plane."""
+        late: ShutdownTimeout | None = None
+        if self._coordinator.phase is ClusterPhase.RUNNING:
+            late = self._finish(feeds, grace_s, timeout_s)
+        try:
+            # Workers still train if time was up, or if Ctrl-C has cancelled the node jobs.
+            if self._coordinator.read(lambda state: state.training()):
+                self._stop_all("shutdown", _FORCE_S, save=True)
+            else:
+                self._stop_all("shutdown", _ORDERLY_S, save=False)
+        finally:
+            self._coordinator.close(ClusterPhase.CLOSED)
+        self.raise_failure()
+        if late is not None:
+            raise late
+
+    def abort(self, reason: str) -> None:
+        """End at once; a failure that nobody raised stays available to raise_failure()."""
+        try:
+            self._stop_all(reason, _FORCE_S, save=True)
+        finally:
+            failed = self._coordinator.error() is not None
+            self._coordinator.close(ClusterPhase.FAILED if failed else ClusterPhase.CLOSED)
+
+    def leave(self) -> None:
+        """Wait for the nodes neither again nor at exit: an abort goes on, its user has left it."""
+        self.is_left = True
+        atexit.unregister(self._at_exit)
+
+    def raise_failure(self) -> None:
+        """Raise the cluster's failure unless the user has seen it."""
+        error = None if self._is_raised else self._coordinator.error()
+        if error is None:
+            return
+        if not self._is_over:  # nodes that still stop may add their records
+            self._await_end(self._config.abort_s)
+        raise self._coordinator.error() or error
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Note that the block raised the failure to the user: no later call raises it again."""
+        try:
+            yield
+        except NodeFailedError:
+            self._is_raised = True
+            raise
+
+    def _finish(
+        self, feeds: tuple[str, ...], grace_s: float, timeout_s: float
+    ) -> ShutdownTimeout | None:
+        """Let main_fun come to its end; returns the error if it does not in time."""
+        self._coordinator.act(lambda state: state.finish(feeds))
+        ended = self._coordinator.wait(_nobody_trains, timeout_s)
+        if grace_s > 0:
+            self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, grace_s)
+        if ended:
+            return None
+        names = self._coordinator.read(
+            lambda state: [f"{each.name}@{each.host} ({each.phase})" for each in state.training()]
+        )
+        return ShutdownTimeout(
+            f"main_fun did not return within {timeout_s:.0f} s on {', '.join(names)}; the nodes "
+            "were stopped by force. Raise timeout, or let main_fun end when its feed does."
+        )
+
+    def _stop_all(self, reason: str, grace_s: float, *, save: bool) -> None:
+        """Stop workers before servers, so that no worker loses its servers while it ends."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            self._unwatch()
+            atexit.unregister(self._at_exit)
+            if self._jobs is None:
+                return
+            coordinator = self._coordinator
+            deadline_s = time.monotonic() + self._config.abort_s
+            coordinator.act(lambda state: state.end(state.workers, reason, grace_s=grace_s))
+            coordinator.wait(
+                lambda state: not any(worker.is_live for worker in state.workers),
+                self._config.abort_s * _WORKERS_SHARE,
+            )
+            try:
+                if save:
+                    self._save(deadline_s - time.monotonic() - self._config.abort_s * _STOP_SHARE)
+            finally:
+                coordinator.act(lambda state: state.end(state.live(), reason, grace_s=grace_s))
+                self._await_end((deadline_s - time.monotonic()) * _SERVERS_SHARE)
+                self._end_jobs(self._jobs, deadline_s - time.monotonic())
+
+    def _end_jobs(self, jobs: NodeJobs, timeout_s: float) -> None:
+        if not jobs.end(timeout_s):
+            self._console.warn("a Spark job of this cluster did not end when it was cancelled")
+
+    def _save(self, timeout_s: float) -> None:
+        directory = self._config.save_on_interrupt
+        if directory is None or not self._coordinator.read(_has_served):
+            return
+        from tfos.driver.final_checkpoint import LastSave  # numpy: only where something is saved
+
+        LastSave(directory, self._coordinator, self._credentials, self._console).save(timeout_s)
+
+    def _await_end(self, timeout_s: float) -> None:
+        coordinator = self._coordinator
+        if not coordinator.wait(lambda state: not state.live(), timeout_s):
+            names = coordinator.read(lambda state: [member.name for member in state.live()])
+            self._console.warn(
+                f"{', '.join(names)} did not confirm the stop within {self._config.abort_s:.0f} s; "
+                "their lease ends them"
+            )
+
+    def _unwatch(self) -> None:
+        if self._on_drop is not None:
+            self._on_drop.detach()
+
+    def _close_unused(self) -> None:
+        # Any thread may be the one that drops the last reference, whatever locks it holds.
+        Errand("tfos-drop", lambda: self.abort("nobody can start it")).start()
+
+    def _at_exit(self) -> None:
+        self.abort("the driver's interpreter exits")
+
+
+def _has_served(state: ClusterState) -> bool:
+    """Whether training began, and no server has been told to stop, as when a node failed."""
+    has_begun = all(server.status is NodeStatus.RUNNING for server in state.servers)
+    return (
+        bool(state.servers)
+        and has_begun
+        and not any(server.stop_ordered for server in state.servers)
+    )
+
+
+def _nobody_trains(state: ClusterState) -> bool:
+    return not state.training() or state.phase is not ClusterPhase.RUNNING

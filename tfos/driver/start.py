@@ -1,0 +1,38 @@
+"""Starting all nodes of a reserved cluster, and waiting until every one of them serves.
+
+Covers: start_nodes.      Does not: run Spark's jobs (node_jobs), check main_fun (preflight).
+Runs in: the driver.
+"""
+
+from __future__ import annotations
+
+from tfos.driver.node_jobs import NodeJobs
+from tfos.driver.reservation import Reservation
+from tfos.driver.shutdown import Ending
+from tfos.phases import ClusterPhase, require
+
+
+def start_nodes(reserved: Reservation, ending: Ending, main_fun: bytes) -> None:
+    """Return once main_fun runs on every worker; what fails on the way ends the cluster.
+
+    Raises:
+        ReservationTimeout: names the nodes that never served.
+        NodeFailedError: a node failed while it started.
+    """
+    settings, coordinator = reserved.settings, reserved.coordinator
+    jobs = NodeJobs(
+        reserved.sc,
+        coordinator,
+        reserved.keys,
+        reserved.driver_address,
+        on_cancel=lambda: ending.abort("its Spark job was cancelled"),
+    )
+    ending.begin(jobs)
+    try:
+        jobs.start(settings, main_fun, workers_hold_slots=reserved.workers_hold_slots)
+        reserved.await_roster(reserved.config.reservation_timeout_s)
+        ending.raise_failure()
+        require("start()", coordinator.phase, ClusterPhase.RUNNING)
+    except BaseException:
+        ending.abort("the start failed")
+        raise

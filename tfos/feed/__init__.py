@@ -1,0 +1,1 @@
+"""`cluster.train` and `cluster.inference`: sources, epochs, the ledger, validation."""

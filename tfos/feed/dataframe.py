@@ -1,0 +1,108 @@
+"""A DataFrame as the source of a feed: Arrow from Spark's JVM to the feed task, never a row object.
+
+Covers: the query that is run, its columns, the size of its Arrow batches.
+Does not: check columns (frame_columns), feed (feeding.sender.task, through arrow_task).
+Runs in: the driver; imports pyspark only inside functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import Any
+
+from feeding.arrow.packer import ArrowPacker
+from feeding.sender.task import FeedReport, FeedTask
+from tfos.errors import SettingsError
+from tfos.feed import dataframe_columns
+from tfos.feed.arrow_task import REPORT_SCHEMA, ArrowTask, reports_of
+from tfos.feed.feed_request import FeedRequest
+from tfos.spark.jobs import collect_in_order
+
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+BATCH_BYTES = 1 << 20
+"""Of an Arrow batch between Spark's JVM and Python, and so of what a feed task holds. Spark's own
+64 MiB (or 10,000 rows) are no faster, 128 KiB are slower: measured as `scripts/bench feed_df`."""
+_PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+class FrameSource:
+    """A DataFrame of a classic session; made only if every column can be fed."""
+
+    def __init__(self, request: FeedRequest) -> None:
+        """Check what can be checked without a job.
+
+        Raises:
+            SettingsError: names the column, its type and what to do.
+        """
+        frame = request.data
+        _check_kind(frame)
+        fields = [(field.name, field.dataType) for field in frame.schema.fields]
+        places = dataframe_columns.select([name for name, _ in fields], request.columns)
+        chosen = [fields[place] for place in places]
+        leaves = dataframe_columns.leaves(chosen)
+        self._frame = frame
+        self._places = places
+        self._names = tuple(name for name, _ in chosen)
+        self._fills = dataframe_columns.fills(leaves, request.nulls)
+
+    def reports(self, task: FeedTask) -> list[FeedReport]:
+        """As FeedSource."""
+        packer = functools.partial(ArrowPacker, names=self._names, fills=self._fills)
+        arrow_task = ArrowTask(dataclasses.replace(task, packer=packer))
+        fed = self._query().mapInArrow(arrow_task, REPORT_SCHEMA)
+        if task.feeds_all_in_order:
+            return reports_of(fed.collect())
+        return reports_of(collect_in_order(fed.rdd, task.order))
+
+    def _query(self) -> Any:
+        """Return a DataFrame of the chosen columns under names that any query can use."""
+        frame = with_plain_names(_in_own_session(self._frame))
+        columns = frame.columns
+        if self._places == tuple(range(len(columns))):
+            return frame
+        return frame.select(*(columns[place] for place in self._places))
+
+
+def with_plain_names(frame: Any) -> Any:
+    """Return the DataFrame with columns under names that any query can use: its own, or numbers."""
+    columns = frame.columns
+    plain = all(map(_PLAIN_NAME.fullmatch, columns))
+    if plain and len({name.lower() for name in columns}) == len(columns):
+        return frame
+    # Spark reads `a.b` as field b of a, and `A` and `a` as the same name.
+    return frame.toDF(*(f"c{place}" for place in range(len(columns))))
+
+
+def check_classic(frame: Any) -> None:
+    """Refuse a DataFrame of Spark Connect.
+
+    Raises:
+        SettingsError: it is one.
+    """
+    if type(frame).__module__.startswith("pyspark.sql.connect"):
+        raise SettingsError(
+            "this DataFrame belongs to Spark Connect, which starts no processes on executors; make "
+            "it with a classic session: SparkSession.builder.master(...) without remote()."
+        )
+
+
+def _check_kind(frame: Any) -> None:
+    check_classic(frame)
+    if getattr(frame, "isStreaming", False):
+        raise SettingsError(
+            "a streaming DataFrame has no end; feed its batches: "
+            "frame.writeStream.foreachBatch(lambda batch, _: cluster.train(batch, 1))."
+        )
+
+
+def _in_own_session(frame: Any) -> Any:
+    """Return the same DataFrame in a copy of its session, where settings may be changed."""
+    from pyspark.sql import DataFrame
+
+    java = frame._jdf
+    session = java.sparkSession().cloneSession()
+    session.conf().set(_BATCH_BYTES, str(BATCH_BYTES))
+    classic = frame.sparkSession._jvm.org.apache.spark.sql.classic
+    return DataFrame(classic.Dataset.ofRows(session, java.logicalPlan()), frame.sparkSession)

@@ -1,0 +1,202 @@
+"""`cluster.inference(df)`: a DataFrame whose rows carry main_fun's results as further columns.
+
+Covers: names and types of the result columns, the lazy DataFrame.
+Does not: carry rows (feeding.sender.arrow_inference does, in Spark's tasks).
+Runs in: the driver; the returned function in Spark's tasks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from feeding.arrow.packer import ArrowPacker
+from feeding.sender.arrow_inference import ArrowInferenceTask
+from feeding.sender.task import InferenceTask
+from tfos.errors import SettingsError
+from tfos.feed import dataframe_columns
+from tfos.feed.dataframe import check_classic, with_plain_names
+from tfos.feed.feed_request import FeedRequest
+
+_DEFAULT = ("prediction", "array<float>")
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+_TEXTS = ("string", "binary")
+
+
+def result_columns(output: Any, given: Sequence[str]) -> Any:
+    """Return the result columns as a StructType.
+
+    Args:
+        output: a column's name, whose type is then array<float> (None: "prediction"); or names and
+            types as Spark writes them, "digit int, scores array<float>", or as a StructType.
+        given: the DataFrame's own columns, which stay.
+
+    Raises:
+        SettingsError: no such types, or a name that is taken.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    output = _DEFAULT[0] if output is None else output
+    if isinstance(output, str):
+        text = output.strip()
+        text = f"`{text}` {_DEFAULT[1]}" if text.isidentifier() else text
+        try:
+            columns = StructType.fromDDL(text)
+        except PySparkException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise SettingsError(
+                f"output={output!r} names no columns ({reason}); write a name, or names and types: "
+                "'digit int, scores array<float>'"
+            ) from None
+    elif isinstance(output, StructType):
+        columns = output
+    else:
+        raise SettingsError(
+            f"output must be a string or a StructType, got {type(output).__qualname__}"
+        )
+    taken = {name.lower() for name in given}
+    for field in columns.fields:
+        if field.name.lower() in taken:
+            raise SettingsError(
+                f"output= has a column {field.name!r}, and the DataFrame has one already: "
+                f"{list(given)}; name it otherwise"
+            )
+        taken.add(field.name.lower())
+    if not columns.fields:
+        raise SettingsError("output= names no column")
+    return columns
+
+
+def arrow_fields(columns: Any) -> tuple[pa.Field, ...]:
+    """Return the result columns of a StructType as Arrow's.
+
+    Raises:
+        SettingsError: a type that results cannot have.
+    """
+    return tuple(pa.field(field.name, _arrow_type(field, field.dataType)) for field in columns)
+
+
+def _arrow_type(field: Any, kind: Any, *, inside: bool = False) -> pa.DataType:
+    name = kind.simpleString()
+    if name in _PLAIN and not (inside and name in _TEXTS):
+        return _PLAIN[name]
+    if hasattr(kind, "elementType"):
+        return pa.list_(_arrow_type(field, kind.elementType, inside=True))
+    raise SettingsError(
+        f"output= column {field.name!r} is {field.dataType.simpleString()}; results can be "
+        f"{', '.join(_PLAIN)}, or arrays of numbers and booleans, however nested"
+    )
+
+
+def is_frame(data: Any) -> bool:
+    """Tell a DataFrame from an RDD."""
+    return hasattr(data, "mapInArrow") and hasattr(data, "schema")
+
+
+def answered(request: FeedRequest, task: InferenceTask) -> Any:
+    """Return the lazy DataFrame of the given one's columns and the result columns.
+
+    Raises:
+        SettingsError: columns=, nulls= or output= does not fit the DataFrame, or it is one of
+            Connect.
+    """
+    frame = request.data
+    check_classic(frame)
+    results = result_columns(request.output, frame.columns)
+    fields = arrow_fields(results)
+    places = _fed_places(request.columns, frame)
+    fed = [frame.schema.fields[place] for place in places]
+    leaves = dataframe_columns.leaves([(field.name, field.dataType) for field in fed])
+    fills = dataframe_columns.fills(leaves, request.nulls)
+    names = tuple(field.name for field in fed)
+    arrow_task = ArrowInferenceTask(
+        targets=task.targets,
+        credentials=task.credentials,
+        config=task.config,
+        feed=task.feed,
+        fields=fields,
+        packer=functools.partial(ArrowPacker, names=names, fills=fills),
+    )
+    beside = _by_map if _arrow_udf() is None else _by_udf
+    return beside(frame, places, results, arrow_task)
+
+
+def _by_udf(frame: Any, places: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
+    """Let Spark keep the rows: what is sent goes to its Python process, only results come back."""
+    from pyspark.sql.functions import col
+
+    plain = with_plain_names(frame)
+    sent = [plain.columns[place] for place in places]
+
+    def answer(arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        columns = ([each] if len(sent) == 1 else list(each) for each in arrays)
+        batches = (pa.RecordBatch.from_arrays(each, sent) for each in columns)
+        for found in task.results(_partition(), batches):
+            yield found.to_struct_array()
+
+    # Not deterministic: else Spark may ask for the same results more than once.
+    answers = _arrow_udf()(answer, returnType=results).asNondeterministic()(*sent)
+    name = _free_name("answers", plain.columns)
+    given = [col(old).alias(new) for old, new in zip(plain.columns, frame.columns, strict=True)]
+    beside = [col(name)[field.name].alias(field.name) for field in results.fields]
+    return plain.select("*", answers.alias(name)).select(*given, *beside)
+
+
+def _by_map(frame: Any, places: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
+    """Send all columns through Spark's Python process, as Spark 4.0 needs."""
+    from pyspark.sql.types import StructType
+
+    names = tuple(frame.columns)
+
+    def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return task.beside(_partition(), batches, names, places)
+
+    schema = StructType([*frame.schema.fields, *results.fields])
+    return with_plain_names(frame).mapInArrow(answer, schema)
+
+
+def _arrow_udf() -> Any:
+    """Return pyspark's arrow_udf, which is there since Spark 4.1, or None."""
+    from pyspark.sql import functions
+
+    return getattr(functions, "arrow_udf", None)
+
+
+def _partition() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    lower = {each.lower() for each in taken}
+    while name in lower:
+        name += "_"
+    return name
+
+
+def _fed_places(asked: Sequence[str] | None, frame: Any) -> tuple[int, ...]:
+    given = frame.columns
+    names = (asked,) if isinstance(asked, str) else tuple(given if asked is None else asked)
+    missing = [name for name in names if name not in given]
+    if missing or not names:
+        raise SettingsError(
+            f"columns={list(names)}, but the DataFrame has {list(given)}; name what main_fun is to "
+            "be given"
+        )
+    return dataframe_columns.select(given, names)

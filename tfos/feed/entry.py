@@ -1,0 +1,128 @@
+"""The way from the calls that feed rows to the jobs that do: checks first, numpy only then.
+
+Covers: the bodies of TFCluster.train and inference; refusing a cluster that takes no rows, a feed
+that it does not have, a phase without feeds.
+Does not: feed (feed_jobs).
+Runs in: the driver.      Threads: any; `_making` guards the one object that feeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tfos.driver import preflight
+from tfos.driver.reservation import Reservation
+from tfos.driver.shutdown import Ending
+from tfos.errors import SettingsError
+from tfos.feed.feed_request import FeedRequest
+from tfos.phases import ClusterPhase, require
+from tfos.spark.interruptible import Errand
+
+if TYPE_CHECKING:
+    from tfos.feed.epochs import FeedJobs
+    from tfos.feed.micro_batch import MicroBatch
+    from tfos.monitor.reports import EpochReport, TrainReport
+
+
+class FeedDoor:
+    """Takes the calls of one cluster to what feeds its workers.
+
+    Args:
+        reserved: the cluster.
+        ending: what raises the cluster's failure.
+    """
+
+    def __init__(self, reserved: Reservation, ending: Ending) -> None:
+        self._reserved = reserved
+        self._ending = ending
+        self._making = threading.Lock()
+        self.jobs: FeedJobs | None = None
+        """Made by the first call."""
+
+    def train(self, request: FeedRequest) -> TrainReport | None:
+        """Feed the data of a request; see TFCluster.train.
+
+        Raises:
+            SettingsError: an argument, or the cluster's input mode, does not fit.
+            NodeFailedError: the cluster has failed.
+            PhaseError: it does not run.
+        """
+        epochs = preflight.check_epochs(request.num_epochs)
+
+        def train() -> TrainReport | None:
+            jobs = self._open("train()", request)
+            if hasattr(request.data, "foreachRDD"):
+                times = request.num_epochs or 1
+                batch = dataclasses.replace(request, num_epochs=times)
+                request.data.foreachRDD(
+                    lambda rdd: jobs.feed_batch(dataclasses.replace(batch, data=rdd))
+                )
+                return None
+            return jobs.train(
+                dataclasses.replace(request, num_epochs=epochs), lambda: errand.is_left
+            )
+
+        errand = Errand("tfos-train()", train, spark=self._reserved.sc)
+        with self._ending.raising():
+            return errand.result(self._reserved.coordinator.wake)
+
+    def train_batch(self, request: FeedRequest, batch: MicroBatch) -> EpochReport | None:
+        """Feed one micro-batch of a stream; None if main_fun has returned on every worker.
+
+        Raises:
+            SettingsError, NodeFailedError, PhaseError: as train.
+        """
+
+        def train_batch() -> EpochReport | None:
+            jobs = self._open("train_batch()", request)
+            return jobs.train_batch(request, batch, lambda: errand.is_left)
+
+        # Spark's thread, not the user's: it is not the user who sees what is raised here.
+        errand = Errand("tfos-train_batch()", train_batch, spark=self._reserved.sc)
+        return errand.result(self._reserved.coordinator.wake)
+
+    def inference(self, request: FeedRequest) -> Any:
+        """Return a lazy collection of results; see TFCluster.inference.
+
+        Raises:
+            SettingsError, NodeFailedError, PhaseError: as train.
+        """
+
+        def inference() -> Any:
+            return self._open("inference()", request).inference(request)
+
+        with self._ending.raising():
+            return Errand("tfos-inference()", inference, spark=self._reserved.sc).result()
+
+    def _open(self, call: str, request: FeedRequest) -> FeedJobs:
+        """Return what feeds; `call` is the user's, for errors."""
+        reserved = self._reserved
+        feeds, feed = reserved.settings.feeds, request.feed
+        preflight.check_timeout("feed_timeout", request.feed_timeout_s)
+        preflight.check_shuffle(request.seed, request.shuffle_rows)
+        if not feeds:
+            raise SettingsError(
+                f"{call} needs input_mode=InputMode.SPARK; this cluster was made with "
+                "InputMode.TENSORFLOW, where main_fun reads its own data."
+            )
+        if feed not in feeds:
+            raise SettingsError(
+                f"qname={feed!r} is no feed of this cluster: {list(feeds)}. Name "
+                "it in queues= of reserve() or run()."
+            )
+        self._ending.raise_failure()
+        require(call, reserved.coordinator.phase, ClusterPhase.RUNNING)
+        with self._making:
+            if self.jobs is None:
+                from tfos.feed.epochs import FeedJobs  # numpy: only where rows are fed
+
+                self.jobs = FeedJobs(
+                    reserved.sc,
+                    reserved.coordinator,
+                    reserved.credentials,
+                    reserved.config,
+                    reserved.console,
+                )
+        return self.jobs

@@ -1,0 +1,86 @@
+"""One epoch that is being fed: whom it goes to, what each worker says of it, what is shown of it.
+
+Covers: questions to the cluster's state.      Pure.
+Does not: feed or wait (feed_jobs), count (ledger).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from feeding.sender.task import FeedTarget, FeedTask
+from tfos.console.progress import Progress
+from tfos.control.members import Member, NodeStatus
+from tfos.control.messages import EpochRows
+from tfos.control.state import ClusterState
+from tfos.feed.ledger import EpochLedger, Rows
+from tfos.feed.request import FeedCall
+from tfos.feed.sources import FeedSource
+from tfos.monitor import reports
+
+
+class EpochRun:
+    """One epoch that is being fed."""
+
+    def __init__(
+        self, source: FeedSource, task: FeedTask, call: FeedCall, progress: Progress
+    ) -> None:
+        self.source = source
+        self.task = task
+        self.call = call
+        self.progress = progress
+        self.ledger = EpochLedger(task.feed, task.epoch)
+        self.rounds = 0
+        """Of feeding lost rows again that have begun."""
+
+    def next_round(self, targets: tuple[FeedTarget, ...], rows: Rows) -> FeedTask:
+        """Return the task that feeds lost rows again, to these workers."""
+        self.rounds += 1
+        return dataclasses.replace(self.task, targets=targets, again=rows, round_number=self.rounds)
+
+    def last_of(self, workers: Iterable[Member]) -> dict[int, EpochRows]:
+        """Return what workers said last of this epoch, by rank."""
+        feed, epoch = self.task.feed, self.task.epoch
+        return {worker.planned.rank: worker.feed(feed).epoch(epoch) for worker in workers}
+
+    def new_losses(self, state: ClusterState) -> list[Member]:
+        """Return the lost workers whose rows of this epoch are nobody's yet."""
+        return [
+            worker
+            for worker in state.workers
+            if worker.status is NodeStatus.LOST and self.ledger.counts_on(worker.planned.rank)
+        ]
+
+
+def targets_of(state: ClusterState) -> tuple[FeedTarget, ...]:
+    """Return the workers that take rows."""
+    return tuple(
+        FeedTarget(member.planned.rank, member.name, member.endpoint)
+        for member in state.training()
+        if member.endpoint is not None
+    )
+
+
+def movement(state: ClusterState) -> tuple[float, ...]:
+    """Return numbers that change whenever any worker does something."""
+    return tuple(_marks(worker) for worker in state.workers)
+
+
+def _marks(worker: Member) -> float:
+    if worker.heartbeat is None:
+        return 0.0
+    feeds = worker.heartbeat.feeds
+    rows = sum(feed.taken_rows + feed.trained_rows + feed.dropped_rows for feed in feeds)
+    return rows + worker.heartbeat.progress.get("steps", 0.0) + len(worker.flushes)
+
+
+def final_line(report: reports.EpochReport, progress: Progress) -> str:
+    """Return the line that stays when an epoch is over."""
+    title = progress.title or f"epoch {progress.epoch + 1} of {progress.num_epochs}"
+    parts = [f"{title}: {report.summary}"]
+    if progress.steps_per_s > 0:  # unknown in an epoch shorter than a heartbeat
+        parts.append(f"{progress.steps_per_s:.1f} steps/s")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    return ", ".join(parts)

@@ -1,0 +1,306 @@
+"""The driver's part of feeding: one Spark job per epoch, its end at every worker, the accounts.
+
+Covers: train() and inference() below the public API, rows of lost workers.
+Does not: know what is fed (feed_sources), wait or judge failures (feed_watch), carry rows
+(feeding.sender.task does, from executors straight to workers).
+Runs in: the driver.
+Threads: several calls may run at once, for different feeds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from feeding.config import FeedConfig
+from feeding.sender.shuffle import Shuffle
+from feeding.sender.task import FeedReport, FeedTarget, FeedTask, InferenceTask
+from rpc.auth.handshake import Credentials
+from tfos.config import ClusterConfig
+from tfos.console.console import Console
+from tfos.console.progress import Progress
+from tfos.control.coordinator import Coordinator
+from tfos.errors import FeedError
+from tfos.feed.epoch import EpochRun, final_line, targets_of
+from tfos.feed.feed_request import FeedRequest
+from tfos.feed.feed_ways import FeedWays
+from tfos.feed.ledger import num_rows
+from tfos.feed.micro_batch import MicroBatch
+from tfos.feed.request import FeedCall, FeedCalls
+from tfos.feed.sources import FeedSource, answers_of, source_of
+from tfos.feed.validation import Validation, validating
+from tfos.feed.watch import FeedWatch
+from tfos.monitor import reports
+from tfos.spark.jobs import SparkJob
+
+_CANCEL_S = 5.0
+
+
+class FeedJobs:
+    """Feeds the workers of one cluster."""
+
+    def __init__(
+        self,
+        sc: Any,
+        coordinator: Coordinator,
+        credentials: Credentials,
+        config: ClusterConfig,
+        console: Console,
+    ) -> None:
+        self._sc = sc
+        self._coordinator = coordinator
+        self._credentials = credentials
+        self._config = config
+        self._console = console
+        self._lock = threading.Lock()
+        self._epochs: dict[str, int] = {}
+        self._calls = FeedCalls()
+        self._ways = FeedWays(console)
+        self._watch = FeedWatch(coordinator, config, console)
+
+    def train(
+        self,
+        request: FeedRequest,
+        is_left: Callable[[], bool] = lambda: False,
+    ) -> reports.TrainReport:
+        """Feed the data `num_epochs` times; see TFCluster.train.
+
+        Args:
+            request: what to feed.
+            is_left: whether the user was interrupted and does not wait for this any more; wake the
+                coordinator once it changes.
+        """
+        feed, num_epochs = request.feed, request.num_epochs
+        source = source_of(request)
+        progress = Progress(num_epochs)
+        done: list[reports.EpochReport] = []
+        with (
+            self._calls.enter(feed, is_left) as call,
+            validating(request, self._calls, is_left) as validation,
+        ):
+            try:
+                for number in range(num_epochs):
+                    progress.start_epoch(number, self._watch.sample(feed))
+                    call.epoch = self._next_epoch(feed)
+                    if validation is not None:
+                        validation.call.epoch = self._next_epoch(validation.call.feed)
+                    report = self._epoch(source, call, request, progress, validation)
+                    if report is None or report.dropped_rows:
+                        self._watch.check_not_ending(call)
+                    if report is None:
+                        self._console.warn(
+                            f"main_fun has returned on every worker after {number} of {num_epochs} "
+                            f"epochs of {feed!r}: the rest was not fed"
+                        )
+                        break
+                    progress.rows_per_epoch = report.fed_rows
+                    progress.add(self._watch.sample(feed))
+                    done.append(report)
+                    self._console.progress(final_line(report, progress), final=True)
+                    if validation is not None:
+                        self._validate(validation, number)
+            finally:
+                self._console.end_progress()
+        return reports.TrainReport(tuple(done), tuple(validation.reports) if validation else ())
+
+    def _validate(self, validation: Validation, number: int) -> None:
+        """Feed the rows that validate an epoch, which the workers have ended."""
+        call, progress = validation.call, validation.progress
+        progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
+        progress.start_epoch(number, self._watch.sample(call.feed))
+        report = self._epoch(validation.source, call, validation.request, progress)
+        if report is not None:
+            self._console.progress(validation.add(report), final=True)
+
+    def feed_batch(self, request: FeedRequest) -> None:
+        """Feed a micro-batch of a stream; an interval in which nothing came is no epoch."""
+        if not request.data.isEmpty():
+            self.train(request)
+
+    def train_batch(
+        self, request: FeedRequest, batch: MicroBatch, is_left: Callable[[], bool]
+    ) -> reports.EpochReport | None:
+        """Feed a micro-batch of a Structured Stream; None if main_fun has returned everywhere.
+
+        Returns once the chief has said that it was trained, and saved if due, or never will.
+        """
+        progress = Progress(1, title=f"batch {batch.batch_id}")
+        with self._calls.enter(request.feed, is_left) as call:
+            try:
+                progress.start_epoch(0, self._watch.sample(request.feed))
+                call.epoch = self._next_epoch(request.feed)
+                report = self._epoch(source_of(request), call, request, progress)
+                if report is not None and report.fed_rows:
+                    progress.add(self._watch.sample(request.feed))
+                    self._console.progress(final_line(report, progress), final=True)
+                return report
+            finally:
+                self._console.end_progress()
+
+    def inference(self, request: FeedRequest) -> Any:
+        """Return a lazy collection of results; see TFCluster.inference."""
+        targets = self._coordinator.read(targets_of)
+        if not targets:
+            raise FeedError("no worker takes rows: main_fun has returned on every worker")
+        task = InferenceTask(
+            targets=targets,
+            credentials=self._credentials,
+            feed=request.feed,
+            config=self._feed_config(request.feed_timeout_s),
+        )
+        return answers_of(request, task)
+
+    def _epoch(
+        self,
+        source: FeedSource,
+        call: FeedCall,
+        request: FeedRequest,
+        progress: Progress,
+        validation: Validation | None = None,
+    ) -> reports.EpochReport | None:
+        targets = self._coordinator.read(targets_of)
+        if not targets:
+            return None
+        call.check_wanted()
+        feed, epoch, batch, stall_s = call.feed, call.epoch, request.batch, request.feed_timeout_s
+        checked_by = validation.feed_epoch if validation is not None else None
+        if batch is not None:
+            self._begin(batch, call, progress, stall_s)
+        started_s = time.monotonic()
+        run = EpochRun(source, self._task(call, request, targets), call, progress)
+        is_empty = is_fed = False
+        try:
+            results = self._feed(run, run.task)
+            run.ledger.add(results)
+            self._ways.tell(feed, results)
+            self._feed_lost(run)
+            is_empty = batch is not None and not any(result.rows for result in results)
+            is_fed = not is_empty
+        finally:
+            if batch is not None and not is_fed:
+                self._coordinator.act(lambda state: batch.leave(state, feed, in_part=not is_empty))
+            # Also if it failed: what a later call feeds waits behind the end of this epoch.
+            if is_empty:
+                self._epochs[feed] = epoch
+            else:
+                self._coordinator.act(
+                    lambda state: state.flush(feed, epoch, checked_by, run.rounds)
+                )
+        if not is_empty:
+            self._end(run)
+        if batch is not None and not is_empty:
+            self._watch.until(
+                lambda state: batch.is_over(state, feed), call, progress, stall_s=stall_s
+            )
+        last = self._coordinator.read(lambda state: run.last_of(state.workers))
+        names = self._coordinator.read(lambda state: [worker.name for worker in state.workers])
+        return run.ledger.report(last, names, seconds=time.monotonic() - started_s)
+
+    def _begin(self, batch: MicroBatch, call: FeedCall, progress: Progress, stall_s: float) -> None:
+        """Tell the chief of a micro-batch; return once its rows may come."""
+        feed, act = call.feed, self._coordinator.act
+        act(lambda state: batch.begin(state, feed, call.epoch))
+        try:
+            self._watch.until(
+                lambda state: batch.may_begin(state, feed), call, progress, stall_s=stall_s
+            )
+        except BaseException:
+            act(lambda state: batch.leave(state, feed, in_part=False))
+            raise
+
+    def _end(self, run: EpochRun) -> None:
+        """Wait until every worker has trained the epoch; feed again what is lost meanwhile."""
+        feed, epoch = run.task.feed, run.task.epoch
+        while True:
+            self._watch.until(
+                lambda state: not state.unflushed(feed, epoch) or bool(run.new_losses(state)),
+                run.call,
+                run.progress,
+                stall_s=run.task.config.feed_timeout_s,
+            )
+            try:
+                is_open = self._feed_lost(run)
+            except BaseException:
+                # It may have taken the order back: rows of later epochs would never be read.
+                self._coordinator.act(lambda state: state.flush(feed, epoch, rounds=run.rounds))
+                raise
+            if is_open:
+                self._coordinator.act(lambda state: state.flush(feed, epoch, rounds=run.rounds))
+            elif not self._coordinator.read(lambda state: state.unflushed(feed, epoch)):
+                return
+
+    def _feed_lost(self, run: EpochRun) -> bool:
+        """Feed again what lost workers had not trained, until nothing is; False if nothing was."""
+        fed = False
+        while lost := self._coordinator.read(run.new_losses):
+            names = ", ".join(worker.name for worker in lost)
+            rows = run.ledger.take_lost(run.last_of(lost))
+            if not rows:
+                continue
+            fed = True
+            count, what = num_rows(rows), f"epoch {run.task.epoch} of {run.task.feed!r}"
+            self._console.line(
+                f"{what}: feeding again {count} rows that {names} had not reported as trained"
+            )
+            targets = self._coordinator.read(targets_of)
+            reports = self._feed(run, run.next_round(targets, rows)) if targets else []
+            dropped = run.ledger.add(reports, again=True)
+            dropped += count - sum(report.rows for report in reports)
+            if dropped:
+                self._console.warn(
+                    f"{what}: {dropped} of {count} rows that were lost with {names} count as "
+                    "dropped: the other workers had ended the epoch, or the partitions had other "
+                    "rows when they were computed again"
+                )
+        return fed
+
+    def _task(
+        self, call: FeedCall, request: FeedRequest, targets: tuple[FeedTarget, ...]
+    ) -> FeedTask:
+        seed = request.seed
+        return FeedTask(
+            targets=targets,
+            credentials=self._credentials,
+            feed=call.feed,
+            epoch=call.epoch,
+            config=self._feed_config(request.feed_timeout_s),
+            shuffle=None if seed is None else Shuffle(seed, request.shuffle_rows),
+            exactly_once=request.exactly_once,
+        )
+
+    def _feed(self, run: EpochRun, task: FeedTask) -> list[FeedReport]:
+        call, source = run.call, run.source
+        tag = f"tfos-{self._credentials.cluster_id}-{call.feed}-{call.epoch}"
+        what = f"epoch {call.epoch} of {call.feed}"
+        if task.again is not None:
+            tag, what = f"{tag}-{task.round_number}", f"{what}, lost rows again"
+        job = SparkJob(
+            self._sc,
+            tag,
+            f"tfos {self._credentials.cluster_id}: {what}",
+            lambda: source.reports(task),
+            lambda _: self._coordinator.wake(),
+        )
+        job.start(count_tasks=True)
+        stall_s = task.config.feed_timeout_s
+        try:
+            self._watch.until(lambda _: job.is_ended, call, run.progress, job=job, stall_s=stall_s)
+        except BaseException:
+            job.cancel(_CANCEL_S)
+            raise
+        if job.error is not None:
+            raise self._watch.failure(call, job.error) from None
+        return job.result()
+
+    def _next_epoch(self, feed: str) -> int:
+        with self._lock:
+            epoch = self._epochs.get(feed, 0)
+            self._epochs[feed] = epoch + 1
+            return epoch
+
+    def _feed_config(self, feed_timeout_s: float) -> FeedConfig:
+        return FeedConfig(
+            feed_timeout_s=feed_timeout_s, max_inflight_bytes=self._config.max_inflight_bytes
+        )

@@ -1,0 +1,126 @@
+"""Where the rows of one epoch are: which worker accepted which, what is trained, lost, repeated.
+
+Covers: EpochLedger; rows to feed again after a loss, the counts of the epoch's report.
+Does not: feed (feed_jobs), ask workers (control.members has what they last said).
+Runs in: the driver.      Pure.
+
+A worker trains rows in the order in which it accepted them, so one number, how many rows of the
+epoch it has trained, tells of every accepted row whether it was. Of a lost worker that number is as
+old as its last sign of life: rows that it trained after that are fed again, and are repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from feeding.protocol.accepted import Accepted, rows_and_end
+from feeding.protocol.row_ranges import RowRanges, Span
+from feeding.sender.feeder import FeedReport
+from tfos.control.messages import EpochRows
+from tfos.monitor.reports import EpochReport
+
+Rows = dict[int, tuple[Span, ...]]
+"""Ranges of rows by partition."""
+
+
+class EpochLedger:
+    """Rows of one epoch of one feed. Workers are known by rank."""
+
+    def __init__(self, feed: str, epoch: int) -> None:
+        self._feed = feed
+        self._epoch = epoch
+        self._fed_rows = 0
+        self._again_rows = 0
+        self._partition_rows: dict[int, int] = {}
+        self._given_up: set[int] = set()
+        self._accepted: dict[int, list[tuple[int, bytes]]] = {}
+        """By worker: partition and packed rows, as the feed tasks reported them."""
+
+    def add(self, reports: Iterable[FeedReport], *, again: bool = False) -> int:
+        """Take the reports of a job; return how many rows found no worker.
+
+        Args:
+            reports: of all its tasks.
+            again: whether it fed rows that had been fed before. A partition that has another number
+                of rows now was computed otherwise: what was fed of it stands for no row of before.
+        """
+        dropped = 0
+        for report in reports:
+            if not again:
+                self._fed_rows += report.rows
+                self._partition_rows[report.partition] = report.partition_rows
+            elif report.partition_rows != self._partition_rows.get(report.partition):
+                dropped += report.rows
+                continue
+            dropped += report.dropped_rows
+            for worker, packed in report.accepted.items():
+                self._accepted.setdefault(worker, []).append((report.partition, packed))
+                if again:
+                    self._again_rows += rows_and_end(packed)[0]
+        return dropped
+
+    def counts_on(self, worker: int) -> bool:
+        """Whether this worker has rows of which `take_lost` has not decided."""
+        return worker in self._accepted and worker not in self._given_up
+
+    def take_lost(self, lost: Mapping[int, EpochRows]) -> Rows:
+        """Return what these workers had accepted and not trained; each row is returned once.
+
+        Args:
+            lost: the lost workers, with what they last said of this epoch.
+        """
+        found: dict[int, RowRanges] = {}
+        self._given_up |= lost.keys()
+        for worker, last in lost.items():
+            kept: list[tuple[int, bytes]] = []
+            for partition, packed in self._accepted.get(worker, ()):
+                before, behind = Accepted.unpack(packed).split(last.trained_rows)
+                if before:
+                    kept.append((partition, before.pack()))
+                for start, stop in behind:
+                    found.setdefault(partition, RowRanges()).add(start, stop)
+            if worker in self._accepted:
+                self._accepted[worker] = kept
+        return {partition: tuple(ranges) for partition, ranges in sorted(found.items())}
+
+    def report(
+        self, last: Mapping[int, EpochRows], names: Sequence[str], *, seconds: float
+    ) -> EpochReport:
+        """Return the counts of the epoch.
+
+        Args:
+            last: what each worker said last of this epoch, by rank.
+            names: of the workers, by rank.
+            seconds: that the epoch took.
+        """
+        trained = 0
+        repeated = self._again_rows
+        for worker, rows in last.items():
+            known = self._trained_of(worker, rows.trained_rows)
+            trained += known
+            # What else it trained came from attempts of tasks that failed and were retried.
+            repeated += rows.trained_rows - known
+        return EpochReport(
+            feed=self._feed,
+            epoch=self._epoch,
+            fed_rows=self._fed_rows,
+            trained_rows=trained,
+            dropped_rows=self._fed_rows - trained,
+            repeated_rows=repeated,
+            seconds=seconds,
+            per_worker={names[worker]: rows.trained_rows for worker, rows in last.items()},
+        )
+
+    def _trained_of(self, worker: int, position: int) -> int:
+        """Return how many of the reported rows of this worker stand before this position."""
+        count = 0
+        for _, packed in self._accepted.get(worker, ()):
+            num_rows, end = rows_and_end(packed)
+            whole = end <= position
+            count += num_rows if whole else Accepted.unpack(packed).rows_before(position)
+        return count
+
+
+def num_rows(rows: Rows) -> int:
+    """Return how many rows there are."""
+    return sum(stop - start for ranges in rows.values() for start, stop in ranges)

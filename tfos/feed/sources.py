@@ -1,0 +1,89 @@
+"""What the Spark job of one epoch runs: a feed task over every partition of the user's data.
+
+Covers: which source fits the data; RDDs of rows, RDDs whose rows Spark stores pickled.
+Does not: read DataFrames (frame_source), start the job, watch it or count (feed_jobs), carry rows
+(feeding.sender.task).
+Runs in: the driver; `reports` on the job's own thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Protocol
+
+from feeding.encode.pickled import PickledPacker
+from feeding.sender.task import FeedReport, FeedTask, InferenceTask
+from tfos.errors import SettingsError
+from tfos.feed.dataframe import FrameSource
+from tfos.feed.dataframe_inference import answered, is_frame
+from tfos.feed.feed_request import FeedRequest
+from tfos.feed.raw_rows import raw_batches
+from tfos.spark.jobs import collect_in_order
+
+
+class FeedSource(Protocol):
+    """Rows that can be fed any number of times."""
+
+    def reports(self, task: FeedTask) -> list[FeedReport]:
+        """Run one Spark job over the partitions of `task.order`, in this order.
+
+        Returns:
+            What became of each partition.
+        """
+
+
+class RddSource:
+    """An RDD."""
+
+    def __init__(self, rdd: Any) -> None:
+        self._rdd = rdd
+
+    def reports(self, task: FeedTask) -> list[FeedReport]:
+        """As FeedSource."""
+        rdd, loads = raw_batches(self._rdd)
+        if loads is not None:
+            task = dataclasses.replace(task, packer=functools.partial(PickledPacker, loads=loads))
+        fed = rdd.mapPartitionsWithIndex(task)
+        found: list[FeedReport]
+        found = fed.collect() if task.feeds_all_in_order else collect_in_order(fed, task.order)
+        return found
+
+
+def source_of(request: FeedRequest) -> FeedSource:
+    """Return the source for the data of a call; reads no row.
+
+    Raises:
+        SettingsError: the data is nothing that can be fed; names the column of a DataFrame.
+    """
+    data = request.data
+    if is_frame(data):
+        return FrameSource(request)
+    if not hasattr(data, "mapPartitionsWithIndex"):
+        raise _no_data(data)
+    if request.columns is not None or request.nulls != "error":
+        raise SettingsError("columns= and nulls= are for a DataFrame; an RDD's rows are fed whole")
+    return RddSource(data)
+
+
+def answers_of(request: FeedRequest, task: InferenceTask) -> Any:
+    """Return a lazy collection of one result per row, in order: an RDD or a DataFrame.
+
+    Raises:
+        SettingsError: the data is neither, or what is asked of it does not fit.
+    """
+    data = request.data
+    if is_frame(data):
+        return answered(request, task)
+    if not hasattr(data, "mapPartitionsWithIndex"):
+        raise _no_data(data)
+    if (request.columns, request.nulls, request.output) != (None, "error", None):
+        raise SettingsError(
+            "columns=, nulls= and output= are for a DataFrame; an RDD's rows are fed whole, and "
+            "their results are the elements of another RDD"
+        )
+    return data.mapPartitionsWithIndex(task)
+
+
+def _no_data(data: Any) -> SettingsError:
+    return SettingsError(f"data must be an RDD or a DataFrame, got {type(data).__qualname__}.")

@@ -1,0 +1,76 @@
+"""The validation of a train(): its rows are fed once after each epoch, to a feed of their own.
+
+Covers: which feed and source that is, its epochs' reports.
+Does not: feed (feed_jobs), drop what nobody reads (feeding.receiver.feed_queue, in the workers).
+Runs in: the driver.      Threads: the call's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tfos.console.progress import Progress
+from tfos.control.messages import FeedEpoch
+from tfos.driver.preflight import VALIDATION_FEED
+from tfos.errors import SettingsError
+from tfos.feed.feed_request import FeedRequest
+from tfos.feed.request import FeedCall, FeedCalls
+from tfos.feed.sources import FeedSource, source_of
+from tfos.monitor.reports import EpochReport
+
+
+@dataclass(slots=True)
+class Validation:
+    """What is fed after each epoch of one call."""
+
+    request: FeedRequest
+    source: FeedSource
+    call: FeedCall
+    progress: Progress
+    reports: list[EpochReport] = field(default_factory=list)
+
+    @property
+    def feed_epoch(self) -> FeedEpoch:
+        """The feed, and its epoch that is fed next."""
+        return self.call.feed, self.call.epoch
+
+    def add(self, report: EpochReport) -> str:
+        """Keep what became of an epoch's rows; return a line about it."""
+        self.reports.append(report)
+        return (
+            f"{self.progress.title}: {report.fed_rows} rows fed, {report.trained_rows} read, "
+            f"{report.dropped_rows} dropped"
+        )
+
+
+@contextlib.contextmanager
+def validating(
+    request: FeedRequest, calls: FeedCalls, is_left: Callable[[], bool]
+) -> Iterator[Validation | None]:
+    """Hold the feed of validation for a call; None if it has no validation.
+
+    Raises:
+        SettingsError: the rows to train go the same way, or the data is nothing that can be fed.
+        PhaseError: another call feeds validation.
+    """
+    if request.validation is None:
+        yield None
+        return
+    if request.feed == VALIDATION_FEED:
+        raise SettingsError(
+            f"train(validation=...) feeds it to {VALIDATION_FEED!r}, which is this call's qname; "
+            "feed the rows to train to another one"
+        )
+    own = dataclasses.replace(
+        request,
+        data=request.validation,
+        feed=VALIDATION_FEED,
+        validation=None,
+        seed=None,
+        batch=None,
+    )
+    with calls.enter(VALIDATION_FEED, is_left) as call:
+        yield Validation(own, source_of(own), call, Progress(request.num_epochs))

@@ -1,0 +1,166 @@
+"""What train() waits for while a cluster is fed, and the error if it does not come.
+
+Covers: progress shown meanwhile, stalls, a cluster that fails or ends, whose fault a failed job is.
+Does not: feed (feed_jobs), count rows (ledger), draw (console).
+Runs in: the driver.
+Threads: several calls may wait at once, for different feeds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from feeding.errors import RowError
+from tfos.config import ClusterConfig
+from tfos.console.console import Console
+from tfos.console.progress import Progress, Sample
+from tfos.control.coordinator import Coordinator
+from tfos.control.members import mean_loss
+from tfos.control.state import ClusterState
+from tfos.errors import FeedError, FeedTimeout, PhaseError, TFOSError
+from tfos.feed.epoch import movement
+from tfos.feed.request import FeedCall
+from tfos.phases import ClusterPhase
+from tfos.spark.jobs import SparkJob, TaskCounts, reason_of
+
+_LOOK_S = 1.0
+"""How often progress is looked at; events end a wait at once."""
+_PLAIN_LINE_S = 5.0
+"""Seconds between progress lines where no live line can be drawn."""
+_BLAME_S = 5.0
+"""A failed feed job is a symptom if a node's failure arrives within this time."""
+_OF_THE_DATA = f"{RowError.__module__}.{RowError.__qualname__}: "
+"""A reason that begins so is nobody else's symptom."""
+
+
+class FeedWatch:
+    """Watches one cluster while it is fed."""
+
+    def __init__(self, coordinator: Coordinator, config: ClusterConfig, console: Console) -> None:
+        self._coordinator = coordinator
+        self._config = config
+        self._console = console
+
+    def until(
+        self,
+        done: Callable[[ClusterState], bool],
+        call: FeedCall,
+        progress: Progress,
+        *,
+        job: SparkJob[Any] | None = None,
+        stall_s: float,
+    ) -> None:
+        """Wait until `done`, showing progress.
+
+        Raises:
+            NodeFailedError, PhaseError: the cluster failed, or was stopped.
+            FeedError: the call's user was interrupted.
+            FeedTimeout: nothing moved for `stall_s`.
+        """
+        moved_s = shown_s = time.monotonic()
+        last: tuple[float, ...] = ()
+        while True:
+            finished = self._coordinator.wait(
+                lambda state: done(state) or call.is_left() or _has_ended(state), _LOOK_S
+            )
+            if self._coordinator.read(_has_ended):
+                raise self._end()
+            call.check_wanted()
+            if finished:
+                return
+            now_s = time.monotonic()
+            progress.add(self.sample(call.feed))
+            tasks = job.tasks if job is not None else None
+            if tasks is not None:
+                progress.epoch_fraction = tasks.fraction
+            if self._console.is_terminal or now_s - shown_s >= _PLAIN_LINE_S:
+                shown_s = now_s
+                self._console.progress(str(progress))
+            mark = self._coordinator.read(movement)
+            if mark != last or (tasks is not None and tasks.active):
+                # While feed tasks run, they watch the workers themselves.
+                last, moved_s = mark, now_s
+            elif now_s - moved_s > stall_s:
+                raise self._stalled(call, stall_s, tasks)
+
+    def check_not_ending(self, call: FeedCall) -> None:
+        """Raise if the driver stops the cluster: workers that ended did not end by themselves.
+
+        Raises:
+            NodeFailedError, PhaseError: as `until`.
+            FeedError: the call's user was interrupted.
+        """
+        if self._coordinator.read(lambda state: state.is_ending):
+            self._await_end(call)
+            call.check_wanted()
+            raise self._end()
+
+    def failure(self, call: FeedCall, error: BaseException) -> TFOSError:
+        """Return the error of a job that failed, which may be the symptom of a cluster's end."""
+        reason = reason_of(error)
+        own = FeedError(f"feeding epoch {call.epoch} of {call.feed!r} failed in Spark: {reason}")
+        if reason.startswith(_OF_THE_DATA):
+            return (self._cause() if self._coordinator.read(_has_ended) else None) or own
+        if not self._coordinator.wait(lambda state: _has_ended(state) or state.is_ending, _BLAME_S):
+            return own
+        self._await_end(call)
+        return self._end()
+
+    def sample(self, feed: str) -> Sample:
+        """Return how far the training of a feed is now."""
+
+        def read(state: ClusterState) -> Sample:
+            values = [worker.heartbeat.progress for worker in state.workers if worker.heartbeat]
+            return Sample(
+                time.monotonic(),
+                sum(worker.feed(feed).trained_rows for worker in state.workers),
+                sum(value.get("steps", 0.0) for value in values),
+                mean_loss(state.workers),
+            )
+
+        return self._coordinator.read(read)
+
+    # ---- inside ----
+
+    def _await_end(self, call: FeedCall) -> None:
+        """Let the stop that has begun come to its end, or leave with the call's user."""
+        self._coordinator.wait(
+            lambda state: _has_ended(state) or call.is_left(), self._config.abort_s
+        )
+
+    def _end(self) -> TFOSError:
+        """Return the error of a cluster that failed, or ended in another thread."""
+        phase = self._coordinator.phase
+        how = "was being stopped" if phase is ClusterPhase.RUNNING else f"became {phase.name}"
+        return self._cause() or PhaseError(
+            f"the cluster {how} while it was fed: shutdown() in another thread?"
+        )
+
+    def _cause(self) -> TFOSError | None:
+        """Return the failure once every node has stopped, so that all records are in."""
+        self._coordinator.wait(lambda state: not state.live(), self._config.abort_s)
+        return self._coordinator.error()
+
+    def _stalled(self, call: FeedCall, stall_s: float, tasks: TaskCounts | None) -> FeedTimeout:
+        feed, epoch = call.feed, call.epoch
+        if tasks is not None:
+            return FeedTimeout(
+                f"the job that feeds epoch {epoch} of {feed!r} has run no task for {stall_s:.0f} "
+                f"s ({tasks.ended} of {tasks.total} ended): other jobs hold every slot. End them, "
+                "give Spark more cores, or raise feed_timeout."
+            )
+        now_s = self._coordinator.now_s()
+        waiting = self._coordinator.read(
+            lambda state: [member.describe(now_s) for member in state.unflushed(feed, epoch)]
+        )
+        return FeedTimeout(
+            f"no worker took a row or made a step for {stall_s:.0f} s, and epoch {epoch} of "
+            f"{feed!r} has not ended at {'; '.join(waiting)}. If steps are that slow raise "
+            "feed_timeout; if main_fun does not read this feed to its end, let it."
+        )
+
+
+def _has_ended(state: ClusterState) -> bool:
+    return state.phase is not ClusterPhase.RUNNING

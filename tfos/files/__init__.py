@@ -1,0 +1,1 @@
+"""Paths and files of a run on local disks, HDFS and whatever fsspec serves."""

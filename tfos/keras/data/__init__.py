@@ -1,0 +1,1 @@
+"""`ctx.dataset`: batches as tensors, epoch lengths, prefetching."""

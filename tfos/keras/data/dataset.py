@@ -1,0 +1,315 @@
+"""`ctx.dataset(batch_size)` and `ctx.read`: batches as data that `model.fit` takes directly.
+
+Covers: a Keras data adapter: one epoch of `fit` per epoch of the rows, batches read ahead, no epoch
+cut to the length of another, empty epochs.
+Does not: queue, route or read rows (feeding).   Threads: the thread that runs `fit`; see prefetch.
+
+Fed rows come through `feeding.receiver.batch_reader.BatchReader`; the queue lives in the process's
+feed channel, so nothing is lost when Keras makes new iterators. Rows of files come through
+`feeding.reading.reader.DirectReader`.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+from feeding.reading.positions import Position
+from feeding.receiver.batch_reader import Batch, BatchReader
+from feeding.receiver.epoch_rows import Receipt
+from feeding.receiver.feed_queue import EpochEnd, FeedEnd
+from tfos.errors import SettingsError, UnsupportedError
+from tfos.keras.data.columns import Dtypes, RowMapper, Selector
+from tfos.keras.data.epoch_length import EpochLength
+from tfos.keras.data.prefetch import Prefetcher
+from tfos.keras.errors import FeedEndedWarning
+from tfos.keras.protocols import WorkerContext
+
+PREFETCHED_BATCHES = 3
+"""Enough to hide a short gap in the feed; more only holds memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A batch that was read ahead."""
+
+    values: Any
+    receipt: Receipt
+    position: Position | None
+    """Where a reader of files is after it."""
+
+
+class Reader(Protocol):
+    """Where batches come from."""
+
+    def next_batch(self, batch_size: int) -> Batch | EpochEnd | FeedEnd:
+        """Return the next batch, EpochEnd once after each epoch, FeedEnd when there are no more."""
+
+
+class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
+    """One worker's share of some rows, epoch by epoch.
+
+    Args:
+        reader: gives the batches.
+        batch_size: rows per batch; the last batch of an epoch may be smaller.
+        feature_cols, label_cols, weight_col: which values of a row are x, y and the sample weights,
+            see columns; rows of (x, y) need none.
+        features, labels: other names of the first two.
+        dtypes: one for x, one each for x, y, weight, or by column. Default: float64 becomes Keras'
+            floatx.
+        map_fn: vectorised preparation: `map_fn(x, y) -> (x, y)` on numpy arrays of a batch, in the
+            reading thread.
+        name: of the rows, for that thread's name.
+
+    Raises:
+        SettingsError: an argument that cannot work.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a user may say about rows, all but two by keyword
+        self,
+        reader: Reader,
+        batch_size: int,
+        *,
+        feature_cols: Selector | None = None,
+        label_cols: Selector | None = None,
+        weight_col: Selector | None = None,
+        features: Selector | None = None,
+        labels: Selector | None = None,
+        dtypes: Dtypes = None,
+        map_fn: Callable[..., Any] | None = None,
+        name: str = "files",
+    ) -> None:
+        if type(batch_size) is not int or batch_size < 1:
+            raise SettingsError(
+                f"batch_size must be an int >= 1, got {batch_size!r} ({type(batch_size).__name__})"
+            )
+        mapper = RowMapper(
+            _either("feature_cols", feature_cols, "features", features),
+            _either("label_cols", label_cols, "labels", labels),
+            dtypes,
+            map_fn,
+            weights=weight_col,
+            float_dtype=keras.config.floatx(),
+        )
+
+        def read() -> Any:
+            found = reader.next_batch(batch_size)
+            if not isinstance(found, Batch):
+                return found
+            return Ready(mapper(found.nest()), found.receipt, found.position)
+
+        self._batch_size = batch_size
+        self._prefetcher = Prefetcher(
+            read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
+        )
+        self._head: Any = None
+        self._over = False
+        self._batches = 0
+        self.rows = 0
+        """Handed out since the epoch's loop began."""
+        self._warned = False
+        self.feed = ""
+        """Name of the feed; empty: files."""
+        self.ended_epoch = -1
+        """The newest epoch of which every batch was handed out; -1: none yet."""
+        weakref.finalize(self, self._prefetcher.close)
+        self.pushes_under_way = 0
+        """So many batches, the last ones, may wait for the servers' word: `pipeline=k`."""
+
+    # -- the epoch
+
+    def start_epoch(self) -> bool:
+        """Go on to the next epoch if the last one is over; wait until it has a batch or an end.
+
+        Returns:
+            False when the feed has ended: there is no further epoch.
+        """
+        self._begin()
+        return not isinstance(self._peek(), FeedEnd)
+
+    @property
+    def batches(self) -> int:
+        """Batches handed out since the epoch's loop began."""
+        return self._batches
+
+    @property
+    def over(self) -> bool:
+        """Whether the end of the running epoch has been seen."""
+        return self._over
+
+    @property
+    def waited_s(self) -> float:
+        """Time that training waited for rows; near the training time: feed faster."""
+        return self._prefetcher.waited_s
+
+    def at_end(self) -> bool:
+        """Wait for the next batch or the end of the epoch; whether it is the end.
+
+        Whoever asks has trained the batch before, which is noted.
+        """
+        self._came_back()
+        head = self._peek()
+        self._over = is_end(head)
+        if isinstance(head, EpochEnd):
+            self._came_back(head)
+            self.ended_epoch = head.epoch
+        if isinstance(head, FeedEnd) and not self._batches and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the feed has ended: this epoch and later ones have no rows; feed as many epochs "
+                "as are fitted: cluster.train(rdd, num_epochs=n)",
+                FeedEndedWarning,
+                stacklevel=2,
+            )
+        return self._over
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._prefetcher.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        import tensorflow as tf
+
+        if self.at_end():
+            raise StopIteration
+        ready, self._head = self._head, None
+        self._batches += 1
+        self.rows += len(keras.tree.flatten(ready.values)[0])
+        self._hand(ready)
+        return keras.tree.map_structure(tf.constant, ready.values)
+
+    def all_acknowledged(self) -> None:
+        """No push of a batch is under way any more."""
+
+    def _hand(self, ready: Ready) -> None:
+        """The trainer gets a batch."""
+
+    def _came_back(self, end: EpochEnd | None = None) -> None:
+        """The trainer has come back from the batch before, and sees this end."""
+
+    # -- where the rows are
+
+    first_epoch = 0
+    """The epoch that the rows begin with; above 0 where they go on from a saved run."""
+
+    def place(self) -> tuple[str, Any] | None:
+        """Return a note of where the rows are after the last batch; None: nothing is noted."""
+        return None
+
+    def first_notes(self) -> dict[str, Any]:
+        """Return what the chief notes before the first push."""
+        return {}
+
+    def _begin(self) -> None:
+        if self._over and not isinstance(self._head, FeedEnd):
+            self._head = None
+        self._over = False
+        self._batches = self.rows = 0
+
+    def _peek(self) -> Any:
+        if self._head is None:
+            self._prefetcher.start()
+            self._head = self._prefetcher.take()
+        return self._head
+
+    # -- what Keras asks of an adapter
+
+    def get_tf_dataset(self) -> BatchDataset:
+        """Return an iterable of batches; Keras calls `iter` on it for every epoch."""
+        return self
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Return the batches of the running epoch."""
+        return self
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Refuse: other backends follow later."""
+        raise UnsupportedError("ctx.dataset works with the TensorFlow backend of Keras")
+
+    get_torch_dataloader = get_jax_iterator
+
+    def on_epoch_begin(self) -> None:
+        """Keras starts the loop of an epoch."""
+        self._begin()
+
+    @property
+    def num_batches(self) -> EpochLength:
+        """A number that the feed answers; see epoch_length."""
+        return EpochLength(self)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a full batch."""
+        return self._batch_size
+
+    @property
+    def has_partial_batch(self) -> None:
+        """Unknown before the epoch ends."""
+
+    @property
+    def partial_batch_size(self) -> None:
+        """Unknown before the epoch ends."""
+
+
+class FeedDataset(BatchDataset):
+    """One worker's share of a feed.
+
+    Args:
+        ctx: the node's context.
+        batch_size: as for BatchDataset, and so are the options.
+        feed: the name of the feed.
+        options: as for BatchDataset.
+    """
+
+    def __init__(
+        self, ctx: WorkerContext, batch_size: int, *, feed: str = "input", **options: Any
+    ) -> None:
+        ragged = options.get("map_fn") is not None  # Keras takes arrays only
+        self._feed = BatchReader(ctx.feed_channel, feed, ragged=ragged)
+        self._feed.reads_ahead = True
+        super().__init__(self._feed, batch_size, name=feed, **options)
+        self.feed = feed
+        self._channel = ctx.feed_channel
+        self._in_loop = False
+
+    def on_epoch_begin(self) -> None:
+        """Keras starts the loop of an epoch."""
+        super().on_epoch_begin()
+        self._in_loop = True
+
+    def on_epoch_end(self) -> None:
+        """Keras has left the loop: with `validation_steps`, perhaps before the epoch's end."""
+        was_in_loop, self._in_loop = self._in_loop, False  # Keras says so before the loop, too
+        if was_in_loop and self._channel.validates(self.feed):
+            while not self.at_end():
+                self._head = None
+
+    def all_acknowledged(self) -> None:
+        """No push of a batch is under way any more: all that were handed out are trained."""
+        self._feed.settle()
+
+    def _hand(self, ready: Ready) -> None:
+        self._feed.hand(ready.receipt)
+
+    def _came_back(self, end: EpochEnd | None = None) -> None:
+        self._feed.settle(self.pushes_under_way, ended=end)
+
+
+def _either(name: str, value: Any, other_name: str, other: Any) -> Any:
+    if value is not None and other is not None:
+        raise SettingsError(f"{name} and {other_name} mean the same; give one of them")
+    return other if value is None else value
+
+
+def is_end(item: Any) -> bool:
+    """Whether it is the end of an epoch or of the feed."""
+    return isinstance(item, EpochEnd | FeedEnd)

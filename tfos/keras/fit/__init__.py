@@ -1,0 +1,1 @@
+"""`ctx.distribute`: epochs, callbacks, validation and scalars of a fit."""

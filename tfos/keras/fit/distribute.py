@@ -1,0 +1,311 @@
+"""`ctx.distribute(model)`: an ordinary Keras model whose parameters live on the servers.
+
+Covers: the checks, and the methods of the one model object that are replaced: its train function,
+`fit`, `evaluate`, `predict`, `test_on_batch`, `predict_on_batch`, `save`, `save_weights`, `export`,
+`set_weights`, `load_weights`.
+Does not: subclass or patch Keras; other models are untouched.
+Threads: use the model from one thread.
+
+    fit ─► make_train_function ─► [batch ─► compiled gradients ─► push_pull ─► compiled assign] ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import keras
+
+from ps.compression.format import Compression
+from tfos.errors import SettingsError
+from tfos.keras.data import tensors
+from tfos.keras.data.all_epochs import AllEpochs
+from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.errors import FeedEndedWarning, NotCompiled, UnsupportedModel
+from tfos.keras.fit import validation
+from tfos.keras.fit.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded
+from tfos.keras.protocols import WorkerContext
+from tfos.keras.step import optimizers
+from tfos.keras.step.settings import Settings
+from tfos.keras.step.trainer import Exchange
+
+logger = logging.getLogger(__name__)
+
+
+def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
+    model: Any,
+    ctx: WorkerContext,
+    *,
+    consistency: Literal["async", "sync", "ssp"] = "async",
+    reduction: Literal["mean", "sum"] = "mean",
+    staleness_bound: int | None = None,
+    staleness_aware: bool | None = None,
+    on_nonfinite: Literal["error", "skip"] = "error",
+    pipeline: int = 0,
+    compression: Compression = "none",
+) -> Any:
+    """Move a compiled model's parameters to the servers; `fit` then trains together.
+
+    Call it on every worker, with the same model. A built model is bound at once, by the chief's
+    weights, one without input shape at its first batch. Weights that are not trainable now are
+    given to all workers once. Later `set_weights` and `load_weights` count on the chief.
+
+    Args:
+        model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
+        ctx: the node's context.
+        consistency: "async" applies each gradient when it arrives; "ssp" too, and lets no worker
+            get more than `staleness_bound` steps ahead of the slowest; "sync" reduces one gradient
+            per worker, in rank order, and applies it once.
+        reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
+        staleness_bound: ssp only, and needed there, in steps. 0: no worker is ahead of another.
+            Larger: less waiting for slow workers, older gradients.
+        staleness_aware: divide the learning rate of a gradient by 1 + the updates by others that
+            its worker had not seen. None: yes, except in sync, where no gradient is stale. False
+            ruins a training as soon as several workers push with rules like Adam.
+        on_nonfinite: what a NaN or infinite gradient does: "error" raises before anything is sent,
+            "skip" leaves the step out and counts it.
+        pipeline: async only: steps, 64 at most, that `fit` computes while a push is under way. With
+            k, a step's parameters lack this worker's last k updates. For long round trips.
+        compression: of pushed float32 gradients: "bf16" and "fp16" take half the bytes, "int8" a
+            quarter; what they round away goes with the next gradient. For slow networks.
+
+    Returns:
+        The same model object.
+
+    Raises:
+        NotCompiled: compile first.
+        UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
+        UnsupportedModel: the text says what stands in the way.
+    """
+    settings = Settings(
+        consistency=consistency,
+        reduction=reduction,
+        staleness_bound=staleness_bound,
+        staleness_aware=consistency != "sync" if staleness_aware is None else staleness_aware,
+        on_nonfinite=on_nonfinite,
+        pipeline=pipeline,
+        compression=compression,
+    )
+    _check(model)
+    exchange = Exchange(model, ctx, settings)
+    if tensors.is_built(model):
+        exchange.attach(seeds=ctx.is_chief)
+    _install(model, exchange)
+    return model
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise UnsupportedModel(
+            f"ctx.distribute takes a Keras 3 model, got {type(model).__module__}."
+            f"{type(model).__qualname__}"
+        )
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedModel(
+            f"Keras runs on the backend {keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow "
+            "before the first import of keras"
+        )
+    if "_tfos_exchange" in model.__dict__:
+        raise UnsupportedModel(
+            "this model is distributed already; call ctx.distribute(model) once, after compile()"
+        )
+    if not model.compiled or model.optimizer is None:
+        raise NotCompiled(
+            "ctx.distribute(model) needs the optimizer, and the model has none: call "
+            'model.compile(optimizer="adam", loss=...) before it'
+        )
+    if model._distribute_strategy is not None:
+        raise UnsupportedModel(
+            f"the model was created under {type(model._distribute_strategy).__name__}; "
+            "ctx.distribute runs one replica per worker, so create it outside of strategy.scope()"
+        )
+    others = [
+        name
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
+    ]
+    if others:
+        raise UnsupportedModel(
+            f"the model has further optimizers ({', '.join(others)}); the parameter servers run "
+            "the rule of model.optimizer only: train all variables with it"
+        )
+    optimizers.check(model.optimizer)
+
+
+def _install(model: Any, exchange: Exchange) -> None:
+    """Replace methods of this one object. Its class, and with it saving, stays what it was."""
+
+    def make_train_function(force: bool = False) -> Any:
+        exchange.check_unchanged()
+        if model.train_function is None or force:
+            model.train_function = functools.partial(_train, model, exchange)
+        return model.train_function
+
+    model.train_function = None
+    overrides: dict[str, Any] = {
+        "make_train_function": make_train_function,
+        "fit": _fit(model, exchange),
+    }
+    pulling = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
+    for name in (*pulling, "save", "save_weights", "export"):
+        overrides[name] = _pulling(getattr(model, name), exchange)
+    overrides["save"] = _with_slots(overrides["save"], model)
+    for name in ("set_weights", "load_weights"):
+        overrides[name] = _pushing(getattr(model, name), exchange)
+    # Not setattr: Keras would look for layers and variables in each value.
+    model.__dict__.update(overrides, _tfos_exchange=exchange)
+
+
+def _train(model: Any, exchange: Exchange, iterator: Iterator[Any]) -> Any:
+    """Train `steps_per_execution` batches, or as many as the epoch still has."""
+    import tensorflow as tf
+
+    logs, trained = None, 0
+    while trained < model.steps_per_execution:
+        try:
+            with exchange.times.on("feed"):
+                data = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            break
+        logs = exchange.train(data)
+        trained += 1
+    if not trained:
+        raise StopIteration
+    return logs
+
+
+def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
+    original = model.fit
+    signature = inspect.signature(original)
+    fits = iter(range(1 << 62))
+
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        dataset = arguments.get("x")
+        _check_arguments(arguments)
+        validation.check(arguments)
+        name = f"fit/{next(fits)}"
+        passes = validation.Validation(exchange, arguments, name)
+        exchange.validation = passes
+        before = BeforeCallbacks(exchange, dataset, passes, name)
+        after = AfterCallbacks(exchange, name)
+        if isinstance(dataset, BatchDataset):
+            exchange.places.follow(dataset)
+            _check_first_epoch(dataset, arguments)
+        callbacks = _callback_list(model, arguments, before, after)
+        arguments["callbacks"] = callbacks
+        try:
+            with exchange.pipelining():
+                return original(*bound.args, **bound.kwargs)
+        except FeedEnded:
+            if not isinstance(arguments["epochs"], AllEpochs):
+                warnings.warn(
+                    f"the feed ended after {before.epochs_run} epochs, "
+                    f"fit(epochs={arguments['epochs']}) asked for more; feed as many epochs as are "
+                    "fitted: cluster.train(rdd, num_epochs=n), or fit(epochs=ctx.all_epochs)",
+                    FeedEndedWarning,
+                    stacklevel=2,
+                )
+            if before.epochs_run:
+                exchange.pull()  # a callback may have swapped weights and averages
+                # What Keras does where it leaves its loop of epochs:
+                model.optimizer.finalize_variable_values(model.trainable_weights)
+            callbacks.on_train_end(before.last_logs)
+            return model.history
+        finally:
+            exchange.is_between_epochs = False
+            exchange.places.forget()
+            exchange.validation = None
+
+    return fit
+
+
+def _check_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse what Keras would silently leave aside beside a feed."""
+    if not isinstance(arguments.get("x"), BatchDataset):
+        return
+    for name in ("y", "sample_weight", "class_weight", "batch_size"):
+        if arguments.get(name) is not None:
+            raise SettingsError(
+                f"fit(ctx.dataset(...), {name}=...): the rows of a feed bring their own targets "
+                "and weights, (x, y, weight), and ctx.dataset(batch_size) its size; drop "
+                f"{name}, or make it in map_fn"
+            )
+
+
+def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None:
+    """Tell whoever would train more epochs than an uninterrupted run."""
+    first, initial = dataset.first_epoch, arguments["initial_epoch"]
+    if initial < first:
+        logger.warning(
+            "the rows go on in epoch %d, fit(initial_epoch=%d, epochs=%d) trains %d epochs from "
+            "there; pass initial_epoch=rows.first_epoch to end where a run without a stop ends",
+            first,
+            initial,
+            arguments["epochs"],
+            arguments["epochs"] - initial,
+        )
+
+
+def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: Any) -> Any:
+    """Return the user's callbacks between ours; a list that this module can end by itself."""
+    given = arguments.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        for callback in (before, after):
+            callback.set_model(model)
+            callback.set_params(given.params)
+        given.callbacks = [before, *given.callbacks, after]
+        return given
+    own = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    if not isinstance(arguments.get("x"), BatchDataset):
+        return [before, *own, after]
+    verbose = arguments.get("verbose", "auto")
+    return keras.callbacks.CallbackList(
+        [before, *own, after],
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=arguments["epochs"],
+        steps=arguments.get("steps_per_epoch"),
+        model=model,
+    )
+
+
+def _pulling(original: Callable[..., Any], exchange: Exchange) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def pulling(*args: Any, **kwargs: Any) -> Any:
+        if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
+            exchange.attach_without_batch()
+            if exchange.validation is not None:
+                exchange.validation.begin()
+        if not exchange.is_between_epochs:
+            exchange.pull()
+        return original(*args, **kwargs)
+
+    return pulling
+
+
+def _pushing(original: Callable[..., Any], exchange: Exchange) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def pushing(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        exchange.assign()
+        return result
+
+    return pushing
+
+
+def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def saving(*args: Any, **kwargs: Any) -> Any:
+        optimizers.give_slots(model)  # so that the file loads without complaint
+        return save(*args, **kwargs)
+
+    return saving

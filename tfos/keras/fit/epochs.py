@@ -1,0 +1,202 @@
+"""What happens between the epochs of a distributed `fit`: the workers meet and agree.
+
+Covers: the callbacks that `distribute` puts around the user's own: combined metrics before them,
+the chief's decisions after them; the end of the feed; the last pull.
+Does not: exchange gradients (exchange).      Threads: the thread that runs `fit`.
+
+At the end of an epoch every worker
+    1. waits for its pushes in flight; is waited for no more (sync, ssp), so that workers with more
+       batches go on;
+    2. meets the others: metrics weighted by rows become everybody's logs;
+    3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters; on the
+       chief a micro-batch of a stream is noted as trained, and saved;
+    4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
+    5. joins again and meets again: learning rate and stop are the chief's.
+Only after 5 does the next epoch begin anywhere, so nobody steps without the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import msgspec
+
+from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.fit.validation import Validation
+from tfos.keras.step import optimizers
+from tfos.keras.step.trainer import Exchange
+
+Logs = dict[str, Any] | None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One worker's epoch."""
+
+    rows: int
+    logs: dict[str, float]
+    fed_epoch: int | None = None
+    """The feed's newest epoch that this worker has trained to its end; None: it reads no feed."""
+    val_rows: int = 1
+    """Rows behind the metrics of validation; 1 where all validate the same data."""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What one worker's callbacks decided; the chief's is followed."""
+
+    chief: bool
+    stop: bool
+    learning_rate: float | None = None
+    assigned: bool = False
+
+
+class FeedEnded(Exception):
+    """Leaves Keras' epoch loop: no further epoch will be fed. Caught by `distribute`'s fit."""
+
+
+class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """First in the list of callbacks."""
+
+    def __init__(self, exchange: Exchange, dataset: Any, validation: Validation, name: str) -> None:
+        super().__init__()
+        self._exchange = exchange
+        self._validation = validation
+        self._dataset = dataset if isinstance(dataset, BatchDataset) else None
+        self._feed = "" if self._dataset is None else self._dataset.feed
+        self._name = name
+        self._rows_before = 0
+        self.epochs_run = 0
+        self.last_logs: Logs = None
+
+    def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Start together where workers wait, so that no worker's first steps are its own."""
+        if self._feed:
+            self._exchange.ctx.micro_batches.follow(self._feed)
+        if self._exchange.waits:
+            self._exchange.join()
+            self._exchange.meet(f"{self._name}/begin", b"")
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Wait for the epoch's first batch, or learn that there is none and never will be."""
+        if self._dataset is not None and not self._dataset.start_epoch():
+            raise FeedEnded
+        if self._dataset is not None:
+            self._dataset.pushes_under_way = self._exchange.settings.pipeline
+        self._exchange.is_between_epochs = False
+        self._exchange.begin_epoch()
+        self._rows_before = self._exchange.rows
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Steps 1 to 3 of the module's list."""
+        exchange = self._exchange
+        exchange.attach_without_batch()
+        exchange.drain()
+        if self._dataset is not None:
+            self._dataset.pushes_under_way = 0
+            self._dataset.all_acknowledged()
+        if exchange.attached:
+            exchange.places.at_end()
+        exchange.leave()
+        rows = exchange.rows - self._rows_before
+        val_rows = self._validation.take_rows()
+        for name in list(logs or {}):
+            if logs is not None and not (val_rows if name.startswith("val_") else rows):
+                del logs[name]  # Keras shows the metrics of no batch as 0
+        fed_epoch = self._dataset.ended_epoch if self._dataset and self._feed else None
+        report = Report(rows, dict(_numbers(logs or {})), fed_epoch, val_rows)
+        answers = exchange.meet(f"{self._name}/{epoch}/metrics", msgspec.msgpack.encode(report))
+        reports = _decoded(answers.values(), Report)
+        if logs is not None:
+            logs.update(combine(reports))
+            self.last_logs = dict(logs)
+        self.epochs_run += 1
+        exchange.pull()
+        self._tell_trained(reports)
+        exchange.is_between_epochs = True
+
+    def _tell_trained(self, reports: Iterable[Report]) -> None:
+        """On the chief: no worker trains now, and these epochs are in the parameters."""
+        ended = [report.fed_epoch for report in reports if report.fed_epoch is not None]
+        if self._exchange.ctx.is_chief and self._feed and ended:
+            self._exchange.ctx.micro_batches.trained(self._feed, min(ended))
+
+
+class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Last in the list of callbacks."""
+
+    def __init__(self, exchange: Exchange, name: str) -> None:
+        super().__init__()
+        self._exchange = exchange
+        self._name = name
+        self._has_run = False
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Step 5 of the module's list."""
+        exchange = self._exchange
+        self._has_run = True
+        exchange.join()
+        self._follow(f"{self._name}/{epoch}/decision")
+
+    def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
+        """End with the same parameters everywhere, restored best weights included."""
+        self._exchange.is_between_epochs = False
+        self._exchange.leave()
+        if self._has_run:
+            self._exchange.finalize()
+        self._follow(f"{self._name}/end")
+        self._exchange.pull()
+
+    def _follow(self, key: str) -> None:
+        exchange = self._exchange
+        rate = learning_rate(exchange.optimizer)
+        stop = bool(self.model.stop_training)
+        own = Decision(exchange.ctx.is_chief, stop, rate, exchange.assigned)
+        exchange.assigned = False
+        answers = exchange.meet(key, msgspec.msgpack.encode(own))
+        decision = next((d for d in _decoded(answers.values(), Decision) if d.chief), own)
+        if decision is own:
+            return
+        self.model.stop_training = decision.stop
+        if decision.learning_rate is not None and decision.learning_rate != rate:
+            optimizers.unwrap(exchange.optimizer).learning_rate = decision.learning_rate
+        if decision.assigned:
+            exchange.pull()
+
+
+def combine(reports: Iterable[Report]) -> dict[str, float]:
+    """Return everybody's logs: metrics weighted by rows; evenly where all validate the same data.
+
+    Exact for means (loss, accuracy); for metrics that are not means (AUC) the mean over workers.
+    """
+    weighted: dict[str, list[tuple[float, int]]] = {}
+    for report in reports:
+        for name, value in report.logs.items():
+            weight = report.val_rows if name.startswith("val_") else report.rows
+            if weight:
+                weighted.setdefault(name, []).append((value, weight))
+    return {name: weighted_mean(values) for name, values in weighted.items()}
+
+
+def weighted_mean(values: list[tuple[float, int]]) -> float:
+    """Return the mean of (value, weight) pairs; NaN without weight."""
+    total = sum(weight for _, weight in values)
+    return sum(value * weight for value, weight in values) / total if total else math.nan
+
+
+def learning_rate(optimizer: Any) -> float | None:
+    """Return the settable learning rate; None where a schedule decides."""
+    rate = optimizers.unwrap(optimizer)._learning_rate
+    return float(rate.numpy()) if isinstance(rate, keras.Variable) else None
+
+
+def _numbers(logs: dict[str, Any]) -> Iterable[tuple[str, float]]:
+    for name, value in logs.items():
+        with contextlib.suppress(TypeError, ValueError):  # a log may be anything; numbers combine
+            yield name, float(value)
+
+
+def _decoded(values: Iterable[bytes], kind: type[Any]) -> list[Any]:
+    return [msgspec.msgpack.decode(value, type=kind) for value in values]

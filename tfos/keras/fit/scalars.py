@@ -1,0 +1,232 @@
+"""What servers, feeds and the chief's steps do, as scalars for TensorBoard.
+
+Covers: the scalars, one run per server (`ps-0`) so that TensorBoard draws servers over each other,
+one for the rest (`cluster`), the thread that asks and writes.
+Does not: write what Keras writes (callbacks).
+Threads: `tfos-scalars` asks over connections of its own and writes; it begins with `fit` and ends
+with it. Whatever fails there, training goes on and it is told once; after a write that failed, as
+on a full disk, nothing more is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import msgspec
+
+from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats, TableStats
+from rpc.histogram import Latency
+from tfos.keras.protocols import ShownContext
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 5.0
+"""Between two requests for the servers' counters."""
+JOIN_S = 10.0
+"""For the last request and its writing; a thread that needs longer is left behind."""
+
+Logs = dict[str, Any] | None
+Scalars = Iterator[tuple[str, float]]
+
+_FEED_FIELDS = ("fed_rows", "trained_rows", "dropped_rows", "unread_bytes", "starved_s")
+
+
+class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Writes the cluster's scalars while `fit` runs; for the chief.
+
+    Args:
+        ctx: with a `log_dir`.
+        interval_s: between two points.
+    """
+
+    def __init__(self, ctx: ShownContext, interval_s: float = INTERVAL_S) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._interval_s = interval_s
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Start the thread."""
+        self.on_train_end()  # a fit that raised has called none
+        self._ending = threading.Event()
+        exchange = self.model.__dict__.get("_tfos_exchange")
+        if exchange is not None:
+            arguments = (_Recorder(self._ctx, exchange), self._ending, self._interval_s)
+            self._thread = threading.Thread(
+                target=_record, args=arguments, name="tfos-scalars", daemon=True
+            )
+            self._thread.start()
+
+    def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
+        """Write the last points and end the thread."""
+        self._ending.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(JOIN_S)
+
+    def __del__(self) -> None:
+        self._ending.set()  # a fit that raised calls no on_train_end
+
+
+def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> None:
+    is_told = False
+    try:
+        is_last = False
+        while not is_last and not recorder.is_broken:
+            is_last = ending.wait(interval_s)
+            try:
+                recorder.write()
+            except Exception as error:  # noqa: BLE001 - training never fails because of its display
+                if not is_told:
+                    reason = str(error).strip().partition("\n")[0]
+                    logger.warning("no cluster scalars for TensorBoard: %s", reason)
+                is_told = True
+    finally:
+        recorder.close()
+
+
+class _Recorder:
+    """Asks and writes; used by one thread.
+
+    Attributes:
+        is_broken: whether a write has failed: TensorFlow would complain again at every further one.
+    """
+
+    def __init__(self, ctx: ShownContext, exchange: Any) -> None:
+        self.is_broken = False
+        self._ctx = ctx
+        self._exchange = exchange
+        self._client: Any = None
+        self._writers: dict[str, Any] = {}
+        self._before: dict[int, ServerStats] = {}
+        self._spent: dict[str, float] = {}
+
+    def write(self) -> None:
+        """Write a point of every scalar, at the servers' clocks."""
+        if not self._exchange.attached:
+            return
+        if self._client is None:
+            self._client = self._ctx.new_ps_client()
+        clock = self._exchange.clock
+        for stats in self._client.stats():
+            before = self._before.get(stats.server)
+            self._write(f"ps-{stats.server}", server_scalars(stats, before), stats.clock)
+            self._before[stats.server] = stats
+        self._write("cluster", self._worker_scalars(), clock)
+
+    def close(self) -> None:
+        """Close what is open; whatever fails, there is nothing left to do about it."""
+        for close in (*(writer.close for writer in self._writers.values()), self._close_client):
+            try:
+                close()
+            except Exception:
+                logger.debug("closing after the last scalars failed", exc_info=True)
+
+    def _close_client(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _write(self, run: str, scalars: Scalars, step: int) -> None:
+        values = list(scalars)
+        try:
+            self._write_out(run, values, step)
+        except Exception:
+            self.is_broken = True
+            raise
+
+    def _write_out(self, run: str, scalars: list[tuple[str, float]], step: int) -> None:
+        import tensorflow as tf
+
+        writer = self._writers.get(run)
+        if writer is None:
+            directory = os.path.join(self._ctx.log_dir or "", run)
+            writer = self._writers[run] = tf.summary.create_file_writer(directory)
+        with writer.as_default():
+            for name, value in scalars:
+                tf.summary.scalar(name, value, step=step)
+        writer.flush()
+
+    def _worker_scalars(self) -> Scalars:
+        if self._ctx.feed_channel is not None:
+            for feed in self._ctx.feed_channel.feeds():
+                for field in _FEED_FIELDS:
+                    yield f"feed/{feed.feed}/{field}", float(getattr(feed, field))
+        exchange = self._exchange
+        yield "chief/skipped_steps", float(exchange.skipped_steps)
+        spent, before = exchange.times.spent(), self._spent
+        self._spent = spent
+        lately = {part: seconds - before.get(part, 0.0) for part, seconds in spent.items()}
+        if total_s := sum(lately.values()):
+            for part, seconds in lately.items():
+                yield f"chief/share_of_{part.removesuffix('_s')}", seconds / total_s
+
+
+def server_scalars(stats: ServerStats, before: ServerStats | None = None) -> Scalars:
+    """Yield (name, value) of one server.
+
+    Args:
+        stats: its counters now.
+        before: an earlier answer: rates and means are over the time since then. None, or one of
+            a server that was started anew since: since the start.
+    """
+    old = stats.baseline(before)
+    seconds = stats.uptime_s - old.uptime_s or 1.0
+    for name in SHOWN_REQUESTS:
+        latency = stats.latency(name)
+        if latency.count:
+            yield f"{name}/mean_ms", _mean_ms(latency, old.latency(name))
+            yield f"{name}/p50_ms_since_start", latency.p50_s * 1e3
+            yield f"{name}/p99_ms_since_start", latency.p99_s * 1e3
+    if stats.apply.count:
+        yield "apply/mean_ms", _mean_ms(stats.apply, old.apply)
+        yield "apply/cores", (stats.apply_s - old.apply_s) / seconds
+    yield "updates/clock", float(stats.clock)
+    yield "updates/per_s", (stats.clock - old.clock) / seconds
+    yield "traffic/in_mb_per_s", (stats.bytes_in - old.bytes_in) / seconds / 1e6
+    yield "traffic/out_mb_per_s", (stats.bytes_out - old.bytes_out) / seconds / 1e6
+    yield "queue/requests_in_service", float(stats.in_service)
+    yield "queue/pushes_waiting", float(stats.waiting)
+    yield "memory/resident_mib", stats.rss_bytes / (1 << 20)
+    yield from _staleness(stats, old)
+    for worker in stats.workers:
+        yield f"workers/pushes_of_{worker.worker}", float(worker.pushes)
+        yield f"workers/waited_s_of_{worker.worker}", worker.waited_s
+    tables = {table.name: table for table in old.tables}
+    for table in stats.tables:
+        yield from _table_scalars(table, tables.get(table.name, TableStats(table.name)))
+
+
+def _mean_ms(new: Latency, old: Latency) -> float:
+    return (new.total_s - old.total_s) / max(1, new.count - old.count) * 1e3
+
+
+def _staleness(new: ServerStats, old: ServerStats) -> Scalars:
+    before = old.staleness or (0,) * len(new.staleness)
+    lately = tuple(after - count for after, count in zip(new.staleness, before, strict=True))
+    if any(lately):
+        pushes = msgspec.structs.replace(new, staleness=lately)
+        yield "staleness/mean", pushes.mean_staleness
+        yield "staleness/p99", pushes.staleness_quantile(0.99)
+
+
+def _table_scalars(new: TableStats, old: TableStats) -> Scalars:
+    prefix = f"table/{new.name}"
+    yield f"{prefix}/rows", float(new.rows)
+    yield f"{prefix}/memory_mib", new.memory_bytes / (1 << 20)
+    lately = TableStats(
+        new.name,
+        given=new.given - old.given,
+        looked_up=new.looked_up - old.looked_up,
+        missed=new.missed - old.missed,
+        pushed=new.pushed - old.pushed,
+    )
+    if lately.looked_up:
+        yield f"{prefix}/miss_ratio", lately.miss_ratio
+    if lately.given:
+        yield f"{prefix}/unique_id_ratio", lately.unique_id_ratio

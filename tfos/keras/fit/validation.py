@@ -1,0 +1,71 @@
+"""`fit(validation_data=ctx.dataset(..., feed="validation"))`: each worker validates its own rows.
+
+Covers: when a pass may begin, how many rows it had; what does not go with it.
+Does not: read rows (dataset), evaluate (Keras), combine the workers' metrics (epochs).
+Threads: the thread that runs `fit`.
+
+The rows come once the epoch's training rows have been trained everywhere. So before a pass all
+workers meet: the parameters that they pull then are the same, and those at the end of the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfos.errors import SettingsError
+from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.step.trainer import Exchange
+
+
+class Validation:
+    """The passes of one `fit`.
+
+    Args:
+        exchange: of the model.
+        arguments: of the fit.
+        name: of the fit, the same on all workers.
+    """
+
+    def __init__(self, exchange: Exchange, arguments: dict[str, Any], name: str) -> None:
+        self._exchange = exchange
+        trained, data = arguments.get("x"), arguments.get("validation_data")
+        self._trained = trained if isinstance(trained, FeedDataset) else None
+        self._dataset = data if isinstance(data, FeedDataset) else None
+        self._name = name
+        self._passes = 0
+        self._has_run = False
+
+    def begin(self) -> None:
+        """Keras is about to evaluate: wait for the other workers' last steps."""
+        exchange = self._exchange
+        exchange.drain()
+        if self._trained is not None:  # the driver feeds validation once all rows are trained
+            self._trained.pushes_under_way = 0
+            self._trained.all_acknowledged()
+        exchange.leave()  # others with more batches need not wait for this worker
+        self._has_run = True
+        if self._dataset is not None:
+            self._passes += 1
+            exchange.meet(f"{self._name}/validation/{self._passes}", b"")
+
+    def take_rows(self) -> int:
+        """Return the weight of this epoch's metrics: its rows; 1 for data that all share."""
+        has_run, self._has_run = self._has_run, False
+        if self._dataset is None:
+            return 1
+        return self._dataset.rows if has_run else 0
+
+
+def check(arguments: dict[str, Any]) -> None:
+    """Refuse what validation by a feed does not go with.
+
+    Raises:
+        SettingsError: names the argument.
+    """
+    if not isinstance(arguments.get("validation_data"), FeedDataset):
+        return
+    if arguments.get("steps_per_epoch") is not None:
+        raise SettingsError(
+            "fit(steps_per_epoch=...) ends an epoch in the midst of the fed one, and the rows that "
+            "validate it come after its last; drop steps_per_epoch, or validate with arrays"
+        )

@@ -1,0 +1,51 @@
+"""What the Keras binding needs from the worker's context (tfos.worker.context).
+
+Covers: the protocol alone.      Does not: implement anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class WorkerContext(Protocol):
+    """The part of `NodeContext` that this package uses."""
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that train together, the chief included."""
+
+    @property
+    def worker_rank(self) -> int:
+        """This worker's rank among them, from 0."""
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker seeds the servers and takes the decisions."""
+
+    @property
+    def log_dir(self) -> str | None:
+        """Where event files go; None: no TensorBoard."""
+
+    @property
+    def feed_channel(self) -> Any:
+        """The `feeding.receiver.channel.FeedChannel` of this process."""
+
+    @property
+    def micro_batches(self) -> Any:
+        """The `tfos.worker.micro_batches.MicroBatches` of this process."""
+
+    def ps_client(self) -> Any:
+        """The process's `ps.client.client.PSClient`, the same object on every call."""
+
+    def report_progress(
+        self, step: int, rows: int, loss: float | None = None, **metrics: float
+    ) -> None:
+        """Tell the driver how far the training is; cheap, never raises."""
+
+
+class ShownContext(WorkerContext, Protocol):
+    """What `callbacks` uses besides."""
+
+    def new_ps_client(self) -> Any:
+        """Another `PSClient`, which its caller closes: to ask while a step waits for an answer."""

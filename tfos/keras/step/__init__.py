@@ -1,0 +1,1 @@
+"""One training step on the parameter server: gradients out, parameters in."""

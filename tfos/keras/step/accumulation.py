@@ -1,0 +1,66 @@
+"""Gradient accumulation: the mean over several batches is what is pushed.
+
+Covers: Keras's `gradient_accumulation_steps`, in the worker's compiled step.
+Does not: push (exchange), clip or decay, which act on the mean.      Threads: those of the step.
+
+As in Keras a sum that is incomplete when `fit` ends waits for the next `fit`. It is this process's:
+a worker that is started again begins a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tfos.keras.step import optimizers
+
+
+class Accumulator:
+    """Sums of the gradients since the last push.
+
+    Args:
+        optimizer: the model's; its iterations count batches, as in Keras.
+        variables: the trainable variables.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        import tensorflow as tf
+
+        self._steps = optimizers.batches_per_update(optimizer)
+        self._iterations = optimizers.unwrap(optimizer)._iterations.value
+        self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._sums = {
+            id(variable): tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
+            for variable in variables
+        }
+
+    def add(self, gradients: dict[int, Any], finite: Any) -> tuple[dict[int, Any], Any]:
+        """Take a batch's gradients; for use inside the compiled step.
+
+        Args:
+            gradients: by id of their variable.
+            finite: scalar bool; without it the batch is left out.
+
+        Returns:
+            The means since the last push, and whether they are complete and to be pushed.
+        """
+        import tensorflow as tf
+
+        last = tf.equal(self._count, self._steps - 1)
+        means = {}
+        for key, gradient in gradients.items():
+            kept = self._sums[key]
+            before = kept.read_value()
+            total = gradient + before
+            means[key] = total / self._steps
+            after = tf.where(last, tf.zeros_like(total), total)
+            kept.assign(tf.where(finite, after, before))
+        return means, last
+
+    def count(self, finite: Any) -> None:
+        """Count the batch, after everything in the compiled step that asks for its number."""
+        import tensorflow as tf
+
+        taken = tf.cast(finite, tf.int64)
+        self._count.assign(tf.math.floormod(self._count + taken, self._steps))
+        self._iterations.assign_add(tf.cast(taken, self._iterations.dtype))

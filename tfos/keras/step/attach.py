@@ -1,0 +1,56 @@
+"""Weights that do not train: given to all workers once, in pieces, through their meetings.
+
+Covers: making frozen weights equal everywhere at the beginning.
+Does not: put them on the servers, where every step would move them.
+Threads: none of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ps.errors import WorkerLost
+
+if TYPE_CHECKING:
+    from tfos.keras.step.trainer import Exchange
+
+PIECE_BYTES = 1 << 20
+"""Most bytes of one meeting's value."""
+
+
+def share(exchange: Exchange, weights: Sequence[Any], *, seeds: bool) -> None:
+    """Give the seeder's frozen weights to the other workers.
+
+    Args:
+        exchange: the model's traffic; all workers call this at the same point.
+        weights: the frozen Keras variables, in the same order everywhere.
+        seeds: whether this worker's weights count.
+
+    Raises:
+        WorkerLost: the seeder is gone.
+    """
+    if exchange.ctx.num_workers == 1:
+        return
+    for position, variable in enumerate(weights):
+        own = np.ascontiguousarray(variable.numpy())
+        data = own.reshape(-1).view(np.uint8)
+        received = np.empty_like(data)
+        for start in range(0, data.size, PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES].tobytes() if seeds else b""
+            answers = exchange.meet(f"frozen/{position}/{start}", piece)
+            given = next((value for value in answers.values() if value), b"")
+            if not given:  # and no StopIteration, which Keras takes for the end of the data
+                raise _nobody_gave(variable.path)
+            received[start : start + len(given)] = np.frombuffer(given, np.uint8)
+        if not seeds:
+            variable.assign(received.view(own.dtype).reshape(own.shape))
+
+
+def _nobody_gave(name: str) -> WorkerLost:
+    return WorkerLost(
+        f"the chief was lost before it had given the other workers the frozen weight {name!r}; "
+        "start the training again"
+    )

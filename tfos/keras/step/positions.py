@@ -1,0 +1,57 @@
+"""What a worker notes of where its data is, so that a checkpoint of the parameters holds it too.
+
+Covers: the note that goes with a push, the one at the end of an epoch.
+Does not: know where the data is (file_dataset), keep notes (ps.metadata).
+Threads: the thread that runs `fit`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ps import metadata
+from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.protocols import WorkerContext
+
+
+class Places:
+    """The notes of one model's training.
+
+    Args:
+        ctx: the node's context.
+        client: of the servers that keep them.
+    """
+
+    def __init__(self, ctx: WorkerContext, client: Any) -> None:
+        self._ctx = ctx
+        self._client = client
+        self._dataset: BatchDataset | None = None
+        self._first: dict[str, Any] = {}
+
+    def follow(self, dataset: BatchDataset) -> None:
+        """Note where these rows are from now on."""
+        self._dataset = dataset
+        self._first = dict(dataset.first_notes()) if self._ctx.is_chief else {}
+
+    def forget(self) -> None:
+        """Note nothing more, and let the rows go."""
+        self._dataset, self._first = None, {}
+
+    def for_push(self) -> metadata.PushedNote | None:
+        """Return what goes with the push of the batch that was handed out last."""
+        place = None if self._dataset is None else self._dataset.place()
+        if place is None:
+            return None
+        self._note_first()
+        return metadata.pushed(*place)
+
+    def at_end(self) -> None:
+        """Note that an epoch is over, also for a worker that has pushed nothing in it."""
+        place = None if self._dataset is None else self._dataset.place()
+        if place is not None:
+            self._note_first()
+            self._client.set_note(*place)
+
+    def _note_first(self) -> None:
+        while self._first:
+            self._client.set_note(*self._first.popitem())

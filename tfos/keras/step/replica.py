@@ -1,0 +1,111 @@
+"""The local copy of the servers' parameters: where they arrive, and their way into the variables.
+
+Covers: receive buffers that TensorFlow reads without a copy, the compiled assign.
+Does not: receive (ps.client), decide when (exchange).
+Threads: a `Received` belongs to whoever took it; `adopt` to the thread that trains.
+
+    socket ──recv_into──► Received.arrays = Received.tensors ──one copy──► variables
+
+The variables never share memory with a buffer, so the next values may arrive in it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfos.keras.step import optimizers
+from tfos.keras.step.variables import Group
+
+ALIGNMENT = 64
+"""What TensorFlow's kernels ask of memory."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Received:
+    """One flat array per group, and the same memory as tensors."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        import tensorflow as tf
+
+        self.arrays: dict[str, Array] = {
+            group.name: _aligned(sum(group.sizes), group.dtype) for group in groups
+        }
+        self.tensors: dict[str, Any] = {
+            name: tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+            for name, array in self.arrays.items()
+        }
+
+
+class Replica:
+    """Keeps a model's variables at values that came from the servers.
+
+    Args:
+        groups: the variables that travel.
+        optimizer: the model's optimizer; its `iterations` counts the servers' updates. Where it
+            accumulates, the counter behind that counts batches, those not yet pushed included.
+    """
+
+    def __init__(self, groups: Sequence[Group], optimizer: Any) -> None:
+        self._groups = tuple(groups)
+        self._trainable = tuple(group for group in groups if group.trainable)
+        self._iterations = optimizers.unwrap(optimizer)._iterations.value
+        self._batches_per_update = optimizers.batches_per_update(optimizer)
+        self._free: list[Received] = []
+        self._assign_all = self._compile_assign(self._groups)
+        self._assign_trainable = self._compile_assign(self._trainable)
+
+    def take(self) -> Received:
+        """Return a buffer that nobody uses; its content is arbitrary."""
+        return self._free.pop() if self._free else Received(self._groups)
+
+    def give(self, received: Received) -> None:
+        """Take back a buffer into which nothing arrives any more."""
+        self._free.append(received)
+
+    def adopt(self, received: Received, iterations: int, *, statistics: bool = True) -> None:
+        """Assign what has arrived to the variables.
+
+        Args:
+            received: all groups' values.
+            iterations: what the optimizer's `iterations` shows from now on.
+            statistics: whether layers' own statistics are taken over, too.
+        """
+        import tensorflow as tf
+
+        groups = self._groups if statistics else self._trainable
+        assign = self._assign_all if statistics else self._assign_trainable
+        count = tf.constant(iterations, tf.int64)
+        assign(count, *(received.tensors[group.name] for group in groups))
+
+    def count(self, iterations: int) -> None:
+        """Set the optimizer's counter alone."""
+        self._set_iterations(iterations)
+
+    def _set_iterations(self, iterations: Any) -> None:
+        import tensorflow as tf
+
+        waiting = tf.math.floormod(self._iterations, self._batches_per_update)
+        count = tf.cast(iterations, self._iterations.dtype) * self._batches_per_update
+        self._iterations.assign(count + waiting)
+
+    def _compile_assign(self, groups: Sequence[Group]) -> Any:
+        import tensorflow as tf
+
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def assign(count: Any, *flats: Any) -> None:
+            for group, flat in zip(groups, flats, strict=True):
+                group.assign(flat)
+            self._set_iterations(count)
+
+        return assign
+
+
+def _aligned(num_elements: int, dtype: str) -> Array:
+    num_bytes = num_elements * np.dtype(dtype).itemsize
+    memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + num_bytes].view(dtype)

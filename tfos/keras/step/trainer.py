@@ -1,0 +1,389 @@
+"""One distributed model's traffic with the parameter servers, step by step.
+
+Covers: seeding or adopting the parameters, push_pull around each compiled step or beside the next
+ones, pull, assign, non-finite steps, membership of the sync barrier, meetings of the workers.
+Does not: compute (train_step), hook into Keras (distribute, epochs), retry or reconnect (PSClient),
+keep the thread that sends beside the next steps (in_flight).
+Threads: the thread that runs the model's `fit`; no locks.
+
+With pipeline=k, while `fit` runs, a step's push is in flight during the next k steps: when step n
+is computed, the variables contain this worker's pushes up to step n-k-1. Everything but a step
+first waits for the pushes in flight (`drain`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ps.manifest.manifest import Hyper
+from ps.metadata import PushedNote
+from tfos.keras.data import tensors
+from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
+from tfos.keras.protocols import WorkerContext
+from tfos.keras.step import attach as frozen
+from tfos.keras.step import optimizers, variables
+from tfos.keras.step.averages import Averages
+from tfos.keras.step.pipeline import InFlight
+from tfos.keras.step.positions import Places
+from tfos.keras.step.replica import Received, Replica
+from tfos.keras.step.same_model import check_same
+from tfos.keras.step.settings import Settings
+from tfos.keras.step.step_clock import StepClock
+from tfos.keras.step.train_step import GradientStep, StepOutput
+
+if TYPE_CHECKING:
+    from tfos.keras.fit.validation import Validation
+
+logger = logging.getLogger(__name__)
+
+ATTACH_TIMEOUT_S = 600.0
+"""For the chief to seed the servers: its imports, its data, its first batch."""
+MEETING_TIMEOUT_S = 86_400.0
+"""For the slowest worker's epoch. A worker that dies or finishes is not waited for."""
+
+BARRIER_TIMEOUT_S = 600.0
+"""Sync, ssp: for the slowest worker's next batch; as long as a feed may stand still."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A push that the servers have acknowledged, and the values that came back."""
+
+    received: Received
+    clock: int
+    rows: int
+
+
+class Exchange:
+    """Keeps one model's variables and the servers' parameters together.
+
+    Attributes:
+        steps: pushes of this worker that the servers have acknowledged.
+        rows: rows in those, and in batches that are only accumulated so far.
+        skipped_steps: steps whose gradient was not finite and was not sent.
+        clock: updates of the servers that the local variables contain.
+        is_between_epochs: nobody trains, and the variables are the servers' newest or what
+            callbacks have made of them, which is not to be overwritten.
+        validation: of the `fit` that runs.
+        times: where this worker's time goes.
+        places: what is noted of where the data is.
+    """
+
+    def __init__(self, model: Any, ctx: WorkerContext, settings: Settings) -> None:
+        self.model = model
+        self.ctx = ctx
+        self.settings = settings
+        self.optimizer = model.optimizer
+        self.steps = 0
+        self.rows = 0
+        self.skipped_steps = 0
+        self.clock = 0
+        self.times = StepClock()
+        self._rows_waiting = 0
+        self.assigned = False
+        self.is_between_epochs = False
+        self.validation: Validation | None = None
+        self._client = ctx.ps_client()
+        self._member = True
+        self._build_meetings = 0
+        self._asked_this_epoch = False
+        self._variables: variables.Variables | None = None
+        self._step: GradientStep | None = None
+        self._replica: Replica | None = None
+        self._averages: Averages | None = None
+        self._in_flight: InFlight[Landed] = InFlight(lambda: self._client.timeout_s)
+        self._most_in_flight = 0
+        self.places = Places(ctx, self._client)
+
+    @property
+    def client(self) -> Any:
+        """The process's PSClient."""
+        return self._client
+
+    @property
+    def attached(self) -> bool:
+        """Whether the parameters live on the servers by now."""
+        return self._step is not None
+
+    @property
+    def sync(self) -> bool:
+        """Whether a barrier stands behind every push."""
+        return self.settings.consistency == "sync"
+
+    @property
+    def waits(self) -> bool:
+        """Whether workers wait for each other's pushes."""
+        return self.settings.consistency != "async"
+
+    # -- beginning
+
+    def attach(self, *, seeds: bool) -> None:
+        """Bind the built model to the servers and take their values.
+
+        Args:
+            seeds: whether this worker's values fill empty servers.
+        """
+        found = variables.collect(self.model, self.optimizer)
+        settings = self.settings
+        manifest = found.manifest(
+            self.optimizer,
+            consistency=settings.consistency,
+            reduction=settings.reduction,
+            staleness_bound=settings.staleness_bound or 0,
+            staleness_aware=settings.staleness_aware,
+            compression=settings.compression,
+        )
+        if seeds:
+            self._client.seed(manifest, {group.name: group.values() for group in found.groups})
+        adopted = self._client.attach(timeout_s=ATTACH_TIMEOUT_S)
+        check_same(manifest, adopted)
+        frozen.share(self, found.frozen, seeds=seeds)
+        if self.waits:
+            self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
+        self._variables = found
+        self._replica = Replica(found.groups, self.optimizer)
+        self._step = GradientStep(self.model, found, clips_here=not self.sync)
+        if optimizers.keeps_averages(self.optimizer):
+            self._averages = Averages(self.model, found.groups)
+        self.pull()
+
+    def attach_unbuilt(self, data: Any = None) -> None:
+        """Build the model as the workers' first batches ask for, then attach.
+
+        Every unbuilt worker comes here once an epoch until anybody has had a batch: with its first
+        batch, or with None at the end of an epoch without one. So all build and attach at the same
+        point, and the chief can seed even if it has no rows.
+        """
+        self._build_meetings += 1
+        own = b"" if data is None else tensors.describe(data)
+        answers = self.meet(f"build/{self._build_meetings}", own)
+        described = next((answers[rank] for rank in sorted(answers) if answers[rank]), None)
+        if described is not None:
+            tensors.build(self.model, described)
+            self.attach(seeds=self.ctx.is_chief)
+
+    def begin_epoch(self) -> None:
+        """Forget that this epoch's question for a batch to build from was asked."""
+        self._asked_this_epoch = False
+
+    def attach_without_batch(self) -> None:
+        """Attach at the end of an epoch without rows, if any worker had a batch; once an epoch."""
+        if not self.attached and not self._asked_this_epoch:
+            self._asked_this_epoch = True
+            self.attach_unbuilt()
+
+    # -- steps
+
+    def train(self, data: Any) -> Any:
+        """Run one step on a batch and exchange its result; returns the step's logs.
+
+        Raises:
+            NonFiniteGradient: with on_nonfinite="error"; nothing was sent.
+            PSError: this step's push, or with a pipeline one of the steps before, failed.
+        """
+        data = tensors.to_tensors(data)
+        if self._step is None:
+            self.attach_unbuilt(data)
+        if self._step is None:
+            raise RuntimeError("attach() left the model without a step")
+        self.join()
+        self._in_flight.raise_failed()
+        with self.times.on("compute"):
+            output = self._step(data)
+            is_finite, is_complete = bool(output.finite), bool(output.complete)
+        rows = tensors.num_rows(data)
+        if not is_finite:
+            self._refuse(output, rows)
+        elif is_complete:
+            with self.times.on("push"):
+                self._push(output, rows)
+        else:
+            self._rows_waiting += rows
+            self.rows += rows
+        return output.logs
+
+    @contextlib.contextmanager
+    def pipelining(self) -> Iterator[None]:
+        """Let pushes be in flight, as `distribute` was asked; none is when the block has ended."""
+        self._most_in_flight = self.settings.pipeline
+        try:
+            yield
+            self.drain()
+        except BaseException:
+            with contextlib.suppress(Exception):  # what ended the block is the news
+                self.drain()
+            raise
+        finally:
+            self._most_in_flight = 0
+            self._in_flight.close()
+
+    def drain(self) -> None:
+        """Wait until the servers have acknowledged every push; the variables stay as they are."""
+        while self._in_flight:
+            self._give_back(self._in_flight.oldest())
+
+    def pull(self) -> None:
+        """Take the servers' newest values, and their averages if it keeps any."""
+        if self._replica is not None:
+            self.drain()
+            received = self._replica.take()
+            with self.times.on("pull"):
+                self.clock = self._client.pull(received.arrays).clock
+            self._replica.adopt(received, self.clock)
+            self._replica.give(received)
+        if self._averages is not None:
+            self._averages.pull(self._client)
+
+    def finalize(self) -> None:
+        """Let the averages, which the model has at the end of `fit`, be the servers' values too."""
+        if self._averages is not None:
+            self.assign()
+
+    def assign(self) -> None:
+        """Put the model's present values on the servers; only the chief's count."""
+        if self._variables is not None and self.ctx.is_chief:
+            self.drain()
+            self._client.assign({group.name: group.values() for group in self._variables.groups})
+            self.assigned = True
+
+    def check_unchanged(self) -> None:
+        """Refuse a model that was compiled again or whose variables changed."""
+        if self.model.optimizer is not self.optimizer:
+            raise UnsupportedModel(
+                "the model was compiled again after ctx.distribute(model), so its optimizer is not "
+                "the one whose rule the parameter servers run; compile once, before distributing"
+            )
+        if self._variables is not None:
+            self._variables.check_unchanged(self.model)
+
+    def _hyper(self, output: StepOutput) -> Hyper:
+        values = [float(value) for value in output.scalars.numpy()]
+        if not self.sync or len(values) == 1 or self._variables is None:
+            # async: the servers count each bucket's updates themselves, also those of others
+            return Hyper(learning_rate=values[0])
+        names = [group.name for group in self._variables.trainable]
+        scalars: dict[str, tuple[float, ...]] = {
+            name: (alpha,) for name, alpha in zip(names, values[1:], strict=True)
+        }
+        return Hyper(learning_rate=values[0], scalars=scalars)
+
+    def _push(self, output: StepOutput, rows: int) -> None:
+        variables, replica = self._bound()
+        pushed = {
+            group.name: np.asarray(memoryview(flat))
+            for group, flat in zip(
+                (*variables.trainable, *variables.statistics),
+                (*output.gradients, *output.statistics),
+                strict=True,
+            )
+        }
+        hyper, counts = self._hyper(output), (rows, rows + self._rows_waiting)
+        self._rows_waiting = 0
+        lag, note = len(self._in_flight), self.places.for_push()
+        send = functools.partial(
+            self._send, pushed, replica.take(), hyper, counts, lag=lag, note=note
+        )
+        if not self._most_in_flight:
+            landed = send()
+            replica.adopt(landed.received, landed.clock)
+            self._give_back(landed)
+            return
+        self._in_flight.submit(send)
+        if len(self._in_flight) <= self._most_in_flight:
+            replica.count(self.clock + len(self._in_flight))
+            return
+        landed = self._in_flight.oldest()
+        # The layers' own statistics have moved on since: they are taken over by the next pull.
+        count = landed.clock + len(self._in_flight)
+        replica.adopt(landed.received, count, statistics=False)
+        self._give_back(landed)
+
+    def _send(
+        self,
+        pushed: dict[str, Array],
+        received: Received,
+        hyper: Hyper,
+        rows: tuple[int, int],
+        *,
+        lag: int,
+        note: PushedNote | None,
+    ) -> Landed:
+        """Push for the rows of this batch, and of this and those accumulated before it."""
+        newest, all_rows = rows
+        ack = self._client.push_pull(
+            pushed, received.arrays, hyper=hyper, rows=all_rows, lag=lag, note=note
+        )
+        return Landed(received, ack.clock, newest)
+
+    def _give_back(self, landed: Landed) -> None:
+        _, replica = self._bound()
+        replica.give(landed.received)
+        self.clock = landed.clock
+        self.steps += 1
+        self.rows += landed.rows
+
+    def _bound(self) -> tuple[variables.Variables, Replica]:
+        if self._variables is None or self._replica is None:
+            raise RuntimeError("this model is not attached to its servers yet")
+        return self._variables, self._replica
+
+    def _refuse(self, output: StepOutput, rows: int) -> None:
+        """Handle a step whose gradient is not finite; nothing of it is sent."""
+        step = self._step
+        expected = step is not None and step.skips_nonfinite
+        if not expected and self.settings.on_nonfinite == "error":
+            where = f"worker:{self.ctx.worker_rank}, step {self.steps + 1} of this worker"
+            raise NonFiniteGradient(
+                f"{self._worst(output)} of a batch of {rows} rows are NaN or infinite ({where}); "
+                "nothing was sent. Lower the learning rate, clip, look at that batch, or "
+                'distribute with on_nonfinite="skip"'
+            )
+        self.skipped_steps += 1
+        if self.waits and not (step and step.accumulates):
+            _, replica = self._bound()
+            received = replica.take()
+            self.clock = self._client.push_null(into=received.arrays).clock
+            replica.adopt(received, self.clock)
+            replica.give(received)
+
+    def _worst(self, output: StepOutput) -> str:
+        """Name the first tensor with non-finite values, and how many."""
+        if self._variables is not None:
+            for group, flat in zip(self._variables.trainable, output.gradients, strict=True):
+                bad = ~np.isfinite(np.asarray(memoryview(flat)))
+                start = 0
+                for name, size in zip(group.names, group.sizes, strict=True):
+                    if count := int(bad[start : start + size].sum()):
+                        return f"{count} of {size} gradient values of {name!r}"
+                    start += size
+        return "gradient values (before clipping)"
+
+    # -- other workers
+
+    def join(self) -> None:
+        """Be waited for by the others' steps."""
+        if self.waits and not self._member:
+            self._client.join()
+        self._member = True
+
+    def leave(self) -> None:
+        """Let the others go on without this worker until it trains again."""
+        if self.waits and self._member and self.attached:
+            self._client.leave()
+            self._member = False
+
+    def meet(self, key: str, value: bytes) -> dict[int, bytes]:
+        """Exchange small values with all workers that are not done; returns them by rank."""
+        if self.ctx.num_workers == 1:
+            return {self.ctx.worker_rank: value}
+        answers = self._client.rendezvous(key, value, timeout_s=MEETING_TIMEOUT_S)
+        return dict(answers)

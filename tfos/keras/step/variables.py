@@ -1,0 +1,236 @@
+"""Which variables travel, in which flat group, and the compiled ways in and out of the flat form.
+
+Covers: groups (trainable, statistics), the frozen rest, names, the manifest, flatten and assign.
+Does not: exchange anything (exchange), compute gradients (train_step).
+Threads: immutable after construction.
+
+Groups, each one flat buffer in order of the model's variables:
+    trainable        gradients go up, values come down
+    trainable.exempt the same, without the optimizer's weight decay
+    statistics       float variables that layers update themselves (BatchNorm): values both ways
+Variables of another dtype stand in a group of their own ("trainable.float64"). float16 and bfloat16
+variables have float32 masters on the servers. Frozen weights do not change: given once, not pushed.
+Seed generators and integers stay local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from ps.compression.format import Compression
+from ps.manifest.manifest import Average, Consistency, GroupSpec, Manifest, ParamSpec
+from tfos.keras.errors import UnsupportedModel, VariablesChanged
+from tfos.keras.step import optimizers
+
+MASTER_DTYPES = {
+    "float32": "float32",
+    "float16": "float32",
+    "bfloat16": "float32",
+    "float64": "float64",
+}
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Variables that stand in one flat buffer on the servers."""
+
+    name: str
+    dtype: Literal["float32", "float64"]
+    variables: tuple[Any, ...]
+    names: tuple[str, ...]
+    trainable: bool
+    decays: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each variable."""
+        return [int(np.prod(variable.shape, dtype=np.int64)) for variable in self.variables]
+
+    def values(self) -> Array:
+        """Return the variables' current values as a new flat array."""
+        parts = [variable.numpy().astype(self.dtype).ravel() for variable in self.variables]
+        return np.concatenate(parts)
+
+    def flatten(self, tensors: Sequence[Any]) -> Any:
+        """Return one flat tensor of the group's dtype; for use inside a compiled function."""
+        import tensorflow as tf
+
+        flat = [tf.reshape(tf.cast(tensor, self.dtype), [-1]) for tensor in tensors]
+        return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+    def assign(self, flat: Any) -> None:
+        """Assign copies of a flat tensor's parts; for use inside a compiled function."""
+        import tensorflow as tf
+
+        start = 0
+        for variable, size in zip(self.variables, self.sizes, strict=True):
+            part = tf.reshape(flat[start : start + size], variable.shape)
+            start += size
+            dtype = variable.value.dtype
+            # A slice shares memory with `flat`, and an assigned variable would with the slice.
+            copy = tf.raw_ops.DeepCopy(x=part) if part.dtype == dtype else tf.cast(part, dtype)
+            variable.value.assign(copy, read_value=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """All variables of a model that concern the servers."""
+
+    groups: tuple[Group, ...]
+    frozen: tuple[Any, ...]
+
+    @property
+    def trainable(self) -> tuple[Group, ...]:
+        """The groups whose gradients are pushed."""
+        return tuple(group for group in self.groups if group.trainable)
+
+    @property
+    def statistics(self) -> tuple[Group, ...]:
+        """The groups whose values are pushed."""
+        return tuple(group for group in self.groups if not group.trainable)
+
+    def manifest(
+        self,
+        optimizer: Any,
+        *,
+        consistency: Consistency = "async",
+        reduction: Literal["mean", "sum"] = "mean",
+        staleness_bound: int = 0,
+        staleness_aware: bool = False,
+        compression: Compression = "none",
+    ) -> Manifest:
+        """Describe the groups to the servers.
+
+        Raises:
+            UnsupportedModel: compression is asked for, and no gradient is float32.
+        """
+        if compression != "none" and all(group.dtype != "float32" for group in self.trainable):
+            raise UnsupportedModel(
+                f"compression={compression!r} packs float32 gradients, and all trainable variables "
+                "are float64; leave it out, or train in float32"
+            )
+        specs = []
+        for group in self.groups:
+            rule = (
+                optimizers.rule_of(optimizer, consistency=consistency, decays=group.decays)
+                if group.trainable
+                else Average()
+            )
+            shapes = [tuple(int(dim) for dim in v.shape) for v in group.variables]
+            named = tuple(map(ParamSpec, group.names, shapes))
+            is_packed = group.trainable and group.dtype == "float32"
+            packing = compression if is_packed else "none"
+            specs.append(GroupSpec(group.name, group.dtype, rule, named, packing))
+        return Manifest(
+            groups=tuple(specs),
+            consistency=consistency,
+            reduction=reduction,
+            staleness_bound=staleness_bound,
+            staleness_aware=staleness_aware,
+        )
+
+    def check_unchanged(self, model: Any) -> None:
+        """Refuse a model whose variables are no longer these.
+
+        Raises:
+            VariablesChanged: names what is new and what is missing.
+        """
+        bound = [v for group in self.trainable for v in group.variables]
+        now = model.trainable_variables
+        if {id(v) for v in bound} == {id(v) for v in now}:
+            return
+        added = [v.path for v in now if not any(v is b for b in bound)]
+        gone = [v.path for v in bound if not any(v is n for n in now)]
+        raise VariablesChanged(
+            f"the model's trainable variables changed after ctx.distribute(model): new {added}, no "
+            f"longer trainable {gone}; add layers and set `trainable` first, then compile, then "
+            "distribute"
+        )
+
+
+def collect(model: Any, optimizer: Any) -> Variables:
+    """Sort the variables of a built model into groups.
+
+    Raises:
+        UnsupportedModel: a variable that the servers cannot hold, or none to train.
+    """
+    trainable = list(model.trainable_variables)
+    if not trainable:
+        raise UnsupportedModel("the model has no trainable variables: nothing to distribute")
+    for variable in trainable:
+        _check_trainable(variable)
+    statistics, frozen = _not_trainable(model)
+    names = _unique_names([*trainable, *statistics])
+    inner = optimizers.unwrap(optimizer)
+    decays = bool(inner.weight_decay)
+    buckets: dict[tuple[str, str], list[Any]] = {}
+    for variable in trainable:
+        exempt = decays and not inner._use_weight_decay(variable.value)
+        kind = "trainable.exempt" if exempt else "trainable"
+        buckets.setdefault((kind, _master_dtype(variable)), []).append(variable)
+    for variable in statistics:
+        buckets.setdefault(("statistics", _master_dtype(variable)), []).append(variable)
+    groups = tuple(
+        Group(
+            name=kind if dtype == "float32" else f"{kind}.{dtype}",
+            dtype="float32" if dtype == "float32" else "float64",
+            variables=tuple(members),
+            names=tuple(names[id(variable)] for variable in members),
+            trainable=kind != "statistics",
+            decays=decays and kind == "trainable",
+        )
+        for (kind, dtype), members in buckets.items()
+    )
+    return Variables(groups, tuple(frozen))
+
+
+def _not_trainable(model: Any) -> tuple[list[Any], list[Any]]:
+    """Split float non-trainable weights into those that layers update and those that are frozen."""
+    own: set[int] = set()
+    for layer in model._flatten_layers():
+        if layer.trainable:
+            own.update(id(variable) for variable in layer._non_trainable_variables)
+    statistics: list[Any] = []
+    frozen: list[Any] = []
+    for variable in model.non_trainable_weights:
+        if keras.backend.standardize_dtype(variable.dtype) in MASTER_DTYPES:
+            (statistics if id(variable) in own else frozen).append(variable)
+    return statistics, frozen
+
+
+def _check_trainable(variable: Any) -> None:
+    if keras.backend.standardize_dtype(variable.dtype) not in MASTER_DTYPES:
+        raise UnsupportedModel(
+            f"trainable variable {variable.path!r} is {variable.dtype}; the parameter servers hold "
+            f"{', '.join(MASTER_DTYPES)}"
+        )
+    if variable.constraint is not None:
+        raise UnsupportedModel(
+            f"variable {variable.path!r} has the constraint {variable.constraint!r}, which the "
+            "parameter servers cannot apply after their update; remove it, or use a regularizer"
+        )
+    if getattr(variable, "overwrite_with_gradient", False):
+        raise UnsupportedModel(
+            f"variable {variable.path!r} is overwritten with its gradient (float8 training), which "
+            "the parameter servers do not do; use mixed_bfloat16 or mixed_float16"
+        )
+
+
+def _master_dtype(variable: Any) -> str:
+    return MASTER_DTYPES[keras.backend.standardize_dtype(variable.dtype)]
+
+
+def _unique_names(variables: Sequence[Any]) -> dict[int, str]:
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    for position, variable in enumerate(variables):
+        name = variable.path if variable.path not in taken else f"{variable.path}#{position}"
+        taken.add(name)
+        names[id(variable)] = name
+    return names

@@ -1,0 +1,1 @@
+"""What a running cluster reports: status, stragglers, Prometheus page."""

@@ -1,0 +1,168 @@
+"""One page of metrics for a whole cluster, at the driver; docs/metrics.md says what each tells.
+
+Covers: nodes' numbers from their heartbeats, servers' counters, where the page listens, its token.
+Does not: name servers' metrics (ps.stats.prometheus), serve HTTP (rpc.http_page).
+Runs in: the driver.      Threads: any; the page has one of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ps.stats.prometheus import CONTENT_TYPE, Fields, Page, families, server_metrics
+from rpc.endpoint import advertised_host
+from rpc.errors import RpcError
+from rpc.http_page import PATH, HttpPage, is_loopback
+from tfos.control.coordinator import Coordinator
+from tfos.control.members import Member, NodeStatus
+from tfos.control.state import ClusterState
+from tfos.errors import SettingsError
+from tfos.monitor import stragglers
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_TOKEN_BYTES = 32
+
+NODE_GAUGES: Fields = {
+    "node_up": ("is_up", "1 while the node runs, or has done its work and is still there"),
+    "node_silence_seconds": ("silent_s", "Since the node's last sign of life"),
+    "node_resident_memory_bytes": ("rss_bytes", "Resident memory of the node's process"),
+}
+WORKER_COUNTERS: Fields = {
+    "worker_steps": ("steps", "Steps that the training loop has reported"),
+    "worker_compute_seconds": ("compute_s", "Forward, backward, taking over the servers' values"),
+    "worker_feed_seconds": ("feed_s", "Waiting for the next batch"),
+    "worker_pull_seconds": ("pull_s", "Pulling outside of steps"),
+    "worker_push_seconds": ("push_s", "Pushing, waits for other workers included"),
+}
+FEED_GAUGES: Fields = {
+    "feed_unread_bytes": ("unread_bytes", "Bytes that have arrived and nobody has taken"),
+}
+FEED_COUNTERS: Fields = {
+    "feed_fed_rows": ("fed_rows", "Rows that arrived"),
+    "feed_taken_rows": ("taken_rows", "Rows that were read, perhaps ahead of main_fun"),
+    "feed_trained_rows": ("trained_rows", "Rows from which main_fun has come back"),
+    "feed_dropped_rows": ("dropped_rows", "Rows that nobody trained"),
+    "feed_starved_seconds": ("starved_s", "Time that main_fun waited for rows"),
+}
+CLUSTER_GAUGES: Fields = {
+    "cluster_running": ("is_running", "1 while the cluster runs"),
+    "cluster_lost_nodes": ("lost_nodes", "Workers that are gone while the others go on"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    is_up: bool
+    silent_s: float
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    steps: float
+    compute_s: float
+    feed_s: float
+    pull_s: float
+    push_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    is_running: bool
+    lost_nodes: int
+
+
+class ClusterPage:
+    """A cluster's metrics over HTTP until it is closed.
+
+    Args:
+        coordinator: knows the nodes.
+        cluster_id: the label of `tfos_cluster_running`.
+    """
+
+    def __init__(self, coordinator: Coordinator, cluster_id: str) -> None:
+        self._coordinator = coordinator
+        self._cluster_id = cluster_id
+        self._page: HttpPage | None = None
+        self.url = ""
+        self.token = ""
+        """Empty: the page is for this host only and needs none."""
+
+    def start(self, host: str, port: object) -> None:
+        """Listen.
+
+        Raises:
+            SettingsError: the port is none, or somebody holds it.
+        """
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 1 << 16:
+            raise SettingsError(f"metrics_port must be in 0..65535, 0 for any free one: {port!r}")
+        if not is_loopback(host):
+            self.token = secrets.token_urlsafe(_TOKEN_BYTES)
+        page = HttpPage(self.render, CONTENT_TYPE, token=self.token)
+        try:
+            bound = page.start(host, port)
+        except (RpcError, OSError) as error:
+            page.close()
+            raise SettingsError(f"metrics cannot be served on {host}:{port}: {error}") from error
+        self._page = page
+        shown = advertised_host() if host in ("", "0.0.0.0", "::") else host
+        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}{PATH}"
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        if self._page is not None:
+            self._page.close()
+
+    def render(self) -> bytes:
+        """Return the page as it is now."""
+        now_s = self._coordinator.now_s()
+        sources = self._coordinator.read(lambda state: self._sources(state, now_s))
+        return Page(tuple(metric for source in sources for metric in source())).text()
+
+    def _sources(self, state: ClusterState, now_s: float) -> list[Callable[[], Iterator[Metric]]]:
+        """Take what is needed out of the state; the metrics are made without its lock."""
+        members = list(state.members.values())
+        nodes = [((each.name,), _node(each, now_s)) for each in members]
+        workers = [((each.name,), _worker(each)) for each in state.workers]
+        feeds = [
+            ((each.name, feed.feed), feed)
+            for each in state.workers
+            for feed in (each.heartbeat.feeds if each.heartbeat else ())
+        ]
+        beats = [each.heartbeat for each in state.servers]
+        lost = sum(each.status is NodeStatus.LOST for each in members)
+        is_running = state.phase.name == "RUNNING"
+        cluster = [((self._cluster_id,), _Cluster(is_running, lost))]
+
+        def servers() -> Iterator[Metric]:
+            told = [stragglers.told(beat) for beat in beats]
+            yield from server_metrics([stats for stats in told if stats is not None])
+
+        return [
+            lambda: families(CLUSTER_GAUGES, ("cluster",), cluster, prefix="tfos_"),
+            lambda: families(NODE_GAUGES, ("node",), nodes, prefix="tfos_"),
+            lambda: families(WORKER_COUNTERS, ("node",), workers, prefix="tfos_", grows=True),
+            lambda: families(FEED_GAUGES, ("node", "feed"), feeds, prefix="tfos_"),
+            lambda: families(FEED_COUNTERS, ("node", "feed"), feeds, prefix="tfos_", grows=True),
+            servers,
+        ]
+
+
+def _node(member: Member, now_s: float) -> _Node:
+    beat = member.heartbeat
+    return _Node(
+        is_up=member.is_live,
+        silent_s=max(0.0, now_s - member.heard_s) if member.attempt >= 0 else 0.0,
+        rss_bytes=beat.rss_bytes if beat is not None else 0,
+    )
+
+
+def _worker(member: Member) -> _Worker:
+    told = member.heartbeat.progress if member.heartbeat is not None else {}
+    names = ("steps", "compute_s", "feed_s", "pull_s", "push_s")
+    return _Worker(*(told.get(name, 0.0) for name in names))

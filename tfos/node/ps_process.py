@@ -1,0 +1,118 @@
+"""A parameter server's process on a node: one shard, obeying the supervisor.
+
+Covers: binding, telling where it listens, numbers for the heartbeat, losing workers, stopping.
+Does not: hold or update parameters (ps.server), unpickle anything.
+Runs in: a child of the supervisor; never imports tensorflow, keras or pyspark.
+Threads: `tfos-obey` carries out orders; the main thread reports and waits for the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+
+import msgspec
+
+from ps.checkpoint.restore import Restoring
+from ps.manifest.manifest import WorkerRank
+from ps.server.loss_report import LossReport
+from ps.server.server import PSServer, ServerSettings
+from tfos.control import messages
+from tfos.files.checkpoint_storage import Storages
+from tfos.node import failure
+from tfos.node.child_link import Link, Progress, Raised
+from tfos.node.obey import start_obeying
+from tfos.node.spec import ChildSpec
+
+PROGRESS_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class ServerProcess:
+    """One parameter server between its supervisor and its clients."""
+
+    def __init__(self, spec: ChildSpec, link: Link[messages.Order]) -> None:
+        self._spec = spec
+        self._link = link
+        bundle = spec.bundle
+        settings = ServerSettings(
+            rank=bundle.rank,
+            num_servers=bundle.settings.num_ps,
+            num_workers=bundle.settings.num_workers,
+        )
+        credentials = bundle.data_credentials(spec.cluster_id)
+        incarnation = (spec.attempt << 16) + spec.restart
+        storages = Storages(spec.executor.scratch_dir)
+        self._server = PSServer(
+            settings, credentials, incarnation=incarnation, open_storage=storages
+        )
+        self._losses = LossReport()
+
+    def run(self) -> None:
+        """Serve until the supervisor or an entitled client says stop."""
+        with self._server:
+            self._listen()
+            if self._spec.restart:
+                self._restore()
+            self._server.start()
+            self._link.send(messages.Listening(self._server.endpoint))
+            self._link.send(messages.PhaseChanged("serving"))
+            start_obeying(self._link, self._obey)
+            while not self._server.wait_stopped(PROGRESS_S):
+                self._send_progress()
+        self._send_progress()
+        self._link.send(messages.Done())
+
+    def _listen(self) -> None:
+        if self._spec.listen_fds:
+            tcp, unix = (socket.socket(fileno=fd) for fd in self._spec.listen_fds)
+            self._server.adopt(tcp, unix)
+        else:
+            self._server.bind_tcp(self._spec.executor.host)
+            self._server.bind_unix(self._spec.socket_dir)
+
+    def _restore(self) -> None:
+        """Go on from what this run has saved; another run's checkpoint is no state of it."""
+        plan = self._spec.bundle.settings.checkpoints
+        directory = plan.directory if plan is not None else ""
+        step = self._server.restore(directory, like=Restoring(job=self._spec.cluster_id))
+        _logger.warning("%s goes on from step %d of %s", self._server, step, directory)
+
+    def _send_progress(self) -> None:
+        stats = self._server.stats()
+        self._link.send(Progress({}, stats=msgspec.msgpack.encode(stats)))
+        lost = self._losses.poll(stats, time.monotonic())
+        if lost:
+            self._link.send(messages.UpdatesLost(lost))
+
+    def _obey(self, order: messages.Order) -> None:
+        match order:
+            case messages.WorkerLost(rank=rank, incarnation=incarnation, reason=reason):
+                _logger.info("worker rank %d, attempt %d is lost: %s", rank, incarnation, reason)
+                self._server.worker_lost(WorkerRank(rank), incarnation)
+            case messages.WorkerDone(rank=rank):
+                self._server.worker_done(WorkerRank(rank))
+            case messages.Stop(reason=reason):
+                _logger.info("stopping: %s", reason)
+                self._server.close(CLOSE_TIMEOUT_S)
+            case _:
+                pass  # the roster and the feeds are the workers'
+
+
+def main(body: bytes) -> None:
+    """Run the parameter server that this document describes."""
+    spec = msgspec.msgpack.decode(body, type=ChildSpec)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    link: Link[messages.Order] = Link(socket.socket(fileno=spec.link_fd), messages.Order)
+    try:
+        ServerProcess(spec, link).run()
+    except BaseException as error:  # whatever it is, the driver must read it
+        name = f"{type(error).__module__}.{type(error).__qualname__}"
+        text = failure.user_traceback(error, frozenset())
+        link.send(Raised(name, failure.text_of(error), text))
+        raise

@@ -1,0 +1,153 @@
+"""One child process of a supervisor: started, watched and ended, always by pidfd.
+
+Covers: the bootstrap document, the merged output pipe, the control link, how it ended.
+Does not: decide when to start or stop it (node.supervisor), read its output (node.logs splits it).
+Threads: start it from the supervisor's main thread: PR_SET_PDEATHSIG is bound to that thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfos.node import bootstrap, procfs
+from tfos.node.child_link import FromChild, Link
+from tfos.node.spec import SupervisorSpec
+
+_READ_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended; exactly one of the two is set."""
+
+    exit_code: int | None
+    signal_number: int | None
+
+
+class Child:
+    """A running child process."""
+
+    def __init__(self, pid: int, output: int, link: Link[FromChild] | None) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.output = output
+        """Non-blocking read end of its stdout and stderr, in the order of writing."""
+        self.link = link
+        self.exit: Exit | None = None
+        self._suspended_since_s: float | None = None
+
+    def read_output(self) -> bytes | None:
+        """Return what has been written; None when nothing is there, empty at the end."""
+        try:
+            return os.read(self.output, _READ_BYTES)
+        except BlockingIOError:
+            return None
+
+    def reap(self) -> Exit | None:
+        """Collect the exit status; None while it runs."""
+        if self.exit is None:
+            result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+            if result is not None:
+                by_code = result.si_code == os.CLD_EXITED
+                self.exit = Exit(
+                    result.si_status if by_code else None, None if by_code else result.si_status
+                )
+        return self.exit
+
+    def suspended_s(self) -> float:
+        """Return for how long it has been found suspended, each time that this was asked."""
+        if self.exit is not None or not procfs.is_suspended(self.pid):
+            self._suspended_since_s = None
+            return 0.0
+        now_s = time.monotonic()
+        self._suspended_since_s = self._suspended_since_s or now_s
+        return now_s - self._suspended_since_s
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal this process, and never another one that got its pid."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def close(self) -> None:
+        """Release the descriptors of an ended child."""
+        os.close(self.pidfd)
+        os.close(self.output)
+        if self.link is not None:
+            self.link.close()
+
+
+def spawn(  # noqa: PLR0913 - the whole of a process's start
+    module: str,
+    body: bytes,
+    spec: SupervisorSpec,
+    *,
+    env: Mapping[str, str],
+    title: str,
+    link: tuple[socket.socket, socket.socket] | None = None,
+    inherit: Sequence[int] = (),
+) -> Child:
+    """Start `module.main(body)` in a new process that dies with this one.
+
+    Args:
+        module: as for bootstrap.document_fd.
+        body: what `main` gets.
+        spec: has the child's `sys_path` and working directory.
+        env: the child's whole environment.
+        title: shown in lists of processes.
+        link: both ends of a socketpair; the child inherits the second under its own number.
+        inherit: further descriptors that the child shares under their numbers.
+    """
+    document = bootstrap.document_fd(module, body, sys_path=spec.sys_path, parent_pid=os.getpid())
+    output_read, output_write = os.pipe()
+    os.set_blocking(output_read, False)
+    inherited = [document, *([link[1].fileno()] if link else []), *inherit]
+    try:
+        process = subprocess.Popen(
+            bootstrap.command(document, title),
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=output_write,
+            stderr=output_write,
+            env=dict(env),
+            cwd=spec.executor.cwd,
+        )
+    except OSError:
+        os.close(output_read)
+        raise
+    finally:
+        os.close(document)
+        os.close(output_write)
+        if link:
+            link[1].close()
+    child = Child(process.pid, output_read, Link(link[0], FromChild) if link else None)
+    process.returncode = 0  # `Child.reap` waits for it; Popen must not
+    return child
+
+
+def child_env(base: Mapping[str, str], *, threads: int, cores: int) -> dict[str, str]:
+    """Return a child's environment: ours without secrets, with every thread pool's size stated.
+
+    Libraries that find nothing take all cores of the host, on every executor of that host.
+
+    Args:
+        base: the environment to start from.
+        threads: as the user set it; 0: `OMP_NUM_THREADS` if Spark or the user set that, else
+            the task's cores.
+        cores: of the task.
+    """
+    env = bootstrap.without_spark_secrets(base)
+    inherited = env.get("OMP_NUM_THREADS", "")
+    count = threads or (int(inherited) if inherited.isdigit() else 0) or max(1, cores)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        env[name] = str(count)
+    env.setdefault("TF_NUM_INTRAOP_THREADS", str(count))
+    env.setdefault("TF_NUM_INTEROP_THREADS", str(max(2, count)))
+    env.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    return env

@@ -1,0 +1,123 @@
+"""A parameter server's node over more than one child: what outlives the one that died.
+
+Covers: the listening sockets, how often and how soon a child is replaced, orders that the next
+one needs.
+Does not: start or watch children (node.supervisor), load a checkpoint (node.server).
+Runs in: the supervisor.      Threads: its main thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from rpc.limits import DEFAULT_LIMITS
+from rpc.transport.listen import bound_tcp
+from tfos.control import messages
+from tfos.node.bundle import NodeBundle
+
+WINDOW_S = 600.0
+"""Restarts count against the limit for so long: a server that dies once a day is no broken one."""
+STEADY_S = 10.0
+"""A child that has lived so long did not die of its start; the next one starts at once."""
+FIRST_DELAY_S = 0.5
+"""Before the second child in a row that did not live long; doubled with each further one."""
+MAX_DELAY_S = 8.0
+"""Far below what clients wait for a server that is started again
+(tfos.worker.context.RESTART_S)."""
+_MAX_DOUBLINGS = 16
+
+
+class Restarts:
+    """What a supervisor keeps for the children of one node.
+
+    Args:
+        bundle: of the node; a worker, or a server without checkpoints, is never restarted.
+    """
+
+    def __init__(self, bundle: NodeBundle) -> None:
+        plan = bundle.settings.checkpoints
+        self.limit = plan.ps_restarts if plan is not None and bundle.role == "ps" else 0
+        self.count = 0
+        """Restarts since the node began; makes the children's incarnations."""
+        self._recent: list[float] = []
+        """When there were some within WINDOW_S, as monotonic time."""
+        self._num_short = 0
+        """Children in a row that did not live long."""
+        self._started_s = 0.0
+        self._orders: list[messages.Order] = []
+        self._sockets: list[socket.socket] = []
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The TCP and the Unix socket; none if the child binds its own."""
+        return tuple(sock.fileno() for sock in self._sockets)
+
+    def open_sockets(self, host: str, directory: Path) -> None:
+        """Bind what all children of this node listen on, so that clients find each of them.
+
+        Raises:
+            OSError: the host is not an address of this machine.
+        """
+        if not self.limit:
+            return
+        self._sockets.append(bound_tcp(host, 0, DEFAULT_LIMITS))
+        private = tempfile.mkdtemp(prefix="rpc-", dir=directory)  # mode 0700
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sockets.append(unix)
+        unix.bind(f"{private}/s")
+        unix.listen()
+
+    def note(self, order: messages.Order) -> None:
+        """Remember an order if a later child has to obey it as well."""
+        if self.limit and isinstance(order, messages.WorkerLost | messages.WorkerDone):
+            self._orders.append(order)
+
+    def repeat_orders(self, tell: Callable[[messages.Order], None]) -> None:
+        """Tell a new child what the one before it was told and it has to know."""
+        for order in self._orders:
+            tell(order)
+
+    def note_start(self) -> None:
+        """A child has started."""
+        self._started_s = time.monotonic()
+
+    def take(self) -> float | None:
+        """Use one restart; returns the seconds to wait before it, None when none is left."""
+        now_s = time.monotonic()
+        self._recent = [each for each in self._recent if now_s - each < WINDOW_S]
+        if len(self._recent) >= self.limit:
+            return None
+        self._recent.append(now_s)
+        self.count += 1
+        if now_s - self._started_s >= STEADY_S:
+            self._num_short = 0
+            return 0.0
+        self._num_short += 1
+        if self._num_short == 1:
+            return 0.0
+        doublings = min(self._num_short - 2, _MAX_DOUBLINGS)
+        return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doublings))
+
+    def report(self, failed: messages.NodeFailure) -> messages.Restarted:
+        """Return what the driver is told of the restart that `take` has counted."""
+        return messages.Restarted(failed, len(self._recent), self.limit)
+
+    def explain(self, failed: messages.NodeFailure) -> messages.NodeFailure:
+        """Say that a child that failed was not the node's first one."""
+        if not self.count:
+            return failed
+        times = f"{len(self._recent)} of {self.limit} times within {WINDOW_S / 60:.0f} minutes"
+        return msgspec.structs.replace(
+            failed, message=f"{failed.message} (its server was restarted {times})"
+        )
+
+    def close(self) -> None:
+        """Free the port; the supervisor removes the socket's directory."""
+        for sock in self._sockets:
+            sock.close()

@@ -1,0 +1,399 @@
+"""The life of one node: start its child, report, obey the driver, leave nothing behind.
+
+Covers: the main loop and its reactions to orders, to the end of the child, of the executor's JVM,
+of the driver's lease, of a cancelled node task.
+Does not: run user code or hold parameters (node.worker, node.server), speak gRPC (node.uplink).
+Runs in: its own process, detached from the node task; imports no numpy.
+Threads: all state belongs to the main thread. Other threads only post notices to the loop;
+heartbeats read the immutable `_vitals`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import msgspec
+
+from rpc import endpoint
+from rpc.auth.certificates import TlsCredentials
+from tfos.control import messages
+from tfos.control.client import ControlClient
+from tfos.node import failure, procfs
+from tfos.node.child_link import FromChild, Progress, Raised
+from tfos.node.errors import LinkError
+from tfos.node.spec import ChildSpec, State, Status, SupervisorSpec
+from tfos.node.supervisor import children, tensorboard
+from tfos.node.supervisor.event_loop import EventLoop
+from tfos.node.supervisor.log_buffer import NodeLog
+from tfos.node.supervisor.reporter import (
+    REGISTER_WINDOW_S,
+    Notice,
+    Registered,
+    Unwanted,
+    Uplink,
+    Vitals,
+)
+from tfos.node.supervisor.restart_policy import Restarts
+from tfos.node.workspace import Workspace
+
+LAST_REPORT_S = 3.0
+"""How long the last events may take to reach the driver; part of the 10 s of an abort."""
+KILL_TIMEOUT_S = 4.0
+LAST_OUTPUT_S = 1.0
+UNWANTED_GRACE_S = 2.0
+"""Grace of a child whose driver does not want it any more."""
+RAISED_EXIT_S = 3.0
+"""A child that raised may take this long to exit (its threads, its exit handlers)."""
+ROSTER_MARGIN_S = 30.0
+_TICK_S = 2.0
+_MAX_READS = 16
+"""Reads of one ready pipe before the loop looks at anything else: a flood must not starve it."""
+
+
+class Supervisor:
+    """One node, from registration to the removal of its last file."""
+
+    def __init__(self, spec: SupervisorSpec) -> None:
+        self._spec = spec
+        self._node = messages.NodeId(spec.bundle.role, spec.bundle.index, spec.attempt)
+        self._workspace = Workspace(spec.executor, self._node.name, spec.attempt, spec.cluster_id)
+        self._log = NodeLog(self._workspace.log_path)
+        self._loop = EventLoop()
+        self._vitals = Vitals()
+        self._env = children.child_env(
+            os.environ, threads=spec.bundle.settings.threads, cores=spec.executor.cores
+        )
+        self._uplink = self._make_uplink()
+        self._restarts = Restarts(spec.bundle)
+        self._child: children.Child | None = None
+        self._board = tensorboard.TensorBoardKeeper(self._loop, self._uplink.report)
+        self._raised: Raised | None = None
+        self._lease_s = REGISTER_WINDOW_S
+        """Until registration tells the real one."""
+        self._oom_kills = procfs.oom_kills()
+        self._is_done = False
+        """The child said Done: main_fun returned, or the server ended as ordered."""
+        self._suspended_limit_s = REGISTER_WINDOW_S
+        self._kill_reason = ""
+        """Why we killed the child ourselves, for its failure."""
+        self._end_reason: str | None = None
+        """Set once the node ends, for whatever reason."""
+
+    def run(self) -> None:
+        """Live, and clean up whatever happens."""
+        try:
+            self._open()
+            self._loop.run()
+        except OSError as error:  # no process, no descriptor, no directory left on this host
+            self._fail(self._failure(type(error).__name__, f"cannot run this node: {error}"))
+        finally:
+            self._close()
+
+    def terminate(self) -> None:
+        """End the node as if ordered to; for a signal handler."""
+        self._post(Unwanted("the supervisor got SIGTERM"))
+
+    def _post(self, notice: Notice) -> None:
+        """Hand a notice to the main thread."""
+        self._loop.post(lambda: self._on_notice(notice))
+
+    def _make_uplink(self) -> Uplink:
+        spec = self._spec
+        keys = TlsCredentials(spec.bundle.cert_pem, spec.bundle.key_pem, spec.bundle.ca_pem)
+        client = ControlClient(spec.driver_address, spec.cluster_id, self._node, keys)
+        register = messages.Register(
+            node=self._node,
+            executor_id=spec.executor.executor_id,
+            host=spec.executor.host,
+            pid=os.getpid(),
+            boot_id=endpoint.boot_id(),
+            skew=spec.skew,
+        )
+        return Uplink(client, register, vitals=lambda: self._vitals, post=self._post)
+
+    def _open(self) -> None:
+        procfs.become_subreaper()
+        os.dup2(self._log.fileno(), 1)
+        os.dup2(self._log.fileno(), 2)
+        if self._spec.jvm_pidfd >= 0:
+            os.set_inheritable(self._spec.jvm_pidfd, False)
+            self._loop.watch(self._spec.jvm_pidfd, self._on_jvm_gone)
+        os.set_inheritable(self._spec.status_fd, False)
+        self._loop.watch(self._spec.status_fd, self._on_task_gone)
+        self._loop.set_timer("tick", _TICK_S, self._on_tick)
+        self._restarts.open_sockets(self._spec.executor.host, self._workspace.socket_dir)
+        self._uplink.start()
+        self._run_child()
+
+    def _run_child(self) -> None:
+        self._child = self._start_child()
+        self._restarts.note_start()
+        self._note_vitals(child_pid=self._child.pid)
+        self._loop.watch(self._child.pidfd, self._on_child_exit)
+        self._loop.watch(self._child.output, self._on_output)
+        if self._child.link is not None:
+            self._loop.watch(self._child.link.fileno(), self._on_link)
+
+    def _start_child(self) -> children.Child:
+        spec = self._spec
+        keyless = dataclasses.replace(spec.bundle, cert_pem=b"", key_pem=b"", ca_pem=b"")
+        ours, theirs = socket.socketpair()
+        body = ChildSpec(
+            cluster_id=spec.cluster_id,
+            attempt=spec.attempt,
+            bundle=keyless,
+            executor=spec.executor,
+            link_fd=theirs.fileno(),
+            socket_dir=str(self._workspace.socket_dir),
+            log_dir=tensorboard.event_dir(spec.bundle.settings.log_dir, self._workspace),
+            restart=self._restarts.count,
+            listen_fds=self._restarts.descriptors,
+        )
+        return children.spawn(
+            "tfos.node.ps_process" if spec.bundle.role == "ps" else "tfos.worker.process",
+            msgspec.msgpack.encode(body),
+            spec,
+            env=self._env,
+            title=f"tfos {self._node.name}",
+            link=(ours, theirs),
+            inherit=self._restarts.descriptors,
+        )
+
+    def _on_notice(self, notice: Notice) -> None:
+        match notice:
+            case Registered(reply=reply):
+                self._lease_s = reply.lease_s
+                # With the ticks before and after, it has ended by hang_s.
+                self._suspended_limit_s = max(_TICK_S, reply.hang_s - 2 * _TICK_S)
+                self._write_status(State.REGISTERED)
+                self._await_roster()
+                if self._spec.bundle.is_chief and self._spec.bundle.settings.tensorboard:
+                    self._board.start(self._spec, self._workspace, self._env)
+            case Unwanted(reason=reason):
+                self._stop(reason, UNWANTED_GRACE_S)
+            case messages.Stop(reason=reason, grace_s=grace_s):
+                self._stop(reason, grace_s)
+            case _:
+                if isinstance(notice, messages.Start):
+                    self._release_task()
+                self._restarts.note(notice)
+                self._tell_child(notice)
+
+    def _await_roster(self) -> None:
+        """The driver gives up first and says so; this bounds a node whose driver forgot it."""
+        timeout_s = self._spec.bundle.settings.reservation_timeout_s + ROSTER_MARGIN_S
+        text = f"the roster was not complete after {timeout_s:.0f} s"
+        failed = self._failure("RosterTimeout", text)
+        self._loop.set_timer("roster", timeout_s, lambda: self._fail(failed))
+
+    def _release_task(self) -> None:
+        self._loop.cancel_timer("roster")
+        self._write_status(State.RELEASED)
+        if not self._spec.hold_slot:
+            self._loop.unwatch(self._spec.status_fd)  # the task returns now, as planned
+
+    def _stop(self, reason: str, grace_s: float) -> None:
+        """End the child in order, then the node; a second call may only shorten the grace."""
+        if self._end_reason is None:
+            self._end_reason = reason
+            self._note_vitals(phase="stopping")
+        if self._child is None or self._child.exit is not None:
+            self._loop.stop()
+            return
+        self._tell_child(messages.Stop(reason, grace_s))
+        self._loop.advance_timer("grace", grace_s, self._loop.stop)  # `_close` kills what is left
+
+    def _fail(self, failed: messages.NodeFailure) -> None:
+        """Report why this node ends, unless it was ending anyway, and end."""
+        if self._end_reason is None:
+            self._end_reason = failed.message
+            self._uplink.report(messages.Failed(failed))
+        self._loop.stop()
+
+    def _on_jvm_gone(self) -> None:
+        executor = self._spec.executor
+        text = f"executor {executor.executor_id} (JVM pid {executor.jvm_pid}) ended"
+        self._fail(self._failure(messages.EXECUTOR_LOST, text))
+
+    def _on_task_gone(self) -> None:
+        """The node task was killed while it should wait with us: orders decide, else we end."""
+        self._loop.unwatch(self._spec.status_fd)
+        abort_s = self._spec.bundle.settings.abort_s
+        text = f"its Spark task was cancelled and no order came within {abort_s:.0f} s"
+        self._loop.set_timer(
+            "task", abort_s, lambda: self._fail(self._failure("TaskCancelled", text))
+        )
+
+    def _on_tick(self) -> None:
+        self._loop.set_timer("tick", _TICK_S, self._on_tick)
+        silent_s = time.monotonic() - self._uplink.last_contact_s
+        if silent_s > self._lease_s:
+            self._end_reason = f"no answer from the driver for {silent_s:.0f} s"
+            self._loop.stop()
+        self._look_at_child()
+        procfs.reap_orphans(own=self._own_pids())
+        error, self._log.write_error = self._log.write_error, ""
+        if error:
+            self._uplink.log((f"tfos: output is missing from the log file: {error}",), 0)
+
+    def _look_at_child(self) -> None:
+        """End a child that somebody has suspended: its peers would wait for it without an end."""
+        limit_s = self._suspended_limit_s
+        if self._child is not None and self._child.suspended_s() >= limit_s:
+            self._kill_child(f" after it was suspended (SIGSTOP) for {limit_s:.0f} s")
+
+    def _on_link(self) -> None:
+        link = self._child.link if self._child else None
+        if link is None:
+            return
+        try:
+            received, is_open = link.receive_ready()
+        except LinkError as error:
+            self._fail(self._failure("LinkError", str(error)))
+            return
+        for message in received:
+            self._on_child_message(message)
+        if not is_open:
+            self._loop.unwatch(link.fileno())
+
+    def _on_child_message(self, message: FromChild) -> None:
+        match message:
+            case Progress(values=values, feeds=feeds, stats=stats):
+                self._note_vitals(progress=tuple(values.items()), feeds=feeds, stats=stats)
+            case Raised():
+                self._raised = message
+                self._loop.set_timer("exit", RAISED_EXIT_S, self._kill_child)
+            case _:
+                if isinstance(message, messages.PhaseChanged):
+                    self._note_vitals(phase=message.phase)
+                elif isinstance(message, messages.Done):
+                    self._is_done = True
+                    self._note_vitals(phase="done")
+                self._uplink.report(message)
+
+    def _kill_child(self, reason: str = "") -> None:
+        if self._child is not None:
+            self._kill_reason = reason
+            self._child.send_signal(signal.SIGKILL)
+
+    def _on_child_exit(self) -> None:
+        child = self._child
+        if child is None or child.reap() is None:
+            return
+        self._loop.unwatch(child.pidfd)
+        # Whatever it started ends with it; that also closes the last writers of its output.
+        procfs.kill_descendants(spare=self._board.pids)
+        self._read_last_output(child)
+        self._on_link()
+        self._note_vitals(child_pid=0)
+        if self._end_reason is not None:
+            self._loop.stop()
+        elif not self._is_done:
+            self._replace(child, self._failure_of(child))
+
+    def _replace(self, dead: children.Child, failed: messages.NodeFailure) -> None:
+        """Start a killed server again, later each time; one that raised would raise again."""
+        delay_s = None if self._raised is not None else self._restarts.take()
+        if delay_s is None:
+            self._fail(self._restarts.explain(failed))
+            return
+        self._uplink.report(self._restarts.report(failed))
+        dead.close()
+        self._child = None
+        self._loop.set_timer("restart", delay_s, self._run_again)
+
+    def _run_again(self) -> None:
+        self._kill_reason, self._oom_kills = "", procfs.oom_kills()
+        self._run_child()
+        self._restarts.repeat_orders(self._tell_child)
+
+    def _failure_of(self, child: children.Child) -> messages.NodeFailure:
+        how = child.reap() or children.Exit(None, None)
+        if self._raised is not None:
+            return failure.raised(self._failure("", ""), self._raised)
+        text = failure.describe_exit(how, oom_kills=procfs.oom_kills() - self._oom_kills)
+        text = f"{self._node.name} {text}{self._kill_reason}"
+        return failure.died(self._failure("ProcessDied", text), how)
+
+    def _failure(self, error_type: str, message: str) -> messages.NodeFailure:
+        return messages.NodeFailure(
+            node=self._node,
+            host=self._spec.executor.host,
+            pid=self._child.pid if self._child else os.getpid(),
+            executor_id=self._spec.executor.executor_id,
+            phase=self._vitals.phase,
+            error_type=error_type,
+            message=message,
+            log_tail=self._log.tail(),
+            log_path=str(self._log.path) if self._workspace.log_is_kept else "",
+        )
+
+    def _on_output(self) -> None:
+        child = self._child
+        if child is None:
+            return
+        for _ in range(_MAX_READS):
+            data = child.read_output()
+            if data is None:
+                break
+            if not data:
+                self._loop.unwatch(child.output)
+                break
+            self._log.write(data)
+        self._uplink.log(*self._log.take())
+
+    def _read_last_output(self, child: children.Child) -> None:
+        deadline_s = time.monotonic() + LAST_OUTPUT_S
+        while (data := child.read_output()) and time.monotonic() < deadline_s:
+            self._log.write(data)
+        self._loop.unwatch(child.output)
+        self._log.finish()
+        self._uplink.log(*self._log.take())
+
+    def _close(self) -> None:
+        """Leave no process, socket, file or directory, whatever state this is called in."""
+        self._note_vitals(phase="stopping")
+        survivors = procfs.kill_descendants(timeout_s=KILL_TIMEOUT_S)
+        if self._child is not None and self._child.exit is None and self._child.reap():
+            self._read_last_output(self._child)
+            self._on_link()
+        procfs.reap_orphans(own=self._own_pids())
+        if survivors:
+            self._uplink.log((f"tfos: processes {survivors} survive SIGKILL",), 0)
+        silent_s = time.monotonic() - self._uplink.last_contact_s
+        self._uplink.finish(LAST_REPORT_S if silent_s < self._lease_s else 0.1)
+        self._log.close()
+        self._restarts.close()
+        self._workspace.remove()
+        self._write_status(State.ENDED, self._end_reason or "")
+
+    def _own_pids(self) -> set[int]:
+        return self._board.pids | ({self._child.pid} if self._child else set())
+
+    def _tell_child(self, order: messages.Order) -> None:
+        if self._child is not None and self._child.link is not None:
+            self._child.link.send(order)
+
+    def _note_vitals(self, **changes: Any) -> None:
+        self._vitals = dataclasses.replace(self._vitals, **changes)
+
+    def _write_status(self, state: State, reason: str = "") -> None:
+        with contextlib.suppress(OSError):  # the node task may be gone
+            line = msgspec.json.encode(Status(state, reason)) + b"\n"
+            os.write(self._spec.status_fd, line)
+
+
+def main(body: bytes) -> None:
+    """Run the supervisor that this document describes."""
+    spec = msgspec.msgpack.decode(body, type=SupervisorSpec)
+    supervisor = Supervisor(spec)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which children would inherit
+    signal.signal(signal.SIGTERM, lambda *_: supervisor.terminate())
+    supervisor.run()

@@ -1,0 +1,174 @@
+"""TensorBoard as a child of the chief's supervisor: started, found, never missed.
+
+Covers: its command line, the address it binds, reading its URL, why it did not start.
+Does not: fail a node. Whatever happens to TensorBoard ends in a TensorBoardUp with a reason.
+Runs in: the supervisor; `main` in TensorBoard's own process.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+
+import msgspec
+
+from rpc import endpoint
+from tfos.control.messages import TensorBoardUp
+from tfos.node import failure
+from tfos.node.spec import SupervisorSpec
+from tfos.node.supervisor import children
+from tfos.node.supervisor.event_loop import EventLoop
+from tfos.node.supervisor.log_buffer import LineSplitter, clean_line
+from tfos.node.workspace import Workspace
+
+START_TIMEOUT_S = 15.0
+"""The URL is at the driver within this time, or a reason is."""
+
+_URL = re.compile(r"TensorBoard \S+ at (http://\S+)")
+_LAST_LINES = 5
+_TIMER = "tensorboard"
+
+
+class TensorBoardSpec(msgspec.Struct, frozen=True):
+    """The arguments of TensorBoard's process."""
+
+    arguments: tuple[str, ...]
+
+
+class TensorBoardKeeper:
+    """Runs TensorBoard beside the chief and tells what becomes of it.
+
+    Args:
+        loop: the supervisor's; everything happens in its thread.
+        report: sends an event to the driver.
+    """
+
+    def __init__(self, loop: EventLoop, report: Callable[[TensorBoardUp], None]) -> None:
+        self._loop = loop
+        self._report = report
+        self._child: children.Child | None = None
+        self._splitter = LineSplitter()
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._is_up = False
+        self._advertised_host = ""
+
+    @property
+    def pids(self) -> set[int]:
+        """The process, if it runs: not to be killed with the child's tree."""
+        return {self._child.pid} if self._child else set()
+
+    def start(self, spec: SupervisorSpec, workspace: Workspace, env: Mapping[str, str]) -> None:
+        """Start TensorBoard for the cluster's log directory, or report why there will be none."""
+        self._advertised_host = spec.executor.host
+        try:
+            directory = event_dir(spec.bundle.settings.log_dir, workspace)
+            arguments = ("--logdir", directory, "--host", _host(spec), "--port", _port(env))
+            private = {
+                "TMPDIR": str(workspace.subdirectory("tensorboard-tmp")),  # it leaves files there
+                "CUDA_VISIBLE_DEVICES": "",  # it must not take a GPU from training
+            }
+            self._child = children.spawn(
+                "tfos.node.supervisor.tensorboard",
+                msgspec.msgpack.encode(TensorBoardSpec(arguments)),
+                spec,
+                env={**env, **private},
+                title="tfos tensorboard",
+            )
+        except OSError as error:
+            self._report_reason(f"cannot be started: {error}")
+            return
+        self._loop.watch(self._child.pidfd, self._on_exit)
+        self._loop.watch(self._child.output, self._on_output)
+        self._loop.set_timer(_TIMER, START_TIMEOUT_S, self._on_late)
+
+    def _on_output(self) -> None:
+        while self._child is not None and (data := self._child.read_output()) is not None:
+            if not data:
+                self._loop.unwatch(self._child.output)
+                return
+            for raw in self._splitter.feed(data):
+                self._on_line(clean_line(raw))
+
+    def _on_line(self, line: str) -> None:
+        self._lines.append(line)
+        match = _URL.search(line)
+        if match and not self._is_up:
+            self._is_up = True
+            self._loop.cancel_timer(_TIMER)
+            self._report(TensorBoardUp(reachable_url(match[1], self._advertised_host)))
+
+    def _on_late(self) -> None:
+        self._report_reason(f"shows no URL after {START_TIMEOUT_S:.0f} s; it may still come up")
+
+    def _on_exit(self) -> None:
+        child = self._child
+        if child is None:
+            return
+        self._on_output()
+        self._loop.cancel_timer(_TIMER)
+        self._loop.unwatch(child.pidfd)
+        self._loop.unwatch(child.output)
+        how = child.reap()
+        self._report_reason(failure.describe_exit(how) if how else "ended")
+        self._child = None
+        child.close()
+
+    def _report_reason(self, reason: str) -> None:
+        words = f": {' | '.join(self._lines)}" if self._lines else ""
+        self._report(TensorBoardUp("", f"TensorBoard {reason}{words}"))
+
+
+def _host(spec: SupervisorSpec) -> str:
+    """Return the address to bind: TensorBoard has no login, so loopback wherever that suffices."""
+    settings = spec.bundle.settings
+    is_near = settings.loopback or settings.driver_boot_id == endpoint.boot_id()
+    return settings.tensorboard_host or ("127.0.0.1" if is_near else spec.executor.host)
+
+
+def reachable_url(url: str, advertised_host: str) -> str:
+    """Return the URL with this host's address where TensorBoard names the address of all.
+
+    A loopback address would hide from the driver that others can open it.
+    """
+    if advertised_host.startswith("127.") or advertised_host in ("localhost", "::1"):
+        return url
+    host = f"[{advertised_host}]" if ":" in advertised_host else advertised_host
+    return re.sub(r"//(0\.0\.0\.0|\[::\])(?=[:/])", f"//{host}", url)
+
+
+def _port(env: Mapping[str, str]) -> str:
+    return env.get("TENSORBOARD_PORT") or "0"
+
+
+def event_dir(log_dir: str, workspace: Workspace) -> str:
+    """Return the local directory where a node's event files are written and read.
+
+    It ends with the node where the user named none, or a URL; then the worker sends on what it
+    holds (node.log_mirror).
+    """
+    path = log_dir.removeprefix("file://")
+    if not path or "://" in path:
+        return str(workspace.subdirectory("tensorboard"))
+    return path
+
+
+def main(body: bytes) -> None:
+    """Run the stock TensorBoard; its own process ends with it."""
+    spec = msgspec.msgpack.decode(body, type=TensorBoardSpec)
+    run(spec.arguments)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Call TensorBoard's entry point without TensorFlow.
+
+    TensorBoard imports TensorFlow if it can: seconds of start and half a GB for nothing, because
+    its own reader serves local event files. This module's presence is its documented switch.
+    """
+    sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
+    sys.argv = ["tensorboard", *arguments]
+    from tensorboard.main import run_main
+
+    run_main()

@@ -1,0 +1,1 @@
+"""`ctx.read`: files that workers read themselves, row counts and resuming."""

@@ -1,0 +1,368 @@
+"""`ctx.read`: files that a worker reads by itself, as batches for Keras, tf.data or numpy.
+
+Covers: Reading (which format), FileRows (in which form).
+Does not: read (feeding), feed from Spark (ctx.dataset).
+Runs in: the worker's process.      Threads: main_fun's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from tfos.errors import SettingsError, UnsupportedError
+
+if TYPE_CHECKING:
+    from feeding.filesystem.interface import Path
+    from feeding.formats.parquet.footer import ParquetLimits
+    from feeding.formats.text.lines import LineLimits
+    from feeding.formats.tfrecord.example import Feature
+    from feeding.formats.tfrecord.framing import RecordLimits
+    from feeding.reading.positions import Course
+    from feeding.reading.reader import DirectReader
+    from feeding.reading.row_counts import Countable
+    from feeding.reading.runs import Source
+    from feeding.receiver.batch_reader import BatchColumn
+    from tfos.keras.data.file_dataset import FileDataset
+    from tfos.worker.context import NodeContext
+
+
+class Reading:
+    """What `ctx.read` offers; every worker gets its own share of the files.
+
+    Args:
+        ctx: says which worker this is, and what relative paths mean.
+    """
+
+    def __init__(self, ctx: NodeContext) -> None:
+        self._ctx = ctx
+
+    def tfrecord(
+        self,
+        paths: Path | Iterable[Path],
+        columns: Mapping[str, Feature] | None = None,
+        *,
+        on_bad_data: Literal["fail", "skip"] = "fail",
+        max_skipped: int = 100,
+        limits: RecordLimits | None = None,
+    ) -> FileRows:
+        """Return the rows of TFRecord files of tf.Example, plain or gzip.
+
+        Args:
+            paths: files, directories and patterns, local, hdfs:// and what fsspec knows; relative
+                ones as `ctx.absolute_path` says. Names that begin with `_` or `.` are left out
+                unless they are said.
+            columns: by feature name, what each must be (`Feature`). None: as in the first records.
+            on_bad_data: "fail": the first damaged record raises DataError. "skip": it is logged,
+                counted and left out.
+            max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
+            limits: what a file may ask for.
+
+        Raises:
+            FileNotFoundError: a path has no file.
+            SettingsError: no path, or a setting that cannot work.
+            DataError: the columns are to be inferred, and no record has any.
+        """
+        from feeding.formats.tfrecord.source import TFRecordSource
+        from feeding.reading.bad_records import BadData
+
+        bad = BadData(on_bad_data, max_skipped)
+        return self._rows(TFRecordSource(self._absolute(paths), columns, bad=bad, limits=limits))
+
+    def parquet(  # noqa: PLR0913 - what a user may say about files, all but two by keyword
+        self,
+        paths: Path | Iterable[Path],
+        columns: Sequence[str] | None = None,
+        *,
+        filters: Any = None,
+        nulls: Mapping[str, Any] | None = None,
+        shapes: Mapping[str, tuple[int, ...] | None] | None = None,
+        on_bad_data: Literal["fail", "skip"] = "fail",
+        max_skipped: int = 100,
+        limits: ParquetLimits | None = None,
+    ) -> FileRows:
+        """Return the rows of Parquet files; only the columns asked for are read.
+
+        The footers of all files are read and compared here.
+
+        Args:
+            paths: as for `tfrecord`.
+            columns: names, of fields in structs `parent.child`, and keys of directories
+                (`day=2026-01-31`). None: all that the files store.
+            filters: [("column", ">", 3), …] of which all must hold, or a pyarrow.compute
+                expression; row groups that cannot match are not read.
+            nulls: what stands in the place of a null, by column; others may hold none.
+            shapes: of columns of lists, by name; None for any number of values. Of others it is
+                found in the files.
+            on_bad_data: "fail": the first damaged file or row group raises DataError. "skip": what
+                is left of it is logged, counted and left out.
+            max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
+            limits: what a file may ask for.
+
+        Raises:
+            FileNotFoundError: a path has no file.
+            SettingsError: no path, or a setting that cannot work.
+            DataError: a file is damaged, has other columns than the first one, or no such column.
+            MissingPackage: pyarrow is too old.
+        """
+        from feeding.formats.parquet.plan import ParquetRequest
+        from feeding.formats.parquet.source import ParquetSource
+        from feeding.reading.bad_records import BadData
+
+        request = ParquetRequest(
+            columns=columns, filters=filters, nulls=nulls or {}, shapes=shapes or {}
+        )
+        bad = BadData(on_bad_data, max_skipped)
+        return self._rows(ParquetSource(self._absolute(paths), request, bad=bad, limits=limits))
+
+    def csv(  # noqa: PLR0913 - what a user may say about files, all but two by keyword
+        self,
+        paths: Path | Iterable[Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        *,
+        header: bool | Sequence[str] = True,
+        delimiter: str = ",",
+        quoted_newlines: bool = False,
+        nulls: Mapping[str, Any] | None = None,
+        on_bad_data: Literal["fail", "skip"] = "fail",
+        max_skipped: int = 100,
+        limits: LineLimits | None = None,
+    ) -> FileRows:
+        """Return the rows of CSV files, UTF-8, plain or gzip.
+
+        Args:
+            paths: as for `tfrecord`.
+            columns: names, or names with dtypes ("int64", "float32", "bool", "str", "bytes", …);
+                None: all. Types that are not said are those of the first lines of the first file.
+            header: whether the first line of each file has the names; or the names, for files
+                without; False: _c0, _c1, …
+            delimiter: one character between values.
+            quoted_newlines: whether quoted values may hold line ends; files are then not cut, but
+                dealt whole.
+            nulls: what stands in the place of an empty value, by column; in columns of numbers that
+                are not named an empty value is refused.
+            on_bad_data: "fail": the first bad line raises DataError. "skip": it is logged, counted
+                and left out.
+            max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
+            limits: what a file may ask for.
+
+        Raises:
+            FileNotFoundError: a path has no file.
+            SettingsError: no path, or a setting that cannot work.
+            DataError: the first file has no such column.
+        """
+        from feeding.formats.csv.options import CsvRequest
+        from feeding.formats.csv.source import CsvSource
+        from feeding.reading.bad_records import BadData
+
+        request = CsvRequest(
+            columns=columns,
+            header=header,
+            delimiter=delimiter,
+            quoted_newlines=quoted_newlines,
+            nulls=nulls or {},
+        )
+        bad = BadData(on_bad_data, max_skipped)
+        return self._rows(CsvSource(self._absolute(paths), request, bad=bad, limits=limits))
+
+    def text(
+        self,
+        paths: Path | Iterable[Path],
+        *,
+        on_bad_data: Literal["fail", "skip"] = "fail",
+        max_skipped: int = 100,
+        limits: LineLimits | None = None,
+    ) -> FileRows:
+        """Return the lines of text files, UTF-8, plain or gzip, as one column `value`.
+
+        Args:
+            paths: as for `tfrecord`.
+            on_bad_data: "fail": the first line that is no UTF-8 raises DataError. "skip": it is
+                logged, counted and left out.
+            max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
+            limits: what a file may ask for.
+
+        Raises:
+            FileNotFoundError: a path has no file.
+            SettingsError: no path, or a setting that cannot work.
+        """
+        from feeding.formats.text.source import TextSource
+        from feeding.reading.bad_records import BadData
+
+        bad = BadData(on_bad_data, max_skipped)
+        return self._rows(TextSource(self._absolute(paths), bad=bad, limits=limits))
+
+    def _absolute(self, paths: Path | Iterable[Path]) -> list[str]:
+        from feeding.reading.discover import path_list
+
+        return [self._ctx.absolute_path(path) for path in path_list(paths)]
+
+    def _rows(self, source: Source) -> FileRows:
+        return FileRows(source, self._ctx)
+
+
+class FileRows:
+    """One worker's share of the rows of some files. Each method reads from `first_epoch` on.
+
+    Together the workers get every row of every epoch once. Shares of Parquet are even in rows,
+    those of others in bytes: then workers may have a different number of batches, and `fit` waits
+    for none that has finished. `equal_steps` makes the shares of all formats even in rows.
+
+    Args:
+        source: the files.
+        ctx: says which worker this is, and knows the servers that keep positions.
+    """
+
+    def __init__(self, source: Source, ctx: NodeContext) -> None:
+        self._source = source
+        self._ctx = ctx
+        self._shuffle: dict[str, int] = {}
+        self._name = ""
+        self._course: Course | None = None
+
+    @property
+    def first_epoch(self) -> int:
+        """The epoch that reading begins with: 0, unless it goes on where a saved run stopped."""
+        return 0 if self._course is None else self._course.first_epoch
+
+    def shuffled(self, seed: int, window_rows: int = 4096) -> FileRows:
+        """Return the same rows in another order in each epoch, a pure function of seed and epoch.
+
+        Args:
+            seed: shuffles the order of the files' pieces (32 MiB each), and rows within windows.
+            window_rows: rows of a window, which are held in memory; 1: pieces alone.
+
+        Raises:
+            SettingsError: a window of less than one row.
+        """
+        if self._course is not None:
+            raise SettingsError("call shuffled(...) before resumable(...): positions depend on it")
+        rows = FileRows(self._source, self._ctx)
+        rows._shuffle = {"seed": seed, "shuffle_rows": window_rows}
+        rows._reader()  # says what cannot work
+        return rows
+
+    def equal_steps(self, *, timeout_s: float | None = None) -> FileRows:
+        """Return the same rows, shared out evenly to the row, so that workers have equal steps.
+
+        Every worker calls it, before `resumable`. Rows are counted at once, and all files are read
+        for it, each by one worker; without parameter servers every worker reads all of them.
+        Parquet files know their rows, which costs nothing.
+
+        Args:
+            timeout_s: for the slowest worker to count its share; None: an hour.
+
+        Raises:
+            SettingsError: another worker reads other files, or the rows are resumable already.
+            RequestTimeout: a worker did not come; names it.
+            DataError: a file is damaged and the policy is to fail.
+            OSError: a file cannot be read, or has another size than when it was listed.
+        """
+        from tfos.reading.row_counts import MEETING_TIMEOUT_S, counted
+
+        if self._course is not None:
+            raise SettingsError("call equal_steps() before resumable(...): positions depend on it")
+        if all(file.piece_rows is not None for file in self._source.files()):
+            return self
+        limit_s = MEETING_TIMEOUT_S if timeout_s is None else timeout_s
+        source = cast("Countable", self._source)  # all but Parquet, which knows its rows
+        rows = FileRows(counted(self._ctx, source, limit_s), self._ctx)
+        rows._shuffle = self._shuffle
+        return rows
+
+    def resumable(self, name: str = "train") -> FileRows:
+        """Return the same rows, with a position that is saved and restored with the parameters.
+
+        Every worker calls it, after `shuffled` and `equal_steps`. In a run that goes on from a
+        checkpoint (`Checkpoints(resume=True)`) reading then goes on where that run's workers were,
+        whatever their number, in the epoch `first_epoch`: pass
+        `fit(initial_epoch=rows.first_epoch)`.
+
+        `fit` on `dataset` moves the position. A model that is distributed with "sync" is saved with
+        the position that belongs to it: no row is trained twice or left out. In other modes the
+        batches that are on their way when a checkpoint is cut may be trained again.
+
+        Args:
+            name: of the position; another one for other rows that are trained on.
+
+        Raises:
+            SettingsError: a name that cannot be, or the rows were shuffled otherwise.
+            FileChanged: the files are not as they were when the position was saved.
+            NoServersError: the cluster has no parameter servers, which keep the position.
+        """
+        from tfos.reading.resume import course_of
+
+        rows = FileRows(self._source, self._ctx)
+        rows._shuffle, rows._name = self._shuffle, name
+        rows._course = course_of(self._ctx, name, self._source.files(), self._reader().position)
+        return rows
+
+    def dataset(self, batch_size: int, **options: Any) -> FileDataset:
+        """Return data for `model.fit`: each of its epochs is one of the files.
+
+        Args:
+            batch_size: rows per batch; only an epoch's last batch may be smaller.
+            options: features, labels, dtypes, map_fn, as for `ctx.dataset`.
+
+        Raises:
+            SettingsError: a setting that cannot work.
+        """
+        from tfos.keras.data.file_dataset import FileDataset
+        from tfos.reading.resume import files_note, position_note
+
+        if self._course is None:
+            return FileDataset(self._reader(), batch_size, **options)
+        return FileDataset(
+            self._reader(),
+            batch_size,
+            note=position_note(self._name, self._ctx.rank),
+            first_notes=dict([files_note(self._name, self._source.files())]),
+            **options,
+        )
+
+    def batches(self, batch_size: int, epochs: int = 1) -> Iterator[dict[str, BatchColumn]]:
+        """Yield batches as dicts of numpy arrays (Ragged: values and offsets), without TensorFlow.
+
+        Args:
+            batch_size: rows per batch; only an epoch's last batch may be smaller.
+            epochs: how many times.
+        """
+        reader = self._reader()
+        for _ in range(epochs):
+            yield from _one_epoch(reader, batch_size)
+
+    def tf_dataset(self, batch_size: int) -> Any:
+        """Return a tf.data.Dataset of batches as dicts of tensors; one iteration is one epoch.
+
+        Each iteration begins the next epoch, also when those before it were not read to their end.
+
+        Args:
+            batch_size: rows per batch; only an epoch's last batch may be smaller.
+        """
+        from tfos.keras.data.file_batches import tf_dataset
+
+        if self._course is not None:
+            raise UnsupportedError(
+                "tf.data reads ahead without saying how far, so its position cannot be saved: use "
+                "dataset(...), or tf_dataset(...) without resumable(...)"
+            )
+        epochs = itertools.count()
+        return tf_dataset(
+            lambda: _one_epoch(self._reader(next(epochs)), batch_size), self._source.schema
+        )
+
+    def _reader(self, first_epoch: int = 0) -> DirectReader:
+        from feeding.reading.positions import Course
+        from feeding.reading.reader import DirectReader
+
+        course = self._course or Course(first_epoch=first_epoch)
+        share = (self._ctx.rank, self._ctx.num_workers)
+        return DirectReader(self._source, *share, **self._shuffle, course=course)
+
+
+def _one_epoch(reader: DirectReader, batch_size: int) -> Iterator[dict[str, BatchColumn]]:
+    from feeding.receiver.batch_reader import Batch
+
+    while isinstance(batch := reader.next_batch(batch_size), Batch):
+        yield batch.columns

@@ -1,0 +1,128 @@
+"""How reading files goes on where a saved run has stopped: what its notes say, and new ones.
+
+    reading/NAME/worker/3    `Position` of worker 3; comes with each of its pushes
+    reading/NAME/course      `Course`: what this run has to know of those before it
+    reading/NAME/files       paths and sizes, to name what has changed
+
+The structs are those of feeding.reading.positions.
+Covers: the chief's look at the notes (ps.metadata), the workers' meeting, the names.
+Does not: read (feeding.reading), push notes (tfos.keras.step.trainer), restore (tfos.worker.saver).
+Runs in: workers.      Threads: main_fun's.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from feeding.reading.positions import START, Course, Position, course_after, refuse_changed
+from feeding.reading.splits import SourceFile
+from tfos.errors import SettingsError
+
+MEETING_TIMEOUT_S = 600.0
+"""For the slowest worker to list its files."""
+_NAME = re.compile(r"[0-9A-Za-z._-]{1,100}")
+_MAX_LISTED_BYTES = 512 << 10
+
+_logger = logging.getLogger(__name__)
+_met: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+"""How often this process, by its client, has met about the rows of a name."""
+
+
+class _Context(Protocol):
+    """The part of NodeContext that is needed here."""
+
+    is_chief: bool
+
+    def ps_client(self) -> Any:
+        """The process's PSClient."""
+
+
+def course_of(ctx: _Context, name: str, files: Iterable[SourceFile], own: Position) -> Course:
+    """Return where reading begins; all workers ask, and all get the same answer.
+
+    Args:
+        ctx: the node's context.
+        name: of the rows.
+        files: all files.
+        own: a position of a reader that has read nothing.
+
+    Raises:
+        SettingsError: a name that cannot be, or the rows were shuffled otherwise.
+        FileChanged: the files are not as they were; names them.
+        NoServersError: the cluster has no servers that would keep the positions.
+        RequestTimeout: a worker did not ask; names it.
+    """
+    if not _NAME.fullmatch(name):
+        raise SettingsError(f"rows are named by 1 to 100 of 0-9 A-Z a-z . _ -, got {name!r}")
+    client = ctx.ps_client()
+    met = _met.setdefault(client, Counter())
+    told = msgspec.json.encode(_agreed(client, name, tuple(files), own)) if ctx.is_chief else b""
+    # A meeting's answer stays; who asks again in the same run must not get that of the first time.
+    key = _key(name, f"course/{met[name]}")
+    answers = client.rendezvous(key, told, timeout_s=MEETING_TIMEOUT_S)
+    met[name] += 1
+    found = next((answer for answer in answers.values() if answer), None)
+    if found is None:
+        raise SettingsError(
+            f"the chief has finished without reading {name!r}: all workers make the same rows "
+            "resumable, the chief too"
+        )
+    return msgspec.json.decode(found, type=Course)
+
+
+def position_note(name: str, worker: int) -> str:
+    """Return the name of the note that holds a worker's position."""
+    return _key(name, f"worker/{worker}")
+
+
+def files_note(name: str, files: Iterable[SourceFile]) -> tuple[str, Any]:
+    """Return the name and the value of the note that holds the files; None if they are too many."""
+    listed = [(file.path, file.size_bytes) for file in files]
+    is_short = len(msgspec.json.encode(listed)) <= _MAX_LISTED_BYTES
+    return _key(name, "files"), listed if is_short else None
+
+
+def _key(name: str, what: str) -> str:
+    return f"reading/{name}/{what}"
+
+
+def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position) -> Course:
+    """Return the course that the chief finds, and keep it for those who go on from this run."""
+    notes: dict[str, Any] = client.notes()
+    prefix = _key(name, "worker/")
+    try:
+        before = msgspec.convert(notes.get(_key(name, "course"), START), Course)
+        saved = {
+            key: msgspec.convert(value, Position)
+            for key, value in notes.items()
+            if key.startswith(prefix)
+        }
+        listed = msgspec.convert(notes.get(_key(name, "files")), list[tuple[str, int]] | None)
+    except msgspec.ValidationError as error:
+        raise SettingsError(
+            f"the checkpoint's notes {_key(name, '')}... are no positions of files: {error}. Begin "
+            "anew under another name"
+        ) from error
+    if saved and listed is not None:  # too many files to list have only their fingerprint
+        refuse_changed(listed, files)
+    course = course_after(before, saved.values(), files, own)
+    if course != before:
+        client.set_note(_key(name, "course"), course)  # first: then the positions mean nothing
+        for key in saved:
+            client.set_note(key, None)
+    if course.generation:
+        _logger.info(
+            "rows %r: reading goes on in epoch %d, where %d workers have stopped%s",
+            name,
+            course.first_epoch,
+            len(course.stops[-1]) if course.stops else 0,
+            f"; {own.num_workers} share what they have left",
+        )
+    return course

@@ -1,0 +1,1 @@
+"""Spark as the driver sees it: settings, slots, jobs, pickling."""

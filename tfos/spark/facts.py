@@ -1,0 +1,140 @@
+"""What the driver's SparkContext says: where it runs, its settings, its executors.
+
+Covers: the few reads of Spark's JVM side, each in one place.
+Does not: judge them (preflight, slots) or run jobs (spark_jobs).
+Threads: any; py4j gives each Python thread its own JVM thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.errors import UnsupportedError
+from tfos.spark.slots import Executor, Offer
+
+LOOPBACK = "127.0.0.1"
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkFacts:
+    """Settings of the SparkContext that the cluster is built on."""
+
+    master: str
+    app_name: str
+    conf: Mapping[str, str]
+    default_fs: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every executor is on the driver's host by definition."""
+        return self.master.startswith("local")
+
+    @property
+    def driver_host(self) -> str:
+        """The address at which nodes reach the driver."""
+        return LOOPBACK if self.is_local else self.conf.get("spark.driver.host", LOOPBACK)
+
+    @property
+    def bind_host(self) -> str:
+        """The address that the control server binds."""
+        if self.is_local:
+            return LOOPBACK
+        return self.conf.get("spark.driver.bindAddress") or self.driver_host
+
+    @property
+    def loopback(self) -> bool:
+        """Whether nodes may bind loopback: they all run on the driver's host."""
+        return self.is_local
+
+    @property
+    def expected_executors(self) -> int | None:
+        """Executors that the configuration promises, or None if it does not say."""
+        match = _LOCAL_CLUSTER.match(self.master)
+        if match:
+            return int(match.group(1))
+        if self.is_local:
+            return 1
+        if self.master.startswith(("yarn", "k8s")):
+            return int(self.conf.get("spark.executor.instances", "2"))
+        return None
+
+    @property
+    def rpc_is_encrypted(self) -> bool:
+        """Whether Spark's own RPC, which carries the nodes' keys, is encrypted."""
+        return any(
+            self.conf.get(key, "false").lower() == "true"
+            for key in (
+                "spark.network.crypto.enabled",
+                "spark.authenticate.enableSaslEncryption",
+                "spark.ssl.rpc.enabled",
+            )
+        )
+
+
+def classic_context(spark: Any) -> Any:
+    """Return the SparkContext behind what the user passed: a context or a classic session.
+
+    Raises:
+        UnsupportedError: a Spark Connect session or no Spark object at all.
+    """
+    kind = type(spark)
+    if kind.__module__.startswith("pyspark.sql.connect"):
+        raise UnsupportedError(
+            "RDD feeding needs a classic SparkContext; a Spark Connect session was passed "
+            "(spark.api.mode=connect or SPARK_REMOTE). Run the driver with spark-submit, or set "
+            "spark.api.mode=classic."
+        )
+    if hasattr(spark, "sparkContext") and not hasattr(spark, "parallelize"):
+        spark = spark.sparkContext
+    if not hasattr(spark, "parallelize") or not hasattr(spark, "_jsc"):
+        raise UnsupportedError(
+            f"sc must be a SparkContext or a classic SparkSession, got {kind.__qualname__}."
+        )
+    check_running(spark)
+    return spark
+
+
+def check_running(spark: Any) -> None:
+    """Refuse a stopped SparkContext."""
+    if spark._jsc is None:
+        raise UnsupportedError("the SparkContext is stopped; make a new one.")
+
+
+def read_facts(sc: Any) -> SparkFacts:
+    """Return the settings of a SparkContext."""
+    hadoop = sc._jsc.hadoopConfiguration()
+    return SparkFacts(
+        master=sc.master,
+        app_name=sc.appName,
+        conf=dict(sc.getConf().getAll()),
+        default_fs=hadoop.get("fs.defaultFS") or "file:///",
+    )
+
+
+def read_offer(sc: Any, facts: SparkFacts) -> Offer:
+    """Return the executors with their slots and running tasks.
+
+    The status store knows cores, but its counts of active tasks lag behind (measured: 0 while two
+    tasks ran); the scheduler's are exact.
+    """
+    check_running(sc)
+    spark = sc._jsc.sc()
+    busy: dict[str, int] = {}
+    running = spark.taskScheduler().runningTasksByExecutors().iterator()
+    while running.hasNext():
+        entry = running.next()
+        busy[entry._1()] = int(entry._2())
+    executors = []
+    summaries = spark.statusStore().executorList(True).iterator()
+    while summaries.hasNext():
+        summary = summaries.next()
+        slots = int(summary.maxTasks())
+        if slots:
+            name = str(summary.id())
+            host = str(summary.hostPort()).rpartition(":")[0]
+            executors.append(Executor(name, host, slots, busy.get(name, 0)))
+    return Offer(tuple(executors), facts.expected_executors)

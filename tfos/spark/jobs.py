@@ -1,0 +1,204 @@
+"""Spark jobs of ours, each on a thread of its own and under tags of our own.
+
+Covers: running an action on its own thread, cancelling exactly it, short reasons; the scheduler
+pool and other local properties of the thread that starts it.
+Does not: know nodes or feeds; the action is a function.
+Runs in: the driver.
+Threads: one per job. py4j gives each a Java thread of its own, which has none of the local
+properties of the one that started it; pyspark's InheritableThread asks the active SparkContext,
+which may be another than the job's or none.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from tfos.spark.facts import check_running
+
+Result = TypeVar("Result")
+
+_CANCEL_AGAIN_S = 0.5
+"""A job that was not submitted yet when it was cancelled is cancelled again this much later."""
+_COUNT_S = 1.0
+_PYTHON_ERROR = re.compile(
+    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+)): .+(?:\n(?!\tat ).+)*", re.M
+)
+"""With the lines that follow, up to a blank one: a message may hold a table."""
+_MAX_REASON_CHARS = 2000
+_CANCELLED = re.compile(r"\bJob \d+ cancelled\b")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """Tasks of a job."""
+
+    total: int
+    ended: int
+    active: int
+
+    @property
+    def fraction(self) -> float | None:
+        """Share of the tasks that have ended."""
+        return self.ended / self.total if self.total else None
+
+
+class SparkJob(Generic[Result]):
+    """One action on its own thread.
+
+    Args:
+        sc: the SparkContext.
+        tag: unique; the job is cancelled by it and found by it as job group.
+        description: what Spark's UI shows.
+        action: runs the job and returns its result.
+        on_end: called on the job's thread once it has ended, however it did.
+    """
+
+    def __init__(
+        self,
+        sc: Any,
+        tag: str,
+        description: str,
+        action: Callable[[], Result],
+        on_end: Callable[[SparkJob[Result]], None],
+    ) -> None:
+        self._sc = sc
+        self.tag = tag
+        self._description = description
+        self._action = action
+        self._on_end = on_end
+        self._cancelled = False
+        self._ended = threading.Event()
+        self._result: Result | None = None
+        self.error: BaseException | None = None
+        """Why it failed; None while it runs and when it succeeded."""
+        self.tasks: TaskCounts | None = None
+        """Its tasks a moment ago; None if they were not counted."""
+
+    def start(self, *, count_tasks: bool = False) -> None:
+        """Submit the job, and keep `tasks` fresh if wanted."""
+        act = inheriting(self._sc, self._act)
+        threading.Thread(target=self._run, args=(act,), name=self.tag, daemon=True).start()
+        if count_tasks:
+            name = f"{self.tag}-tasks"
+            threading.Thread(target=self._count_tasks, name=name, daemon=True).start()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the job is over."""
+        return self._ended.is_set()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled
+
+    def result(self) -> Result:
+        """Return what the action returned. Raises its error."""
+        if self.error is not None:
+            raise self.error
+        if not self.is_ended:
+            raise RuntimeError(f"{self.tag} has not ended")
+        return self._result  # type: ignore[return-value]  # it has ended without an error
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; returns whether it came."""
+        return self._ended.wait(timeout_s)
+
+    def cancel(self, timeout_s: float) -> bool:
+        """Cancel this job and no other; returns whether it ended within `timeout_s`."""
+        self._cancelled = True
+        deadline_s = time.monotonic() + timeout_s
+        while not self.is_ended and time.monotonic() < deadline_s:
+            if self._sc._jsc is None:
+                return self.join(max(0.0, deadline_s - time.monotonic()))
+            try:
+                self._sc.cancelJobsWithTag(self.tag)
+            except Exception:  # noqa: BLE001  # py4j's many errors: the context is stopping
+                return self.join(max(0.0, deadline_s - time.monotonic()))
+            self.join(_CANCEL_AGAIN_S)
+        return self.is_ended
+
+    def _count_tasks(self) -> None:
+        while not self._ended.wait(_COUNT_S):
+            self.tasks = _tasks_of(self._sc, self.tag)
+
+    def _run(self, act: Callable[[], Result | None]) -> None:
+        try:
+            self._result = act()
+        except BaseException as error:  # noqa: BLE001  # reported to the thread that waits
+            self.error = error
+        finally:
+            self._ended.set()
+            self._on_end(self)
+
+    def _act(self) -> Result | None:
+        self._sc.setJobGroup(self.tag, self._description, interruptOnCancel=True)
+        self._sc.clearJobTags()
+        self._sc.addJobTag(self.tag)
+        return None if self._cancelled else self._action()
+
+
+def inheriting(spark: Any, function: Callable[[], Result]) -> Callable[[], Result]:
+    """Return the function as one that runs with this thread's local properties on any thread."""
+    check_running(spark)
+    properties = spark._jsc.sc().getLocalProperties().clone()
+
+    def run() -> Result:
+        check_running(spark)
+        spark._jsc.sc().setLocalProperties(properties)
+        return function()
+
+    return run
+
+
+def collect_in_order(rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
+    """Collect some or all partitions of an RDD; Spark starts their tasks in the order named.
+
+    Args:
+        rdd: what to run.
+        order: gives the partitions, from their number.
+    """
+    return list(rdd.ctx.runJob(rdd, iter, order(rdd.getNumPartitions())))
+
+
+def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:
+    try:
+        tracker = sc.statusTracker()
+        found = [
+            tracker.getStageInfo(stage)
+            for job in tracker.getJobIdsForGroup(tag)
+            for stage in tracker.getJobInfo(job).stageIds
+        ]
+    except Exception:  # noqa: BLE001  # py4j's many errors; an estimate is no reason to fail
+        return None
+    stages = [stage for stage in found if stage is not None]
+    return TaskCounts(
+        sum(stage.numTasks for stage in stages),
+        sum(stage.numCompletedTasks for stage in stages),
+        sum(stage.numActiveTasks for stage in stages),
+    )
+
+
+def was_cancelled(error: BaseException) -> bool:
+    """Whether a job ended because somebody cancelled it, or the SparkContext stopped under it."""
+    return _CANCELLED.search(reason_of(error)) is not None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the useful part of a failed Spark job's error: the Python exception of the task.
+
+    A Py4JJavaError's text is two stack traces of a hundred lines; what the task raised is the last
+    paragraph of the Python traceback inside it.
+    """
+    java = getattr(error, "java_exception", None)
+    text = str(java.getMessage() if java is not None else error)
+    found = [match for match in _PYTHON_ERROR.findall(text) if not match.startswith("org.apache")]
+    if found:
+        return str(found[-1])[:_MAX_REASON_CHARS]
+    lines = text.strip().splitlines() or [type(error).__qualname__]
+    return lines[0][:_MAX_REASON_CHARS]

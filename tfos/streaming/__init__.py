@@ -1,0 +1,1 @@
+"""Structured Streaming into a cluster."""

@@ -1,0 +1,245 @@
+"""The user's handle of a stream that trains: numbers, the wait for its end, the ordered stop.
+
+Covers: StreamTraining; the end of the query when the cluster ends.
+Does not: train batches (streaming).
+Runs in: the driver.
+Threads: any; one per handle watches the query and the cluster. What waits runs on a thread of its
+own (errands), so that Ctrl-C finds the user's thread waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tfos.control.coordinator import Coordinator
+from tfos.control.members import mean_loss
+from tfos.control.state import ClusterState
+from tfos.driver import preflight
+from tfos.driver.shutdown import Ending
+from tfos.errors import FeedError, TFOSError
+from tfos.phases import ClusterPhase
+from tfos.spark.interruptible import Errand
+from tfos.streaming.state import QueryState, Run, StreamLag
+
+DEFAULT_STOP_S = 600.0
+"""As long as a batch may stand still before its feed fails."""
+_LOOK_S = 0.5
+_POLL_S = 0.02
+_COMMIT_S = 5.0
+"""For Spark to mark a batch as done once train_batch has returned."""
+_END_S = 30.0
+"""For a query to end once it was told to and no batch runs."""
+
+
+class StreamTraining:
+    """A streaming query that trains a cluster; made by `TFCluster.stream`.
+
+    A context manager: leaving the block stops the stream in order.
+
+    Attributes:
+        query: Spark's own StreamingQuery.
+    """
+
+    def __init__(
+        self,
+        query: Any,
+        state: QueryState,
+        run: Run,
+        coordinator: Coordinator,
+        ending: Ending,
+        save: Callable[[], None],
+    ) -> None:
+        self.query = query
+        self._state = state
+        self._run = run
+        self._coordinator = coordinator
+        self._ending = ending
+        self._save = save
+        self._is_seen = False
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="tfos-stream", daemon=True).start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the query runs."""
+        return bool(self.query.isActive)
+
+    @property
+    def last_batch_id(self) -> int | None:
+        """The last micro-batch that is over: in the parameters, or empty; None: none yet."""
+        return self._state.last_id if self._state.last_id >= 0 else None
+
+    @property
+    def num_batches(self) -> int:
+        """Micro-batches trained since this program began; empty ones do not count."""
+        return self._state.num_batches
+
+    @property
+    def rows(self) -> int:
+        """Rows trained since this program began."""
+        return self._state.rows
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows per second of the last micro-batch, from its call to its end with its save."""
+        return self._state.rows_per_s
+
+    @property
+    def loss(self) -> float | None:
+        """Mean over the workers of the loss they reported last, a heartbeat (2 s) old at most."""
+        return self._coordinator.read(lambda state: mean_loss(state.workers))
+
+    @property
+    def last_progress(self) -> Any:
+        """Spark's progress of the query's last micro-batch; None before the first."""
+        return self.query.lastProgress
+
+    @property
+    def lag(self) -> StreamLag | None:
+        """How far training is behind the source; None before the first micro-batch."""
+        progress = self.last_progress
+        return None if progress is None else StreamLag.of(progress)
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the query ended; None while it runs, and after an ordered stop."""
+        if self._run.error is not None:
+            return self._run.error
+        if self._run.is_stopping or self.query.isActive:
+            return None
+        found: BaseException | None = self.query.exception()
+        return found
+
+    def await_end(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the query; returns whether it came in time.
+
+        Raises:
+            NodeFailedError: the cluster failed; the node's own traceback is the cause.
+            FeedError, FeedTimeout: a batch could not be fed or saved.
+            StreamingQueryException: the query failed by itself; pyspark's.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def wait() -> None:
+            while not self._ended.wait(_LOOK_S) and not errand.is_left:
+                if deadline_s is not None and time.monotonic() >= deadline_s:
+                    return
+
+        errand = Errand("tfos-await_end()", wait)
+        errand.result()
+        if self._ended.is_set():
+            self._raise_error()
+        return self._ended.is_set()
+
+    def stop(self, timeout_s: float = DEFAULT_STOP_S) -> None:
+        """Let the running micro-batch finish, end the query, save what is not saved yet.
+
+        The cluster goes on: other data can be fed, or the next stream. Idempotent.
+
+        Args:
+            timeout_s: for the running batch.
+
+        Raises:
+            FeedError: the batch did not end in time, or could not be saved.
+            NodeFailedError: the cluster failed meanwhile.
+        """
+        limit_s = preflight.check_timeout("timeout_s", timeout_s)
+
+        def stop() -> None:
+            if self.query.isActive:
+                self._stop(limit_s)
+            elif self._run.error is None and not self._coordinator.read(_has_ended):
+                self._save()  # it ended by itself, or a stop() before could not save
+
+        Errand("tfos-stop()", stop).result()
+        self._raise_error()
+
+    def end(self) -> BaseException | None:
+        """Stop before the cluster's end; return an error that the user has not seen."""
+        try:
+            self._stop(DEFAULT_STOP_S)
+        except Exception as error:  # noqa: BLE001  # the cluster has to end all the same
+            return error
+        return None if self._is_seen else self.error
+
+    def __enter__(self) -> StreamTraining:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.stop()
+
+    def __str__(self) -> str:
+        batch, loss, lag = self.last_batch_id, self.loss, self.lag
+        parts = [
+            "no batch yet" if batch is None else f"batch {batch}",
+            f"{self.rows} rows",
+            f"{self.rows_per_s:.0f} rows/s",
+            "loss -" if loss is None else f"loss {loss:.4g}",
+            *([] if lag is None else [str(lag)]),
+        ]
+        return ", ".join(parts)
+
+    def _raise_error(self) -> None:
+        error = self.error
+        if error is not None and not self._is_seen:
+            self._is_seen = True
+            with self._ending.raising():
+                raise error
+
+    def _stop(self, timeout_s: float) -> None:
+        if not self.query.isActive:
+            return
+        if not self._run.stop(timeout_s):
+            raise FeedError(
+                f"the running micro-batch did not end within {timeout_s:.0f} s; call stop() again, "
+                "or end the cluster with abort()"
+            )
+        self._await_commit()
+        # On a thread of its own: it returns when the query has ended, which a batch that is held
+        # back prevents; and that one may end only after Spark knows of the stop.
+        stopping = threading.Thread(target=self.query.stop, name="tfos-query-stop", daemon=True)
+        stopping.start()
+        deadline_s = time.monotonic() + _END_S
+        while self.query.isActive and time.monotonic() < deadline_s:
+            stopping.join(_POLL_S)
+        self._run.let_go.set()
+        stopping.join(_END_S)
+        if self._run.error is None:
+            self._save()
+
+    def _await_commit(self) -> None:
+        """Let Spark mark the last batch as done, or it comes again at the next start."""
+        last_id = self._state.last_id
+        deadline_s = time.monotonic() + _COMMIT_S
+        while last_id >= 0 and self.query.isActive and time.monotonic() < deadline_s:
+            progress = self.last_progress
+            if self._run.is_held or (progress is not None and progress.batchId >= last_id):
+                return
+            self._run.let_go.wait(_POLL_S)
+
+    def _watch(self) -> None:
+        with contextlib.suppress(Exception):  # py4j's many errors: the SparkContext has stopped
+            while self.query.isActive:
+                if self._coordinator.wait(_has_ended, _LOOK_S):
+                    self._end_idle()
+                    self._run.let_go.wait(_LOOK_S)
+        self._ended.set()
+
+    def _end_idle(self) -> None:
+        """End a query that waits for data, with the cluster's error; a batch fails by itself."""
+        if self._run.is_stopping or self._run.is_busy or self._run.error is not None:
+            return
+        try:
+            self._ending.raise_failure()
+        except TFOSError as error:
+            self._run.error = error
+        self.query.stop()
+
+
+def _has_ended(state: ClusterState) -> bool:
+    return state.phase is not ClusterPhase.RUNNING

@@ -1,0 +1,165 @@
+"""What is known of a streaming query: its last trained batch, its speed, its stop.
+
+Covers: which batches come again or are missing, holding a batch back while the query is stopped.
+Does not: talk to Spark or to the cluster (streaming, stream_training).
+Runs in: the driver.      Threads: any; each run's condition guards its flags.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfos.monitor.reports import EpochReport
+
+_INTERRUPTED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling train_batch: "
+    "java.lang.InterruptedException: the query is stopped"
+)
+"""Spark takes an error of a Python function with these words for the end of a query that it was
+told to stop (StreamExecution.isInterruptionException): the batch is neither done nor failed."""
+_HELD_S = 600.0
+"""For stop() to tell Spark; it takes seconds."""
+
+
+class StreamStopped(Exception):
+    """This batch is not trained: the query is being stopped."""
+
+
+class StreamFailed(Exception):
+    """What Spark is told of an error: its kind and text, in few lines."""
+
+
+@dataclass
+class QueryState:
+    """One query over all its runs in this program; one batch at a time changes it."""
+
+    query: str
+    """Spark's id; the same after a restart from the same checkpoint location."""
+    feed: str = ""
+    last_id: int = -1
+    """Of the last batch that is over; -1: none, ever."""
+    is_known: bool = False
+    """Whether `last_id` counts what came with a restored checkpoint."""
+    num_unsaved: int = 0
+    """Batches trained since the last save."""
+    num_batches: int = 0
+    """Trained in this program; such with rows."""
+    rows: int = 0
+    rows_per_s: float = 0.0
+    has_warned: bool = False
+
+    def know(self, restored_id: int) -> None:
+        """Go on from a restored batch."""
+        self.last_id = max(self.last_id, restored_id)
+        self.is_known = True
+
+    def missing(self, batch_id: int) -> str:
+        """Name the batches between the last one and this one; empty: there are none."""
+        first, last = self.last_id + 1, batch_id - 1
+        if first > last:
+            return ""
+        return f"batch {first}" if first == last else f"batches {first} to {last}"
+
+    def note(self, batch_id: int, report: EpochReport) -> None:
+        """A batch is over; without rows it changed nothing that had to be saved."""
+        if report.fed_rows:
+            self.num_unsaved += 1
+            self.num_batches += 1
+            self.rows += report.trained_rows
+            self.rows_per_s = report.trained_rows / max(report.seconds, 1e-9)
+        self.last_id = batch_id  # last: who sees it finds the numbers of this batch
+
+
+@dataclass
+class Run:
+    """One run of a query, from its start to its end."""
+
+    error: BaseException | None = None
+    """Why train_batch failed."""
+    is_stopping: bool = False
+    is_held: bool = False
+    """A batch has come that is not to be trained."""
+    let_go: threading.Event = field(default_factory=threading.Event)
+    """The query has been told to stop: what is held back may end."""
+    is_busy: bool = False
+    """A batch is being trained."""
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Train a batch inside.
+
+        Raises:
+            StreamStopped: it is not to be trained; raised once Spark knows why.
+        """
+        with self._changed:
+            self.is_held = self.is_stopping
+            self.is_busy = not self.is_held
+        if self.is_held:
+            self.let_go.wait(_HELD_S)
+            raise StreamStopped(_INTERRUPTED)
+        try:
+            yield
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            with self._changed:
+                self.is_busy = False
+                self._changed.notify_all()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let no further batch begin; returns whether the running one ended in time."""
+        with self._changed:
+            self.is_stopping = True
+            return self._changed.wait_for(lambda: not self.is_busy, timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLag:
+    """How far training is behind the source, from Spark's progress of the last micro-batch."""
+
+    input_rows_per_s: float
+    """Rows that came per second between the last two triggers."""
+    processed_rows_per_s: float
+    """Rows trained per second; less than came: the stream falls behind."""
+    batch_s: float
+    """Seconds that the last micro-batch took in all."""
+    behind: dict[str, str]
+    """What the source itself says is still to come: `numFilesOutstanding` of files,
+    `avgOffsetsBehindLatest` of Kafka, by its own names."""
+
+    @classmethod
+    def of(cls, progress: Any) -> StreamLag:
+        """Read pyspark's StreamingQueryProgress."""
+        behind: dict[str, str] = {}
+        for source in progress.sources:
+            behind.update(source.metrics or {})
+        return cls(
+            _rate(progress.inputRowsPerSecond),
+            _rate(progress.processedRowsPerSecond),
+            progress.batchDuration / 1000,
+            behind,
+        )
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether more rows came than were trained in the same time."""
+        return self.input_rows_per_s > self.processed_rows_per_s > 0
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.input_rows_per_s:.0f} rows/s come, {self.processed_rows_per_s:.0f} are trained"
+        )
+        behind = ", ".join(f"{name} {value}" for name, value in sorted(self.behind.items()))
+        return f"{text} ({behind})" if behind else text
+
+
+def _rate(value: float | None) -> float:
+    """Return a rate; Spark gives none, or NaN, for a first micro-batch."""
+    return 0.0 if value is None or math.isnan(value) else value

@@ -1,0 +1,285 @@
+"""Structured Streams that train a cluster: each micro-batch once, also after a restart.
+
+Covers: TFCluster's calls for streams, what foreachBatch calls, batches that come again or are
+missing, saves behind batches.
+Does not: feed (feed_jobs), note or save (node.micro_batches in the chief's process), watch or stop
+a query (stream_training).
+Runs in: the driver.
+Threads: Spark calls `train_batch` on a thread of each query; the rest comes from the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tfos.control.messages import BatchReport, SaveBatches
+from tfos.control.state import ClusterState, Send
+from tfos.driver.reservation import Reservation
+from tfos.driver.shutdown import Ending
+from tfos.errors import FeedError, PhaseError, SettingsError, TFOSError
+from tfos.feed.entry import FeedDoor
+from tfos.feed.feed_request import FeedRequest
+from tfos.feed.micro_batch import MicroBatch, answer_to, chief_trains
+from tfos.phases import ClusterPhase
+from tfos.streaming.handle import StreamTraining
+from tfos.streaming.state import QueryState, Run, StreamFailed
+
+_QUERY_ID = "sql.streaming.queryId"
+"""Spark's local property on the thread of a query; the id is in its checkpoint, so it lasts."""
+_RUN_ID = "spark.jobGroup.id"
+"""On the thread of a query this is the id of its run."""
+_FEED_TIMEOUT_S = 600.0
+_ANSWER_S = 600.0
+"""For the chief to restore what this run goes on from, or to save; as long as a start may take."""
+
+
+class Streams:
+    """All streams that train one cluster.
+
+    Args:
+        reserved: the cluster.
+        door: what feeds it.
+        ending: what raises its failure.
+    """
+
+    def __init__(self, reserved: Reservation, door: FeedDoor, ending: Ending) -> None:
+        self._sc = reserved.sc
+        self._coordinator = reserved.coordinator
+        self._console = reserved.console
+        self._checkpoints = reserved.config.checkpoints
+        self._door = door
+        self._ending = ending
+        self._lock = threading.Lock()
+        self._queries: dict[str, QueryState] = {}
+        self._runs: dict[str, Run] = {}
+        self._numbers = 0
+        self._trainings: list[StreamTraining] = []
+
+    def start(
+        self, source: Any, checkpoint_location: str | None, request: FeedRequest
+    ) -> StreamTraining:
+        """Start a query that trains, or take charge of one; see TFCluster.stream.
+
+        Raises:
+            SettingsError: the source is no stream.
+        """
+        query = source
+        if not hasattr(query, "awaitTermination"):
+            writer = source if hasattr(source, "foreachBatch") else _writer_of(source)
+            if checkpoint_location is not None:
+                writer = writer.option("checkpointLocation", checkpoint_location)
+            query = writer.foreachBatch(functools.partial(self.train_batch, request)).start()
+        state, run = self._state_of(str(query.id), str(query.runId))
+        training = StreamTraining(
+            query, state, run, self._coordinator, self._ending, functools.partial(self._save, state)
+        )
+        with self._lock:
+            self._trainings.append(training)
+        return training
+
+    def train_batch(self, request: FeedRequest, df: Any, batch_id: int) -> None:
+        """Train the rows of one micro-batch once; see TFCluster.train_batch."""
+        sc = self._sc
+        query = sc.getLocalProperty(_QUERY_ID) or ""
+        state, run = self._state_of(query, sc.getLocalProperty(_RUN_ID) if query else "")
+        try:
+            with run.batch():
+                self._train_once(state, dataclasses.replace(request, data=df), batch_id)
+        except TFOSError as error:
+            if not query:
+                raise
+            # Spark shows the whole Python traceback, twice; the typed error is for the handle.
+            raise StreamFailed(f"{type(error).__qualname__}: {error}") from None
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop every query in order before the block; raise after it what nobody has seen."""
+        with self._lock:
+            trainings = list(self._trainings)
+        unseen = [error for training in trainings if (error := training.end()) is not None]
+        yield
+        if unseen:
+            raise unseen[0]
+
+    # ---- inside ----
+
+    @property
+    def _save_every(self) -> int:
+        """Batches from one save to the next; 0: saves do not heed batches."""
+        return self._checkpoints.every_batches if self._checkpoints is not None else 0
+
+    def _state_of(self, query: str, run: str) -> tuple[QueryState, Run]:
+        with self._lock:
+            return self._queries.setdefault(query, QueryState(query)), self._runs.setdefault(
+                run, Run()
+            )
+
+    def _next_number(self) -> int:
+        with self._lock:
+            self._numbers += 1
+            return self._numbers
+
+    def _train_once(self, state: QueryState, request: FeedRequest, batch_id: int) -> None:
+        state.feed = request.feed
+        if not state.is_known:
+            state.know(self._await_answer("", 0).trained.get(state.query, -1))
+        if batch_id > state.last_id:
+            self._train(state, request, batch_id)
+            return
+        self._console.line(f"batch {batch_id} is in the parameters already: skipped")
+        if self._save_every:
+            self._save(state)
+
+    def _train(self, state: QueryState, request: FeedRequest, batch_id: int) -> None:
+        missing = state.missing(batch_id)
+        if missing:
+            self._console.warn(
+                f"Spark goes on with batch {batch_id}; {missing}, which it marks as done, "
+                "had no rows, or were trained after the last save or in another model"
+            )
+        saves = 0 < self._save_every <= state.num_unsaved + 1
+        batch = MicroBatch(
+            query=state.query,
+            batch_id=batch_id,
+            number=self._next_number(),
+            holds=bool(self._save_every),
+            saves=saves,
+        )
+        report = self._door.train_batch(dataclasses.replace(request, batch=batch), batch)
+        answer = self._answer(request.feed, batch.number)
+        if report is None or (report.fed_rows and (answer is None or not answer.is_done)):
+            raise self._untrained(batch)
+        state.note(batch_id, report)
+        if not report.fed_rows:
+            return
+        if self._checkpoints is not None and answer is not None and not answer.is_noted:
+            self._warn_unnoted(state)
+        if saves:
+            self._check_saved(state, answer)
+
+    def _untrained(self, batch: MicroBatch) -> TFOSError:
+        """Return why a batch was not trained to its end: no main_fun is left to do it."""
+        if self._coordinator.read(lambda cluster: cluster.is_ending):
+            return PhaseError(f"the cluster was stopped while it trained batch {batch.batch_id}")
+        return FeedError(
+            f"batch {batch.batch_id} was not trained: main_fun has returned on the chief. Train "
+            "with fit(epochs=ctx.all_epochs)"
+        )
+
+    def _save(self, state: QueryState) -> None:
+        """Save what was trained since the last save.
+
+        Raises:
+            FeedError: it was not saved; the text says why.
+        """
+        if self._checkpoints is None or not state.num_unsaved:
+            return
+        order = SaveBatches(state.feed, self._next_number())
+        self._coordinator.act(lambda cluster: [Send(cluster.workers[0].node, order)])
+        self._check_saved(state, self._await_answer(state.feed, order.number))
+
+    def _check_saved(self, state: QueryState, answer: BatchReport | None) -> None:
+        if answer is None or answer.error:
+            why = answer.error if answer is not None else "main_fun has returned on the chief"
+            raise FeedError(
+                f"batch {state.last_id} was trained and could not be saved: {why}. The query ends "
+                "before Spark marks the batch as done; start it again once the directory can be "
+                "written: what is trained already is not trained again"
+            )
+        state.num_unsaved = 0
+
+    def _warn_unnoted(self, state: QueryState) -> None:
+        if not state.has_warned:
+            state.has_warned = True
+            self._console.warn(
+                "after a restart no batch of this stream is skipped: its ids are not saved with "
+                "the parameters, because main_fun does not read this feed by fit() of a "
+                "distributed model"
+            )
+
+    def _answer(self, feed: str, number: int) -> BatchReport | None:
+        return self._coordinator.read(lambda cluster: answer_to(cluster, feed, number))
+
+    def _await_answer(self, feed: str, number: int) -> BatchReport:
+        """Wait until the chief has carried out an order; number 0: until main_fun begins."""
+
+        def is_over(cluster: ClusterState) -> bool:
+            found = answer_to(cluster, feed, number)
+            return (
+                (found is not None and found.is_done)
+                or cluster.phase is not ClusterPhase.RUNNING
+                or not chief_trains(cluster)
+            )
+
+        self._ending.raise_failure()
+        came = self._coordinator.wait(is_over, _ANSWER_S)
+        self._ending.raise_failure()
+        answer = self._answer(feed, number)
+        if answer is None:
+            why = "main_fun has returned" if came else f"it is silent for {_ANSWER_S:.0f} s"
+            raise FeedError(f"the chief takes no batch of the stream: {why}")
+        return answer
+
+
+class StreamCalls:
+    """What TFCluster offers for streams."""
+
+    _streams: Streams
+
+    def train_batch(self, df: Any, batch_id: int) -> None:
+        """Train one micro-batch of a Structured Stream, for `writeStream.foreachBatch`.
+
+        Each batch with rows is one epoch. One that Spark brings again after a restart is skipped
+        if the parameters, also restored ones, contain it. Returns once every row was trained and,
+        with checkpoints, saved (`Checkpoints.every_batches`), so Spark marks only such as done.
+
+        Raises:
+            NodeFailedError, FeedError, FeedTimeout: as train; the query ends with that error.
+        """
+        self._streams.train_batch(
+            FeedRequest(data=None, feed="input", feed_timeout_s=_FEED_TIMEOUT_S), df, batch_id
+        )
+
+    def stream(
+        self,
+        source: Any,
+        checkpoint_location: str | None = None,
+        *,
+        feed_timeout: float = _FEED_TIMEOUT_S,
+        qname: str = "input",
+        columns: Sequence[str] | None = None,
+        nulls: Any = "error",
+    ) -> StreamTraining:
+        """Train on a stream, micro-batch by micro-batch, until it is stopped; returns at once.
+
+        Args:
+            source: a streaming DataFrame; its `writeStream` with a trigger and options; or a query
+                that was started with `foreachBatch(cluster.train_batch)`.
+            checkpoint_location: directory in which Spark notes how far the query is.
+            feed_timeout: as for train.
+            qname: which feed.
+            columns: as for train.
+            nulls: as for train.
+
+        Raises:
+            SettingsError: the source is no stream.
+        """
+        request = FeedRequest(
+            data=None, feed=qname, feed_timeout_s=feed_timeout, columns=columns, nulls=nulls
+        )
+        return self._streams.start(source, checkpoint_location, request)
+
+
+def _writer_of(data: Any) -> Any:
+    if getattr(data, "isStreaming", False) is not True:
+        raise SettingsError(
+            "stream() takes a streaming DataFrame (spark.readStream...), its writeStream with "
+            f"options, or a query that was started, got {type(data).__qualname__}; feed other data "
+            "by train()"
+        )
+    return data.writeStream

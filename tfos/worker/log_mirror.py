@@ -1,0 +1,135 @@
+"""TensorBoard's files on a log directory that is a URL: written here, sent there every few seconds.
+
+TensorFlow writes event files to this host only, and TensorBoard reads them here; what others see is
+a copy. A file is sent whole and replaced at once, so readers find no torn one. It grows while it is
+sent again and again: so a round that took d seconds is followed by a pause of `REST` times d.
+
+Covers: which files to send when, the last round, telling once what does not work.
+Does not: fail a training, follow links, remove what is gone here.
+Runs in: workers' processes.      Threads: `tfos-log-mirror`; the public calls from the main one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from feeding.errors import PathError, StorageUnavailable
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.location import parse
+from feeding.filesystem.registry import filesystem_for
+from tfos.files.transfer import file_pieces
+
+_logger = logging.getLogger(__name__)
+
+PERIOD_S = 5.0
+REST = 20
+"""Sending takes at most one part in so many of the time."""
+DEFAULTS = FileSystemConfig()
+
+
+class LogMirror:
+    """Keeps a copy of a directory's files elsewhere until it is closed.
+
+    Args:
+        source: a directory of this host; need not exist yet.
+        target: a path or URL.
+        config: deadlines of one file's sending.
+        period_s: between two rounds, at least.
+
+    Raises:
+        PathError, MissingPackage: nothing can be written there; see filesystem_for.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        config: FileSystemConfig = DEFAULTS,
+        *,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._source = Path(source)
+        self._target = parse(target)
+        self._fs = filesystem_for(target, config)
+        self._period_s = period_s
+        self._sent: dict[str, tuple[int, int]] = {}
+        """Size and time of change of what is there."""
+        self._refused: set[str] = set()
+        self._is_failing = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tfos-log-mirror", daemon=True)
+
+    def start(self) -> None:
+        """Begin with the first round."""
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Send what has changed since the last round, and end; gives up in time. Idempotent."""
+        self._ended.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _logger.warning(
+                "the last log files are not in %s after %.1f s", self._target, timeout_s
+            )
+
+    def _run(self) -> None:
+        pause_s = self._period_s
+        while not self._ended.wait(pause_s):
+            begun_s = time.monotonic()
+            self._send_changed()
+            pause_s = max(self._period_s, REST * (time.monotonic() - begun_s))
+        self._send_changed()
+
+    def _send_changed(self) -> None:
+        failure: Exception | None = None
+        for name, path, state in self._changed():
+            try:
+                self._fs.write(str(self._target.child(name)), partial(file_pieces, path, state[0]))
+                self._sent[name] = state
+            except Exception as error:  # noqa: BLE001 - some packages raise their own kinds
+                failure = failure or error
+                if isinstance(error, StorageUnavailable):
+                    break  # the others would wait as long
+        if failure is None and self._is_failing:
+            _logger.warning("log files are sent to %s again", self._target)
+        elif failure is not None and not self._is_failing:
+            _logger.warning(
+                "log files cannot be sent to %s: %s; it is tried again, training goes on",
+                self._target,
+                failure,
+            )
+        self._is_failing = failure is not None
+
+    def _changed(self) -> Iterator[tuple[str, Path, tuple[int, int]]]:
+        """Yield regular files that were never sent, or that have changed since."""
+        for directory, _, names in os.walk(self._source):
+            for each in sorted(names):
+                path = Path(directory, each)
+                name = path.relative_to(self._source).as_posix()
+                if name in self._refused:
+                    continue
+                try:
+                    found = path.lstat()
+                except FileNotFoundError:  # removed since it was listed
+                    continue
+                if not stat.S_ISREG(found.st_mode):
+                    continue
+                state = (found.st_size, found.st_mtime_ns)
+                if self._sent.get(name) != state and self._may_be_sent(name):
+                    yield name, path, state
+
+    def _may_be_sent(self, name: str) -> bool:
+        try:
+            self._target.child(name)
+        except PathError as error:
+            self._refused.add(name)
+            _logger.warning("a log file is not sent: %s", error)
+            return False
+        return True

@@ -1,0 +1,185 @@
+"""The chief's part of a stream: which micro-batch the parameters contain, noted and saved.
+
+Covers: the order that an epoch is a micro-batch, its id as a note beside the parameters once every
+worker has trained its rows, the save behind it, the answers to the driver.
+Does not: feed (feeding), find out that rows were trained (keras.epochs), save (node.saver).
+Runs in: the chief's process.
+Threads: orders come from `tfos-obey` and are carried out on short-lived threads; `trained` comes
+from the thread that runs `fit`; `_lock` guards the tables, not the servers' calls.
+
+    TrainBatch ─► no save begins ─► "its rows may come" ─► every worker trained them ─► note ─► save
+               ─► "done"
+The note is set while no worker trains: all have met at the end of the epoch, and none begins the
+next one before the chief has gone on. A checkpoint so holds a whole batch and its id, or neither.
+A batch whose feed failed is taken back (LeaveBatch) before its epoch ends, and so never noted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
+
+if TYPE_CHECKING:
+    from ps.client.client import PSClient
+    from tfos.worker.saver import ChiefSaver
+
+NOTE = "tfos.streams"
+"""Name of the note: a mapping of query id to the last batch id."""
+_MAX_QUERIES = 16
+"""Ids of the queries trained last; a note is small."""
+
+
+class MicroBatches:
+    """What the driver's orders and the training code tell each other about micro-batches.
+
+    Args:
+        report: sends an answer to the driver.
+    """
+
+    def __init__(self, report: Callable[[BatchReport], object]) -> None:
+        self._report = report
+        self._client: Callable[[], PSClient] | None = None
+        self._lock = threading.Lock()
+        self._saver: ChiefSaver | None = None
+        self._due: dict[str, TrainBatch] = {}
+        self._left: dict[str, int] = {}
+        """By feed the last order that was taken back."""
+        self._in_part: dict[str, int] = {}
+        """By feed the epoch of a batch that failed: the parameters may hold a part of it."""
+        self._followed: set[str] = set()
+        self._trained: dict[str, int] = {}
+        self._saved: dict[str, int] = {}
+
+    def begin(self, saver: ChiefSaver | None, client: Callable[[], PSClient]) -> None:
+        """Tell the driver what this run goes on from; the servers are filled by now.
+
+        Args:
+            saver: what saves; None: nothing does.
+            client: gives the connection to the servers that `fit` uses.
+        """
+        self._saver, self._client = saver, client
+        if saver is not None:
+            found = saver.restored_notes().get(NOTE, {})
+            self._trained = {str(query): int(batch) for query, batch in found.items()}
+            self._saved = dict(self._trained)
+        self._answer("", 0)
+
+    def expect(self, order: TrainBatch) -> None:
+        """Carry out an order: once no save runs that could hold a part of it, its rows may come."""
+        if self._saver is not None and order.holds:
+            self._saver.hold()
+        with self._lock:
+            is_left = order.number <= self._left.get(order.feed, -1)
+            if not is_left:
+                self._due[order.feed] = order
+        if is_left:  # taken back while a save was waited for
+            self.release()
+            return
+        self._answer(order.feed, order.number, is_done=False)
+
+    def leave(self, order: LeaveBatch) -> bool:
+        """Carry out an order to take a batch back; returns whether saves may begin again.
+
+        After one that failed they may once a later epoch is trained: a batch that comes again, or
+        other data with which the user has gone on.
+        """
+        with self._lock:
+            self._left[order.feed] = order.number
+            due = self._due.get(order.feed)
+            if due is not None and due.number <= order.number:
+                del self._due[order.feed]
+                if order.in_part:
+                    self._in_part[order.feed] = due.epoch
+            return not self._in_part
+
+    def release(self) -> None:
+        """Let saves begin by time and steps again."""
+        if self._saver is not None:
+            self._saver.release()
+
+    def save(self, order: SaveBatches) -> None:
+        """Carry out an order to save what was trained."""
+        self._answer(order.feed, order.number, error=self._save())
+
+    def follow(self, feed: str) -> None:
+        """`fit` reads this feed and will tell when its epochs are trained."""
+        with self._lock:
+            self._followed.add(feed)
+
+    def trained(self, feed: str, epoch: int) -> None:
+        """Every worker's rows of this and earlier epochs are in the servers' parameters."""
+        order = self._take(feed, epoch)
+        if order is None:
+            self._go_on(feed, epoch)
+            return
+        self._note(order)
+        error = self._save() if order.saves else ""
+        self._finish(order, error=error)
+
+    def flushed(self, feed: str, epoch: int) -> None:
+        """The rows of an epoch were read; nobody will say more if `fit` does not read this feed."""
+        with self._lock:
+            is_followed = feed in self._followed
+        if is_followed:
+            return
+        order = self._take(feed, epoch)
+        if order is None:
+            self._go_on(feed, epoch)
+        else:
+            self._finish(order, is_noted=False)
+
+    def _finish(self, order: TrainBatch, **changes: Any) -> None:
+        with self._lock:
+            self._in_part.pop(order.feed, None)
+        self.release()
+        self._answer(order.feed, order.number, **changes)
+
+    def _go_on(self, feed: str, epoch: int) -> None:
+        """Release saves that wait for a batch that failed, if this epoch came behind it."""
+        with self._lock:
+            is_behind = self._in_part.get(feed, epoch) < epoch
+            if is_behind:
+                del self._in_part[feed]
+        if is_behind:
+            self.release()
+
+    def _take(self, feed: str, epoch: int) -> TrainBatch | None:
+        with self._lock:
+            order = self._due.get(feed)
+            return self._due.pop(feed) if order is not None and order.epoch <= epoch else None
+
+    def _note(self, order: TrainBatch) -> None:
+        with self._lock:
+            self._trained.pop(order.query, None)  # the newest last
+            self._trained[order.query] = order.batch_id
+            while len(self._trained) > _MAX_QUERIES:
+                del self._trained[next(iter(self._trained))]
+            value = dict(self._trained)
+        if self._client is not None:
+            self._client().set_note(NOTE, value)
+
+    def _save(self) -> str:
+        if self._saver is None:
+            return ""
+        with self._lock:
+            trained = dict(self._trained)
+        error = self._saver.save_now()
+        if not error:
+            with self._lock:
+                self._saved = trained
+        return error
+
+    def _answer(self, feed: str, number: int, **changes: Any) -> None:
+        with self._lock:
+            report = BatchReport(
+                feed,
+                number,
+                changes.pop("is_done", True),
+                dict(self._trained),
+                dict(self._saved),
+                **changes,
+            )
+        self._report(report)

@@ -1,0 +1,311 @@
+"""A worker's process: accepts rows from the start, runs main_fun once the roster is there.
+
+Covers: listening for feeders, the environment that main_fun finds, its end in all its forms, and
+its event files on their way to a log directory elsewhere.
+Does not: feed or batch (feeding), exchange parameters (ps), report to the driver (supervisor).
+Runs in: a child of the supervisor; main_fun runs in the main thread.
+Threads: `tfos-obey` carries out orders, `tfos-progress` reports numbers, one short-lived thread
+per flush waits for its epoch to be consumed, and one per order about a micro-batch for a save; the
+listener has its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from feeding.config import FeedConfig
+from feeding.errors import FeedClosed, FeedError
+from feeding.receiver.channel import FeedChannel
+from feeding.receiver.feed_queue import FeedStats
+from rpc.auth.handshake import Identity, Role
+from rpc.server.listener import Listener
+from tfos.control import messages
+from tfos.node import failure
+from tfos.node.child_link import Link, Progress, Raised
+from tfos.node.obey import start_obeying
+from tfos.node.spec import ChildSpec
+from tfos.worker.context import NodeContext
+from tfos.worker.log_mirror import LogMirror
+from tfos.worker.micro_batches import MicroBatches
+
+PROGRESS_S = 1.0
+_MAX_MESSAGE_CHARS = 16_000
+_MAX_TRACEBACK_CHARS = 128_000
+_FLUSH_WAIT_S = 60.0
+_LAST_LOGS_S = 2.0
+"""For event files of a training that failed or is stopped."""
+_LAST_ANSWERS_S = 0.5
+"""For feed tasks to hear why main_fun failed; the driver hears of the failure after that."""
+
+_logger = logging.getLogger(__name__)
+
+
+class WorkerProcess:
+    """One run of main_fun and everything around it."""
+
+    def __init__(self, spec: ChildSpec, link: Link[messages.Order]) -> None:
+        self._spec = spec
+        self._link = link
+        bundle = spec.bundle
+        self._credentials = bundle.data_credentials(spec.cluster_id)
+        self._channel = FeedChannel(
+            FeedConfig(max_inflight_bytes=bundle.settings.max_inflight_bytes), worker=bundle.name
+        )
+        self._listener = Listener(
+            self._channel.handler,
+            self._credentials,
+            Identity(Role.WORKER, bundle.rank, spec.attempt),
+            on_disconnect=self._channel.on_disconnect,
+        )
+        self._roster: tuple[messages.RosterEntry, ...] = ()
+        self._started = threading.Event()
+        self._stop: messages.Stop | None = None
+        self._stopped = threading.Event()
+        self._progress: dict[str, float] = {}
+        self._in_user_code = False
+        self._batches = MicroBatches(link.send)
+
+    def run(self) -> int:
+        """Serve, wait for the roster, run main_fun; returns the exit code."""
+        self._listener.bind_tcp(self._spec.executor.host)
+        self._listener.bind_unix(self._spec.socket_dir)
+        self._listener.start()
+        start_obeying(self._link, self._obey)
+        self._enter_phase("importing")
+        try:
+            # Before the node counts as ready: a module that is missing here fails the start.
+            main_fun, args = cloudpickle.loads(self._spec.bundle.main_fun)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
+            return self._raised(error)
+        self._link.send(messages.Listening(self._listener.endpoint))
+        self._enter_phase("waiting for roster")
+        threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
+        self._prepare_spark_files()
+        self._started.wait()
+        if self._stop is not None:
+            return 0
+        return self._run_main_fun(main_fun, args)
+
+    def close(self) -> None:
+        """Stop listening and release whoever waits for a feed."""
+        self._channel.close()
+        self._listener.finish_calls(_LAST_ANSWERS_S)
+        self._listener.close(timeout_s=1.0)
+
+    def _run_main_fun(self, main_fun: Callable[[Any, Any], Any], args: Any) -> int:
+        context = self._make_context()
+        mirror: LogMirror | None = None
+        try:
+            self._prepare_environment(context)
+            mirror = self._mirror_logs(context.log_dir)
+            sys.argv = list(args) if isinstance(args, list) else [self._spec.bundle.name]
+            saver = context.saver()
+            if saver is not None:
+                saver.start()
+            if context.is_chief and self._spec.bundle.settings.feeds:
+                self._batches.begin(saver, context.ps_client)
+            self._enter_phase("main_fun")
+            self._call(lambda: main_fun(args, context))
+            self._enter_phase("finishing")
+            self._channel.drain()
+            if saver is not None:
+                saver.close()
+            context.finish()
+            if mirror is not None:
+                mirror.close(self._spec.bundle.settings.abort_s)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
+            code = self._raised(error)
+            if mirror is not None:
+                mirror.close(_LAST_LOGS_S)
+            return code
+        self._send_progress()
+        self._link.send(messages.Done(self._feeds()))
+        if self._spec.bundle.settings.feeds:
+            self._stopped.wait()  # feeders may still come; their rows are counted as dropped
+        return 0
+
+    def _call(self, user_code: Callable[[], Any]) -> None:
+        self._in_user_code = True
+        try:
+            user_code()
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        finally:
+            self._in_user_code = False
+
+    def _raised(self, error: BaseException) -> int:
+        if self._stop is not None and isinstance(error, KeyboardInterrupt | FeedClosed):
+            _logger.info("main_fun was interrupted: %s", self._stop.reason)
+            return 0
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else _qualified(kind)
+        ours = frozenset({__file__, cloudpickle.__file__})
+        text = failure.user_traceback(error, ours)[-_MAX_TRACEBACK_CHARS:]
+        message = failure.text_of(error)[:_MAX_MESSAGE_CHARS]
+        self._channel.fail(message, error_type=name, remote_traceback=text)
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        self._link.send(Raised(name, message, text))
+        return 1
+
+    def _obey(self, order: messages.Order) -> None:
+        match order:
+            case messages.Start(roster=roster):
+                self._roster = roster
+                self._started.set()
+            case messages.Flush(feed=feed, epoch=epoch, validation=validation, rounds=rounds):
+                self._channel.flush(feed, epoch, validation, rounds)
+                _aside(self._await_flush, feed, epoch)
+            case messages.TrainBatch():
+                _aside(self._batches.expect, order)
+            case messages.LeaveBatch():
+                if self._batches.leave(order):  # now: the Flush behind it must not find the batch
+                    _aside(self._batches.release)
+            case messages.SaveBatches():
+                _aside(self._batches.save, order)
+            case messages.FinishFeed(feed=feed):
+                self._channel.finish(feed)
+            case messages.WorkerLost() | messages.WorkerDone():
+                pass  # servers act on them
+            case messages.Stop():
+                self._begin_stop(order)
+
+    def _begin_stop(self, stop: messages.Stop) -> None:
+        """Let main_fun end: its feeds close, then it is interrupted, then the supervisor kills."""
+        if self._stop is not None:
+            return
+        self._stop = stop
+        self._started.set()
+        self._stopped.set()
+        self._channel.close(stop.reason)
+        timer = threading.Timer(stop.grace_s / 2, self._interrupt)
+        timer.daemon = True
+        timer.start()
+
+    def _interrupt(self) -> None:
+        main_thread = threading.main_thread().ident
+        if self._in_user_code and main_thread is not None:
+            # A signal, unlike an exception from Python, also ends a system call that blocks.
+            signal.pthread_kill(main_thread, signal.SIGINT)
+
+    def _await_flush(self, feed: str, epoch: int) -> None:
+        try:
+            while not self._channel.wait_flushed(feed, epoch, _FLUSH_WAIT_S):
+                if self._stopped.is_set():
+                    return
+            stats = _snapshot(self._channel.stats(feed))
+        except FeedError:
+            return  # the channel ended; the reason travels another way
+        self._link.send(messages.FlushReached(feed, epoch, stats))
+        self._batches.flushed(feed, epoch)
+
+    def _report_progress(self) -> None:
+        while not self._stopped.wait(PROGRESS_S):
+            self._send_progress()
+
+    def _send_progress(self) -> None:
+        self._link.send(Progress(dict(self._progress), self._feeds()))
+
+    def _feeds(self) -> tuple[messages.FeedSnapshot, ...]:
+        return tuple(_snapshot(stats) for stats in self._channel.feeds())
+
+    def _note_progress(self, values: dict[str, float]) -> None:
+        self._progress = values
+
+    def _enter_phase(self, phase: str) -> None:
+        self._link.send(messages.PhaseChanged(phase))
+
+    def _make_context(self) -> NodeContext:
+        return NodeContext(
+            self._spec,
+            self._roster,
+            feed_channel=self._channel,
+            credentials=self._credentials,
+            on_progress=self._note_progress,
+            micro_batches=self._batches,
+        )
+
+    def _mirror_logs(self, directory: str) -> LogMirror | None:
+        """Begin to send event files to the log directory if that is not where they are written."""
+        url = self._spec.bundle.settings.log_dir
+        if "://" not in url or url.startswith("file://"):
+            return None
+        try:
+            mirror = LogMirror(directory, url)
+        except (FeedError, OSError) as error:
+            _logger.warning("no log files in %s: %s; training goes on", url, error)
+            return None
+        mirror.start()
+        return mirror
+
+    def _prepare_environment(self, context: NodeContext) -> None:
+        task = {"type": context.job_name, "index": context.task_index}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": context.cluster_spec, "task": task})
+
+    def _prepare_spark_files(self) -> None:
+        """Make SparkFiles.get work as in a task; done while the roster is awaited anyway."""
+        if self._spec.executor.spark_files:
+            with contextlib.suppress(ImportError):
+                from pyspark import SparkFiles
+
+                SparkFiles._root_directory = self._spec.executor.spark_files
+                SparkFiles._is_running_on_worker = True
+
+
+def main(body: bytes) -> None:
+    """Run the worker that this document describes; the process ends with main_fun's exit code."""
+    spec = msgspec.msgpack.decode(body, type=ChildSpec)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    link: Link[messages.Order] = Link(socket.socket(fileno=spec.link_fd), messages.Order)
+    worker = WorkerProcess(spec, link)
+    try:
+        exit_code = worker.run()
+    except BaseException as error:  # noqa: BLE001 - e.g. the port cannot be bound
+        text = failure.user_traceback(error, frozenset())
+        message = failure.text_of(error)[:_MAX_MESSAGE_CHARS]
+        link.send(Raised(_qualified(type(error)), message, text))
+        exit_code = 1
+    worker.close()
+    if exit_code:
+        raise SystemExit(exit_code)
+
+
+def _aside(function: Callable[..., None], *args: Any) -> None:
+    """Run what an order asks for where the next order need not wait for it."""
+    name = f"tfos-{function.__name__.strip('_')}"
+    threading.Thread(target=function, args=args, name=name, daemon=True).start()
+
+
+def _qualified(kind: type[BaseException]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:
+    return messages.FeedSnapshot(
+        feed=stats.feed,
+        fed_rows=stats.fed_rows,
+        taken_rows=stats.taken_rows,
+        dropped_rows=stats.dropped_rows,
+        unread_bytes=stats.unread_bytes,
+        starved_s=stats.starved_s,
+        epochs_done=stats.epochs_done,
+        trained_rows=stats.trained_rows,
+        epochs=tuple(
+            messages.EpochRows(each.epoch, each.accepted_rows, each.trained_rows)
+            for each in stats.epochs
+        ),
+    )
