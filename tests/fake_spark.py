@@ -18,7 +18,7 @@ from rpc.endpoint import Endpoint
 from tfos.control import messages
 from tfos.control.client import ControlClient
 from tfos.errors import ControlError
-from tfos.node.bundle import NodeBundle
+from tfos.node.spec import NodeBundle
 from tfos.node.task import NodeResult, NodeTask
 
 WAIT_S = 60.0

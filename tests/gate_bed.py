@@ -28,7 +28,7 @@ from ps.errors import (
 )
 from ps.manifest.manifest import Add, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.protocol import messages
-from ps.protocol.request_fields import BatchName, Number
+from ps.protocol.messages import BatchName, Number
 from ps.server.handlers import Service
 from ps.server.lifecycle import ServerSettings
 from rpc.auth.handshake import Identity, Role

@@ -21,7 +21,7 @@ from tests.control_bed import ControlBed, RecordingHandler
 from tests.named_memory import left_since, named
 from tests.spark.marked_processes import MARKER, kill, marked, wait_gone
 from tfos.control import messages
-from tfos.node.bundle import NodeBundle, NodeSettings
+from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeResult, NodeTask
 
 WAIT_S = 60.0

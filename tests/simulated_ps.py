@@ -23,14 +23,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps.client import channel, fan_out, meeting_client
+from ps.client import channel, client, fan_out
 from ps.client.client import PSClient
 from ps.client.lookup_batch import Batch
-from ps.consistency import gate, row_gate
+from ps.consistency import gate
 from ps.errors import WorkerLost
 from ps.manifest.manifest import SGD, Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.manifest.sharding import deal
-from ps.server import handlers, lifecycle, meetings, receive, shard, table_handlers
+from ps.server import handlers, lifecycle, receive, rendezvous, shard, table_handlers
 from ps.server.handlers import Service
 from ps.server.lifecycle import ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -41,7 +41,7 @@ from tests.simulation import Task, World, end_runners
 from tests.tables_bed import ones, table
 
 MODULES = (
-    row_gate, table_handlers, fan_out, gate, lifecycle, channel, meeting_client, meetings, handlers,
+    table_handlers, fan_out, gate, lifecycle, channel, client, rendezvous, handlers,
     shard,
 )  # fmt: skip
 BUCKET_ELEMENTS = 16

@@ -10,9 +10,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tfos.checkpoints import Checkpoints
     from tfos.cluster import TFCluster
-    from tfos.config import ClusterConfig, InputMode
+    from tfos.config import Checkpoints, ClusterConfig, InputMode
     from tfos.datasource import register_data_sources
     from tfos.errors import NodeFailedError, TFOSError
 
@@ -30,7 +29,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checkpoints": "tfos.checkpoints",
+    "Checkpoints": "tfos.config",
     "ClusterConfig": "tfos.config",
     "InputMode": "tfos.config",
     "NodeFailedError": "tfos.errors",

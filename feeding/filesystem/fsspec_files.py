@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from feeding.errors import FileChanged, MissingPackage, PathError, StorageUnavailable
-from feeding.filesystem import lookup
+from feeding.filesystem import globbing
 from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
@@ -49,7 +49,7 @@ class FsspecFileSystem:
 
     def exists(self, path: Path) -> bool:
         """See FileSystem."""
-        return lookup.find(self, self._own(path)) is not None
+        return globbing.find(self, self._own(path)) is not None
 
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem."""
@@ -65,7 +65,7 @@ class FsspecFileSystem:
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""
-        return lookup.glob(self, self._own(pattern))
+        return globbing.glob(self, self._own(pattern))
 
     def open(self, path: Path) -> FsspecReader:
         """See FileSystem."""
@@ -103,7 +103,7 @@ class FsspecFileSystem:
         """See FileSystem. Two clients that do this at once may both succeed."""
         new, old = self._own(target), self._own(source)
         status = self.status(source)
-        there = lookup.find(self, new)
+        there = globbing.find(self, new)
         if there is not None:
             if not overwrite:
                 raise FileExistsError(errno.EEXIST, "it exists", str(new))
@@ -115,7 +115,7 @@ class FsspecFileSystem:
     def mkdirs(self, path: Path) -> None:
         """See FileSystem."""
         location = self._own(path)
-        there = lookup.find(self, location)
+        there = globbing.find(self, location)
         if there is not None and not there.is_directory:
             raise FileExistsError(errno.EEXIST, "it is a file", str(location))
         make = partial(self._inner.makedirs, exist_ok=True)
@@ -124,7 +124,7 @@ class FsspecFileSystem:
     def delete(self, path: Path, *, recursive: bool = False) -> bool:
         """See FileSystem."""
         location = self._own(path)
-        there = lookup.find(self, location)
+        there = globbing.find(self, location)
         if there is None:
             return False
         if there.is_directory and not recursive and self.entries(path):

@@ -5,6 +5,11 @@ for any number of directories. A backslash takes the next character as it is. As
 them matches a dot at the beginning of a name: what is hidden there is somebody's unfinished file.
 
 Pure: asks for listings through a function.
+
+[merged feeding/filesystem/globbing.py] What is at a path, or nothing: the same over every file
+system.
+
+Does not: know what patterns mean (patterns).      Threads: any.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from feeding.errors import PathError
-from feeding.filesystem.interface import FileStatus
+from feeding.filesystem.interface import FileStatus, FileSystem
 from feeding.filesystem.location import Location, parse, shown
 
 MAX_ALTERNATIVES = 1000
@@ -156,3 +161,23 @@ def _set(pattern: str, position: int) -> tuple[str, int]:
     except re.error as error:
         raise PathError(f"{shown(pattern)} has a bad set: {error}") from error
     return f"[{'^' if negated else ''}{body}]", end + 1
+
+
+def find(filesystem: FileSystem, location: Location) -> FileStatus | None:
+    """Return a path's status, None if there is nothing."""
+    try:
+        return filesystem.status(str(location))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def glob(filesystem: FileSystem, pattern: Location) -> list[FileStatus]:
+    """Return what a pattern matches, sorted by path, each once."""
+
+    def listing(location: Location) -> list[FileStatus]:
+        try:
+            return filesystem.entries(str(location))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    return expand(pattern, listing, lambda location: find(filesystem, location))

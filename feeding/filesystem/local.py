@@ -17,7 +17,7 @@ from pathlib import Path as LocalPath
 from typing import BinaryIO, cast
 
 from feeding.errors import PathError
-from feeding.filesystem import lookup
+from feeding.filesystem import globbing
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
 from feeding.filesystem.location import LOCAL, parse
 from feeding.filesystem.temp_files import pieces_of, staging_name
@@ -33,7 +33,7 @@ class LocalFileSystem:
 
     def exists(self, path: Path) -> bool:
         """See FileSystem."""
-        return lookup.find(self, parse(path)) is not None
+        return globbing.find(self, parse(path)) is not None
 
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem. What vanishes meanwhile, and links that lead nowhere, are left out."""
@@ -45,7 +45,7 @@ class LocalFileSystem:
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""
-        return lookup.glob(self, parse(str(_own(pattern))))
+        return globbing.glob(self, parse(str(_own(pattern))))
 
     def open(self, path: Path) -> LocalReader:
         """See FileSystem."""

@@ -112,7 +112,7 @@ class Results(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recalled(msgspec.Struct, frozen=True, array_like=True):
-    """Rows that were accepted; see feeding.protocol.accepted."""
+    """Rows that were accepted; see feeding.protocol.row_ranges."""
 
     entries: Annotated[
         tuple[tuple[Count, Count, Count], ...], msgspec.Meta(max_length=MAX_RECALLED)

@@ -19,8 +19,7 @@ from feeding.columnar.schema import Schema
 from feeding.errors import SettingsError
 from feeding.reading.positions import START, Course, Place, Position, fingerprint, work_of
 from feeding.reading.runs import Order, Run, Source, runs
-from feeding.receiver.batch_reader import Batch
-from feeding.receiver.cursor import check_batch_size
+from feeding.receiver.batch_reader import Batch, check_batch_size
 from feeding.receiver.feed_queue import EpochEnd
 
 

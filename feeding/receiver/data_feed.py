@@ -13,9 +13,8 @@ from typing import Any
 from feeding.columnar.rows import column_values, rows_of
 from feeding.encode.arrays import columns_of
 from feeding.errors import SchemaError
-from feeding.receiver.batch_reader import BatchReader
+from feeding.receiver.batch_reader import BatchReader, Cursor, Slice, check_batch_size, receipt_of
 from feeding.receiver.channel import FeedChannel
-from feeding.receiver.cursor import Cursor, Slice, check_batch_size, receipt_of
 from feeding.receiver.feed_queue import EpochEnd
 
 

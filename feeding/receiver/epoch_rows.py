@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from feeding.protocol.accepted import Accepted
-from feeding.protocol.row_ranges import RowRanges
+from feeding.protocol.row_ranges import Accepted, RowRanges
 
 INFERENCE = -1
 """Stands for the epoch of rows that are answered, not trained."""

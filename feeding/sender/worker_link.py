@@ -16,8 +16,8 @@ from feeding.columnar.chunk import Chunk, decode, payload_bytes
 from feeding.config import FeedConfig
 from feeding.errors import ChunkError, from_remote
 from feeding.protocol import messages
-from feeding.protocol.accepted import Accepted
 from feeding.protocol.messages import Hello, Put, Recall, Request, Status
+from feeding.protocol.row_ranges import Accepted
 from feeding.sender.routing import LaneView
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connect import way_text

@@ -9,7 +9,7 @@ from the index; each piece has a digest and at most ROWS_AT_ONCE rows, so no cla
 more memory than one piece.
 
 Covers: records, sizes, checks, writing and reading a piece.
-Does not: decide what is written (ps.checkpoint.table_copy) or fill tables
+Does not: decide what is written (ps.checkpoint.snapshot) or fill tables
 (ps.checkpoint.table_restore), import numba.
 Threads: none; every function stands alone.
 """
@@ -62,7 +62,7 @@ class SegmentRecord(msgspec.Struct, frozen=True):
 
 
 class SegmentSource(Protocol):
-    """A segment that is written: a ps.checkpoint.table_copy.SegmentCopy."""
+    """A segment that is written: a ps.checkpoint.snapshot.SegmentCopy."""
 
     spec: TableSpec
     place: tuple[int, int]

@@ -22,8 +22,7 @@ from pathlib import Path
 from ps.checkpoint.fencing import EpochGuard
 from ps.checkpoint.restore import Restoring
 from ps.checkpoint.storage import storage_at
-from ps.cli.credentials import add_credentials, credentials_of
-from ps.cli.secret_file import read_secret
+from ps.cli.credentials import add_credentials, credentials_of, read_secret
 from ps.cli.self_saving import SelfSaving, refuse_foreign
 from ps.client.periodic_saver import Period
 from ps.client.saver import SaveOptions

@@ -5,12 +5,20 @@ Does not: cut flat buffers (ps.client.dense), reconnect or wait (ps.client.chann
 ps.client.fan_out), import numba, keras or tensorflow.
 Runs in: worker processes, and drivers for stats and control.
 Threads: any; one call at a time, `_lock` makes others wait. `close` waits for the call under way.
+
+[merged ps/client/client.py] A worker's side of meetings: bring a value to ps:0, get everybody's.
+
+Covers: keys that are used again, looking after the other servers during a long wait.
+Does not: wait for others (ps.server.rendezvous does, at the server).
+Runs in: worker processes.
+Threads: one at a time; ps.client holds its lock around every call.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,19 +31,60 @@ from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.channel import Outgoing
 from ps.client.channel_stats import LinkStats
 from ps.client.dense import DenseClient
-from ps.client.meeting_client import MeetingClient
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.client.server_group import Answer, Fleet, check_serving, joined
 from ps.client.tables import TableClient
-from ps.errors import SettingsError
+from ps.errors import RequestTimeout, SettingsError
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import PushedNote
 from ps.protocol import messages
-from ps.protocol.messages import Ack, Description
-from ps.protocol.request_fields import MAX_REASON_LENGTH, MAX_WAIT_S, Number
+from ps.protocol.messages import MAX_REASON_LENGTH, MAX_WAIT_S, Ack, Description, Number
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.client.connection import Reply
 from rpc.endpoint import Endpoint
+
+LOOK_AFTER_S = 15.0
+"""How often a worker that has left looks whether a server was started again, while it meets."""
+LOOK_S = 1.0
+"""How long a look may wait for one server."""
+
+
+class MeetingClient:
+    """The meetings of one worker; belongs to a PSClient.
+
+    Args:
+        fleet: the links to the servers.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._uses: dict[str, int] = {}
+
+    def meet(self, key: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
+        """Bring a value and get those of all live workers. Raises as PSClient.rendezvous."""
+        uses = self._uses.get(key, 0)
+        reply = self._wait(f"{key}#{uses}" if uses else key, value, timeout_s)
+        self._uses[key] = uses + 1
+        return messages.decode_reply(reply.meta, messages.Met).values(reply.payload)
+
+    def _wait(self, name: str, value: bytes, timeout_s: float) -> Reply:
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            is_last = left_s < 2 * LOOK_AFTER_S or not self._fleet.stands_by
+            call = Outgoing(
+                self._fleet.links[0],
+                lambda wait_s: messages.Meet(name, wait_s),
+                [value] if value else [],
+            )
+            try:
+                return self._fleet.send([call], timeout_s=left_s if is_last else LOOK_AFTER_S)[0]
+            except RequestTimeout:
+                if is_last:
+                    raise
+            self._fleet.look_after(timeout_s=LOOK_S)
+
 
 Array = np.ndarray[Any, Any]
 

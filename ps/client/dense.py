@@ -27,8 +27,7 @@ from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import PushedNote
 from ps.optim.clipping import Clipper
 from ps.protocol import messages
-from ps.protocol.messages import Ack, Description
-from ps.protocol.request_fields import MAX_MANIFEST_BYTES
+from ps.protocol.messages import MAX_MANIFEST_BYTES, Ack, Description
 
 Array = np.ndarray[Any, Any]
 

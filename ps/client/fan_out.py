@@ -6,15 +6,22 @@ Threads: one at a time; ps.client holds its lock around every exchange.
 
 A cut connection is no error yet: the request is sent again, with the same sequence number, until
 the deadline. A server that cannot be reached for `reconnect_s` is gone.
+
+[merged ps/client/fan_out.py] Connecting to several servers at once.
+
+Covers: one thread per server for the time of connecting, so that a slow one costs the others
+nothing.
+Does not: decide when to connect again (ps.client.channel), send (ps.client.fan_out).
+Threads: its own ones end before it returns.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
 from ps.client.channel import Link, Outgoing
-from ps.client.dialing import connect_together
 from ps.errors import (
     ClosedError,
     PeerGone,
@@ -35,6 +42,36 @@ from rpc.errors import (
     RpcError,
     TransportError,
 )
+
+
+def connect_together(links: Sequence[Link], left_s: float) -> dict[int, RpcError | PSError]:
+    """Connect those links that have no connection and may try now; bounded as one attempt is.
+
+    Returns:
+        By the server's rank why no attempt will ever succeed. A link that only has to try again
+        later is not among them, nor one that is connected now.
+    """
+    due = [link for link in links if link.is_due()]
+    if len(due) < 2:
+        return {}  # the caller's own thread can do that
+    failures: dict[int, RpcError | PSError] = {}
+
+    def connect(link: Link) -> None:
+        try:
+            link.open_connection(left_s)
+        except (RpcError, PSError) as error:
+            failures[link.server] = error
+
+    threads = [
+        threading.Thread(target=connect, args=(link,), name=f"ps-connect-{link.server}")
+        for link in due
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
+
 
 ANSWER_SHARE = 0.1
 """Part of the remaining time that is left for a server's typed answer to arrive after its wait has

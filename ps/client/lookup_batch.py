@@ -17,8 +17,7 @@ import numpy as np
 
 from ps.errors import ClosedError, ManifestMismatch, PhaseError, PSError, ShapeError
 from ps.manifest.manifest import Hyper
-from ps.protocol.messages import Ack
-from ps.protocol.request_fields import BatchName
+from ps.protocol.messages import Ack, BatchName
 
 if TYPE_CHECKING:
     from ps.tables.routing import RoutedIds

@@ -29,9 +29,8 @@ from ps.errors import (
 )
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
-from ps.protocol.messages import Ack, Description
+from ps.protocol.messages import Ack, Description, Number
 from ps.protocol.permissions import Phase
-from ps.protocol.request_fields import Number
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity
 from rpc.client.connection import Buffer, Reply

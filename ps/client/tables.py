@@ -24,10 +24,9 @@ from ps.client.server_group import Fleet, joined
 from ps.errors import ManifestMismatch, PhaseError, ShapeError
 from ps.manifest.manifest import Hyper, Manifest
 from ps.manifest.table_spec import MAX_INT64, TableSpec
-from ps.optim.table_clipping import clipped
+from ps.optim.clipping import clipped
 from ps.protocol import messages
-from ps.protocol.messages import Ack, Scanned
-from ps.protocol.request_fields import BatchName, Number
+from ps.protocol.messages import Ack, BatchName, Number, Scanned
 from ps.tables.ids import from_bits
 from rpc.client.connection import Buffer
 

@@ -17,8 +17,7 @@ import numpy as np
 from ps.client.channel import Link
 from ps.client.server_group import ChangingRequest, Fleet
 from ps.manifest.manifest import Manifest
-from ps.optim.clipping import servers_take_norms
-from ps.optim.norms import Norms
+from ps.optim.clipping import Norms, servers_take_norms
 from ps.protocol import messages
 from ps.protocol.messages import Ack
 from rpc.client.connection import Buffer

@@ -25,7 +25,7 @@ from ps.compression.format import BLOCK, Compression, views_of_packed
 from ps.errors import NonFiniteGradient, PackingError
 from ps.jit import cache
 from ps.jit.cache import inlined, kernel_of_distinct_arrays
-from ps.jit.float_bits import bits_of, float_of, float_of_half, half_of
+from ps.jit.intrinsics import bits_of, float_of, float_of_half, half_of
 
 Array = np.ndarray[Any, Any]
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from typing import Generic
 
-from ps.consistency.arrival import Gradient
 from ps.consistency.bsp import Sync
 from ps.consistency.policy import Action, Policy
 from ps.consistency.ssp import StaleSync
-from ps.consistency.waiting import WaitingPushes
+from ps.consistency.waiting import Gradient, WaitingPushes
 from ps.exactly_once import AppliedRecord, RequestId, is_first
 from ps.manifest.manifest import WorkerRank
 

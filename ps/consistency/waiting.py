@@ -3,19 +3,133 @@
 Covers: who waits, who was refused, what each of the policy's words does to a push and the record.
 Does not: decide (ps.consistency.policy), wait or wake (ps.consistency.gate).
 Threads: the gate's lock guards it.
+
+[merged ps/consistency/waiting.py] Lookups that wait for a permit: how many copies of each, and
+what the policy has said of it.
+
+Covers: the state of each wait.      Does not: decide (ps.consistency.hybrid), wait or wake
+(ps.consistency.gate).
+Threads: the gate's lock guards it.
+
+[merged ps/consistency/waiting.py] A push that has arrived at a server, on its way to being part
+of the parameters.
+
+Covers: what is known of it, its outcome.      Does not: wait or decide (ps.consistency.gate).
+Threads: belongs to one thread until it arrives at the gate; then the gate's lock guards it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from ps.consistency.arrival import Arrival, Contributions, Gradient
-from ps.consistency.policy import Break, Drop, Reduce, Release, Undo, worker_lost
+from ps.consistency.policy import Break, Drop, Grant, Recall, Reduce, Release, Undo, worker_lost
 from ps.consistency.staleness import Views
-from ps.errors import PSError, StaleIncarnation
+from ps.errors import PSError, RequestTimeout, StaleIncarnation
 from ps.exactly_once import AppliedRecord, RequestId, is_first
-from ps.manifest.manifest import WorkerRank
+from ps.manifest.manifest import Hyper, WorkerRank
+from ps.metadata import PushedNote
+
+
+@dataclass(slots=True)
+class LookupWait:
+    """One batch whose rows somebody waits for."""
+
+    num_copies: int = 0
+    """A cut lookup comes again while its first copy may still wait here."""
+    is_granted: bool = False
+    is_recalled: bool = False
+
+
+class WaitingLookups:
+    """All lookups of a shard that wait for a permit."""
+
+    def __init__(self) -> None:
+        self._waits: dict[RequestId, LookupWait] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Batches whose lookup is not answered yet."""
+        return sum(not wait.is_granted for wait in tuple(self._waits.values()))
+
+    @contextlib.contextmanager
+    def entered(self, batch: RequestId) -> Iterator[LookupWait]:
+        """Count one copy of a lookup in, and out at the end."""
+        wait = self._waits.setdefault(batch, LookupWait())
+        wait.num_copies += 1
+        try:
+            yield wait
+        finally:
+            wait.num_copies -= 1
+            if not wait.num_copies:
+                self._waits.pop(batch, None)
+
+    def grant(self, action: Grant) -> None:
+        """Let all copies go on."""
+        self._waits[action.batch].is_granted = True
+
+    def recall(self, action: Recall) -> None:
+        """End the waits; their senders hear why."""
+        for batch in action.batches:
+            self._waits[batch].is_recalled = True
+
+
+def no_permit(worker: WorkerRank, bound: int) -> RequestTimeout:
+    """The error that ends a lookup whose worker's older batches were not over in time."""
+    return RequestTimeout(
+        f"worker {worker} has staleness_bound={bound} batches under way: their rows were looked up "
+        "and their gradients have not come; push() or close() them, or raise the bound",
+        {"worker": str(worker), "bound": str(bound)},
+    )
+
+
+Gradient = TypeVar("Gradient")
+
+
+@dataclass(slots=True)
+class Arrival(Generic[Gradient]):
+    """A push that is completely here, and later its outcome: `clock` or `error`."""
+
+    id: RequestId
+    rows: int
+    hyper: Hyper | None
+    """None: a null push."""
+    gradient: Gradient | None = None
+    """What was staged; None for a null push and for one that was applied as it arrived."""
+    staleness: int = 0
+    told_clock: int = 0
+    """The newest clock that its sender was told before it; a staged push is for the next one."""
+    note: PushedNote | None = None
+    """What is kept once it is part of the parameters."""
+    is_applied: bool = False
+    """Whether it is part of the parameters; in ssp before its sender is answered."""
+    clock: int | None = None
+    error: PSError | None = None
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether its buckets were changed as they arrived."""
+        return self.hyper is not None and self.gradient is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its sender can be answered."""
+        return self.clock is not None or self.error is not None
+
+
+Contributions = Sequence[Arrival[Gradient]]
+
+
+def still_waits(clock: int, missing: Sequence[WorkerRank]) -> RequestTimeout:
+    """The error that ends a push whose clock was not complete in time."""
+    names = ", ".join(str(rank) for rank in missing)
+    return RequestTimeout(
+        f"clock {clock} still waits for worker {names}; raise the timeout or let idle workers "
+        "leave()",
+        {"missing": names},
+    )
 
 
 class WaitingPushes(Generic[Gradient]):

@@ -32,7 +32,7 @@ from ps.manifest.manifest import (
 from ps.manifest.rule_spec import Average
 from ps.manifest.sharding import deal
 from ps.optim import kernels
-from ps.optim.norms import clip_of
+from ps.optim.clipping import clip_of
 from ps.optim.rules import rule_of, step_scalars
 
 Array = np.ndarray[Any, Any]

@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 CACHE_VARIABLE = "TFOS_KERNEL_CACHE"
 _ROOM = Path(__file__).resolve().parent.parent
 _SOURCES = (
-    *("optim/formulas.py", "optim/row_formulas.py", "optim/codegen.py", "optim/kernels.py"),
+    *("optim/formulas.py", "optim/codegen.py", "optim/kernels.py"),
     *("tables/hash_index.py", "tables/initializers.py", "tables/kernels.py"),
     *("compression/format.py", "compression/kernels.py"),
-    *("jit/cache.py", "jit/float_bits.py", "jit/float_mode.py", "jit/prefetching.py"),
+    *("jit/cache.py", "jit/intrinsics.py"),
 )
 
 

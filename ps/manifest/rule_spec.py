@@ -88,7 +88,7 @@ class Adagrad(Descent, frozen=True, kw_only=True, tag="adagrad"):
 
 
 class RowWiseAdagrad(Adagrad, frozen=True, kw_only=True, tag="rowwise_adagrad"):
-    """Adagrad with one accumulator per row, for tables (ps.optim.row_formulas)."""
+    """Adagrad with one accumulator per row, for tables (ps.optim.formulas)."""
 
 
 class RMSprop(Descent, frozen=True, kw_only=True, tag="rmsprop"):

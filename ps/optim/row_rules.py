@@ -18,14 +18,14 @@ from ps.errors import SettingsError
 from ps.manifest.manifest import Hyper
 from ps.manifest.rule_spec import Moments, RowWiseAdagrad
 from ps.manifest.table_spec import TableSpec
-from ps.optim import row_formulas
+from ps.optim import formulas
 from ps.optim.rules import RowPart, Rule, decay_scalars, rule_of, single, step_scalars
 
 Array = np.ndarray[Any, Any]
 
 _STEPS = ("steps",)
-_ADAM = RowPart(row_formulas.adam_step, _STEPS, (0.0,), ("alpha",), "_row_steps")
-_ADAMAX = RowPart(row_formulas.adamax_step, _STEPS, (0.0,), ("correction",), "_row_steps")
+_ADAM = RowPart(formulas.adam_step, _STEPS, (0.0,), ("alpha",), "_row_steps")
+_ADAMAX = RowPart(formulas.adamax_step, _STEPS, (0.0,), ("correction",), "_row_steps")
 
 
 def rule_of_rows(spec: TableSpec) -> Rule:

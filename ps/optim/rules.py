@@ -35,7 +35,7 @@ from ps.manifest.rule_spec import (
     RowWiseAdagrad,
     RuleConfig,
 )
-from ps.optim import formulas, row_formulas
+from ps.optim import formulas
 
 Array = np.ndarray[Any, Any]
 Number = Any
@@ -51,7 +51,7 @@ class RowPart:
     """What a table's rule does once per row, before the formula of its elements."""
 
     formula: Callable[..., Any]
-    """A function of ps.optim.row_formulas: ([g,] *slots, *scalars) -> (*slots, *computed)."""
+    """A function of ps.optim.formulas: ([g,] *slots, *scalars) -> (*slots, *computed)."""
     slots: tuple[str, ...]
     """Numbers that a row has once."""
     slot_starts: tuple[float, ...]
@@ -156,8 +156,8 @@ def _adagrad(config: Adagrad) -> Rule:
 
 def _rowwise_adagrad(config: RowWiseAdagrad) -> Rule:
     start = single(config.initial_accumulator_value)
-    row = RowPart(row_formulas.mean_square_root, ("accumulator",), (start,), ("root",))
-    return Rule(row_formulas.rowwise_adagrad, row=row)
+    row = RowPart(formulas.mean_square_root, ("accumulator",), (start,), ("root",))
+    return Rule(formulas.rowwise_adagrad, row=row)
 
 
 def _rmsprop(config: RMSprop) -> Rule:

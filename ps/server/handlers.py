@@ -23,17 +23,16 @@ from ps.consistency.asp import make_policy
 from ps.consistency.gate import Event
 from ps.dense.shard import DenseShard
 from ps.errors import ManifestMismatch, PhaseError, SettingsError, ShapeError
+from ps.exactly_once import SessionCut
 from ps.manifest.diff import manifest_differences
 from ps.manifest.manifest import Layout, Manifest, WorkerRank
 from ps.manifest.sharding import deal
 from ps.protocol import messages
 from ps.protocol.messages import Ack, Met
 from ps.protocol.permissions import check_caller, check_phase, name_of
-from ps.record_cut import SessionCut
 from ps.server.lifecycle import Lifecycle, ServerSettings
 from ps.server.loss_report import Undone
-from ps.server.meetings import Meetings
-from ps.server.rendezvous import MAX_VALUE_BYTES
+from ps.server.rendezvous import MAX_VALUE_BYTES, Meetings
 from ps.server.request import request_id
 from ps.server.save_restore import ShardSaving, restore_into
 from ps.server.shard import ServingShard

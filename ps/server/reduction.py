@@ -27,14 +27,13 @@ from typing import Any
 import numpy as np
 
 from ps.checkpoint.snapshot import CopyOnWrite
-from ps.consistency.arrival import Contributions
+from ps.consistency.waiting import Contributions
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
 from ps.errors import NonFiniteGradient
 from ps.manifest.manifest import Average, Bucket, Hyper
 from ps.optim import kernels
-from ps.optim.clipping import servers_take_norms
-from ps.optim.norms import Norms
+from ps.optim.clipping import Norms, servers_take_norms
 from ps.stats.counters import Counters
 
 _logger = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class Reduction:
             self._counters.applied(time.perf_counter() - started_s)
 
     def check(self, squares: Array) -> None:
-        """Refuse squares that no gradient has; see ps.optim.norms."""
+        """Refuse squares that no gradient has; see ps.optim.clipping."""
         self._norms.check(squares)
 
     def settle(self, clock: int, squares: Array | None) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ps.exactly_once import RequestId
 from ps.manifest.manifest import WorkerRank
-from ps.protocol.request_fields import Number
+from ps.protocol.messages import Number
 from rpc.auth.handshake import Identity
 from rpc.client.connection import Buffer
 

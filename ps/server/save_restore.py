@@ -31,8 +31,8 @@ from ps.checkpoint.writer import Portion, write_shard
 from ps.codec import UNREADABLE
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, PhaseError
+from ps.exactly_once import SessionCut
 from ps.protocol import messages
-from ps.record_cut import SessionCut
 from ps.server.lifecycle import ServerSettings
 from ps.server.shard import ServingShard
 from ps.server.snapshot_trigger import CutOrder

@@ -31,10 +31,10 @@ import msgspec
 import numpy as np
 
 from ps.checkpoint.snapshot import CopyOnWrite
-from ps.consistency.arrival import Arrival, Contributions
 from ps.consistency.asp import slowed
 from ps.consistency.gate import Gate
 from ps.consistency.policy import Admission, Policy
+from ps.consistency.waiting import Arrival, Contributions
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
 from ps.errors import (
@@ -45,13 +45,12 @@ from ps.errors import (
     SettingsError,
     ShapeError,
 )
-from ps.exactly_once import AppliedRecord, RequestId, Verdict
+from ps.exactly_once import AppliedRecord, RequestId, SessionCut, Verdict
 from ps.manifest.manifest import Hyper, Manifest, WorkerRank
 from ps.metadata import Notes
 from ps.optim.rules import step_scalars
 from ps.protocol import messages
 from ps.protocol.messages import Ack
-from ps.record_cut import SessionCut
 from ps.server.receive import Intake, Part
 from ps.server.reduction import Reduction
 from ps.server.request import Incoming, request_id

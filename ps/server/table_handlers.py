@@ -28,8 +28,7 @@ from ps.errors import ManifestMismatch, PushError, ShapeError
 from ps.exactly_once import AppliedRecord, RequestId, Verdict
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
-from ps.protocol.messages import Ack
-from ps.protocol.request_fields import BatchName
+from ps.protocol.messages import Ack, BatchName
 from ps.server.request import Incoming, request_id
 from ps.stats.counters import Counters
 from ps.stats.server_stats import TableStats

@@ -5,12 +5,28 @@ Threads: none; the segment's lock serialises all calls.
 
 A row keeps its version, not a time: up to 65 marks (time, first version) say when
 versions were reached.
+
+[merged ps/tables/eviction.py] Which rows are the oldest, where a table has more than it may. Pure.
+
+Covers: the order in which rows go: least recently pushed first, of one age the largest id first.
+Does not: drop them (ps.tables.table).
+Threads: none; a function.
+
+[merged ps/tables/eviction.py] Which rows a segment has dropped since its last save: a delta must
+not bring them back.
+
+Covers: keeping these ids, for one segment, in bounded memory.
+Does not: drop rows (ps.tables.segment) or write (ps.checkpoint.snapshot).
+Threads: none; the segment's lock serialises all calls.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 MARKS = 64
 """How finely ages are known: a row lives up to 1/64 longer than its time to live."""
@@ -51,3 +67,79 @@ class Ages:
         self._marks.clear()
         if self._ttl_s is not None:
             self._marks.append((self._clock(), 0))
+
+
+Array = np.ndarray[Any, Any]
+
+
+class RowAges(NamedTuple):
+    """Rows of one segment; arrays of their own."""
+
+    ids: Array
+    """int64[n]; for a table of uint64 ids their bits."""
+    versions: Array
+    """int64[n]: the push that changed the row last."""
+
+    def without(self, ids: Array) -> RowAges:
+        """Return those of other ids."""
+        is_other = ~np.isin(self.ids, ids)
+        return RowAges(self.ids[is_other], self.versions[is_other])
+
+
+def oldest(segments: Sequence[RowAges], num_rows: int) -> list[Array]:
+    """Return for each segment the ids of its rows among the oldest `num_rows` of all.
+
+    Every push is the next version of all segments, so versions say who is older in any of them.
+    """
+    ids = np.concatenate([each.ids for each in segments])
+    versions = np.concatenate([each.versions for each in segments])
+    is_chosen: Array = np.zeros(ids.size, np.bool_)
+    if num_rows >= ids.size:
+        is_chosen[:] = True
+    elif num_rows > 0:
+        youngest = np.partition(versions, num_rows - 1)[num_rows - 1]
+        is_chosen = versions < youngest
+        (equal,) = np.nonzero(versions == youngest)
+        rest = equal.size - (num_rows - np.count_nonzero(is_chosen))
+        order = np.argsort(ids[equal].view(np.uint64))
+        is_chosen[equal[order[rest:]]] = True
+    ends = np.cumsum([each.ids.size for each in segments])[:-1]
+    return [
+        each.ids[chosen] for each, chosen in zip(segments, np.split(is_chosen, ends), strict=True)
+    ]
+
+
+MAX_KEPT = 1 << 20
+"""Ids between two saves: 8 MiB. A segment that drops more is saved whole the next time."""
+
+
+class DropLog:
+    """Ids in the order in which they were dropped; nothing is kept before the first save."""
+
+    def __init__(self) -> None:
+        self._ids: list[Array] | None = None
+        self._num_ids = 0
+        self._since = 0
+
+    def add(self, ids: Array) -> None:
+        """Note dropped ids, an array of its own."""
+        if self._ids is None:
+            return
+        self._ids.append(ids)
+        self._num_ids += ids.size
+        if self._num_ids > MAX_KEPT:
+            self._ids, self._num_ids = None, 0
+
+    def cut(self, base: int | None, version: int) -> Array | None:
+        """Return what was dropped since the save that ended at `base`, and begin anew.
+
+        None: the log does not reach back so far, so the segment has to be saved whole.
+
+        Args:
+            base: a version; None: of no save.
+            version: where this save ends.
+        """
+        ids = self._ids
+        reaches = ids is not None and base == self._since
+        self._ids, self._num_ids, self._since = [], 0, version
+        return np.concatenate([np.empty(0, np.int64), *(ids or [])]) if reaches else None

@@ -21,7 +21,7 @@ import numpy as np
 from numba import types
 
 from ps.jit.cache import inlined, kernel
-from ps.jit.prefetching import prefetch
+from ps.jit.intrinsics import prefetch
 
 Array = np.ndarray[Any, Any]
 

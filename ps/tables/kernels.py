@@ -22,7 +22,7 @@ from numba import types
 
 from ps.jit import cache
 from ps.jit.cache import kernel
-from ps.jit.prefetching import prefetch
+from ps.jit.intrinsics import prefetch
 from ps.tables import hash_index, initializers
 from ps.tables.hash_index import mix, relink, unlink
 

@@ -1,7 +1,7 @@
 """Rows of a segment as they were at one moment, kept when pushes change them after it.
 
 Covers: which rows a save still needs, their copies until the save takes them.
-Does not: copy the rows that nobody changes (ps.checkpoint.table_copy), know a segment's parts.
+Does not: copy the rows that nobody changes (ps.checkpoint.snapshot), know a segment's parts.
 Runs in: PS processes.      Threads: the segment's lock serialises all calls but `release`.
 
 A row is needed while it stands below `stop` (the save goes from the last row down), has not changed

@@ -29,7 +29,7 @@ from ps.errors import IdError, TableFull
 from ps.manifest.table_spec import TableSpec
 from ps.tables import kernels
 from ps.tables.admission import Doorman
-from ps.tables.eviction import Ages
+from ps.tables.eviction import Ages, DropLog, RowAges
 from ps.tables.growable_array import GrowingArray
 from ps.tables.hash_index import HashIndex
 from ps.tables.ids import shown
@@ -37,8 +37,6 @@ from ps.tables.initializers import initialize, key_of, recipe_of
 from ps.tables.quota import Elsewhere, NoRoom, Quota
 from ps.tables.row_snapshot import RowCut
 from ps.tables.rows import Batch
-from ps.tables.table_drops import DropLog
-from ps.tables.table_oldest import RowAges
 
 Array = np.ndarray[Any, Any]
 Update = Callable[[Array, Array, Array], None]

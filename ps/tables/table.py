@@ -23,13 +23,13 @@ from ps.optim import kernels
 from ps.optim.row_rules import row_scalars, row_starts, row_width
 from ps.stats.server_stats import TableStats
 from ps.tables import kernels as table_kernels
+from ps.tables.eviction import oldest
 from ps.tables.ids import shown
 from ps.tables.kernels import NUM_BUCKETS
 from ps.tables.quota import Elsewhere, NoRoom, Quota
 from ps.tables.routing import parts_of_buckets
 from ps.tables.rows import ROWS_AT_ONCE, Batch
 from ps.tables.segment import EVICTED_SHARE, Pushed, Segment
-from ps.tables.table_oldest import oldest
 
 Array = np.ndarray[Any, Any]
 

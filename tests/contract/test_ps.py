@@ -26,7 +26,7 @@ from ps.errors import (
 )
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Layout, Manifest, ParamSpec
 from ps.protocol import messages
-from ps.protocol.request_fields import Number
+from ps.protocol.messages import Number
 from ps.server.server import PSServer
 from rpc.auth.handshake import Role
 from tests.ps_bed import (

@@ -11,7 +11,7 @@ import pytest
 from ps.errors import NonFiniteGradient, RequestTimeout, ServerError, SettingsError, WorkerLost
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.protocol import messages
-from ps.protocol.request_fields import Number
+from ps.protocol.messages import Number
 from rpc.errors import RemoteError
 from tests.ps_bed import cluster, filled, make_manifest, random_arrays, raw_call, run_all, succeeded
 

@@ -28,7 +28,7 @@ from ps.manifest.manifest import (
 )
 from ps.optim.clipping import Clipper
 from ps.protocol import messages
-from ps.protocol.request_fields import Number
+from ps.protocol.messages import Number
 from ps.server import receive
 from rpc.auth.handshake import Role
 from rpc.errors import RemoteError

@@ -19,7 +19,7 @@ from ps.errors import PhaseError, RoleError, SettingsError
 from ps.manifest.manifest import Hyper
 from ps.metadata import MAX_ALL_BYTES, MAX_NOTE_BYTES, MAX_NOTES, MAX_PUSHED_LENGTH, Notes, pushed
 from ps.protocol import messages
-from ps.protocol.request_fields import Number
+from ps.protocol.messages import Number
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import connect
 from rpc.errors import RemoteError

@@ -15,7 +15,7 @@ from ps.client.client import PSClient
 from ps.errors import NonFiniteGradient, StaleIncarnation
 from ps.manifest.manifest import SGD, Hyper, WorkerRank
 from ps.protocol import messages
-from ps.protocol.request_fields import Number
+from ps.protocol.messages import Number
 from tests.ps_bed import (
     WAIT_S,
     Arrays,
@@ -147,7 +147,7 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, restarted: int
 ):
     """It meets the others already: the restored server learns from it that it trains no more."""
-    monkeypatch.setattr("ps.client.meeting_client.LOOK_AFTER_S", 0.2)
+    monkeypatch.setattr("ps.client.client.LOOK_AFTER_S", 0.2)
     bound = 0 if mode == "sync" else 1
     with saved_after_a_step(tmp_path, mode, bound=bound) as (bed, clients, grads):
         idle, busy = clients
@@ -289,8 +289,8 @@ def test_a_new_push_after_a_refused_one_is_not_taken_for_an_undone_one(tmp_path:
 def test_a_meeting_goes_on_while_another_server_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ps.client.meeting_client.LOOK_AFTER_S", 0.1)
-    monkeypatch.setattr("ps.client.meeting_client.LOOK_S", 0.1)
+    monkeypatch.setattr("ps.client.client.LOOK_AFTER_S", 0.1)
+    monkeypatch.setattr("ps.client.client.LOOK_S", 0.1)
     manifest = make_manifest(600, rule=SGD(), consistency="sync")
     with cluster(num_servers=2, num_workers=2) as bed:
         idle, other = clients = bed.workers(manifest, filled(manifest))

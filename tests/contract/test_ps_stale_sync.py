@@ -12,7 +12,7 @@ from ps.client.client import PSClient
 from ps.errors import NonFiniteGradient, PhaseError, RequestTimeout, SettingsError, StaleIncarnation
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
-from ps.protocol.request_fields import Number
+from ps.protocol.messages import Number
 from tests.ps_bed import (
     ADD,
     Cluster,

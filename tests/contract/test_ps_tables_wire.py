@@ -10,7 +10,7 @@ import pytest
 
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
-from ps.protocol.request_fields import Number
+from ps.protocol.messages import Number
 from ps.tables.routing import Router
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import Connection, connect

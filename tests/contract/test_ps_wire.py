@@ -12,8 +12,7 @@ import pytest
 
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
-from ps.protocol.messages import Ack
-from ps.protocol.request_fields import Number
+from ps.protocol.messages import Ack, Number
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import Connection, connect
 from rpc.errors import RemoteError

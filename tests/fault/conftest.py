@@ -10,7 +10,7 @@ import pytest
 from tests.fault.node_places import DriverLine, FakeExecutor
 from tests.node_bed import NodeBed
 from tests.node_bed import bed as bed
-from tfos.node.bundle import NodeBundle
+from tfos.node.spec import NodeBundle
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.node_bed import NodeBed
 from tests.spark.marked_processes import MARKER
 from tfos.node import procfs
-from tfos.node.bundle import NodeBundle
+from tfos.node.spec import NodeBundle
 
 _TASK = """
 import pickle, sys

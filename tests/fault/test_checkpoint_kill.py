@@ -11,7 +11,7 @@ import pytest
 from ps.checkpoint import reader as reading
 from ps.checkpoint import restore as restoring
 from ps.checkpoint import writer as saving
-from ps.checkpoint.table_copy import SegmentCopy
+from ps.checkpoint.snapshot import SegmentCopy
 from ps.checkpoint.table_restore import restore_tables
 from ps.dense.shard import DenseShard
 from ps.manifest.manifest import Adagrad, Adam, GroupSpec, Manifest, ParamSpec, TableSpec

@@ -27,8 +27,8 @@ from tests.fault.test_server_restart import push_until_told
 from tests.node_bed import NodeBed, send_signal
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, random_arrays, wait_until
 from tests.tables_bed import ones, table, with_tables
-from tfos.checkpoints import Checkpoints
 from tfos.cli.main import app
+from tfos.config import Checkpoints
 from tfos.control import messages
 from tfos.files.checkpoint_storage import RemoteStorage, Storages
 from tfos.worker.saver import ChiefSaver

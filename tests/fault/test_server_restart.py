@@ -12,7 +12,7 @@ from ps.checkpoint.reader import latest, read_manifest
 from tests.node_bed import NodeBed, send_signal
 from tests.ps_bed import wait_until
 from tests.torn_cuts import torn_by
-from tfos.checkpoints import Checkpoints
+from tfos.config import Checkpoints
 from tfos.control import messages
 
 pytestmark = pytest.mark.slow

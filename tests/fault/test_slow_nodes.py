@@ -17,7 +17,7 @@ from tests.proxied_bed import proxied as proxied
 from tests.ps_bed import ADD, cluster, filled, make_manifest, run_all, succeeded
 from tfos.control.members import Member
 from tfos.control.messages import Heartbeat
-from tfos.keras.step.step_clock import StepClock
+from tfos.keras.step.trainer import StepClock
 from tfos.monitor import stragglers
 from tfos.topology import plan
 

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from tfos import ClusterConfig, InputMode, NodeFailedError, TFCluster
-from tfos.feed.arrow_task import ArrowTask
+from tfos.feed.dataframe import ArrowTask
 
 pytestmark = [
     pytest.mark.spark,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfos import InputMode, TFCluster
-from tfos.feed.raw_rows import raw_batches
+from tfos.feed.sources import raw_batches
 
 pytestmark = [
     pytest.mark.spark,

@@ -10,7 +10,7 @@ import pytest
 
 from ps.manifest.manifest import Manifest
 from tests.tf.training import Servers, blobs, serving
-from tfos.checkpoints import Checkpoints
+from tfos.config import Checkpoints
 from tfos.keras.fit.distribute import distribute
 from tfos.worker.saver import ChiefSaver
 

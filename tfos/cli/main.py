@@ -141,7 +141,7 @@ def _looking(directory: str, work: Callable[[Storage], int]) -> None:
 
 
 def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
-    from ps.cli.secret_file import read_secret
+    from ps.cli.credentials import read_secret
     from ps.errors import SettingsError
     from rpc.auth.handshake import Credentials
     from rpc.endpoint import Endpoint

@@ -20,7 +20,7 @@ from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
 from tfos.control.state import Action, ClusterState
 from tfos.node import versions
-from tfos.node.bundle import NodeBundle, NodeSettings
+from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask
 from tfos.phases import ClusterPhase
 from tfos.spark.jobs import SparkJob, reason_of, was_cancelled

@@ -26,7 +26,7 @@ from tfos.driver import preflight
 from tfos.driver.node_jobs import NodeKeys
 from tfos.errors import PhaseError, ReservationTimeout
 from tfos.monitor.prometheus import ClusterPage
-from tfos.node.bundle import NodeSettings
+from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
 from tfos.spark import facts as spark_facts
 from tfos.spark import slots

@@ -19,7 +19,7 @@ from feeding.sender.task import InferenceTask
 from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import check_classic, with_plain_names
-from tfos.feed.feed_request import FeedRequest
+from tfos.feed.request import FeedRequest
 
 _DEFAULT = ("prediction", "array<float>")
 _PLAIN = {

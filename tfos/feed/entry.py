@@ -16,7 +16,7 @@ from tfos.driver import preflight
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Ending
 from tfos.errors import SettingsError
-from tfos.feed.feed_request import FeedRequest
+from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase, require
 from tfos.spark.interruptible import Errand
 

@@ -5,13 +5,21 @@ Does not: know what is fed (feed_sources), wait or judge failures (feed_watch), 
 (feeding.sender.task does, from executors straight to workers).
 Runs in: the driver.
 Threads: several calls may run at once, for different feeds.
+
+[merged tfos/feed/epochs.py] Which way rows take from feed tasks to workers: told once for each
+feed.
+
+Covers: FeedWays.      Does not: choose the way (rpc.client.connect).
+Runs in: the driver.
+Threads: any; each feed has one call at a time.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from feeding.config import FeedConfig
@@ -24,16 +32,33 @@ from tfos.console.progress import Progress
 from tfos.control.coordinator import Coordinator
 from tfos.errors import FeedError
 from tfos.feed.epoch import EpochRun, final_line, targets_of
-from tfos.feed.feed_request import FeedRequest
-from tfos.feed.feed_ways import FeedWays
 from tfos.feed.ledger import num_rows
 from tfos.feed.micro_batch import MicroBatch
-from tfos.feed.request import FeedCall, FeedCalls
+from tfos.feed.request import FeedCall, FeedCalls, FeedRequest
 from tfos.feed.sources import FeedSource, answers_of, source_of
 from tfos.feed.validation import Validation, validating
 from tfos.feed.watch import FeedWatch
 from tfos.monitor import reports
 from tfos.spark.jobs import SparkJob
+
+
+class FeedWays:
+    """The ways that the user has been told of."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._told: dict[str, set[str]] = {}
+
+    def tell(self, feed: str, reports: Iterable[FeedReport]) -> None:
+        """Show a line if the tasks of a job took a way that this feed had not taken before."""
+        ways = Counter(way for report in reports for way in report.ways)
+        told = self._told.setdefault(feed, set())
+        if ways.keys() <= told:
+            return
+        told.update(ways)
+        counts = "; ".join(f"{count} times {way}" for way, count in ways.most_common())
+        self._console.line(f"feed {feed!r}: its tasks reached workers {counts}")
+
 
 _CANCEL_S = 5.0
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from feeding.protocol.accepted import Accepted, rows_and_end
-from feeding.protocol.row_ranges import RowRanges, Span
+from feeding.protocol.row_ranges import Accepted, RowRanges, Span, rows_and_end
 from feeding.sender.feeder import FeedReport
 from tfos.control.messages import EpochRows
 from tfos.monitor.reports import EpochReport

@@ -16,8 +16,7 @@ from tfos.console.progress import Progress
 from tfos.control.messages import FeedEpoch
 from tfos.driver.preflight import VALIDATION_FEED
 from tfos.errors import SettingsError
-from tfos.feed.feed_request import FeedRequest
-from tfos.feed.request import FeedCall, FeedCalls
+from tfos.feed.request import FeedCall, FeedCalls, FeedRequest
 from tfos.feed.sources import FeedSource, source_of
 from tfos.monitor.reports import EpochReport
 

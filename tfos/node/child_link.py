@@ -7,15 +7,24 @@ Threads: `send` may be called from any thread; `receive` from one thread.
 Child to supervisor: Listening, PhaseChanged, FlushReached, BatchReport, UpdatesLost, Done of
 control.messages as they are, and Progress and Raised below. Supervisor to child: every Order of
 control.messages as it is.
+
+[merged tfos/node/child_link.py] A child's ear for its supervisor: orders arrive on one thread;
+without a supervisor it ends.
+
+Covers: receiving orders in a PS or worker process.
+Does not: carry them out (node.server, node.worker).
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import select
 import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -155,3 +164,28 @@ class Link(Generic[Received]):
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise LinkError(f"the peer sent no known message: {error}") from error
+
+
+_logger = logging.getLogger(__name__)
+
+
+def start_obeying(
+    link: Link[messages.Order], on_order: Callable[[messages.Order], None]
+) -> threading.Thread:
+    """Call `on_order` for each order, in order, on a daemon thread that is returned.
+
+    When the supervisor's end of the link closes, this process exits at once: nobody would report
+    for it or end it any more.
+    """
+
+    def obey() -> None:
+        try:
+            while (order := link.receive()) is not None:
+                on_order(order)
+        except LinkError:
+            _logger.exception("the supervisor sent something that is no order")
+        os._exit(1)
+
+    thread = threading.Thread(target=obey, name="tfos-obey", daemon=True)
+    thread.start()
+    return thread

@@ -22,8 +22,7 @@ from ps.server.server import PSServer, ServerSettings
 from tfos.control import messages
 from tfos.files.checkpoint_storage import Storages
 from tfos.node import failure
-from tfos.node.child_link import Link, Progress, Raised
-from tfos.node.obey import start_obeying
+from tfos.node.child_link import Link, Progress, Raised, start_obeying
 from tfos.node.spec import ChildSpec
 
 PROGRESS_S = 1.0

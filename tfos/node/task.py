@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfos.node import launch, leftovers, procfs, versions
-from tfos.node.bundle import NodeBundle
+from tfos.node import launch, procfs, versions, workspace
 from tfos.node.errors import NodeStartError, VersionSkew
-from tfos.node.spec import Executor, State, SupervisorSpec
+from tfos.node.spec import Executor, NodeBundle, State, SupervisorSpec
 
 _LOCAL_MODE_EXECUTOR = "driver"
 """Spark's own name for the one executor of `local[n]`, which has no `--executor-id`."""
@@ -147,7 +146,7 @@ class NodeTask:
 def _clean_up(executor: Executor) -> None:
     """Remove the directories of a supervisor that vanished; its last moments may still pass."""
     deadline_s = time.monotonic() + _VANISHED_S
-    while not leftovers.sweep(executor.scratch_dir, tempfile.gettempdir()):
+    while not workspace.sweep(executor.scratch_dir, tempfile.gettempdir()):
         if time.monotonic() > deadline_s:
             return
         time.sleep(_LOOK_AGAIN_S)

@@ -340,7 +340,7 @@ class FileRows:
         Args:
             batch_size: rows per batch; only an epoch's last batch may be smaller.
         """
-        from tfos.keras.data.file_batches import tf_dataset
+        from tfos.keras.data.file_dataset import tf_dataset
 
         if self._course is not None:
             raise UnsupportedError(

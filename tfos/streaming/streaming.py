@@ -23,8 +23,8 @@ from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Ending
 from tfos.errors import FeedError, PhaseError, SettingsError, TFOSError
 from tfos.feed.entry import FeedDoor
-from tfos.feed.feed_request import FeedRequest
 from tfos.feed.micro_batch import MicroBatch, answer_to, chief_trains
+from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.streaming.handle import StreamTraining
 from tfos.streaming.state import QueryState, Run, StreamFailed

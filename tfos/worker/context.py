@@ -191,7 +191,7 @@ class NodeContext:
     @property
     def all_epochs(self) -> int:
         """For `fit(epochs=ctx.all_epochs)` of a distributed model: until the feed ends."""
-        from tfos.keras.data.all_epochs import AllEpochs
+        from tfos.keras.data.epoch_length import AllEpochs
 
         return AllEpochs()
 

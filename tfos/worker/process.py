@@ -33,8 +33,7 @@ from rpc.auth.handshake import Identity, Role
 from rpc.server.listener import Listener
 from tfos.control import messages
 from tfos.node import failure
-from tfos.node.child_link import Link, Progress, Raised
-from tfos.node.obey import start_obeying
+from tfos.node.child_link import Link, Progress, Raised, start_obeying
 from tfos.node.spec import ChildSpec
 from tfos.worker.context import NodeContext
 from tfos.worker.log_mirror import LogMirror

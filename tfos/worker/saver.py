@@ -18,7 +18,7 @@ from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.periodic_saver import Period, PeriodicSaver
 from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError
-from tfos.checkpoints import Checkpoints
+from tfos.config import Checkpoints
 
 if TYPE_CHECKING:
     from ps.client.client import PSClient

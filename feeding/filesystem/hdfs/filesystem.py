@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, BinaryIO
 
 from feeding.errors import PathError
-from feeding.filesystem import lookup
+from feeding.filesystem import globbing
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.hdfs.client import Request, Requests
 from feeding.filesystem.hdfs.hadoop_conf import namenode_of
@@ -66,7 +66,7 @@ class HdfsFileSystem:
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""
-        return lookup.glob(self, self._own(pattern))
+        return globbing.glob(self, self._own(pattern))
 
     def open(self, path: Path) -> HdfsReader:
         """See FileSystem."""

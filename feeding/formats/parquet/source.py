@@ -21,8 +21,14 @@ from feeding.errors import DataError
 from feeding.filesystem.interface import Path, RangeReader
 from feeding.filesystem.registry import DEFAULTS
 from feeding.formats.parquet.columns import BadValue
-from feeding.formats.parquet.footer import Footer, ParquetLimits, one_line
-from feeding.formats.parquet.parquet_files import FooterShelf, open_listed, read_footers
+from feeding.formats.parquet.footer import (
+    Footer,
+    FooterShelf,
+    ParquetLimits,
+    one_line,
+    open_listed,
+    read_footers,
+)
 from feeding.formats.parquet.partitions import partition_columns
 from feeding.formats.parquet.plan import ParquetPlan, ParquetRequest
 from feeding.formats.parquet.row_groups import Fetched, RowGroupReader

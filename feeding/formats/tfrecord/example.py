@@ -18,7 +18,7 @@ from feeding.columnar.chunk import Array
 from feeding.errors import SettingsError
 from feeding.formats.tfrecord import example_kernels as kernels
 from feeding.formats.tfrecord.framing import RecordBlock
-from feeding.formats.tfrecord.record_damage import RecordDamage, without_damaged
+from feeding.formats.tfrecord.records import RecordDamage, without_damaged
 from feeding.reading.bad_records import BadData
 from feeding.receiver.batch_reader import BatchColumn, Ragged
 

@@ -22,7 +22,7 @@ from feeding.columnar.chunk import Array
 from feeding.errors import RowError
 from feeding.formats.tfrecord import frame_kernels
 from feeding.formats.tfrecord import write_kernels as kernels
-from feeding.formats.tfrecord.gather_kernels import gather
+from feeding.formats.tfrecord.byte_kernels import gather
 from feeding.formats.tfrecord.to_arrow import BYTES, FLOATS, column_of
 
 _FRAME_BYTES = frame_kernels.FRAME_HEAD + frame_kernels.FRAME_FOOT

@@ -23,10 +23,10 @@ import pyarrow as pa
 from feeding.columnar.chunk import Array
 from feeding.errors import SettingsError
 from feeding.formats.tfrecord import example_kernels as kernels
+from feeding.formats.tfrecord.byte_kernels import gather
 from feeding.formats.tfrecord.example import narrowed, packed_names, value_counts
 from feeding.formats.tfrecord.framing import RecordBlock
-from feeding.formats.tfrecord.gather_kernels import gather
-from feeding.formats.tfrecord.record_damage import RecordDamage, without_damaged
+from feeding.formats.tfrecord.records import RecordDamage, without_damaged
 from feeding.reading.bad_records import BadData
 
 BYTES, FLOATS, INTS = 1, 2, 3

@@ -11,7 +11,7 @@ from feeding.columnar.rows import rows_of
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import LateChunk
-from feeding.receiver.cursor import Slice, receipt_of
+from feeding.receiver.batch_reader import Slice, receipt_of
 from feeding.receiver.feed_queue import EpochEnd, FeedEnd, FeedQueue
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.arrow.arrow_version import PYARROW_FLOOR, check_pyarrow
+from feeding.arrow.arrays import PYARROW_FLOOR, check_pyarrow
 from feeding.errors import DataError, FileChanged, MissingPackage, SettingsError
 from feeding.formats.parquet.footer import Chunk, ParquetLimits
 from feeding.formats.parquet.page_headers import check_pages

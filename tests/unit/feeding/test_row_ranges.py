@@ -7,8 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeding.protocol.accepted import Accepted, rows_and_end
-from feeding.protocol.row_ranges import RowRanges
+from feeding.protocol.row_ranges import Accepted, RowRanges, rows_and_end
 
 MOST = 40
 spans = st.tuples(st.integers(0, MOST), st.integers(0, MOST))

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps.errors import PhaseError, SequenceGap, StaleIncarnation
-from ps.exactly_once import MAX_SESSIONS, AppliedRecord, RequestId, Verdict
+from ps.exactly_once import (
+    MAX_SEQUENCE,
+    MAX_SESSIONS,
+    AppliedRecord,
+    RecordCut,
+    RequestId,
+    SessionCut,
+    Verdict,
+)
 from ps.manifest.manifest import WorkerRank
-from ps.record_cut import MAX_SEQUENCE, RecordCut, SessionCut
 
 W0, W1 = WorkerRank(0), WorkerRank(1)
 NUM_BUCKETS = 3

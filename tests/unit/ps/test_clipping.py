@@ -7,8 +7,7 @@ import pytest
 
 from ps.errors import SettingsError
 from ps.manifest.manifest import SGD, Adam, Average, GroupSpec, Manifest, ParamSpec
-from ps.optim.clipping import Clipper
-from ps.optim.norms import Norms, clip_of, scale_to_norm, sum_of_squares
+from ps.optim.clipping import Clipper, Norms, clip_of, scale_to_norm, sum_of_squares
 
 PARAMS = (ParamSpec("a", (300, 500)), ParamSpec("none", (0,)), ParamSpec("b", (7,)))
 NUM = 150_007

@@ -12,9 +12,9 @@ import pytest
 from ps.checkpoint import snapshot
 from ps.checkpoint.snapshot import CopyOnWrite
 from ps.client.saver import _cut
-from ps.consistency.arrival import Arrival
 from ps.consistency.bsp import Sync
 from ps.consistency.gate import Gate
+from ps.consistency.waiting import Arrival
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, RequestTimeout
 from ps.exactly_once import AppliedRecord, RequestId

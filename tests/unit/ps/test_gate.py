@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from ps.consistency.arrival import Arrival
 from ps.consistency.asp import Async
 from ps.consistency.bsp import Sync
 from ps.consistency.gate import Event, Gate
 from ps.consistency.policy import Admission, OnLost
 from ps.consistency.ssp import StaleSync
+from ps.consistency.waiting import Arrival
 from ps.errors import (
     NonFiniteGradient,
     PeerGone,
@@ -23,9 +23,8 @@ from ps.errors import (
     ServerError,
     StaleIncarnation,
 )
-from ps.exactly_once import AppliedRecord, RequestId, Verdict
+from ps.exactly_once import AppliedRecord, RequestId, SessionCut, Verdict
 from ps.manifest.manifest import Hyper, WorkerRank
-from ps.record_cut import SessionCut
 
 HYPER = Hyper(0.1)
 NEVER_GONE = bool

@@ -11,9 +11,17 @@ import pytest
 from ps.errors import PhaseError, RoleError, SettingsError
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
-from ps.protocol.messages import Ack, Push, Request, decode_reply, decode_request, encode
+from ps.protocol.messages import (
+    Ack,
+    BatchName,
+    Number,
+    Push,
+    Request,
+    decode_reply,
+    decode_request,
+    encode,
+)
 from ps.protocol.permissions import Phase, check_caller, check_move, check_phase
-from ps.protocol.request_fields import BatchName, Number
 from rpc.auth.handshake import Identity, Role
 
 NUMBER = Number(5, 2, 1)

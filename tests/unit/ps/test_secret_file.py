@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.cli.secret_file import read_secret
+from ps.cli.credentials import read_secret
 from ps.errors import SettingsError
 
 

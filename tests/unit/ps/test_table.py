@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps.checkpoint import table_copy
-from ps.checkpoint.table_copy import SegmentCopy
+from ps.checkpoint import snapshot
+from ps.checkpoint.snapshot import SegmentCopy
 from ps.errors import TableFull
 from ps.manifest.manifest import Adagrad, Hyper
 from ps.manifest.table_spec import RandomNormal
-from ps.tables import table_drops
+from ps.tables import eviction
 from ps.tables.routing import Router
 from ps.tables.rows import Batch, Dropped
 from ps.tables.table import Table
@@ -72,7 +72,7 @@ def test_servers_share_the_ids_evenly(num_servers: int):
 def test_rows_move_to_any_number_of_servers_and_train_on_in_the_same_bits(
     saved: int, restored: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(table_copy, "ROWS_AT_ONCE", 97)
+    monkeypatch.setattr(snapshot, "ROWS_AT_ONCE", 97)
     before, after = shares(saved), shares(restored)
     push(before, IDS)
     push(before, IDS[:100], 3.0)
@@ -107,7 +107,7 @@ def test_a_copy_is_of_one_moment_while_rows_change_come_and_go(
     is_delta: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Between any two batches rows are pushed, new ones come, and old ones are evicted."""
-    monkeypatch.setattr(table_copy, "ROWS_AT_ONCE", 29)
+    monkeypatch.setattr(snapshot, "ROWS_AT_ONCE", 29)
     spec = table(rule=Adagrad(), max_rows=400, when_full="lru", segments=1)
     (made,) = shares(1, spec)
     push([made], IDS[:300])
@@ -168,7 +168,7 @@ def test_a_save_that_failed_or_dropped_too_much_is_followed_by_a_whole_one(
     (after,) = copies(made, versions)
     assert [batch.ids.size for batch in after.batches()] == [40]
     assert after.is_whole
-    monkeypatch.setattr(table_drops, "MAX_KEPT", 5)
+    monkeypatch.setattr(eviction, "MAX_KEPT", 5)
     push([made], IDS[100:110])
     (last,) = copies(made, {0: after.version})
     list(last.batches())

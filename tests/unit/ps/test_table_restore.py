@@ -18,9 +18,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ps.checkpoint.inspect import table_arrays
 from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.snapshot import NO_BASE, CopyOnWrite, Place, ShardCut
-from ps.checkpoint.table_export import table_arrays
 from ps.checkpoint.table_restore import restore_tables
 from ps.checkpoint.writer import Base, Origin, Portion, commit, write_shard
 from ps.dense.shard import DenseShard
@@ -30,11 +30,11 @@ from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
 from ps.manifest.table_spec import Admission
 from ps.server.lifecycle import ServerSettings
 from ps.tables import table as table_module
+from ps.tables.eviction import RowAges, oldest
 from ps.tables.quota import NoRoom
 from ps.tables.routing import Router
 from ps.tables.rows import Batch
 from ps.tables.table import Table
-from ps.tables.table_oldest import RowAges, oldest
 from tests.tables_bed import ones, table, table_kernels_loaded
 
 __all__ = ["table_kernels_loaded"]
@@ -296,7 +296,7 @@ def test_a_table_never_holds_many_more_rows_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Where another table, or fewer servers, would hold far more."""
-    monkeypatch.setattr("ps.checkpoint.table_copy.ROWS_AT_ONCE", 16)
+    monkeypatch.setattr("ps.checkpoint.snapshot.ROWS_AT_ONCE", 16)
     monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 16)
     made = Servers(table(), 3)
     for number in range(10):

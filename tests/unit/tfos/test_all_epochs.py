@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 
-from tfos.keras.data.all_epochs import AllEpochs
+from tfos.keras.data.epoch_length import AllEpochs
 
 
 def test_it_is_a_number_that_keras_can_count_to_and_prints_as_unknown():

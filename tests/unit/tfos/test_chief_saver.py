@@ -19,8 +19,7 @@ from ps.errors import CheckpointError, PhaseError
 from ps.manifest.manifest import Hyper
 from tests.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.ps_bed import ADD, cluster, filled, make_manifest, wait_until
-from tfos.checkpoints import Checkpoints
-from tfos.config import ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig
 from tfos.driver.preflight import check_log_dir
 from tfos.errors import SettingsError
 from tfos.worker.saver import ChiefSaver

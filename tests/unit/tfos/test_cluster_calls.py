@@ -16,8 +16,8 @@ from tfos.control.members import NodeStatus
 from tfos.control.state import Action, ClusterState
 from tfos.driver import node_jobs
 from tfos.errors import SettingsError
-from tfos.feed.feed_request import FeedRequest
-from tfos.node.bundle import NodeSettings
+from tfos.feed.request import FeedRequest
+from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 

@@ -18,7 +18,7 @@ from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.control import messages
 from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, SettingsError, UnsupportedError
 from tfos.feed import epochs
-from tfos.node.bundle import NodeBundle
+from tfos.node.spec import NodeBundle
 from tfos.phases import ClusterPhase
 from tfos.spark import interruptible
 

@@ -11,9 +11,8 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tfos.control.messages import NodeId, RosterEntry
 from tfos.errors import SettingsError
-from tfos.node.bundle import NodeBundle, NodeSettings
 from tfos.node.errors import NoServersError
-from tfos.node.spec import ChildSpec, Executor
+from tfos.node.spec import ChildSpec, Executor, NodeBundle, NodeSettings
 from tfos.worker.context import NodeContext
 from tfos.worker.micro_batches import MicroBatches
 

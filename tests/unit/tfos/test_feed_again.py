@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feeding.protocol.accepted import Accepted
+from feeding.protocol.row_ranges import Accepted
 from feeding.sender.task import FeedReport, FeedTask
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
@@ -18,7 +18,7 @@ from tfos.control import messages
 from tfos.control.state import Action, ClusterState, Send
 from tfos.errors import FeedError
 from tfos.feed.epochs import FeedJobs
-from tfos.feed.feed_request import FeedRequest
+from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from feeding.protocol.accepted import Accepted
+from feeding.protocol.row_ranges import Accepted
 from feeding.sender.task import FeedReport, FeedTask
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
@@ -21,8 +21,7 @@ from tfos.control.members import Member, NodeStatus
 from tfos.control.state import Action, ClusterState
 from tfos.errors import FeedError, NodeFailedError, PhaseError
 from tfos.feed.epochs import FeedJobs
-from tfos.feed.feed_request import FeedRequest
-from tfos.feed.request import FeedCall
+from tfos.feed.request import FeedCall, FeedRequest
 from tfos.feed.watch import FeedWatch
 from tfos.phases import ClusterPhase
 from tfos.topology import plan

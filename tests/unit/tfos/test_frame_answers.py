@@ -9,7 +9,7 @@ from feeding.sender.task import InferenceTask
 from rpc.auth.handshake import Credentials
 from tfos.errors import SettingsError
 from tfos.feed.dataframe_inference import answered
-from tfos.feed.feed_request import FeedRequest
+from tfos.feed.request import FeedRequest
 
 
 class ConnectFrame:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeding.protocol.accepted import Accepted
-from feeding.protocol.row_ranges import RowRanges
+from feeding.protocol.row_ranges import Accepted, RowRanges
 from feeding.sender.feeder import FeedReport
 from tfos.control.messages import EpochRows
 from tfos.feed.ledger import EpochLedger, Rows, num_rows

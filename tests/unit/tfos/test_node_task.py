@@ -4,8 +4,8 @@ import cloudpickle
 import pytest
 
 from tfos.node import task
-from tfos.node.bundle import NodeBundle, NodeSettings
 from tfos.node.errors import NodeStartError
+from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask, find_executor
 
 

@@ -9,7 +9,8 @@ import tempfile
 import msgspec
 import pytest
 
-from tfos.node import leftovers, procfs
+from tfos.node import procfs
+from tfos.node import workspace as node_workspace
 from tfos.node.spec import Executor
 from tfos.node.workspace import Workspace
 
@@ -86,14 +87,14 @@ def test_a_directory_that_cannot_be_removed_is_told_once(make, monkeypatch, capl
 def owner_of(path, **changes):
     """Rewrite the mark of a directory."""
     mark = path / ".owner.json"
-    owner = msgspec.json.decode(mark.read_bytes(), type=leftovers.Owner)
+    owner = msgspec.json.decode(mark.read_bytes(), type=node_workspace.Owner)
     mark.write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, **changes)))
 
 
 def test_what_a_killed_process_left_is_swept(tmp_path):
-    program = "import os, sys; from tfos.node import leftovers\n"
+    program = "import os, sys; from tfos.node import workspace\n"
     program += (
-        "print(leftovers.make_directory(sys.argv[1], 'c1'), flush=True); os.kill(os.getpid(), 9)"
+        "print(workspace.make_directory(sys.argv[1], 'c1'), flush=True); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
@@ -103,13 +104,13 @@ def test_what_a_killed_process_left_is_swept(tmp_path):
     )
     (left,) = tmp_path.iterdir()
     assert str(left) == killed.stdout.strip()
-    assert leftovers.sweep(str(tmp_path), str(tmp_path)) == [left]
+    assert node_workspace.sweep(str(tmp_path), str(tmp_path)) == [left]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_what_is_certainly_nobodys_is_swept(tmp_path):
     made = {
-        name: leftovers.make_directory(str(tmp_path), "c1")
+        name: node_workspace.make_directory(str(tmp_path), "c1")
         for name in ("alive", "reused pid", "other boot", "other namespace", "no mark", "bad mark")
     }
     owner_of(made["reused pid"], start_ticks=1)
@@ -119,23 +120,23 @@ def test_only_what_is_certainly_nobodys_is_swept(tmp_path):
     (made["bad mark"] / ".owner.json").write_text("{}")
     (tmp_path / "tfos-link").symlink_to(made["reused pid"])
     (tmp_path / "tfos-file").write_text("x")
-    assert leftovers.sweep(str(tmp_path)) == [made["reused pid"]]
-    assert leftovers.sweep(str(tmp_path), str(tmp_path / "nowhere")) == []
+    assert node_workspace.sweep(str(tmp_path)) == [made["reused pid"]]
+    assert node_workspace.sweep(str(tmp_path), str(tmp_path / "nowhere")) == []
     assert len(list(tmp_path.iterdir())) == 7
 
 
 def test_what_an_owner_that_cannot_be_looked_up_holds_is_not_touched(tmp_path, monkeypatch):
-    made = leftovers.make_directory(str(tmp_path), "c1")
+    made = node_workspace.make_directory(str(tmp_path), "c1")
     monkeypatch.setattr(procfs, "start_ticks", lambda pid: None)  # as without a free descriptor
-    assert leftovers.sweep(str(tmp_path)) == []
+    assert node_workspace.sweep(str(tmp_path)) == []
     assert made.is_dir()
 
 
 def test_a_directory_of_another_user_is_not_touched(tmp_path, monkeypatch):
-    left = leftovers.make_directory(str(tmp_path), "c1")
+    left = node_workspace.make_directory(str(tmp_path), "c1")
     owner_of(left, start_ticks=1)
     monkeypatch.setattr("os.geteuid", lambda: left.stat().st_uid + 1)
-    assert leftovers.sweep(str(tmp_path)) == []
+    assert node_workspace.sweep(str(tmp_path)) == []
     assert left.is_dir()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfos.checkpoints import Checkpoints
+from tfos.config import Checkpoints
 from tfos.control import messages
 from tfos.node.supervisor import restart_policy
 from tfos.node.supervisor.restart_policy import Restarts

@@ -8,6 +8,16 @@ Keras knows two kinds of data. Where `num_batches` is a number, the epoch's loop
 Where it is None, the epoch ends by an exception, Keras warns that the input ran out of data,
 remembers the count and silently cuts every later epoch to it. An epoch of a feed has another length
 each time, so `num_batches` is this object: a number whose comparisons the feed answers.
+
+[merged tfos/keras/data/epoch_length.py] `ctx.all_epochs`: as many epochs as are fed, for
+`fit(epochs=...)`.
+
+Covers: a number that no feed reaches and that prints as unknown.
+Does not: end `fit` (epochs: the feed's end does).
+
+A stream has no known number of epochs: each micro-batch is one. `fit` of a distributed model leaves
+its loop when the feed ends, with a warning if a number of epochs was asked for; with this one there
+is nothing to warn of.
 """
 
 from __future__ import annotations
@@ -68,3 +78,22 @@ class EpochLength:
 
     def __repr__(self) -> str:
         return str(self._epoch.batches) if self._epoch.over else "unknown"
+
+
+class AllEpochs(int):
+    """All epochs of a feed."""
+
+    def __new__(cls) -> AllEpochs:
+        """Return the number."""
+        return super().__new__(cls, sys.maxsize)
+
+    def __reduce__(self) -> tuple[type[AllEpochs], tuple[()]]:
+        return AllEpochs, ()
+
+    def __repr__(self) -> str:
+        return "?"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format("?", spec)

@@ -23,8 +23,8 @@ import keras
 from ps.compression.format import Compression
 from tfos.errors import SettingsError
 from tfos.keras.data import tensors
-from tfos.keras.data.all_epochs import AllEpochs
 from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.errors import FeedEndedWarning, NotCompiled, UnsupportedModel
 from tfos.keras.fit import validation
 from tfos.keras.fit.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded

@@ -3,6 +3,11 @@
 Covers: making frozen weights equal everywhere at the beginning.
 Does not: put them on the servers, where every step would move them.
 Threads: none of its own.
+
+[merged tfos/keras/step/attach.py] Whether a worker and the servers mean the same model, and the
+same way to train it. Pure.
+
+Covers: the comparison of two manifests, and its sentences.      Does not: fetch them (exchange).
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ps.errors import WorkerLost
+from ps.manifest.manifest import Manifest
+from tfos.keras.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from tfos.keras.step.trainer import Exchange
@@ -54,3 +61,35 @@ def _nobody_gave(name: str) -> WorkerLost:
         f"the chief was lost before it had given the other workers the frozen weight {name!r}; "
         "start the training again"
     )
+
+
+def check_same(ours: Manifest, servers: Manifest) -> None:
+    """Refuse servers that hold another model; names may differ, as Keras numbers layers."""
+    for field in ("consistency", "reduction", "staleness_bound", "staleness_aware"):
+        if getattr(ours, field) != getattr(servers, field):
+            raise UnsupportedModel(
+                f"this worker distributes with {field}={getattr(ours, field)!r}, the parameter "
+                f"servers run {getattr(servers, field)!r}; use the same on every worker"
+            )
+    mine = [_summary(group) for group in ours.groups]
+    theirs = [_summary(group) for group in servers.groups]
+    if mine != theirs:
+        differing = next(
+            (pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]),
+            (f"{len(mine)} groups", f"{len(theirs)} groups"),
+        )
+        raise UnsupportedModel(
+            "the parameter servers already hold another model: this worker has "
+            f"{differing[0]}, the servers have {differing[1]}; build and compile the same model on "
+            "every worker, one model per cluster"
+        )
+    for our, their in zip(ours.groups, servers.groups, strict=True):
+        if our.compression != their.compression:
+            raise UnsupportedModel(
+                f"this worker distributes with compression={our.compression!r}, the parameter "
+                f"servers take {their.compression!r}; use the same on every worker"
+            )
+
+
+def _summary(group: Any) -> tuple[Any, ...]:
+    return group.name, group.dtype, group.rule, [param.shape for param in group.params]

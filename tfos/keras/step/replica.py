@@ -7,10 +7,18 @@ Threads: a `Received` belongs to whoever took it; `adopt` to the thread that tra
     socket ──recv_into──► Received.arrays = Received.tensors ──one copy──► variables
 
 The variables never share memory with a buffer, so the next values may arrive in it at once.
+
+[merged tfos/keras/step/replica.py] The moving averages of `use_ema`: from the servers to where
+Keras looks for them.
+
+Covers: the local optimizer's averages, filled at every pull, so that Keras's own code works on
+them: the end of `fit`, the callback SwapEMAWeights, saved optimizers.
+Does not: compute them (ps.dense.ema).      Threads: the thread that trains.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,3 +117,32 @@ def _aligned(num_elements: int, dtype: str) -> Array:
     memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + num_bytes].view(dtype)
+
+
+class Averages:
+    """The averages of one model's trainable variables.
+
+    Args:
+        model: built, with an optimizer that has use_ema; its optimizer gets its (fresh) slots.
+        groups: all groups of the model.
+    """
+
+    def __init__(self, model: Any, groups: Sequence[Group]) -> None:
+        optimizers.give_slots(model)
+        inner = optimizers.unwrap(model.optimizer)
+        averages = inner._model_variables_moving_average
+        own = {id(v): a for v, a in zip(inner._trainable_variables, averages, strict=True)}
+        self._received = {group.name: np.empty(sum(group.sizes), group.dtype) for group in groups}
+        self._groups = [
+            dataclasses.replace(group, variables=tuple(own[id(v)] for v in group.variables))
+            for group in groups
+            if group.trainable
+        ]
+
+    def pull(self, client: Any) -> None:
+        """Take the servers' newest averages; of a model without an update its values."""
+        import tensorflow as tf
+
+        client.pull(self._received, averages=True)
+        for group in self._groups:
+            group.assign(tf.constant(self._received[group.name]))

@@ -9,6 +9,13 @@ Threads: the thread that runs the model's `fit`; no locks.
 With pipeline=k, while `fit` runs, a step's push is in flight during the next k steps: when step n
 is computed, the variables contain this worker's pushes up to step n-k-1. Everything but a step
 first waits for the pushes in flight (`drain`).
+
+[merged tfos/keras/step/trainer.py] Where a worker's time goes while it trains: sums of seconds by
+part of a step.
+
+Covers: compute, feed, pull, push.      Does not: report (callbacks) or compare
+(tfos.monitor.stragglers).
+Threads: the thread that trains writes; a reader in another one may miss the last part.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,17 +37,38 @@ from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import attach as frozen
 from tfos.keras.step import optimizers, variables
-from tfos.keras.step.averages import Averages
+from tfos.keras.step.attach import check_same
 from tfos.keras.step.pipeline import InFlight
 from tfos.keras.step.positions import Places
-from tfos.keras.step.replica import Received, Replica
-from tfos.keras.step.same_model import check_same
+from tfos.keras.step.replica import Averages, Received, Replica
 from tfos.keras.step.settings import Settings
-from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.train_step import GradientStep, StepOutput
 
 if TYPE_CHECKING:
     from tfos.keras.fit.validation import Validation
+
+PARTS = ("compute", "feed", "pull", "push")
+
+
+class StepClock:
+    """Adds up what each part has taken since the start. Parts are not nested."""
+
+    def __init__(self) -> None:
+        self._spent_s = dict.fromkeys(PARTS, 0.0)
+
+    @contextlib.contextmanager
+    def on(self, part: str) -> Iterator[None]:
+        """Count the block's time."""
+        started_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent_s[part] += time.perf_counter() - started_s
+
+    def spent(self) -> dict[str, float]:
+        """Return the sums as `compute_s`, `feed_s`, `pull_s` and `push_s`."""
+        return {f"{part}_s": seconds for part, seconds in self._spent_s.items()}
+
 
 logger = logging.getLogger(__name__)
 

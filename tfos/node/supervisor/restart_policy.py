@@ -19,7 +19,7 @@ import msgspec
 from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
 from tfos.control import messages
-from tfos.node.bundle import NodeBundle
+from tfos.node.spec import NodeBundle
 
 WINDOW_S = 600.0
 """Restarts count against the limit for so long: a server that dies once a day is no broken one."""
