@@ -67,7 +67,7 @@ class LiveSession(NamedTuple):
     completed: int
 
 
-class RecordCut:
+class LogSnapshot:
     """What each session had applied to each unit.
 
     Args:
@@ -128,12 +128,12 @@ class RequestId(NamedTuple):
     """Grows with every changing request of this session to this server, from 1."""
 
 
-def is_first(request: RequestId, told_clock: int) -> bool:
+def is_first(request: RequestId, acked_clock: int) -> bool:
     """Whether a push is for the first clock: its worker was told of none and is no later attempt.
 
     A later attempt begins where the others are.
     """
-    return not (told_clock or request.incarnation)
+    return not (acked_clock or request.incarnation)
 
 
 class Verdict(enum.Enum):
@@ -143,11 +143,11 @@ class Verdict(enum.Enum):
     """Its number follows the last one: apply it."""
     RESUMED = "resumed"
     """It came before and was not completed: apply what is missing."""
-    REPEATED = "repeated"
+    DUPLICATE = "duplicate"
     """It was completed, or given up for a later one: answer it, change nothing."""
 
 
-class _Record:
+class SessionLog:
     """What is known of one session."""
 
     __slots__ = (
@@ -174,12 +174,12 @@ class _Record:
         self.refusal: PSError | None = None
 
 
-class AppliedRecord:
+class CompletionLog:
     """The record of one server, for the buckets it owns (numbered from 0 in their order here)."""
 
     def __init__(self, num_buckets: int) -> None:
         self._num_buckets = num_buckets
-        self._sessions: dict[WorkerRank, dict[int, _Record]] = {}
+        self._sessions: dict[WorkerRank, dict[int, SessionLog]] = {}
         self._least: dict[WorkerRank, int] = {}
         self._lost_requests = 0
         self._num_heard = 0
@@ -213,7 +213,7 @@ class AppliedRecord:
         record = self._record_of(request)
         sequence = request.sequence
         if sequence <= record.completed or sequence < record.sequence:
-            return Verdict.REPEATED
+            return Verdict.DUPLICATE
         if record.may_jump or (is_unheard and acknowledged):
             record.resent = sequence
         if sequence == record.sequence:
@@ -310,14 +310,14 @@ class AppliedRecord:
         """The oldest incarnation that is not refused: the newest one seen, unless fenced beyond."""
         return self._least.get(worker, 0)
 
-    def cut(self) -> RecordCut:
+    def cut(self) -> LogSnapshot:
         """Return the record as it is now, to be read bucket by bucket; call it as `complete`."""
         live = [
             LiveSession(worker, record.incarnation, session, record.applied, record.completed)
             for worker, sessions in self._sessions.items()
             for session, record in sessions.items()
         ]
-        return RecordCut(live, self._num_buckets)
+        return LogSnapshot(live, self._num_buckets)
 
     def restore(self, cuts: Iterable[SessionCut]) -> None:
         """Take over the sessions of a checkpoint.
@@ -333,26 +333,26 @@ class AppliedRecord:
                     f"a record of {len(cut.applied)} buckets cannot be restored into a shard of "
                     f"{self._num_buckets}"
                 )
-            record = _Record(cut.incarnation, self._num_buckets)
+            record = SessionLog(cut.incarnation, self._num_buckets)
             record.applied = array("q", cut.applied)
             record.sequence = max(cut.applied, default=cut.completed)
             record.completed = min(cut.applied, default=cut.completed)
             record.may_jump = True
             self._sessions.setdefault(WorkerRank(cut.worker), {})[cut.session] = record
 
-    def _begun(self, request: RequestId) -> _Record | None:
+    def _begun(self, request: RequestId) -> SessionLog | None:
         record = self._sessions.get(request.worker, {}).get(request.session)
         if record is None or record.incarnation != request.incarnation:
             return None
         return record
 
-    def _record_of(self, request: RequestId) -> _Record:
+    def _record_of(self, request: RequestId) -> SessionLog:
         """Find or make the session's record and note that it is the last one heard of."""
         self.fence(request.worker, request.incarnation)
         sessions = self._sessions.setdefault(request.worker, {})
         record = sessions.get(request.session)
         if record is None or record.incarnation != request.incarnation:
-            record = _Record(request.incarnation, self._num_buckets)
+            record = SessionLog(request.incarnation, self._num_buckets)
             if len(sessions) >= MAX_SESSIONS:
                 del sessions[min(sessions, key=lambda session: sessions[session].heard)]
             sessions[request.session] = record

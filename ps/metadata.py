@@ -46,14 +46,14 @@ class Payload(Protocol):
         """Read exactly the view's bytes."""
 
 
-class PushedNote(msgspec.Struct, frozen=True, array_like=True):
+class AttachedMetadata(msgspec.Struct, frozen=True, array_like=True):
     """A note that comes with a push."""
 
     name: NoteName
     text: Annotated[str, msgspec.Meta(max_length=MAX_PUSHED_LENGTH)]
 
 
-class Notes:
+class Metadata:
     """What one server keeps.
 
     Args:
@@ -63,25 +63,25 @@ class Notes:
     def __init__(self, *, is_kept: bool = True) -> None:
         self._is_kept = is_kept
         self.num_changes = 0
-        """Notes set to another text than before."""
+        """Metadata set to another text than before."""
         self._texts: dict[str, str] = {}
         self._num_bytes = 0
         self._done: OrderedDict[int, int] = OrderedDict()
-        self._coming: dict[int, tuple[int, PushedNote]] = {}
+        self._coming: dict[int, tuple[int, AttachedMetadata]] = {}
 
     def texts(self) -> dict[str, str]:
         """Return a copy: texts by name."""
         return self._texts.copy()
 
-    def expect(self, session: int, sequence: int, note: PushedNote) -> None:
+    def expect(self, session: int, sequence: int, note: AttachedMetadata) -> None:
         """Hear of a push before it changes its first bucket; `put_pushed` follows."""
         self._coming[session] = sequence, note
 
-    def coming(self) -> dict[int, tuple[int, PushedNote]]:
+    def coming(self) -> dict[int, tuple[int, AttachedMetadata]]:
         """Return a copy: by session the push that is under way, and what it brings."""
         return self._coming.copy()
 
-    def put_pushed(self, session: int, note: PushedNote) -> None:
+    def put_pushed(self, session: int, note: AttachedMetadata) -> None:
         """Keep what a push has brought, which is part of the parameters now."""
         self._coming.pop(session, None)
         self.put(note.name, note.text)
@@ -137,7 +137,7 @@ class Notes:
             self._done.popitem(last=False)
 
 
-def pushed(name: str, value: Any) -> PushedNote:
+def pushed(name: str, value: Any) -> AttachedMetadata:
     """Return a note for a push.
 
     Raises:
@@ -149,7 +149,7 @@ def pushed(name: str, value: Any) -> PushedNote:
             f"note {name!r} has {len(text)} characters; one that comes with a push may have "
             f"{MAX_PUSHED_LENGTH}"
         )
-    return PushedNote(name, text)
+    return AttachedMetadata(name, text)
 
 
 def text_of(name: str, value: Any) -> str:

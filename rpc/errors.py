@@ -12,7 +12,7 @@ RpcError
 ├── RemoteError           the other side's handler refused; connection survives
 ├── PortInUse             the address to bind is taken                   → choose another port
 ├── BusyError             a call is already under way on this connection → programming error
-└── ClosedError           *this side* closed it earlier                  → programming error
+└── ConnectionClosed           *this side* closed it earlier                  → programming error
 """
 
 from __future__ import annotations
@@ -77,5 +77,5 @@ class BusyError(RpcError):
     """A call is already under way on this connection; it carries one at a time."""
 
 
-class ClosedError(RpcError):
+class ConnectionClosed(RpcError):
     """This side closed the connection or listener earlier."""

@@ -28,7 +28,7 @@ from rpc.transport.gmac_stream import SealedStream
 from rpc.transport.shm_stream import SharedStream, share
 from rpc.transport.stream import SocketStream, Stream
 from rpc.transport.tls_stream import TlsStream
-from rpc.wire.frame import Kind, Opener, Sealer
+from rpc.wire.frame import FrameKind, Opener, Sealer
 from tfos.control.authority import ClusterAuthority
 
 WAIT_S = 20.0
@@ -332,7 +332,7 @@ class RawClient:
         return self
 
     def sealed(self, meta: bytes, payload_bytes: int = 0, request_id: int = 1) -> bytes:
-        return self.sealer.seal(Kind.REQUEST, request_id, meta, payload_bytes)
+        return self.sealer.seal(FrameKind.REQUEST, request_id, meta, payload_bytes)
 
     def send(self, data: bytes) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -88,7 +88,7 @@ class Restart:
         records = []
         for served in self._network.services:
             shard = served.life.loaded()
-            made = served._saving.cut(shard, messages.Cut(SAVE_ID), lambda: False)
+            made = served._saving.cut(shard, messages.TakeSnapshot(SAVE_ID), lambda: False)
             assert made.is_made
             saved = served._saving.save(shard, messages.Save(directory, SAVE_ID), lambda: False)
             records.append(saved.shard)

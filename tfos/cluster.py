@@ -23,15 +23,15 @@ from tfos.config import ClusterConfig, InputMode
 from tfos.control.state import ClusterState
 from tfos.driver import preflight, reservation
 from tfos.driver.reservation import Reservation
-from tfos.driver.shutdown import Ending
+from tfos.driver.shutdown import Shutdown
 from tfos.driver.start import start_nodes
-from tfos.feed.entry import FeedDoor
+from tfos.feed.entry import FeedService
 from tfos.feed.request import FeedRequest
 from tfos.monitor import reports
 from tfos.monitor.status import cluster_report
 from tfos.phases import ClusterPhase, require
 from tfos.spark import pickling
-from tfos.spark.interruptible import Errand
+from tfos.spark.interruptible import InterruptibleCall
 from tfos.streaming.streaming import StreamCalls, Streams
 
 _TENSORBOARD_S = 15.0
@@ -52,7 +52,9 @@ class PageCalls:
             return state.tensorboard is not None or state.phase is not ClusterPhase.RUNNING
 
         coordinator = self._reserved.coordinator
-        Errand("tfos-tensorboard_url()", lambda: coordinator.wait(known, _TENSORBOARD_S)).result()
+        InterruptibleCall(
+            "tfos-tensorboard_url()", lambda: coordinator.wait(known, _TENSORBOARD_S)
+        ).result()
         up = coordinator.read(lambda state: state.tensorboard)
         return up.url or None if up is not None else None
 
@@ -92,10 +94,10 @@ class TFCluster(StreamCalls, PageCalls):
         self._reserved = reserved
         self._settings = reserved.settings
         self._coordinator = reserved.coordinator
-        self._ending = Ending(
+        self._ending = Shutdown(
             reserved.coordinator, reserved.config, reserved.console, reserved.credentials
         )
-        self._feed_door = FeedDoor(reserved, self._ending)
+        self._feed_door = FeedService(reserved, self._ending)
         self._streams = Streams(reserved, self._feed_door, self._ending)
         self._ending.watch(self)
 
@@ -137,7 +139,7 @@ class TFCluster(StreamCalls, PageCalls):
             SettingsError: the arguments or Spark's settings cannot work; the text says why.
             NotEnoughSlots: Spark cannot run all nodes at once; the text has the arithmetic.
         """
-        request = reservation.Request(
+        request = reservation.ReservationRequest(
             sc=sc,
             cluster_size=cluster_size,
             num_ps=num_ps,
@@ -153,9 +155,9 @@ class TFCluster(StreamCalls, PageCalls):
         )
 
         def make() -> TFCluster:
-            return cls(reservation.reserve(request, lambda: errand.is_left))
+            return cls(reservation.reserve(request, lambda: errand.is_abandoned))
 
-        errand = Errand("tfos-reserve", make)
+        errand = InterruptibleCall("tfos-reserve", make)
         return errand.result(lambda: None)
 
     @classmethod
@@ -368,9 +370,9 @@ class TFCluster(StreamCalls, PageCalls):
 
         Ctrl-C ends the wait for the nodes, not their stop; no later call of this waits again.
         """
-        if self._ending.is_left:
+        if self._ending.is_abandoned:
             return
-        stop = Errand("tfos-abort", lambda: self._ending.abort(reason))
+        stop = InterruptibleCall("tfos-abort", lambda: self._ending.abort(reason))
         try:
             stop.result()
         except BaseException:
@@ -416,4 +418,4 @@ class TFCluster(StreamCalls, PageCalls):
         spark: Any = None,
     ) -> Result:
         with self._ending.raising():
-            return Errand(f"tfos-{call}", function, spark=spark).result(on_interrupt)
+            return InterruptibleCall(f"tfos-{call}", function, spark=spark).result(on_interrupt)

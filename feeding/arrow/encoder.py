@@ -28,7 +28,7 @@ from feeding.arrow.arrays import DTYPES, LISTS, TEXTS, bounds, numbers, plain, t
 from feeding.arrow.spark_vectors import is_vector, spread
 from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import Array
-from feeding.columnar.schema import MAX_DEPTH, ColumnSpec, Group, Node, ValueKind
+from feeding.columnar.schema import MAX_DEPTH, ColumnGroup, ColumnSpec, Node, ValueKind
 
 
 class ArrowEncoder:
@@ -59,7 +59,7 @@ class ArrowEncoder:
         children = tuple(
             self._encode(out, name, array) for name, array in zip(names, batch.columns, strict=True)
         )
-        return Group("row", names, children)
+        return ColumnGroup("row", names, children)
 
     def _encode(self, out: Collector, name: str, array: pa.Array, depth: int = 1) -> Node:
         array = plain(array)
@@ -84,7 +84,7 @@ class ArrowEncoder:
             raise out.refuse(name, 0, f"{kind}; a feed has no place for it: cast or drop it")
         return None
 
-    def _group(self, out: Collector, name: str, array: pa.StructArray, depth: int) -> Group:
+    def _group(self, out: Collector, name: str, array: pa.StructArray, depth: int) -> ColumnGroup:
         if depth >= MAX_DEPTH:
             raise out.refuse(name, 0, f"structs nest deeper than {MAX_DEPTH}")
         names = tuple(field.name for field in array.type)
@@ -93,7 +93,7 @@ class ArrowEncoder:
             self._encode(out, f"{name}.{child}", part, depth + 1)
             for child, part in zip(names, array.flatten(), strict=True)
         )
-        return Group("row", names, children)
+        return ColumnGroup("row", names, children)
 
     def _add_rows(
         self, out: Collector, name: str, values: Array, offsets: Array, value: ValueKind

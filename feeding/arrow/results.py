@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from feeding.columnar.chunk import Array, Chunk, Column
-from feeding.columnar.schema import ColumnSpec, Group
+from feeding.columnar.schema import ColumnGroup, ColumnSpec
 from feeding.errors import ResultTypeError
 
 
@@ -38,7 +38,7 @@ def _matched(chunk: Chunk, fields: Sequence[pa.Field]) -> list[tuple[ColumnSpec,
     columns = list(zip(schema.columns, chunk.columns, strict=True))
     layout = schema.layout
     names = [field.name for field in fields]
-    named = isinstance(layout, Group) and layout.kind in ("dict", "row")
+    named = isinstance(layout, ColumnGroup) and layout.kind in ("dict", "row")
     if len(columns) != len(fields) or (named and set(schema.names) != set(names)):
         expected = ", ".join(f"{field.name} {_shown(field.type)}" for field in fields)
         raise ResultTypeError(

@@ -1,13 +1,15 @@
 """What the rows of a feed look like: columns, and how they nest inside a row.
 
-Covers: ColumnSpec, Group, Schema; rebuilding nested values from columns; FeedRow, the stand-in for
-pyspark's Row.      Does not: hold data (chunk), look at rows (encode).      Pure.
+Covers: ColumnSpec, ColumnGroup, Schema; rebuilding nested values from columns; FeedRow, the
+stand-in for pyspark's Row.      Does not: hold data (chunk), look at rows (encode).      Pure.
 
 A row is a tree whose leaves are columns, depth first:
     5.0 / [1, 2, 3] / ndarray / "text"      -> one leaf            names: ("value",)
-    ([..784 ints..], 3)                     -> Group("tuple")      names: ("0", "1")
-    Row(features=[..], label=3)             -> Group("row")        names: ("features", "label")
-    ({"a": 1, "b": 2}, 3)                   -> Group in a Group    names: ("0.a", "0.b", "1")
+    ([..784 ints..], 3)                     -> ColumnGroup("tuple")      names: ("0", "1")
+    Row(features=[..], label=3)             -> ColumnGroup("row")        names: ("features",
+    "label")
+    ({"a": 1, "b": 2}, 3)                   -> ColumnGroup in a ColumnGroup    names: ("0.a",
+    "0.b", "1")
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class ColumnSpec(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.name}: {self.dtype or self.kind}{dims}"
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True):
+class ColumnGroup(msgspec.Struct, frozen=True, array_like=True):
     """A row, or a part of one, made of several values; a child of None is a column."""
 
     kind: Literal["tuple", "list", "dict", "row"]
@@ -66,7 +68,7 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     children: tuple[Node, ...]
 
 
-Node = Group | None
+Node = ColumnGroup | None
 
 
 class Schema(msgspec.Struct, frozen=True, array_like=True):

@@ -14,7 +14,7 @@ import numpy as np
 
 from feeding.columnar.builder import ADVICE, Collector
 from feeding.columnar.chunk import MAX_ROWS, Array, Chunk
-from feeding.columnar.schema import DTYPES, WHOLE_ROW, ColumnSpec, Group, Node
+from feeding.columnar.schema import DTYPES, WHOLE_ROW, ColumnGroup, ColumnSpec, Node
 from feeding.encode.packer import Packer
 from feeding.encode.values import encode_values
 from feeding.errors import ResultCountError
@@ -76,7 +76,7 @@ class ArrayPacker(Packer):
             names = tuple(part.arrays)
             layout: Node = None
             if part.has_names:
-                layout = Group("dict", names, (None,) * len(names))
+                layout = ColumnGroup("dict", names, (None,) * len(names))
             yield self._finish(out, layout, len(part))
             self._row += len(part)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import Array, Chunk
-from feeding.columnar.schema import WHOLE_ROW, ColumnSpec, Group, Node
+from feeding.columnar.schema import WHOLE_ROW, ColumnGroup, ColumnSpec, Node
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import RowError
@@ -136,7 +136,7 @@ class PickledPacker(Packer):
         layout: Node = None
         if template.is_tuple:
             names = tuple(map(str, range(len(template.vectors))))
-            layout = Group("tuple", names, (None,) * len(names))
+            layout = ColumnGroup("tuple", names, (None,) * len(names))
         chunk = self._finish(out, layout, len(rows))
         self._row += len(rows)
         return chunk

@@ -29,7 +29,15 @@ from feeding.columnar.builder import (
     is_number,
     offsets_of,
 )
-from feeding.columnar.schema import DTYPES, MAX_DEPTH, WHOLE_ROW, ColumnSpec, Group, Node, ValueKind
+from feeding.columnar.schema import (
+    DTYPES,
+    MAX_DEPTH,
+    WHOLE_ROW,
+    ColumnGroup,
+    ColumnSpec,
+    Node,
+    ValueKind,
+)
 from feeding.encode.vectors import encode_vectors
 
 MAX_PLAIN_TUPLE = 3
@@ -135,7 +143,9 @@ def _encode_arrays(out: Collector, values: Values, name: str) -> None:
     out.add(spec, np.concatenate(arrays).astype(dtype, copy=False), offsets_of(arrays))
 
 
-def _encode_group(out: Collector, category: str, values: Values, name: str, depth: int) -> Group:
+def _encode_group(
+    out: Collector, category: str, values: Values, name: str, depth: int
+) -> ColumnGroup:
     if depth >= MAX_DEPTH:
         raise out.refuse(name, 0, f"values nest deeper than {MAX_DEPTH}")
     if category == "dict":
@@ -153,7 +163,7 @@ def _encode_group(out: Collector, category: str, values: Values, name: str, dept
         encode_values(out, part, f"{name}.{child}" if name else child, depth + 1)
         for child, part in zip(names, parts, strict=True)
     )
-    return Group(cast("Any", category), names, children)
+    return ColumnGroup(cast("Any", category), names, children)
 
 
 def _tuple_names(out: Collector, category: str, values: Values, name: str) -> tuple[str, ...]:

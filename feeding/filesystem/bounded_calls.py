@@ -23,7 +23,7 @@ class CallTimeout(Exception):
     """A call did not end in time; it goes on by itself, and its result is forgotten."""
 
 
-class PendingCall(Generic[T]):
+class BoundedCall(Generic[T]):
     """A call under way on a thread of its own."""
 
     def __init__(self, work: Callable[[], T], slots: threading.Semaphore) -> None:
@@ -77,7 +77,7 @@ class BoundedCalls:
         self._max_threads = max_threads
         self._slots = threading.Semaphore(max_threads)
 
-    def start(self, work: Callable[[], T], timeout_s: float) -> PendingCall[T]:
+    def start(self, work: Callable[[], T], timeout_s: float) -> BoundedCall[T]:
         """Start a call, waiting for a free thread if there is none.
 
         Raises:
@@ -86,7 +86,7 @@ class BoundedCalls:
         if not self._slots.acquire(timeout=timeout_s):
             raise CallTimeout(f"{self._max_threads} earlier calls are still not answered")
         try:
-            return PendingCall(work, self._slots)
+            return BoundedCall(work, self._slots)
         except BaseException:  # no thread could be started
             self._slots.release()
             raise

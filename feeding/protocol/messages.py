@@ -2,12 +2,14 @@
 
 Covers: requests, replies, their codecs.      Does not: send or decide anything.      Pure data.
 
-    Hello   first call on a connection: what will be fed    -> Status, at once
-    Put     one chunk as payload                            -> Status, at once: it is accepted
-    Wait    the last Status had no room, or results are due -> Status, held until that changes
-    Fetch   inference: the results that a Status announced  -> Results, payload of `ready_bytes`
-    Recall  exactly once: what a Status said was accepted   -> Recalled
-A feeder sends no Put while the last Status says that there is no room: that is the back-pressure.
+    Hello   first call on a connection: what will be fed    -> FeedStatus, at once
+    Put     one chunk as payload                            -> FeedStatus, at once: it is accepted
+    Wait    the last FeedStatus had no room, or results are due -> FeedStatus, held until that
+    changes
+    Fetch   inference: the results that a FeedStatus announced  -> Results, payload of `ready_bytes`
+    Recall  exactly once: what a FeedStatus said was accepted   -> Recalled
+A feeder sends no Put while the last FeedStatus says that there is no room: that is the
+back-pressure.
 No reply is held longer than the request's `hold_s`: a feeder always hears from a live worker.
 """
 
@@ -62,7 +64,7 @@ class Wait(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Hand out the results that the last Status announced."""
+    """Hand out the results that the last FeedStatus announced."""
 
     feed: Name
     session: Count
@@ -80,7 +82,7 @@ class Recall(msgspec.Struct, frozen=True, array_like=True, tag=True):
 Request = Hello | Put | Wait | Fetch | Recall
 
 
-class Status(msgspec.Struct, frozen=True, array_like=True):
+class FeedStatus(msgspec.Struct, frozen=True, array_like=True):
     """How the worker's feed stands."""
 
     unread_bytes: Count
@@ -108,7 +110,7 @@ class Results(msgspec.Struct, frozen=True, array_like=True):
     """The payload holds these results; `status` is how things are after them."""
 
     chunk: ChunkMeta
-    status: Status
+    status: FeedStatus
 
 
 class Recalled(msgspec.Struct, frozen=True, array_like=True):
@@ -131,7 +133,7 @@ def decode_request(meta: bytes) -> Request:
         raise ChunkError(f"not a feed request: {error}") from error
 
 
-def decode_status(meta: bytes) -> Status:
+def decode_status(meta: bytes) -> FeedStatus:
     """Decode a reply's meta.
 
     Raises:
@@ -168,7 +170,7 @@ def decode_recalled(meta: bytes) -> Recalled:
 
 
 _REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_STATUS = msgspec.msgpack.Decoder(Status)
+_STATUS = msgspec.msgpack.Decoder(FeedStatus)
 _RESULTS = msgspec.msgpack.Decoder(Results)
 _RECALLED = msgspec.msgpack.Decoder(Recalled)
 encode = msgspec.msgpack.Encoder().encode

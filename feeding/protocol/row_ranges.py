@@ -5,7 +5,7 @@ Covers: RowRanges.      Does not: know what the numbers count.      Pure.
 [merged feeding/protocol/row_ranges.py] Which rows of a partition a worker accepted, and where
 they stand among all it accepted.
 
-Covers: Accepted, as worker, feed task and driver keep it; its packed form.
+Covers: AcceptedRows, as worker, feed task and driver keep it; its packed form.
 Does not: decide what is fed again (tfos.feed.ledger).      Pure.
 
 A worker hands out the rows of an epoch in the order in which it accepted them. So one number per
@@ -95,7 +95,7 @@ _NUMBERS = 3
 _HEAD = struct.Struct("<qq")
 
 
-class Accepted:
+class AcceptedRows:
     """Rows of one partition at one worker, in the order in which they were accepted."""
 
     def __init__(self, entries: Sequence[Entry] = ()) -> None:
@@ -130,9 +130,9 @@ class Accepted:
         """Return how many rows stand before this position."""
         return sum(max(0, min(count, position - place)) for _, count, place in self._entries)
 
-    def split(self, position: int) -> tuple[Accepted, list[Span]]:
+    def split(self, position: int) -> tuple[AcceptedRows, list[Span]]:
         """Return what stands before this position, and the rows that stand behind it."""
-        before, behind = Accepted(), []
+        before, behind = AcceptedRows(), []
         for row, count, place in self._entries:
             kept = max(0, min(count, position - place))
             if kept:
@@ -149,7 +149,7 @@ class Accepted:
         return _HEAD.pack(self.num_rows, end) + zlib.compress(steps.tobytes(), 1)
 
     @classmethod
-    def unpack(cls, packed: bytes) -> Accepted:
+    def unpack(cls, packed: bytes) -> AcceptedRows:
         """Return what was packed."""
         steps = np.frombuffer(zlib.decompress(packed[_HEAD.size :]), "<i8").reshape(-1, _NUMBERS)
         entries = np.cumsum(steps, axis=0).tolist()

@@ -79,7 +79,7 @@ START = Course()
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkerPart:
     """Splits that one worker reads one after the other."""
 
     splits: tuple[Split, ...]
@@ -91,7 +91,7 @@ class Part:
     """Splits that the first window reaches; 0 where nothing was begun."""
 
 
-Work = tuple[Part, ...]
+Work = tuple[WorkerPart, ...]
 
 
 def work_of(
@@ -118,7 +118,7 @@ def work_of(
     """
     if not any(_is_begun(place, epoch) for stop in stops for place in stop):
         mine = splits.share(files, worker, num_workers, seed=seed, epoch=epoch)
-        return (Part(tuple(mine)),) if mine else ()
+        return (WorkerPart(tuple(mine)),) if mine else ()
     return _works(files, num_workers, seed, epoch, stops)[worker]
 
 
@@ -243,20 +243,20 @@ def _left(work: Work, place: Place, epoch: int) -> Work:
     if not rest:
         return ()
     here = rest[0].splits[place.split :]
-    first = Part(here, place.row, place.taken, max(0, place.opened - place.split))
+    first = WorkerPart(here, place.row, place.taken, max(0, place.opened - place.split))
     return (first, *rest[1:]) if here else rest[1:]
 
 
 def _deal(left: Iterable[Work], files: Sequence[SourceFile], num_workers: int) -> list[Work]:
     """Share out what several readers have left."""
-    begun: list[Part] = []
+    begun: list[WorkerPart] = []
     rest: list[Split] = []
     for part in (part for work in left for part in work):
         if part.opened:
-            begun.append(Part(part.splits[: part.opened], part.row, part.taken, part.opened))
+            begun.append(WorkerPart(part.splits[: part.opened], part.row, part.taken, part.opened))
         rest += part.splits[part.opened :]
     loads = [0] * num_workers
-    works: list[list[Part]] = [[] for _ in range(num_workers)]
+    works: list[list[WorkerPart]] = [[] for _ in range(num_workers)]
     for head in sorted(begun, key=lambda part: -_size(part.splits)):
         least = loads.index(min(loads))
         works[least].append(head)
@@ -264,7 +264,7 @@ def _deal(left: Iterable[Work], files: Sequence[SourceFile], num_workers: int) -
     whole = {file.path for file in files if not file.can_be_cut and file.piece_rows is None}
     for worker, mine in enumerate(splits.deal_beside(rest, loads, whole)):
         if mine:
-            works[worker].append(Part(tuple(mine)))
+            works[worker].append(WorkerPart(tuple(mine)))
     return [tuple(work) for work in works]
 
 

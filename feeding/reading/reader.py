@@ -18,7 +18,7 @@ from feeding.columnar.ops import Columns, cut, joined, num_rows
 from feeding.columnar.schema import Schema
 from feeding.errors import SettingsError
 from feeding.reading.positions import START, Course, Place, Position, fingerprint, work_of
-from feeding.reading.runs import Order, Run, Source, runs
+from feeding.reading.runs import Order, RowRun, Source, runs
 from feeding.receiver.batch_reader import Batch, check_batch_size
 from feeding.receiver.feed_queue import EpochEnd
 
@@ -58,8 +58,8 @@ class DirectReader:
         self._share = (worker, num_workers)
         self._files = tuple(source.files())
         self._course = course
-        self._runs: Iterator[Run] | None = None
-        self._run: Run | None = None
+        self._runs: Iterator[RowRun] | None = None
+        self._run: RowRun | None = None
         self._left: Columns | None = None
         """Rows of the run that were not handed out."""
         self._position = Position(
@@ -129,7 +129,7 @@ class DirectReader:
             self._move(self._run.after(num_rows(self._run.columns) - left))
         return parts
 
-    def _epoch_runs(self, epoch: int) -> Iterator[Run]:
+    def _epoch_runs(self, epoch: int) -> Iterator[RowRun]:
         at = self._position
         work = work_of(
             self._files, *self._share, seed=at.seed, epoch=epoch, stops=self._course.stops

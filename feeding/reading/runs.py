@@ -6,8 +6,8 @@
 A window's order follows from the seed, the epoch and where the window begins, so that whoever reads
 on from a place inside it gives the rest of the same order.
 
-Covers: Run, skipping what was handed out before.      Does not: make batches (direct), say what is
-read (positions).      Threads: one consumer.
+Covers: RowRun, skipping what was handed out before.      Does not: make batches (direct), say
+what is read (positions).      Threads: one consumer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from feeding.columnar.ops import Columns, cut, joined, num_rows, reordered
 from feeding.columnar.schema import Schema
 from feeding.errors import FileChanged
-from feeding.reading.positions import Part, Place
+from feeding.reading.positions import Place, WorkerPart
 from feeding.reading.splits import SourceFile, Split
 
 
@@ -59,7 +59,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RowRun:
     """Rows that are handed out one after the other."""
 
     columns: Columns
@@ -77,7 +77,7 @@ class Run:
         return msgspec.structs.replace(start, row=start.row + count)
 
 
-def runs(source: Source, part: Part, number: int, order: Order) -> Iterator[Run]:
+def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterator[RowRun]:
     """Yield what is left of a part.
 
     Args:
@@ -96,10 +96,10 @@ def runs(source: Source, part: Part, number: int, order: Order) -> Iterator[Run]
     for split, row, columns in placed:
         start = Place(order.epoch, number, split, row, 0, split + 1)
         end = msgspec.structs.replace(start, row=row + num_rows(columns))
-        yield Run(columns, start, end)
+        yield RowRun(columns, start, end)
 
 
-def _placed(source: Source, part: Part) -> Iterator[tuple[int, int, Columns]]:
+def _placed(source: Source, part: WorkerPart) -> Iterator[tuple[int, int, Columns]]:
     """Yield the split's number, how many of its rows come before, and rows."""
     for split, rows in enumerate(_begun_ahead(source, part.splits)):
         at, skipped = 0, 0 if split else part.row
@@ -128,8 +128,8 @@ def _begun_ahead(source: Source, splits: Sequence[Split]) -> Iterator[Iterator[C
 
 
 def _windows(
-    placed: Iterator[tuple[int, int, Columns]], part: Part, number: int, order: Order
-) -> Iterator[Run]:
+    placed: Iterator[tuple[int, int, Columns]], part: WorkerPart, number: int, order: Order
+) -> Iterator[RowRun]:
     held: list[Columns] = []
     count, begin, end = 0, (0, 0), (0, 0)
     taken = part.taken
@@ -155,11 +155,11 @@ def _windows(
 
 def _window(
     held: Sequence[Columns],
-    part: Part,
+    part: WorkerPart,
     where: tuple[int, tuple[int, int], tuple[int, int]],
     order: Order,
     taken: int,
-) -> Run:
+) -> RowRun:
     number, (split, row), (last, end_row) = where
     columns = joined(held)
     first = part.splits[split]
@@ -168,4 +168,4 @@ def _window(
     numbers = dice.permutation(num_rows(columns))[taken:]
     start = Place(order.epoch, number, split, row, taken, last + 1)
     end = Place(order.epoch, number, last, end_row, 0, last + 1)
-    return Run(reordered(columns, numbers), start, end, is_window=True)
+    return RowRun(reordered(columns, numbers), start, end, is_window=True)

@@ -23,11 +23,11 @@ import numpy as np
 from feeding.columnar.builder import offsets_of
 from feeding.columnar.chunk import Array, Chunk
 from feeding.columnar.rows import column_values
-from feeding.columnar.schema import DTYPES, ColumnSpec, Group, Schema
+from feeding.columnar.schema import DTYPES, ColumnGroup, ColumnSpec, Schema
 from feeding.errors import SchemaError, SettingsError
 from feeding.reading.positions import Position
 from feeding.receiver.channel import FeedChannel
-from feeding.receiver.epoch_rows import INFERENCE, Piece, Receipt
+from feeding.receiver.epoch_rows import INFERENCE, Receipt, RowSpan
 from feeding.receiver.feed_queue import EpochEnd, FeedEnd
 
 
@@ -52,13 +52,13 @@ class Slice:
 
 def receipt_of(slices: Iterable[Slice]) -> Receipt:
     """Return which rows a batch of these slices holds; neighbours become one piece."""
-    pieces: list[Piece] = []
+    pieces: list[RowSpan] = []
     for part in slices:
         meta, place = part.chunk.meta, part.chunk.position
         epoch = meta.epoch if meta.mode == "train" else INFERENCE
-        piece = Piece(epoch, place + part.start, place + part.stop)
+        piece = RowSpan(epoch, place + part.start, place + part.stop)
         if pieces and (pieces[-1].epoch, pieces[-1].stop) == (epoch, piece.start):
-            piece = Piece(epoch, pieces.pop().start, piece.stop)
+            piece = RowSpan(epoch, pieces.pop().start, piece.stop)
         pieces.append(piece)
     return tuple(pieces)
 
@@ -249,7 +249,7 @@ class BatchReader:
         columns = tuple(self._target(source.columns[index]) for index in self._picked)
         layout = source.layout
         if self._selected is not None:
-            layout = Group("dict", selected, (None,) * len(selected))
+            layout = ColumnGroup("dict", selected, (None,) * len(selected))
         self._source = source
         self._schema = Schema(columns, layout)
 

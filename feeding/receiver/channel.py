@@ -20,8 +20,8 @@ from feeding.config import FeedConfig
 from feeding.encode.arrays import Columns
 from feeding.errors import FeedClosed, FeedTimeout, TrainerFailed
 from feeding.receiver.epoch_rows import Receipt
-from feeding.receiver.feed_queue import FeedStats, Item, Validation
-from feeding.receiver.handler import MAX_TEXT_CHARS, Reception
+from feeding.receiver.feed_queue import FeedStats, Item, ValidationRows
+from feeding.receiver.handler import MAX_TEXT_CHARS, FeedHandler
 from feeding.receiver.state import FeedState
 from rpc.auth.handshake import Identity
 from rpc.server.listener import Call
@@ -40,7 +40,7 @@ class FeedChannel:
         self, config: FeedConfig | None = None, *, worker: str = "worker", first_epoch: int = 0
     ) -> None:
         self._state = FeedState(config or FeedConfig(), worker, first_epoch)
-        self._reception = Reception(self._state)
+        self._reception = FeedHandler(self._state)
 
     def handler(self, call: Call) -> None:
         """Answer one call of a feeder."""
@@ -68,7 +68,7 @@ class FeedChannel:
             queue = self._state.queue(feed)
             queue.flush(epoch, rounds)
             if validation is not None:
-                queue.validation = Validation(epoch, *validation)
+                queue.validation = ValidationRows(epoch, *validation)
                 validating = self._state.queue(validation[0])
                 validating.validates = True
                 validating.skip(validation[1] - 1)  # of calls that failed before they fed it

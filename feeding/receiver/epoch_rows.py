@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from feeding.protocol.row_ranges import Accepted, RowRanges
+from feeding.protocol.row_ranges import AcceptedRows, RowRanges
 
 INFERENCE = -1
 """Stands for the epoch of rows that are answered, not trained."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RowSpan:
     """Rows of a batch: positions `start` to `stop` of an epoch."""
 
     epoch: int
@@ -32,7 +32,7 @@ class Piece:
         return self.stop - self.start
 
 
-Receipt = tuple[Piece, ...]
+Receipt = tuple[RowSpan, ...]
 """Which rows a batch holds."""
 
 
@@ -51,7 +51,7 @@ class _Partition:
     """A partition that is fed exactly once."""
 
     owner: int = 0
-    accepted: Accepted = field(default_factory=Accepted)
+    accepted: AcceptedRows = field(default_factory=AcceptedRows)
 
 
 class EpochRows:
@@ -70,13 +70,13 @@ class EpochRows:
         """Rows that are neither trained nor dropped."""
         return self.accepted_rows - self._trained_rows - self.dropped_rows
 
-    def claim(self, partition: int, owner: int) -> Accepted:
+    def claim(self, partition: int, owner: int) -> AcceptedRows:
         """Take a partition's rows from this feeder only; return what was accepted of it before."""
         found = self._partitions.setdefault(partition, _Partition())
         found.owner = owner
         return found.accepted
 
-    def accepted_of(self, partition: int) -> Accepted:
+    def accepted_of(self, partition: int) -> AcceptedRows:
         """Return what was accepted of a partition that some feeder claimed."""
         return self._partitions.get(partition, _Partition()).accepted
 
@@ -94,11 +94,11 @@ class EpochRows:
             claimed.accepted.add(first_row, num_rows, position)
         return position
 
-    def hand(self, piece: Piece) -> None:
+    def hand(self, piece: RowSpan) -> None:
         """The trainer has these rows."""
         self._handed += piece.num_rows
 
-    def train(self, piece: Piece) -> None:
+    def train(self, piece: RowSpan) -> None:
         """The trainer has come back from these rows."""
         self._handed -= piece.num_rows
         self._trained_rows += piece.num_rows

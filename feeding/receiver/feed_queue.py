@@ -65,7 +65,7 @@ class FeedStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
+class ValidationRows:
     """The rows that validate an epoch."""
 
     of_epoch: int
@@ -101,7 +101,7 @@ class FeedQueue:
         self.draining = False
         self.finished = False
         self.schema: Schema | None = None
-        self.validation: Validation | None = None
+        self.validation: ValidationRows | None = None
         """Of the last epoch that was flushed with one."""
         self.validates = False
         """Whether its rows validate another feed's epochs."""

@@ -15,7 +15,7 @@ import numpy as np
 from feeding.columnar.chunk import Chunk, decode, payload_bytes
 from feeding.errors import ChunkError, FeedError, TrainerFailed
 from feeding.protocol import messages
-from feeding.protocol.messages import Fetch, Hello, Put, Recall, Recalled, Results, Status, Wait
+from feeding.protocol.messages import FeedStatus, Fetch, Hello, Put, Recall, Recalled, Results, Wait
 from feeding.receiver.state import FeedState
 from rpc.auth.handshake import Identity, Role
 from rpc.server.listener import Call
@@ -24,7 +24,7 @@ MAX_TEXT_CHARS = 16_000
 """An error frame ends at 64 KiB."""
 
 
-class Reception:
+class FeedHandler:
     """Answers feeders; one instance per channel."""
 
     def __init__(self, state: FeedState) -> None:
@@ -76,7 +76,7 @@ class Reception:
                 status = self._hold(call, request)
         call.reply(messages.encode(status))
 
-    def _hello(self, request: Hello, peer: Identity) -> Status:
+    def _hello(self, request: Hello, peer: Identity) -> FeedStatus:
         if request.version != messages.VERSION:
             raise ChunkError(
                 f"{self._state.worker} speaks chunk version {messages.VERSION}, this feeder "
@@ -124,7 +124,7 @@ class Reception:
             state.changed.notify_all()
             return position
 
-    def _hold(self, call: Call, request: Wait) -> Status:
+    def _hold(self, call: Call, request: Wait) -> FeedStatus:
         """Keep the reply until there is room or a result, the time is over, or nobody waits."""
         feed, number = request.feed, request.session
         session = self._state.answers_of(feed).session
@@ -146,11 +146,11 @@ class Reception:
         # when all its rows are taken, a half full batch would wait for ever.
         return bool(number) and not queue.session_bytes(number)
 
-    def _status(self, feed: str, number: int, **fields: Any) -> Status:
+    def _status(self, feed: str, number: int, **fields: Any) -> FeedStatus:
         queue = self._state.queue(feed)
         session = self._state.answers_of(feed).session(number) if number else None
         ready: Chunk | None = session.ready[0] if session and session.ready else None
-        return Status(
+        return FeedStatus(
             unread_bytes=queue.unread_bytes,
             taken_bytes=queue.taken_bytes,
             room=self._has_room(feed, number),
@@ -162,7 +162,7 @@ class Reception:
             **fields,
         )
 
-    def _fetch(self, request: Fetch) -> tuple[Chunk, Status]:
+    def _fetch(self, request: Fetch) -> tuple[Chunk, FeedStatus]:
         with self._state.changed:
             self._state.check_open()
             session = self._state.answers_of(request.feed).session(request.session)

@@ -21,7 +21,7 @@ from feeding.errors import FeedError, ResultCountError
 
 
 @dataclass(slots=True)
-class Session:
+class InferenceSession:
     """One partition's rows and results; `error` ends it for the feeder."""
 
     packer: ArrayPacker
@@ -31,14 +31,14 @@ class Session:
     error: FeedError | None = None
 
 
-class Answers:
+class InferenceResults:
     """The sessions of one feed. The caller serialises all calls."""
 
     def __init__(self, feed: str, worker: str, config: FeedConfig) -> None:
         self._feed = feed
         self._worker = worker
         self._config = config
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, InferenceSession] = {}
         self._open_session = 0
         self._open_rows = 0
         self._open_results = 0
@@ -55,10 +55,10 @@ class Answers:
                 mode="inference",
                 session=meta.session,
             )
-            session = self._sessions[meta.session] = Session(packer)
+            session = self._sessions[meta.session] = InferenceSession(packer)
         session.fed_rows += chunk.num_rows
 
-    def session(self, number: int) -> Session:
+    def session(self, number: int) -> InferenceSession:
         """Return a session that a feeder asks about.
 
         Raises:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from feeding.config import FeedConfig
 from feeding.errors import FeedError
 from feeding.receiver.feed_queue import FeedQueue
-from feeding.receiver.results import Answers
+from feeding.receiver.results import InferenceResults
 
 MAX_FEEDS = 64
 _POLL_S = 0.1
@@ -35,7 +35,7 @@ class FeedState:
         self.draining = False
         self.end: FeedError | None = None
         self.queues: dict[str, FeedQueue] = {}
-        self.answers: dict[str, Answers] = {}
+        self.answers: dict[str, InferenceResults] = {}
         self._first_epoch = first_epoch
 
     def queue(self, feed: str) -> FeedQueue:
@@ -50,10 +50,10 @@ class FeedState:
                 raise FeedError(f"{self.worker} has {MAX_FEEDS} feeds, {feed!r} is one more")
             queue = self.queues[feed] = FeedQueue(feed, self._first_epoch)
             queue.draining = self.draining
-            self.answers[feed] = Answers(feed, self.worker, self.config)
+            self.answers[feed] = InferenceResults(feed, self.worker, self.config)
         return queue
 
-    def answers_of(self, feed: str) -> Answers:
+    def answers_of(self, feed: str) -> InferenceResults:
         """Return the results of this feed."""
         self.queue(feed)
         return self.answers[feed]

@@ -23,7 +23,7 @@ from feeding.sender.task import FeedTarget
 from rpc.auth.handshake import Credentials
 
 
-class Waiting:
+class UnansweredBatches:
     """Batches whose rows wait for their results, in order; iterate to take them from their source.
 
     Args:
@@ -136,7 +136,7 @@ class ArrowInferenceTask:
         Raises:
             ResultTypeError, FeedError: as `results`.
         """
-        waiting = Waiting(iter(batches), names)
+        waiting = UnansweredBatches(iter(batches), names)
         sent = (batch.select(places) for batch in waiting)
         with contextlib.closing(self.results(partition, sent, lambda: waiting.num_bytes)) as found:
             for results in found:

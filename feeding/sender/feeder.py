@@ -28,13 +28,13 @@ from feeding.columnar.chunk import Chunk
 from feeding.config import FeedConfig
 from feeding.errors import FeedTimeout, NoWorkerLeft, RowsChanged
 from feeding.protocol.messages import Hello, Wait
-from feeding.protocol.row_ranges import Accepted, RowRanges, Span
+from feeding.protocol.row_ranges import AcceptedRows, RowRanges, Span
 from feeding.sender.routing import choose
 from feeding.sender.worker_link import (
     PATIENCE_S,
     FeedTarget,
-    Lane,
     LostWorker,
+    WorkerLink,
     greet,
     hold_s,
     wait_lanes,
@@ -67,9 +67,9 @@ class Selection:
         """Whether no row from this one on is wanted."""
         return self._only is not None and row >= self._only.stop
 
-    def leave_out(self, accepted: Accepted) -> Accepted:
+    def leave_out(self, accepted: AcceptedRows) -> AcceptedRows:
         """Leave out what a worker accepted before; return what of it is wanted here."""
-        found = Accepted()
+        found = AcceptedRows()
         for row, count, position in accepted:
             for start, stop in self._wanted(row, row + count):
                 found.add(start, stop - start, position + start - row)
@@ -113,7 +113,7 @@ class FeedReport:
     """Workers that hung up or broke off before this partition's end, whether or not rows were
     still to be sent to them."""
     accepted: dict[int, bytes] = field(default_factory=dict)
-    """By worker, the lost ones included: `feeding.protocol.row_ranges.Accepted`, packed."""
+    """By worker, the lost ones included: `feeding.protocol.row_ranges.AcceptedRows`, packed."""
     ways: tuple[str, ...] = ()
     """How each worker was reached that was reached at all: shared memory, socket, network."""
 
@@ -177,7 +177,7 @@ class Feeder:
         self._partition = hello.partition
         self._packer = packer
         self._selection = Selection(only)
-        self._lanes = [Lane(target) for target in targets]
+        self._lanes = [WorkerLink(target) for target in targets]
         self._todo: deque[Chunk] = deque()
 
     def run(self, rows: Iterator[Any]) -> FeedReport:
@@ -254,7 +254,7 @@ class Feeder:
                 lane.ask(Wait(self._feed, hold_s(self._config)), self._config.feed_timeout_s)
         for lane in wait_lanes(alive, min(stall.left_s, PATIENCE_S)):
             taken_bytes = lane.status.taken_bytes
-            chunk = lane.heard()
+            chunk = lane.receive_reply()
             if chunk is not None:
                 self._todo.append(chunk)
             if not lane.alive or lane.status.taken_bytes != taken_bytes or lane.status.room:
@@ -267,10 +267,10 @@ class Feeder:
                 "feed_timeout"
             )
 
-    def _alive(self) -> list[Lane]:
+    def _alive(self) -> list[WorkerLink]:
         alive = [lane for lane in self._lanes if lane.alive]
         if not alive:
-            raise NoWorkerLeft(gone_text(self._lanes, f"partition {self._partition}"))
+            raise NoWorkerLeft(no_worker_left_text(self._lanes, f"partition {self._partition}"))
         return alive
 
     def _report(self, rows: Iterator[Any]) -> FeedReport:
@@ -312,7 +312,7 @@ class Feeder:
             )
 
 
-def gone_text(lanes: Sequence[Lane], what: str) -> str:
+def no_worker_left_text(lanes: Sequence[WorkerLink], what: str) -> str:
     """Say why no worker is left."""
     if not lanes:
         return f"{what} has no worker to go to; the cluster has none"

@@ -21,8 +21,8 @@ from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError
 from feeding.protocol.messages import Hello, Wait
-from feeding.sender.feeder import Stall, gone_text
-from feeding.sender.worker_link import FeedTarget, Lane, greet, hold_s, wait_lanes
+from feeding.sender.feeder import Stall, no_worker_left_text
+from feeding.sender.worker_link import FeedTarget, WorkerLink, greet, hold_s, wait_lanes
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import RpcError
 
@@ -76,7 +76,7 @@ class InferenceFeeder:
         self._packer = make_packer(
             config, feed=feed, partition=partition, mode="inference", session=self._session
         )
-        self._lanes = [Lane(target) for target in targets]
+        self._lanes = [WorkerLink(target) for target in targets]
         self._held_bytes = held_bytes
         self._received = 0
 
@@ -108,11 +108,11 @@ class InferenceFeeder:
             for lane in self._lanes:
                 lane.close()
 
-    def _choose(self) -> Lane:
+    def _choose(self) -> WorkerLink:
         """Return the worker with the fewest unread bytes and leave the others."""
         alive = [lane for lane in self._lanes if lane.alive]
         if not alive:
-            raise NoWorkerLeft(gone_text(self._lanes, f"partition {self._partition}"))
+            raise NoWorkerLeft(no_worker_left_text(self._lanes, f"partition {self._partition}"))
         wanted = [lane for lane in alive if not lane.status.draining]
         if not wanted:
             raise NoWorkerLeft(
@@ -126,7 +126,7 @@ class InferenceFeeder:
                 lane.close()
         return best
 
-    def _put(self, lane: Lane, chunk: Chunk) -> Iterator[Chunk]:
+    def _put(self, lane: WorkerLink, chunk: Chunk) -> Iterator[Chunk]:
         """Send a chunk, and yield results until the next may follow."""
         stall = Stall(self._config.feed_timeout_s)
         self._ask(lane, stall, chunk)
@@ -139,7 +139,7 @@ class InferenceFeeder:
             self._ask(lane, stall, None, room=not is_full, drained=is_full)
             yield from self._results(lane, stall)
 
-    def _results(self, lane: Lane, stall: Stall) -> Iterator[Chunk]:
+    def _results(self, lane: WorkerLink, stall: Stall) -> Iterator[Chunk]:
         while lane.status.ready:
             try:
                 chunk = lane.fetch(self._feed, self._session, self._config.feed_timeout_s)
@@ -158,7 +158,7 @@ class InferenceFeeder:
 
     def _ask(
         self,
-        lane: Lane,
+        lane: WorkerLink,
         stall: Stall,
         chunk: Chunk | None,
         *,
@@ -174,7 +174,7 @@ class InferenceFeeder:
             sent = lane.ask(wait, self._config.feed_timeout_s)
         while sent and lane.pending is not None and stall.left_s > 0:
             for done in wait_lanes([lane], stall.left_s):
-                done.heard()
+                done.receive_reply()
         if not lane.alive:
             raise self._lost()
         if (lane.status.taken_bytes, lane.status.answered_rows) != before:
@@ -188,6 +188,8 @@ class InferenceFeeder:
 
     def _lost(self) -> NoWorkerLeft:
         return NoWorkerLeft(
-            gone_text([lane for lane in self._lanes if lane.lost], f"partition {self._partition}")
+            no_worker_left_text(
+                [lane for lane in self._lanes if lane.lost], f"partition {self._partition}"
+            )
             + f"; {self._received} of {self._packer.rows_read} rows were answered"
         )

@@ -16,8 +16,8 @@ from feeding.columnar.chunk import Chunk, decode, payload_bytes
 from feeding.config import FeedConfig
 from feeding.errors import ChunkError, from_remote
 from feeding.protocol import messages
-from feeding.protocol.messages import Hello, Put, Recall, Request, Status
-from feeding.protocol.row_ranges import Accepted
+from feeding.protocol.messages import FeedStatus, Hello, Put, Recall, Request
+from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.routing import LaneView
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connect import way_text
@@ -51,7 +51,7 @@ class LostWorker:
 
 
 @dataclass(slots=True)
-class Lane:
+class WorkerLink:
     """One worker as one feeder sees it."""
 
     target: FeedTarget
@@ -60,12 +60,12 @@ class Lane:
     chunk: Chunk | None = None
     """What the pending call carries."""
     asked_at_s: float = 0.0
-    status: Status = field(default_factory=lambda: Status(0, 0, room=True, draining=False))
+    status: FeedStatus = field(default_factory=lambda: FeedStatus(0, 0, room=True, draining=False))
     way: str = ""
     """How the worker was reached, for people; empty if it was not."""
     sent_bytes: int = 0
     sent_chunks: int = 0
-    accepted: Accepted = field(default_factory=Accepted)
+    accepted: AcceptedRows = field(default_factory=AcceptedRows)
     ended: bool = False
     """It has read the end of the epoch and can take none of its rows."""
     lost: LostWorker | None = None
@@ -123,7 +123,7 @@ class Lane:
         """Send a chunk; False if the worker is lost by it."""
         return self.ask(Put(chunk.meta), timeout_s, chunk)
 
-    def heard(self) -> Chunk | None:
+    def receive_reply(self) -> Chunk | None:
         """Take the reply of the pending call, which is done; return its chunk if it went nowhere.
 
         Raises:
@@ -145,13 +145,13 @@ class Lane:
             self.accepted.add(chunk.meta.first_row, chunk.num_rows, self.status.position)
         return None
 
-    def recall(self, hello: Hello, timeout_s: float) -> Accepted:
+    def recall(self, hello: Hello, timeout_s: float) -> AcceptedRows:
         """Ask what the worker accepted of this partition from earlier feeders.
 
         Raises:
             FeedError: the worker refused.
         """
-        found = Accepted()
+        found = AcceptedRows()
         while self.connection is not None and len(found) < self.status.accepted:
             request = Recall(hello.feed, hello.epoch, hello.partition, len(found))
             try:
@@ -161,8 +161,8 @@ class Lane:
                 raise from_remote(error, self.target.name) from error
             except (RpcError, ChunkError) as error:
                 self.lose(f"{type(error).__name__}: {error}")
-                return Accepted()
-            found = Accepted([*found, *entries])
+                return AcceptedRows()
+            found = AcceptedRows([*found, *entries])
             if not entries:
                 break
         return found
@@ -204,7 +204,7 @@ class Lane:
             FeedError: as `heard`.
         """
         if self.pending is not None and self.pending.done():
-            self.heard()
+            self.receive_reply()
         if self.connection is not None and self.connection.peer_closed():
             self.lose("it closed the connection")
 
@@ -241,7 +241,7 @@ def hold_s(config: FeedConfig) -> float:
     return min(5.0, config.feed_timeout_s / 4)
 
 
-def wait_lanes(lanes: list[Lane], timeout_s: float) -> list[Lane]:
+def wait_lanes(lanes: list[WorkerLink], timeout_s: float) -> list[WorkerLink]:
     """Wait until any pending call is done; return the lanes whose calls are."""
     pending = {id(lane.pending): lane for lane in lanes if lane.pending is not None}
     calls = [lane.pending for lane in pending.values() if lane.pending is not None]
@@ -249,7 +249,7 @@ def wait_lanes(lanes: list[Lane], timeout_s: float) -> list[Lane]:
 
 
 def greet(
-    lanes: list[Lane],
+    lanes: list[WorkerLink],
     identity: Identity,
     credentials: Credentials,
     hello: Request,
@@ -267,7 +267,7 @@ def greet(
     while any(lane.pending for lane in lanes):
         done = wait_lanes(lanes, deadline - time.monotonic())
         for lane in done:
-            lane.heard()
+            lane.receive_reply()
         if not done:
             break
     for lane in lanes:

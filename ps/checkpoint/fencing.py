@@ -29,7 +29,7 @@ LOOK_S = 1.0
 """A server that has not looked for so long does so before it answers: it may have been frozen."""
 
 
-class Epoch(msgspec.Struct, frozen=True):
+class Generation(msgspec.Struct, frozen=True):
     """The content of the file."""
 
     cluster_id: str
@@ -40,7 +40,7 @@ class Epoch(msgspec.Struct, frozen=True):
     """Where it listens."""
 
 
-class EpochGuard:
+class GenerationFence:
     """One server's number among all processes that were this server.
 
     Args:
@@ -55,7 +55,7 @@ class EpochGuard:
         self._server = f"ps:{rank}"
         self._lock = threading.Lock()
         self._looked_s = time.monotonic()
-        self._mine = Epoch(cluster_id, 0, socket.gethostname(), os.getpid())
+        self._mine = Generation(cluster_id, 0, socket.gethostname(), os.getpid())
         newest = self.successor()
         number = newest.number + 1 if newest else 1
         self._mine = msgspec.structs.replace(self._mine, number=number)
@@ -83,7 +83,7 @@ class EpochGuard:
         """1 for the first process, one more for each that replaces it; taken by `claim`."""
         return self._mine.number
 
-    def successor(self) -> Epoch | None:
+    def successor(self) -> Generation | None:
         """Return who has replaced this process, as the file says now."""
         try:
             with self._storage.open(self._name) as file:
@@ -110,7 +110,7 @@ class EpochGuard:
                 self._looked_s = 0.0  # every later look has the same answer
             raise PhaseError(self.replaced_text(newer))
 
-    def replaced_text(self, newer: Epoch) -> str:
+    def replaced_text(self, newer: Generation) -> str:
         """Say who is the server now."""
         return (
             f"{self._server} (start {self.number}, pid {os.getpid()}) was replaced by start "
@@ -136,10 +136,10 @@ def _name_of(rank: int) -> str:
     return f"ps-{rank}.epoch"
 
 
-def _read(data: bytes) -> Epoch | None:
+def _read(data: bytes) -> Generation | None:
     if not data:
         return None
     try:
-        return codec.json(data, Epoch)
+        return codec.json(data, Generation)
     except UNREADABLE:
         return None

@@ -43,7 +43,7 @@ from ps.manifest.manifest import GroupLayout, Layout
 from ps.manifest.table_spec import TableSpec
 from ps.optim.row_rules import row_parts, row_width, rule_of_rows
 from ps.optim.rules import rule_of
-from ps.tables.rows import Batch, Dropped
+from ps.tables.rows import Dropped, RowBatch
 
 Array = np.ndarray[Any, Any]
 
@@ -77,10 +77,10 @@ def _joined(root: Root, checkpoint: Checkpoint, at: int, spec: TableSpec) -> tup
     places: list[Array] = [np.empty(0, np.int64)]  # of an id's row in `rows`; -1: it is gone
     num_rows = 0
     for saved, piece in read_rows(root, checkpoint):
-        if saved.record.table != at or not isinstance(piece, Batch | Dropped):
+        if saved.record.table != at or not isinstance(piece, RowBatch | Dropped):
             continue
         ids.append(piece.ids)
-        if isinstance(piece, Batch):
+        if isinstance(piece, RowBatch):
             rows.append(piece.rows)
             places.append(np.arange(num_rows, num_rows + piece.ids.size))
             num_rows += piece.ids.size

@@ -171,7 +171,7 @@ def _tell_newer(storage: Storage, taken: int, steps: Sequence[int]) -> None:
         )
 
 
-class Piece(NamedTuple):
+class SavedBucket(NamedTuple):
     """One bucket as it was saved."""
 
     bucket_id: int
@@ -180,7 +180,7 @@ class Piece(NamedTuple):
     """Values, then the slots in the rule's order."""
 
 
-def read_values(root: Root, checkpoint: Checkpoint, wanted: set[int]) -> Iterator[Piece]:
+def read_values(root: Root, checkpoint: Checkpoint, wanted: set[int]) -> Iterator[SavedBucket]:
     """Yield the wanted buckets, each from the newest of the chain's files that has it.
 
     Raises:
@@ -198,7 +198,7 @@ def read_values(root: Root, checkpoint: Checkpoint, wanted: set[int]) -> Iterato
 
 def _read_buckets(
     storage: Storage, checkpoint: Checkpoint, wanted: set[int] | None
-) -> Iterator[Piece]:
+) -> Iterator[SavedBucket]:
     """Yield the wanted buckets (None: all) of one step, each compared with its digest, finite."""
     layout = Layout.of(checkpoint.manifest)
     for name, index in load_indexes(storage, checkpoint):
@@ -213,7 +213,7 @@ def _read_buckets(
                     arrays = new_arrays(layout, checkpoint.manifest, bucket_id)
                     where = f"bucket {bucket_id}"
                     _read_bucket(file, storage.where(name), arrays, where, expected)
-                    yield Piece(bucket_id, step, arrays)
+                    yield SavedBucket(bucket_id, step, arrays)
                 position += bucket_nbytes(layout, checkpoint.manifest, bucket_id)
 
 

@@ -40,16 +40,16 @@ import numpy as np
 
 from ps.checkpoint.format import new_arrays
 from ps.dense.shard import DenseShard
-from ps.exactly_once import AppliedRecord, SessionCut
-from ps.metadata import Notes
-from ps.tables.row_snapshot import RowCut
-from ps.tables.rows import ROWS_AT_ONCE, Batch, Dropped
+from ps.exactly_once import CompletionLog, SessionCut
+from ps.metadata import Metadata
+from ps.tables.row_snapshot import RowSnapshot
+from ps.tables.rows import ROWS_AT_ONCE, Dropped, RowBatch
 from ps.tables.table import Table
 
 Array = np.ndarray[Any, Any]
 
 
-class SegmentCopy:
+class SegmentSnapshot:
     """One segment of a table on its way into a checkpoint.
 
     Args:
@@ -74,10 +74,10 @@ class SegmentCopy:
         self._base = base
         self._at_cut = at_cut
         self._gone: Array = np.empty(0, np.int64)
-        self._rows: RowCut | None = None
+        self._rows: RowSnapshot | None = None
         self._is_released = False
 
-    def begin(self) -> RowCut:
+    def begin(self) -> RowSnapshot:
         """Make the cut if that was not done; the caller holds the segment's lock."""
         if self._rows is None:
             segment = self._segment
@@ -86,13 +86,13 @@ class SegmentCopy:
             since = -1 if gone is None or self._base is None else self._base
             self._gone = self._gone if gone is None else gone
             self.version, self.counts = segment.version, segment.counts.copy()
-            self._rows = segment.cut = RowCut(since, segment.version, segment.num_rows)
+            self._rows = segment.cut = RowSnapshot(since, segment.version, segment.num_rows)
             self._at_cut()
             if self._is_released:  # since its caller looked
                 self._rows.release()
         return self._rows
 
-    def batches(self) -> Iterator[Batch | Dropped]:
+    def batches(self) -> Iterator[RowBatch | Dropped]:
         """Give ids whose rows are gone, then rows: the order in which they are to be applied."""
         segment = self._segment
         with segment.lock:
@@ -113,19 +113,19 @@ class SegmentCopy:
             self._rows.release()
 
 
-def _pieces(batch: Batch | Dropped) -> Iterator[Batch | Dropped]:
+def _pieces(batch: RowBatch | Dropped) -> Iterator[RowBatch | Dropped]:
     for start in range(0, batch.ids.size, ROWS_AT_ONCE):
         yield type(batch)(*(column[start : start + ROWS_AT_ONCE] for column in batch))
 
 
-Place = int | tuple[int, int]
+UnitKey = int | tuple[int, int]
 """A bucket's id, or a table's number and a segment's."""
 UNWRITTEN_S = 30.0
 """A cut whose saver does not come back within this time is released by the next push."""
-NO_BASE: Mapping[Place, int] = {}
+NO_BASE: Mapping[UnitKey, int] = {}
 
 
-class ShardCut:
+class ShardSnapshot:
     """What ps.checkpoint.writer.write_shard copies from.
 
     Make it under the lock that guards the record's completed requests.
@@ -138,7 +138,7 @@ class ShardCut:
     """
 
     def __init__(
-        self, guard: CopyOnWrite, clock: int, save_id: str, base: Mapping[Place, int] = NO_BASE
+        self, guard: CopyOnWrite, clock: int, save_id: str, base: Mapping[UnitKey, int] = NO_BASE
     ) -> None:
         dense = guard.dense
         self.manifest = dense.manifest
@@ -157,7 +157,7 @@ class ShardCut:
         self._base = base
         self._record = guard.record.cut()
         self._indices = {bucket.id: index for index, bucket in enumerate(dense.buckets)}
-        self._versions: dict[Place, int] = {}
+        self._versions: dict[UnitKey, int] = {}
         self._is_noted = bytearray(len(dense.buckets))
         self._aside: dict[int, tuple[int, list[Array]]] = {}
         places = [
@@ -166,7 +166,7 @@ class ShardCut:
             for number in range(len(table.segments))
         ]
         self.segments = [
-            SegmentCopy(table, place, base.get(place), self._noting(len(dense.buckets) + unit))
+            SegmentSnapshot(table, place, base.get(place), self._noting(len(dense.buckets) + unit))
             for unit, (table, place) in enumerate(places)
         ]
         """Of all tables, in the record's order; copied after the buckets."""
@@ -233,14 +233,14 @@ class ShardCut:
 
     def notes(self) -> dict[str, str]:
         """The notes by name, once all buckets were copied; also of a push that all contain."""
-        notes = Notes()
+        notes = Metadata()
         notes.fill(self._notes)
         for session, (sequence, note) in self._coming_notes.items():
             if self._record.has_changed_all(session, sequence, len(self.buckets)):
                 notes.put(note.name, note.text)
         return notes.texts()
 
-    def versions(self) -> dict[Place, int]:
+    def versions(self) -> dict[UnitKey, int]:
         """Of each bucket and segment as the save or its base holds it, once all are copied."""
         versions = self._versions.copy()
         versions.update((segment.place, segment.version) for segment in self.segments)
@@ -298,16 +298,16 @@ class CopyOnWrite:
         self,
         dense: DenseShard,
         tables: Sequence[Table],
-        record: AppliedRecord,
-        notes: Notes | None = None,
+        record: CompletionLog,
+        notes: Metadata | None = None,
     ) -> None:
         self.dense = dense
         self.tables = tuple(tables)
         self.record = record
-        self.notes = Notes() if notes is None else notes
+        self.notes = Metadata() if notes is None else notes
         self.locks = tuple(threading.Lock() for _ in dense.buckets)
         """Of the buckets: what makes "apply and note it in the record" one step."""
-        self.cut: ShardCut | None = None
+        self.cut: ShardSnapshot | None = None
         """The one that is open."""
 
     def num_changes(self, clock: int) -> int:
@@ -329,7 +329,7 @@ class CopyOnWrite:
         if cut is not None:
             cut.keep(unit)
 
-    def open(self, cut: ShardCut) -> None:
+    def open(self, cut: ShardSnapshot) -> None:
         """Mark all units; call it under the lock under which the cut was made."""
         self.close()
         self.cut = cut

@@ -27,7 +27,7 @@ from ps.errors import CheckpointError
 from ps.manifest.manifest import Manifest
 from ps.manifest.table_spec import TableSpec
 from ps.optim.row_rules import row_width
-from ps.tables.rows import ROWS_AT_ONCE, Batch, Dropped
+from ps.tables.rows import ROWS_AT_ONCE, Dropped, RowBatch
 
 Array = np.ndarray[Any, Any]
 
@@ -62,7 +62,7 @@ class SegmentRecord(msgspec.Struct, frozen=True):
 
 
 class SegmentSource(Protocol):
-    """A segment that is written: a ps.checkpoint.snapshot.SegmentCopy."""
+    """A segment that is written: a ps.checkpoint.snapshot.SegmentSnapshot."""
 
     spec: TableSpec
     place: tuple[int, int]
@@ -70,7 +70,7 @@ class SegmentSource(Protocol):
     version: int
     counts: Array
 
-    def batches(self) -> Iterator[Batch | Dropped]:
+    def batches(self) -> Iterator[RowBatch | Dropped]:
         """Give the pieces; only then the other fields are right."""
 
 
@@ -92,7 +92,7 @@ def write_segment(file: BinaryIO, source: SegmentSource) -> SegmentRecord:
     """
     pieces: list[PieceRecord] = []
     for batch in source.batches():
-        if isinstance(batch, Batch):
+        if isinstance(batch, RowBatch):
             refuse_nonfinite(batch.rows, f"not saved: table {source.spec.name!r}")
             arrays = [batch.ids, batch.versions, batch.rows]
         else:
@@ -129,7 +129,7 @@ def check_segments(
 
 def read_piece(
     file: BinaryIO, path: str, spec: TableSpec, record: SegmentRecord, piece: PieceRecord
-) -> Batch | Dropped:
+) -> RowBatch | Dropped:
     """Read the piece that the file stands at, and check it.
 
     Raises:
@@ -155,7 +155,7 @@ def read_piece(
     rows = np.frombuffer(data, spec.dtype, offset=2 * split)
     rows = rows.reshape(piece.num_rows, row_width(spec))
     refuse_nonfinite(rows, f"{path}: {what}")
-    return Batch(ids, rows, versions)
+    return RowBatch(ids, rows, versions)
 
 
 def read_counts(file: BinaryIO, path: str, spec: TableSpec, record: SegmentRecord) -> bytes:

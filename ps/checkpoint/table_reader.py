@@ -19,9 +19,9 @@ from ps.checkpoint.reader import Root, load_chain, load_indexes
 from ps.checkpoint.storage import Storage, storage_at, typed_errors
 from ps.checkpoint.table_format import SegmentRecord, read_counts, read_piece, segment_nbytes
 from ps.manifest.manifest import Layout
-from ps.tables.rows import Batch, Dropped
+from ps.tables.rows import Dropped, RowBatch
 
-Place = tuple[int, int, int]
+RowPlace = tuple[int, int, int]
 """A saved segment: (server, table, number)."""
 
 
@@ -41,7 +41,7 @@ class End(NamedTuple):
 
 def read_rows(
     root: Root, checkpoint: Checkpoint, *, servers: Collection[int] | None = None
-) -> Iterator[tuple[SavedSegment, Batch | Dropped | End]]:
+) -> Iterator[tuple[SavedSegment, RowBatch | Dropped | End]]:
     """Yield the tables' rows, of each id the newest first, one piece of them in memory at a time.
 
     Args:
@@ -81,9 +81,11 @@ def check_step_rows(storage: Storage, checkpoint: Checkpoint) -> None:
             pass
 
 
-def _first_links(chain: list[tuple[Checkpoint, list[tuple[str, ShardIndex]]]]) -> dict[Place, int]:
+def _first_links(
+    chain: list[tuple[Checkpoint, list[tuple[str, ShardIndex]]]],
+) -> dict[RowPlace, int]:
     """Return where in the chain, newest first, each segment is whole for the first time."""
-    found: dict[Place, int] = {}
+    found: dict[RowPlace, int] = {}
     for link, (_, indexes) in enumerate(chain):
         for server, (_, index) in enumerate(indexes):
             for record in index.tables:
@@ -94,7 +96,7 @@ def _first_links(chain: list[tuple[Checkpoint, list[tuple[str, ShardIndex]]]]) -
 
 def _read_shard(
     storage: Storage, checkpoint: Checkpoint, where: tuple[int, str], index: ShardIndex
-) -> Iterator[tuple[SavedSegment, Batch | Dropped | End]]:
+) -> Iterator[tuple[SavedSegment, RowBatch | Dropped | End]]:
     server, name = where
     manifest = checkpoint.manifest
     layout = Layout.of(manifest)
@@ -108,7 +110,7 @@ def _read_shard(
             dropped: list[Dropped] = []
             for description in record.pieces:
                 piece = read_piece(file, path, spec, record, description)
-                if isinstance(piece, Batch):
+                if isinstance(piece, RowBatch):
                     yield place, piece
                 else:  # what was dropped and came again is in both: its row is the newer one
                     dropped.append(piece)

@@ -24,10 +24,10 @@ import numpy as np
 
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import Root, logger
-from ps.checkpoint.table_reader import End, Place, read_rows
+from ps.checkpoint.table_reader import End, RowPlace, read_rows
 from ps.errors import CheckpointError
 from ps.server.lifecycle import ServerSettings
-from ps.tables.rows import Batch, Dropped
+from ps.tables.rows import Dropped, RowBatch
 from ps.tables.table import Table
 
 Array = np.ndarray[Any, Any]
@@ -63,11 +63,11 @@ def restore_tables(
     """
     is_same = is_same_cut(checkpoint, tables, place)
     versions = [0] * len(tables)
-    gone: defaultdict[Place, _Gone] = defaultdict(_Gone)
+    gone: defaultdict[RowPlace, _Gone] = defaultdict(_Gone)
     for saved, piece in read_rows(root, checkpoint, servers={place.rank} if is_same else None):
         at, number = saved.record.place
         table = tables[at]
-        if isinstance(piece, Batch):
+        if isinstance(piece, RowBatch):
             batch = gone[saved.server, at, number].left_of(piece)
             table.load(table.without_slots(batch) if reset_optimizer else batch)
         elif isinstance(piece, Dropped):
@@ -103,7 +103,7 @@ class _Gone:
         """Note dropped ids."""
         self._new.append(ids)
 
-    def left_of(self, batch: Batch) -> Batch:
+    def left_of(self, batch: RowBatch) -> RowBatch:
         """Return the rows of those ids that were not dropped."""
         if self._new:
             self._sorted = np.unique(np.concatenate([self._sorted, *self._new]))
@@ -111,8 +111,8 @@ class _Gone:
         if not self._sorted.size:
             return batch
         places = np.searchsorted(self._sorted, batch.ids).clip(max=self._sorted.size - 1)
-        is_left = self._sorted[places] != batch.ids
-        return Batch(*(column[is_left] for column in batch))
+        is_abandoned = self._sorted[places] != batch.ids
+        return RowBatch(*(column[is_abandoned] for column in batch))
 
 
 def _end(table: Table, number: int, end: End) -> None:

@@ -11,7 +11,7 @@ ended.
 
 from __future__ import annotations
 
-from ps.checkpoint.fencing import EpochGuard, endpoint_of
+from ps.checkpoint.fencing import GenerationFence, endpoint_of
 from ps.checkpoint.reader import latest, steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.client.client import PSClient
@@ -36,7 +36,11 @@ class SelfSaving:
     """
 
     def __init__(
-        self, period: Period, place: ServerSettings, credentials: Credentials, guard: EpochGuard
+        self,
+        period: Period,
+        place: ServerSettings,
+        credentials: Credentials,
+        guard: GenerationFence,
     ) -> None:
         self._storage = storage_at(period.directory)
         self._place = place

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ps.checkpoint.fencing import EpochGuard
+from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.restore import Restoring
 from ps.checkpoint.storage import storage_at
 from ps.cli.credentials import add_credentials, credentials_of, read_secret
@@ -102,7 +102,7 @@ def _self_saving(
     options: argparse.Namespace,
     settings: ServerSettings,
     credentials: Credentials,
-    guard: EpochGuard | None,
+    guard: GenerationFence | None,
 ) -> SelfSaving | None:
     """Make what saves all servers, if that is wanted and this is the first of them."""
     if options.save_every is None:
@@ -148,11 +148,11 @@ def metrics_token(file: str | None) -> str:
     return token.decode("ascii")
 
 
-def _guard(options: argparse.Namespace) -> EpochGuard | None:
+def _guard(options: argparse.Namespace) -> GenerationFence | None:
     place = options.save_dir or options.restore
     if not place:
         return None
-    return EpochGuard(storage_at(place), options.cluster_id, options.rank)
+    return GenerationFence(storage_at(place), options.cluster_id, options.rank)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -33,10 +33,10 @@ LONGEST_PAUSE_S = 1.0
 _LIMITS = Limits(max_reply_bytes=MAX_OPEN_BYTES)
 
 
-class Outgoing(msgspec.Struct):
+class OutgoingCall(msgspec.Struct):
     """One request to one server, ready to be sent more than once."""
 
-    link: Link
+    link: Channel
     request: Callable[[float], messages.Request]
     """Makes the request for the seconds that the server may let us wait."""
     payload: Sequence[Buffer] = ()
@@ -82,7 +82,7 @@ class Outgoing(msgspec.Struct):
         self.link.answered(self._kind, latency_s, is_refused=is_refused)
 
 
-class Link:
+class Channel:
     """The connection to one server, made when it is needed and made again when it was cut."""
 
     def __init__(
@@ -95,8 +95,8 @@ class Link:
         """Number of the last changing request sent to this server."""
         self.acknowledged = 0
         """Number of the last one that it has answered with success."""
-        self.told_clock = 0
-        """Where it has told this worker to stand, at the furthest; see Ack.own_clock."""
+        self.acked_clock = 0
+        """Where it has told this worker to stand, at the furthest; see Ack.worker_clock."""
         self._credentials = credentials
         self._identity = identity
         self.last_failure: RpcError | None = None
@@ -213,7 +213,7 @@ class Link:
         """How long until the next attempt."""
         return max(0.0, self._next_attempt_s - time.monotonic())
 
-    def look_after(self, timeout_s: float) -> None:
+    def probe_restarts(self, timeout_s: float) -> None:
         """Connect again if the server has closed the connection; does nothing between attempts."""
         if self.connection is not None and self.connection.peer_closed():
             self.connection.close()

@@ -28,15 +28,15 @@ import numpy as np
 from ps import metadata
 from ps.checkpoint.restore import AS_SAVED, Restoring, find
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.client.channel import Outgoing
+from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats
 from ps.client.dense import DenseClient
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
-from ps.client.server_group import Answer, Fleet, check_serving, joined
+from ps.client.server_group import Answer, ServerGroup, check_serving, joined
 from ps.client.tables import TableClient
 from ps.errors import RequestTimeout, SettingsError
 from ps.manifest.manifest import Hyper, Layout, Manifest
-from ps.metadata import PushedNote
+from ps.metadata import AttachedMetadata
 from ps.protocol import messages
 from ps.protocol.messages import MAX_REASON_LENGTH, MAX_WAIT_S, Ack, Description, Number
 from ps.stats.server_stats import ServerStats
@@ -50,18 +50,18 @@ LOOK_S = 1.0
 """How long a look may wait for one server."""
 
 
-class MeetingClient:
+class RendezvousClient:
     """The meetings of one worker; belongs to a PSClient.
 
     Args:
         fleet: the links to the servers.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: ServerGroup) -> None:
         self._fleet = fleet
         self._uses: dict[str, int] = {}
 
-    def meet(self, key: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
+    def rendezvous(self, key: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
         """Bring a value and get those of all live workers. Raises as PSClient.rendezvous."""
         uses = self._uses.get(key, 0)
         reply = self._wait(f"{key}#{uses}" if uses else key, value, timeout_s)
@@ -72,8 +72,8 @@ class MeetingClient:
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
-            is_last = left_s < 2 * LOOK_AFTER_S or not self._fleet.stands_by
-            call = Outgoing(
+            is_last = left_s < 2 * LOOK_AFTER_S or not self._fleet.is_inactive
+            call = OutgoingCall(
                 self._fleet.links[0],
                 lambda wait_s: messages.Meet(name, wait_s),
                 [value] if value else [],
@@ -83,7 +83,7 @@ class MeetingClient:
             except RequestTimeout:
                 if is_last:
                     raise
-            self._fleet.look_after(timeout_s=LOOK_S)
+            self._fleet.probe_restarts(timeout_s=LOOK_S)
 
 
 Array = np.ndarray[Any, Any]
@@ -127,7 +127,7 @@ class PSClient:
         self.num_workers = num_workers
         self.timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._fleet = Fleet(
+        self._fleet = ServerGroup(
             endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
         )
         self.tables = TableClient(self._fleet, self._lock, timeout_s)
@@ -139,7 +139,7 @@ class PSClient:
         )
         self._open_storage = open_storage
         self._saver = Saver(credentials.cluster_id, open_storage)
-        self._meetings = MeetingClient(self._fleet)
+        self._meetings = RendezvousClient(self._fleet)
         self._note_numbers = itertools.count(1)
 
     def __enter__(self) -> PSClient:
@@ -186,11 +186,11 @@ class PSClient:
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._lock:
-            calls = [Outgoing(link, messages.Describe) for link in self._fleet.links]
+            calls = [OutgoingCall(link, messages.Describe) for link in self._fleet.links]
             described = self._fleet.answers(calls, Description, timeout_s=limit_s)
             self._fleet.check_size(described)
             check_serving(described, limit_s)
-            call = Outgoing(self._fleet.links[0], lambda _: messages.FetchManifest())
+            call = OutgoingCall(self._fleet.links[0], lambda _: messages.FetchManifest())
             (reply,) = self._fleet.send([call], timeout_s=limit_s)
             self._adopt(Manifest.decode(reply.payload))
             return self.manifest
@@ -206,7 +206,7 @@ class PSClient:
         *,
         hyper: Hyper,
         rows: int,
-        note: PushedNote | None = None,
+        note: AttachedMetadata | None = None,
     ) -> Ack:
         """Bring a gradient of `rows` rows; in sync mode wait until everybody's is applied.
 
@@ -234,7 +234,7 @@ class PSClient:
         hyper: Hyper,
         rows: int,
         lag: int = 0,
-        note: PushedNote | None = None,
+        note: AttachedMetadata | None = None,
     ) -> Ack:
         """Push, and fill `into` with the values after it, in one round trip. Raises as push().
 
@@ -265,9 +265,9 @@ class PSClient:
             acks = self._fleet.change(
                 lambda number, _: messages.Join(number), timeout_s=self.timeout_s
             )
-            self._fleet.stand(None)
+            self._fleet.declare_inactive(None)
             if self.manifest.consistency != "async":
-                acks = self._fleet.line_up(acks, self.manifest, timeout_s=self.timeout_s)
+                acks = self._fleet.align_clocks(acks, self.manifest, timeout_s=self.timeout_s)
             return joined(acks)
 
     def leave(self) -> Ack:
@@ -276,14 +276,14 @@ class PSClient:
             acks = self._fleet.change(
                 lambda number, _: messages.Leave(number), timeout_s=self.timeout_s
             )
-            self._fleet.stand(messages.Leave)
+            self._fleet.declare_inactive(messages.Leave)
             return joined(acks)
 
     def finish(self) -> None:
         """Be done for good: neither barrier nor meeting waits for this worker. Idempotent."""
         with self._lock:
             self._fleet.change(lambda number, _: messages.Finish(number), timeout_s=self.timeout_s)
-            self._fleet.stand(messages.Finish)
+            self._fleet.declare_inactive(messages.Finish)
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
         """Bring a value and get those of all live workers that have not finished, by rank.
@@ -295,7 +295,7 @@ class PSClient:
             RequestTimeout: names the workers that did not come.
         """
         with self._lock:
-            return self._meetings.meet(key, value, timeout_s)
+            return self._meetings.rendezvous(key, value, timeout_s)
 
     def set_note(self, name: str, value: Any) -> None:
         """Keep a value under a name; checkpoints from now on hold it, and a restore brings it back.
@@ -312,13 +312,13 @@ class PSClient:
         with self._lock:
             number = Number(self._fleet.session, next(self._note_numbers))
             request = messages.SetNote(number, name)
-            call = Outgoing(self._fleet.links[0], lambda _: request, [text])
+            call = OutgoingCall(self._fleet.links[0], lambda _: request, [text])
             self._fleet.answers([call], Description, timeout_s=self.timeout_s)
 
     def notes(self) -> dict[str, Any]:
         """Every note that is kept, by name; none on servers that are EMPTY."""
         with self._lock:
-            call = Outgoing(self._fleet.links[0], lambda _: messages.FetchNotes())
+            call = OutgoingCall(self._fleet.links[0], lambda _: messages.FetchNotes())
             (reply,) = self._fleet.send([call], timeout_s=self.timeout_s)
         return metadata.decode(reply.payload)
 
@@ -385,7 +385,7 @@ class PSClient:
             str(directory), found.step, digest, len(encoded), like.reset_optimizer
         )
         with self._lock:
-            calls = [Outgoing(link, lambda _: request, [encoded]) for link in self._fleet.links]
+            calls = [OutgoingCall(link, lambda _: request, [encoded]) for link in self._fleet.links]
             self._fleet.check_size(self._fleet.answers(calls, Description, timeout_s=timeout_s))
             self._adopt(manifest)
         return found.step
@@ -412,7 +412,7 @@ class PSClient:
 
     def stop_servers(self, reason: str = "") -> None:
         """Drain and end the servers. Drivers and supervisors only."""
-        self._ask(messages.Stop(reason[:MAX_REASON_LENGTH]), Description)
+        self._ask(messages.StopServer(reason[:MAX_REASON_LENGTH]), Description)
 
     def close(self) -> None:
         """Close the connections and give checkpoint directories back. Idempotent."""

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from ps.client.channel import Outgoing
-from ps.client.error_feedback import Packer
-from ps.client.server_group import Fleet, joined
-from ps.client.slices import Piece, check_arrays, cut_pieces, views_of
+from ps.client.channel import OutgoingCall
+from ps.client.error_feedback import ErrorFeedback
+from ps.client.server_group import ServerGroup, joined
+from ps.client.slices import Slice, check_arrays, slice_by_server, views_of
 from ps.client.two_round_push import ClippedPush
 from ps.errors import NonFiniteGradient, PhaseError, PSError, SettingsError
 from ps.manifest.manifest import Hyper, Layout, Manifest
-from ps.metadata import PushedNote
+from ps.metadata import AttachedMetadata
 from ps.optim.clipping import Clipper
 from ps.protocol import messages
 from ps.protocol.messages import MAX_MANIFEST_BYTES, Ack, Description
@@ -43,10 +43,10 @@ class DenseClient:
     """
 
     def __init__(
-        self, fleet: Fleet, *, num_workers: int, timeout_s: float, pushes: bool = True
+        self, fleet: ServerGroup, *, num_workers: int, timeout_s: float, pushes: bool = True
     ) -> None:
         self.layout = Layout((), ())
-        self.pieces: tuple[tuple[Piece, ...], ...] = ()
+        self.pieces: tuple[tuple[Slice, ...], ...] = ()
         self._fleet = fleet
         self._num_workers = num_workers
         self._timeout_s = timeout_s
@@ -55,7 +55,7 @@ class DenseClient:
         self._hash = ""
         self._clipper: Clipper | None = None
         self._clipped_push: ClippedPush | None = None
-        self._packer: Packer | None = None
+        self._packer: ErrorFeedback | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -73,13 +73,13 @@ class DenseClient:
         self._manifest = manifest
         self._hash = digest
         self.layout = Layout.of(manifest)
-        self.pieces = cut_pieces(self.layout, len(self._fleet.links))
+        self.pieces = slice_by_server(self.layout, len(self._fleet.links))
         self._clipper = Clipper(manifest, num_workers=self._num_workers)
         self._clipped_push = ClippedPush.if_needed(
             self._fleet, manifest, num_workers=self._num_workers
         )
         num_servers = len(self._fleet.links)
-        self._packer = Packer.if_needed(manifest, num_servers) if self._pushes else None
+        self._packer = ErrorFeedback.if_needed(manifest, num_servers) if self._pushes else None
 
     def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
         """Give the servers their manifest and first values. Raises as PSClient.seed."""
@@ -95,9 +95,9 @@ class DenseClient:
         self._fleet.check_size(
             self._fleet.ask(messages.Describe(), Description, timeout_s=self._timeout_s)
         )
-        pieces = cut_pieces(layout, len(self._fleet.links))
+        pieces = slice_by_server(layout, len(self._fleet.links))
         calls = [
-            Outgoing(link, lambda _: request, [encoded, *views_of(values, pieces[link.server])])
+            OutgoingCall(link, lambda _: request, [encoded, *views_of(values, pieces[link.server])])
             for link in self._fleet.links
         ]
         self._fleet.answers(calls, Description, timeout_s=self._timeout_s)
@@ -107,7 +107,7 @@ class DenseClient:
         request = messages.Pull(self.known_hash(), averages)
         check_arrays(self.layout, into, "into", writable=True)
         calls = [
-            Outgoing(link, lambda _: request, into=views_of(into, self.pieces[link.server]))
+            OutgoingCall(link, lambda _: request, into=views_of(into, self.pieces[link.server]))
             for link in self._fleet.links
         ]
         return joined(self._fleet.answers(calls, Ack, timeout_s=self._timeout_s))
@@ -119,7 +119,7 @@ class DenseClient:
         hyper: Hyper | None,
         rows: int,
         lag: int = 0,
-        note: PushedNote | None = None,
+        note: AttachedMetadata | None = None,
     ) -> Ack:
         """Push a gradient, or none, and fill `into` if it is given. Raises as PSClient.push."""
         digest = self.known_hash()
@@ -155,7 +155,7 @@ class DenseClient:
             payload=lambda link: views_of(values, self.pieces[link.server]),
         )
 
-    def _pack(self, packer: Packer, grads: Mapping[str, Array]) -> None:
+    def _pack(self, packer: ErrorFeedback, grads: Mapping[str, Array]) -> None:
         """Pack; a gradient that cannot be packed counts as a null push, so barriers stay whole."""
         try:
             packer.pack(grads)

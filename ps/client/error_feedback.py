@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ps.client.channel import Link
-from ps.client.slices import Piece, cut_pieces, views_of
+from ps.client.channel import Channel
+from ps.client.slices import Slice, slice_by_server, views_of
 from ps.compression.format import Compression, packed_nbytes
 from ps.errors import NonFiniteGradient
 from ps.manifest.manifest import Bucket, Layout, Manifest
@@ -38,7 +38,7 @@ class _Packed(NamedTuple):
     data: Array
 
 
-class Packer:
+class ErrorFeedback:
     """Packs one worker's gradients. Holds 8 bytes per element of a packed group, and the packed.
 
     Args:
@@ -62,7 +62,7 @@ class Packer:
             if spec.compression != "none"
         }
         self._new_left = {name: np.empty_like(left) for name, left in self._left.items()}
-        self._pieces = cut_pieces(self._layout, num_servers)
+        self._pieces = slice_by_server(self._layout, num_servers)
         self._packed: list[_Packed] = []
         self._memory = {
             piece: self._place(piece)
@@ -110,7 +110,7 @@ class Packer:
         ]
 
     @contextmanager
-    def sending(self, links: Sequence[Link]) -> Iterator[None]:
+    def sending(self, links: Sequence[Channel]) -> Iterator[None]:
         """Send what was packed in this block; what it left out counts where it is acknowledged."""
         before = [link.acknowledged for link in links]
         try:
@@ -128,7 +128,7 @@ class Packer:
                 part = slice(piece.start, piece.stop)
                 self._left[piece.group][part] = self._new_left[piece.group][part]
 
-    def _place(self, piece: Piece) -> Array:
+    def _place(self, piece: Slice) -> Array:
         """Give a piece memory, one bucket after the other."""
         kind = self._kinds[piece.group]
         buckets = [

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from ps.client.channel import Link, Outgoing
+from ps.client.channel import Channel, OutgoingCall
 from ps.errors import (
     ClosedError,
     PeerGone,
@@ -33,9 +33,7 @@ from ps.errors import (
 )
 from rpc.client.connection import PendingCall, Reply, wait_any
 from rpc.errors import (
-    ClosedError as ConnectionClosed,
-)
-from rpc.errors import (
+    ConnectionClosed,
     DeadlineExceeded,
     IntegrityError,
     RemoteError,
@@ -44,7 +42,7 @@ from rpc.errors import (
 )
 
 
-def connect_together(links: Sequence[Link], left_s: float) -> dict[int, RpcError | PSError]:
+def connect_together(links: Sequence[Channel], left_s: float) -> dict[int, RpcError | PSError]:
     """Connect those links that have no connection and may try now; bounded as one attempt is.
 
     Returns:
@@ -56,7 +54,7 @@ def connect_together(links: Sequence[Link], left_s: float) -> dict[int, RpcError
         return {}  # the caller's own thread can do that
     failures: dict[int, RpcError | PSError] = {}
 
-    def connect(link: Link) -> None:
+    def connect(link: Channel) -> None:
         try:
             link.open_connection(left_s)
         except (RpcError, PSError) as error:
@@ -79,7 +77,7 @@ ended; see `_server_wait_s`."""
 SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.5, 1.0
 
 
-def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float) -> list[Reply]:
+def exchange(calls: Sequence[OutgoingCall], *, timeout_s: float, reconnect_s: float) -> list[Reply]:
     """Send all requests at once and return all replies, in order.
 
     A request that was cut is sent again while others still wait for their replies: at a barrier
@@ -108,7 +106,7 @@ def exchange(calls: Sequence[Outgoing], *, timeout_s: float, reconnect_s: float)
 
 
 def _drive(
-    calls: Sequence[Outgoing], deadline_s: float, *, timeout_s: float, reconnect_s: float
+    calls: Sequence[OutgoingCall], deadline_s: float, *, timeout_s: float, reconnect_s: float
 ) -> None:
     """Give every call its reply or its final error."""
     under_way: dict[int, PendingCall] = {}
@@ -127,7 +125,7 @@ def _drive(
             calls[index].link.close()  # a later call must not meet the reply of this one
 
 
-def _try_one(call: Outgoing, timeout_s: float) -> Reply | None:
+def _try_one(call: OutgoingCall, timeout_s: float) -> Reply | None:
     """The first attempt at a single server that is connected: the usual case, without lists."""
     connection = call.link.connection
     if connection is None or connection.closed:
@@ -154,7 +152,7 @@ def _server_wait_s(left_s: float) -> float:
 
 
 def _advance(
-    calls: Sequence[Outgoing], under_way: dict[int, PendingCall], deadline_s: float
+    calls: Sequence[OutgoingCall], under_way: dict[int, PendingCall], deadline_s: float
 ) -> None:
     """Send what can be sent now, and take the next outcomes."""
     idle = [call for index, call in enumerate(calls) if call.is_open and index not in under_way]
@@ -172,7 +170,7 @@ def _advance(
         _settle(calls[index], _outcome(under_way.pop(index)))
 
 
-def _begin(call: Outgoing, deadline_s: float) -> PendingCall | None:
+def _begin(call: OutgoingCall, deadline_s: float) -> PendingCall | None:
     """Begin a call if its connection is there or can be made now."""
     call.left_s = deadline_s - time.monotonic()
     if call.left_s <= 0:
@@ -193,7 +191,7 @@ def _begin(call: Outgoing, deadline_s: float) -> PendingCall | None:
 
 
 def _wait(
-    calls: Sequence[Outgoing], under_way: Mapping[int, PendingCall], deadline_s: float
+    calls: Sequence[OutgoingCall], under_way: Mapping[int, PendingCall], deadline_s: float
 ) -> None:
     """Wait until a call has its outcome or another one may be tried again, or time is over."""
     left_s = deadline_s - time.monotonic()
@@ -215,7 +213,7 @@ def _outcome(pending: PendingCall) -> Reply | RpcError:
         return error
 
 
-def _settle(call: Outgoing, outcome: Reply | RpcError | PSError) -> None:
+def _settle(call: OutgoingCall, outcome: Reply | RpcError | PSError) -> None:
     if isinstance(outcome, Reply):
         call.succeed(outcome)
     elif isinstance(outcome, RemoteError):
@@ -234,12 +232,12 @@ def _settle(call: Outgoing, outcome: Reply | RpcError | PSError) -> None:
         call.fail(outcome)
 
 
-def _named(error: PSError, link: Link) -> PSError:
+def _named(error: PSError, link: Channel) -> PSError:
     error.details.setdefault("server", str(link.server))
     return error
 
 
-def _timeout(calls: Sequence[Outgoing], timeout_s: float) -> RequestTimeout:
+def _timeout(calls: Sequence[OutgoingCall], timeout_s: float) -> RequestTimeout:
     names = ", ".join(call.link.name for call in calls)
     failures = [call.last_cut or call.link.last_failure for call in calls]
     cut = next((failure for failure in failures if failure is not None), None)
@@ -247,7 +245,7 @@ def _timeout(calls: Sequence[Outgoing], timeout_s: float) -> RequestTimeout:
     return RequestTimeout(f"no answer from {names} within {timeout_s:g} s{why}")
 
 
-def _gone(call: Outgoing, reconnect_s: float) -> PeerGone:
+def _gone(call: OutgoingCall, reconnect_s: float) -> PeerGone:
     why = f"; the connection ended by: {call.last_cut}" if call.last_cut is not None else ""
     return PeerGone(
         f"{call.link.name} could not be reached for {reconnect_s:g} s{why}; the last attempt: "

@@ -49,7 +49,7 @@ class OpenBatches:
 Push = Callable[[Mapping[str, tuple[Any, Array]], Hyper, BatchName | None], Ack]
 
 
-class Batch:
+class LookupBatch:
     """Rows to train on; leave its `with` block, or close it, so that the next one may begin.
 
     Attributes:
@@ -72,7 +72,7 @@ class Batch:
         self._on_over = on_over
         self._is_over = False
 
-    def __enter__(self) -> Batch:
+    def __enter__(self) -> LookupBatch:
         return self
 
     def __exit__(

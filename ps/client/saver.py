@@ -126,7 +126,7 @@ class Saver:
             base = self._base_for(place, step, options)
             save_id = uuid.uuid4().hex
             as_it_is = options.nobody_trains
-            order = messages.Cut(save_id, base.save_id if base else "", as_it_is=as_it_is)
+            order = messages.TakeSnapshot(save_id, base.save_id if base else "", as_it_is=as_it_is)
             is_agreed = manifest.has_barrier and not as_it_is
             try:
                 clock = _cut(servers, order, deadline_s, is_agreed=is_agreed)
@@ -199,7 +199,9 @@ class Saver:
         return base if step is None or step > base.step else None
 
 
-def _cut(servers: Servers, order: messages.Cut, deadline_s: float, *, is_agreed: bool) -> int:
+def _cut(
+    servers: Servers, order: messages.TakeSnapshot, deadline_s: float, *, is_agreed: bool
+) -> int:
     """Let every server cut its shard, in sync mode all at one clock; returns the newest clock.
 
     Servers' clocks are one apart while a barrier completes. Those behind are asked for the newest

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ps.client.channel import Link, Outgoing
+from ps.client.channel import Channel, OutgoingCall
 from ps.client.channel_stats import LinkStats
 from ps.client.fan_out import exchange
 from ps.errors import (
@@ -44,7 +44,7 @@ ChangingRequest = Callable[[Number, float], messages.Changing]
 """Makes a request from its number and the seconds that the server may let us wait."""
 
 
-class Fleet:
+class ServerGroup:
     """The links to all servers, in the order of their ranks.
 
     Args:
@@ -69,7 +69,8 @@ class Fleet:
         if reconnect_s <= 0:
             raise SettingsError(f"reconnect_s must be above 0, got {reconnect_s}")
         self.links = tuple(
-            Link(rank, endpoint, credentials, identity) for rank, endpoint in enumerate(endpoints)
+            Channel(rank, endpoint, credentials, identity)
+            for rank, endpoint in enumerate(endpoints)
         )
         self._credentials = credentials
         self._identity = identity
@@ -81,7 +82,7 @@ class Fleet:
         self._standing: Callable[[Number], messages.Changing] | None = None
         self._stood: list[int] = []
         self._closed = False
-        self._lane: Fleet | None = None
+        self._lane: ServerGroup | None = None
         self._lane_lock = threading.Lock()
         """Guards both, so that no lane is made behind a `close`."""
 
@@ -89,23 +90,23 @@ class Fleet:
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
     ) -> list[Answer]:
         """Make the same request to every server."""
-        calls = [Outgoing(link, lambda _: request) for link in self.links]
+        calls = [OutgoingCall(link, lambda _: request) for link in self.links]
         return self.answers(calls, answer, timeout_s=timeout_s)
 
     def stats(self, *, timeout_s: float) -> list[ServerStats]:
         """Ask every server for its counters, which come as payload: they may be many."""
-        calls = [Outgoing(link, lambda _: messages.FetchStats()) for link in self.links]
+        calls = [OutgoingCall(link, lambda _: messages.FetchStats()) for link in self.links]
         replies = self.send(calls, timeout_s=timeout_s)
         return [messages.decode_reply(reply.payload, ServerStats) for reply in replies]
 
     def answers(
-        self, calls: Sequence[Outgoing], answer: type[Answer], *, timeout_s: float
+        self, calls: Sequence[OutgoingCall], answer: type[Answer], *, timeout_s: float
     ) -> list[Answer]:
         """Make these requests and decode their replies' meta."""
         replies = self.send(calls, timeout_s=timeout_s)
         return [messages.decode_reply(reply.meta, answer) for reply in replies]
 
-    def send(self, calls: Sequence[Outgoing], *, timeout_s: float) -> list[Reply]:
+    def send(self, calls: Sequence[OutgoingCall], *, timeout_s: float) -> list[Reply]:
         """Make these requests.
 
         Raises:
@@ -121,9 +122,9 @@ class Fleet:
         request: ChangingRequest,
         *,
         timeout_s: float,
-        payload: Callable[[Link], Sequence[Buffer]] = lambda _: (),
-        into: Callable[[Link], Sequence[memoryview] | None] = lambda _: None,
-        links: Sequence[Link] | None = None,
+        payload: Callable[[Channel], Sequence[Buffer]] = lambda _: (),
+        into: Callable[[Channel], Sequence[memoryview] | None] = lambda _: None,
+        links: Sequence[Channel] | None = None,
     ) -> list[Ack]:
         """Make one changing request, under the next sequence number of each server.
 
@@ -136,7 +137,7 @@ class Fleet:
                 "whether it was applied; restart the worker with a new incarnation"
             )
         calls = [
-            Outgoing(link, self._numbered(request, link), payload(link), into(link))
+            OutgoingCall(link, self._numbered(request, link), payload(link), into(link))
             for link in (self.links if links is None else links)
         ]
         acks: list[Ack] = []
@@ -150,11 +151,13 @@ class Fleet:
                 if call.reply is not None:
                     ack = messages.decode_reply(call.reply.meta, Ack)
                     call.link.acknowledged = call.link.sequence
-                    call.link.told_clock = max(call.link.told_clock, ack.own_clock)
+                    call.link.acked_clock = max(call.link.acked_clock, ack.worker_clock)
                     acks.append(ack)
         return acks
 
-    def line_up(self, acks: Sequence[Ack], manifest: Manifest, *, timeout_s: float) -> list[Ack]:
+    def align_clocks(
+        self, acks: Sequence[Ack], manifest: Manifest, *, timeout_s: float
+    ) -> list[Ack]:
         """Let a worker that has joined stand at the same clock everywhere, the largest.
 
         Args:
@@ -165,22 +168,22 @@ class Fleet:
         Returns:
             The answers from which the common clock is seen.
         """
-        newest = max(ack.own_clock for ack in acks)
+        newest = max(ack.worker_clock for ack in acks)
         pairs = zip(self.links, acks, strict=True)
-        behind = [link for link, ack in pairs if ack.own_clock < newest]
+        behind = [link for link, ack in pairs if ack.worker_clock < newest]
         if not behind:
             return list(acks)
         digest = manifest.hash()
 
         def catch_up(number: Number, wait_s: float) -> messages.Changing:
             if manifest.has_barrier:  # at most one clock behind: the open one
-                number = msgspec.structs.replace(number, told_clock=newest - 1)
+                number = msgspec.structs.replace(number, acked_clock=newest - 1)
                 return messages.Push(digest, number, 0, None, False, True, wait_s)
             return messages.Join(number, newest)
 
         return [*acks, *self.change(catch_up, timeout_s=timeout_s, links=behind)]
 
-    def stand(self, request: Callable[[Number], messages.Changing] | None) -> None:
+    def declare_inactive(self, request: Callable[[Number], messages.Changing] | None) -> None:
         """Note what this worker is beside a member: away or done, in the words of this request.
 
         A server that is started again from a checkpoint takes it for a member, as all are at first.
@@ -189,11 +192,11 @@ class Fleet:
         self._stood = [link.num_connections for link in self.links]
 
     @property
-    def stands_by(self) -> bool:
+    def is_inactive(self) -> bool:
         """Whether nobody waits for this worker's pushes."""
         return self._standing is not None
 
-    def look_after(self, *, timeout_s: float) -> None:
+    def probe_restarts(self, *, timeout_s: float) -> None:
         """Find servers that were started again, and tell them where this worker stands.
 
         What fails is logged and left to the next look: nothing hangs on it for this worker.
@@ -207,7 +210,7 @@ class Fleet:
         for link in self.links:
             unknown = self._unknown
             try:
-                link.look_after(timeout_s)
+                link.probe_restarts(timeout_s)
                 count = link.num_connections
                 if count != self._stood[link.server]:
                     self.change(
@@ -229,7 +232,7 @@ class Fleet:
                     f"this client to {ours[0]} and {ours[1]}; start both with the same numbers"
                 )
 
-    def lane(self) -> Fleet:
+    def lane(self) -> ServerGroup:
         """Connections of their own to the same servers, closed with this fleet's.
 
         What waits there holds up nothing here.
@@ -238,7 +241,7 @@ class Fleet:
             if self._closed:
                 raise client_closed()
             if self._lane is None:
-                self._lane = Fleet(
+                self._lane = ServerGroup(
                     [link.endpoint for link in self.links],
                     self._credentials,
                     self._identity,
@@ -264,10 +267,10 @@ class Fleet:
             link.retire()
 
     def _numbered(
-        self, request: ChangingRequest, link: Link
+        self, request: ChangingRequest, link: Channel
     ) -> Callable[[float], messages.Changing]:
         sequence = link.next_sequence()
-        number = Number(self.session, sequence, link.acknowledged, link.told_clock)
+        number = Number(self.session, sequence, link.acknowledged, link.acked_clock)
         return lambda wait_s: request(number, wait_s)
 
 

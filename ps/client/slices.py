@@ -19,7 +19,7 @@ from ps.manifest.sharding import deal
 Array = np.ndarray[Any, Any]
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Slice(msgspec.Struct, frozen=True):
     """Elements [start, stop) of one group's flat buffer: neighbouring buckets of one server."""
 
     group: str
@@ -27,17 +27,17 @@ class Piece(msgspec.Struct, frozen=True):
     stop: int
 
 
-def cut_pieces(layout: Layout, num_servers: int) -> tuple[tuple[Piece, ...], ...]:
+def slice_by_server(layout: Layout, num_servers: int) -> tuple[tuple[Slice, ...], ...]:
     """Return each server's pieces in the order of its buckets; neighbours are merged."""
-    cut: list[tuple[Piece, ...]] = []
+    cut: list[tuple[Slice, ...]] = []
     for owned in deal(layout.bucket_bytes(), num_servers):
-        pieces: list[Piece] = []
+        pieces: list[Slice] = []
         for bucket in layout.buckets[owned.start : owned.stop]:
             last = pieces[-1] if pieces else None
             if last is not None and last.group == bucket.group and last.stop == bucket.start:
-                pieces[-1] = Piece(last.group, last.start, bucket.stop)
+                pieces[-1] = Slice(last.group, last.start, bucket.stop)
             else:
-                pieces.append(Piece(bucket.group, bucket.start, bucket.stop))
+                pieces.append(Slice(bucket.group, bucket.start, bucket.stop))
         cut.append(tuple(pieces))
     return tuple(cut)
 
@@ -72,7 +72,7 @@ def check_arrays(
             raise ShapeError(f"{what}[{group.name!r}] must be {kind}; pass a copy")
 
 
-def views_of(arrays: Mapping[str, Array], pieces: Sequence[Piece]) -> list[memoryview]:
+def views_of(arrays: Mapping[str, Array], pieces: Sequence[Slice]) -> list[memoryview]:
     """Return the bytes of the pieces, as views of the arrays."""
     return [arrays[piece.group][piece.start : piece.stop].data.cast("B") for piece in pieces]
 

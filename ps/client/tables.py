@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ps.client.channel import Link, Outgoing
-from ps.client.lookup_batch import Batch, OpenBatches
-from ps.client.server_group import Fleet, joined
+from ps.client.channel import Channel, OutgoingCall
+from ps.client.lookup_batch import LookupBatch, OpenBatches
+from ps.client.server_group import ServerGroup, joined
 from ps.errors import ManifestMismatch, PhaseError, ShapeError
 from ps.manifest.manifest import Hyper, Manifest
 from ps.manifest.table_spec import MAX_INT64, TableSpec
@@ -45,7 +45,7 @@ class TableClient:
         timeout_s: of each call.
     """
 
-    def __init__(self, fleet: Fleet, lock: threading.RLock, timeout_s: float) -> None:
+    def __init__(self, fleet: ServerGroup, lock: threading.RLock, timeout_s: float) -> None:
         self._fleet = fleet
         self._lock = lock
         self._timeout_s = timeout_s
@@ -102,7 +102,7 @@ class TableClient:
 
     def batch(
         self, ids: Mapping[str, ArrayLike | RoutedIds], *, timeout_s: float | None = None
-    ) -> Batch:
+    ) -> LookupBatch:
         """Look rows up to train on them: `with tables.batch(ids) as batch: ... batch.push(...)`.
 
         In hybrid it waits while this worker has `staleness_bound` batches under way; another thread
@@ -116,7 +116,7 @@ class TableClient:
         """
         routed = self._routed(ids)
         if not self._has_permits:
-            return Batch(routed, self.lookup(routed), self._push)
+            return LookupBatch(routed, self.lookup(routed), self._push)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         lane = self._fleet.lane()
         with self._lane_lock:
@@ -135,7 +135,7 @@ class TableClient:
                 self._batches.end(number)
                 raise
         name = BatchName(lane.session, number)
-        return Batch(routed, rows, self._push, name, lambda: self._batches.end(number))
+        return LookupBatch(routed, rows, self._push, name, lambda: self._batches.end(number))
 
     def push(
         self, grads: Mapping[str, tuple[ArrayLike | RoutedIds, Array]], *, hyper: Hyper
@@ -187,7 +187,7 @@ class TableClient:
 
     def _rows(
         self,
-        fleet: Fleet,
+        fleet: ServerGroup,
         routed: Mapping[str, RoutedIds],
         request: Callable[[float], messages.Lookup | messages.LookupBatch],
         *,
@@ -199,7 +199,7 @@ class TableClient:
             for name, batch in routed.items()
         }
         calls = [
-            Outgoing(
+            OutgoingCall(
                 link,
                 request,
                 _ids_of(routed, link),
@@ -229,7 +229,7 @@ class TableClient:
             for name, (_, given) in grads.items()
         }
 
-        def payload(link: Link) -> Sequence[Buffer]:
+        def payload(link: Channel) -> Sequence[Buffer]:
             parts = [summed[name][routed[name].own(link.server)] for name in routed]
             return [*_ids_of(routed, link), *(_bytes(part) for part in parts if part.size)]
 
@@ -243,13 +243,13 @@ class TableClient:
             return joined(acks)
 
     def _scan_some(
-        self, link: Link, spec: TableSpec, place: tuple[int, int], with_slots: bool
+        self, link: Channel, spec: TableSpec, place: tuple[int, int], with_slots: bool
     ) -> tuple[tuple[Array, Array], int]:
         with self._lock:
             request = messages.Scan(
                 self._known_hash(), self._numbers[spec.name], *place, with_slots
             )
-            call = Outgoing(link, lambda _: request)
+            call = OutgoingCall(link, lambda _: request)
             (reply,) = self._fleet.send([call], timeout_s=self._timeout_s)
         scanned = messages.decode_reply(reply.meta, Scanned)
         data = np.frombuffer(reply.payload, np.uint8)
@@ -302,7 +302,7 @@ class TableClient:
         )
 
 
-def _ids_of(routed: Mapping[str, RoutedIds], link: Link) -> list[Buffer]:
+def _ids_of(routed: Mapping[str, RoutedIds], link: Channel) -> list[Buffer]:
     """Return counts and ids as they travel to one server."""
     counts = np.array(
         [(ids.num_own(link.server), ids.given(link.server)) for ids in routed.values()], np.int64

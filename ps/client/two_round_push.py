@@ -14,8 +14,8 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from ps.client.channel import Link
-from ps.client.server_group import ChangingRequest, Fleet
+from ps.client.channel import Channel
+from ps.client.server_group import ChangingRequest, ServerGroup
 from ps.manifest.manifest import Manifest
 from ps.optim.clipping import Norms, servers_take_norms
 from ps.protocol import messages
@@ -33,13 +33,13 @@ class ClippedPush:
         manifest: what they hold.
     """
 
-    def __init__(self, fleet: Fleet, manifest: Manifest) -> None:
+    def __init__(self, fleet: ServerGroup, manifest: Manifest) -> None:
         self._fleet = fleet
         self._hash = manifest.hash()
         self._parts = [Norms(manifest).zeros() for _ in fleet.links]
 
     @classmethod
-    def if_needed(cls, fleet: Fleet, manifest: Manifest, *, num_workers: int) -> Self | None:
+    def if_needed(cls, fleet: ServerGroup, manifest: Manifest, *, num_workers: int) -> Self | None:
         """Return one where a push takes two rounds: no server has the whole mean, nor a worker."""
         in_parts = len(fleet.links) > 1 and servers_take_norms(manifest, num_workers=num_workers)
         return cls(fleet, manifest) if in_parts else None
@@ -49,10 +49,10 @@ class ClippedPush:
         request: ChangingRequest,
         *,
         timeout_s: float,
-        payload: Callable[[Link], Sequence[Buffer]],
-        into: Callable[[Link], Sequence[memoryview] | None],
+        payload: Callable[[Channel], Sequence[Buffer]],
+        into: Callable[[Channel], Sequence[memoryview] | None],
     ) -> list[Ack]:
-        """Push as Fleet.change does; `timeout_s` holds for each round. Raises as that."""
+        """Push as ServerGroup.change does; `timeout_s` holds for each round. Raises as that."""
         acks = self._fleet.change(
             lambda number, wait_s: msgspec.structs.replace(request(number, wait_s), pull=True),
             timeout_s=timeout_s,
@@ -69,7 +69,7 @@ class ClippedPush:
         pulls = into(self._fleet.links[0]) is not None
         # The clock that each server has just answered with: one that was restored may be behind.
         self._fleet.change(
-            lambda number, _: messages.Settle(self._hash, number, number.told_clock, pulls),
+            lambda number, _: messages.Settle(self._hash, number, number.acked_clock, pulls),
             timeout_s=timeout_s,
             payload=lambda _: () if squares is None else (squares,),
             into=into,

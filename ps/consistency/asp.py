@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import msgspec
 
-from ps.consistency.bsp import Sync
+from ps.consistency.bsp import BSP
 from ps.consistency.hybrid import Hybrid
-from ps.consistency.policy import Action, Admission, OnLost, Policy, Release, refuse_finished
-from ps.consistency.ssp import StaleSync
+from ps.consistency.policy import Action, OnLost, Policy, PushDecision, Release, refuse_finished
+from ps.consistency.ssp import SSP
 from ps.errors import SettingsError
 from ps.manifest.manifest import Hyper, Manifest, WorkerRank
 
 
-class Async:
+class ASP:
     """Each push is applied when it arrives; nobody waits for anybody."""
 
     def __init__(self, *, clock: int = 0) -> None:
@@ -40,10 +40,10 @@ class Async:
         """Pushes applied so far."""
         return self._clock
 
-    def admit(self, worker: WorkerRank) -> Admission:
+    def admit(self, worker: WorkerRank) -> PushDecision:
         """Apply on arrival."""
         refuse_finished(worker, self._finished)
-        return Admission.APPLY
+        return PushDecision.APPLY
 
     def on_push(self, worker: WorkerRank, rows: int, *, null: bool) -> list[Action]:  # noqa: ARG002 - rows weigh in sync only
         """Count the push and answer it."""
@@ -89,12 +89,12 @@ def make_policy(
     if num_workers < 1:
         raise SettingsError(f"num_workers must be at least 1, got {num_workers}")
     if manifest.consistency == "sync":
-        return Sync(num_workers, on_lost=on_lost, clock=clock)
+        return BSP(num_workers, on_lost=on_lost, clock=clock)
     if manifest.consistency == "hybrid":
         return Hybrid(num_workers, manifest.staleness_bound, on_lost=on_lost, clock=clock)
     if manifest.consistency == "ssp":
-        return StaleSync(num_workers, manifest.staleness_bound, clock=clock)
-    return Async(clock=clock)
+        return SSP(num_workers, manifest.staleness_bound, clock=clock)
+    return ASP(clock=clock)
 
 
 def slowed(hyper: Hyper, staleness: int) -> Hyper:
@@ -104,7 +104,7 @@ def slowed(hyper: Hyper, staleness: int) -> Hyper:
     others its worker has not seen. It scales the rate, not the gradient, since rules like Adam do
     not notice a scaled gradient.
 
-    Source: Zhang et al., Staleness-aware Async-SGD for Distributed Deep Learning, IJCAI 2016, which
+    Source: Zhang et al., Staleness-aware ASP-SGD for Distributed Deep Learning, IJCAI 2016, which
     divides by the staleness, counted from 1 for a fresh gradient.
     """
     if staleness == 0:

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Set
 
 from ps.consistency.policy import (
     Action,
-    Admission,
     Break,
     Contribution,
     Drop,
     OnLost,
+    PushDecision,
     Reduce,
     Release,
     Undo,
@@ -34,7 +34,7 @@ from ps.errors import PhaseError
 from ps.manifest.manifest import WorkerRank
 
 
-class Sync:
+class BSP:
     """One barrier per clock: it completes when every member has pushed.
 
     All members of `0..num_workers-1` are waited for from the start, so no early worker can run
@@ -64,12 +64,12 @@ class Sync:
         """Whether a member was lost that may not be: nothing is applied any more."""
         return self._broken_by is not None
 
-    def admit(self, worker: WorkerRank) -> Admission:
+    def admit(self, worker: WorkerRank) -> PushDecision:
         """Stage a member's push."""
         self._refuse_broken()
         refuse_finished(worker, self._finished)
         refuse_outsider(worker, self._members)
-        return Admission.STAGE
+        return PushDecision.STAGE
 
     def on_push(self, worker: WorkerRank, rows: int, *, null: bool) -> list[Action]:
         """Count the worker as present; complete the barrier if it was the last."""

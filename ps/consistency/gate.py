@@ -28,28 +28,28 @@ from typing import Any, Generic
 from ps.consistency.hybrid import Hybrid
 from ps.consistency.policy import (
     Action,
-    Admission,
     Drop,
     Grant,
     Policy,
-    Recall,
+    PushDecision,
+    RecallLookups,
     Reduce,
     Release,
     Undo,
 )
-from ps.consistency.recovery import Forgotten
-from ps.consistency.staleness import Views
+from ps.consistency.recovery import ClockRecovery
+from ps.consistency.staleness import StalenessTracker
 from ps.consistency.waiting import (
-    Arrival,
     Contributions,
     Gradient,
+    PendingPush,
     WaitingLookups,
     WaitingPushes,
     no_permit,
     still_waits,
 )
 from ps.errors import NonFiniteGradient, PeerGone, PhaseError, PSError, ServerError, SettingsError
-from ps.exactly_once import AppliedRecord, RequestId, Verdict
+from ps.exactly_once import CompletionLog, RequestId, Verdict
 from ps.manifest.manifest import WorkerRank
 
 
@@ -62,7 +62,7 @@ class RowGate:
         record: remembers.
     """
 
-    def __init__(self, gate: Gate[Any], policy: Policy, record: AppliedRecord) -> None:
+    def __init__(self, gate: Gate[Any], policy: Policy, record: CompletionLog) -> None:
         self._gate = gate
         self._policy = policy
         self._hybrid = policy if isinstance(policy, Hybrid) else None
@@ -90,7 +90,7 @@ class RowGate:
         """
         gate, hybrid = self._gate, self._hybrid
         with gate.changed:
-            if hybrid is None or gate.begin(batch)[0] is Verdict.REPEATED:
+            if hybrid is None or gate.begin(batch)[0] is Verdict.DUPLICATE:
                 return
             with gate.lookups.entered(batch) as wait:
                 try:
@@ -134,8 +134,8 @@ class RowGate:
     def applied(self, request: RequestId, batch: RequestId | None) -> bool:
         """A push is done, and its batch over; False when that was known."""
         with self._gate.changed:
-            self._gate.taken(request)
-            if self._gate.begin(request)[0] is Verdict.REPEATED:
+            self._gate.mark_applied(request)
+            if self._gate.begin(request)[0] is Verdict.DUPLICATE:
                 return False
             self._record.complete(request)
             self._end(batch)
@@ -181,9 +181,9 @@ class Gate(Generic[Gradient]):
     def __init__(
         self,
         policy: Policy,
-        record: AppliedRecord,
+        record: CompletionLog,
         reduce: Callable[[Contributions[Gradient]], None],
-        on_applied: Callable[[Arrival[Gradient]], None],
+        on_applied: Callable[[PendingPush[Gradient]], None],
         on_failed: Callable[[str], None],
     ) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -191,13 +191,13 @@ class Gate(Generic[Gradient]):
         self._record = record
         self._reduce = reduce
         self._on_failed = on_failed
-        self._views = Views(policy.clock)
+        self._views = StalenessTracker(policy.clock)
         self._waiting: WaitingPushes[Gradient] = WaitingPushes(record, self._views, on_applied)
         self.lookups = WaitingLookups()
         self.rows = RowGate(self, policy, record)
         self._arriving: set[WorkerRank] = set()
         """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
-        self._forgotten = Forgotten(policy, record, self._waiting)
+        self._forgotten = ClockRecovery(policy, record, self._waiting)
         self._closed: PSError | None = None
         self.on_moved: Callable[[], None] = lambda: None
         """Called under the lock when clock or parameters may have changed."""
@@ -227,16 +227,16 @@ class Gate(Generic[Gradient]):
         self,
         request: RequestId,
         acknowledged: int = 0,
-        told_clock: int = 0,
+        acked_clock: int = 0,
         *,
         is_push: bool = False,
-    ) -> tuple[Verdict, Arrival[Gradient] | None]:
+    ) -> tuple[Verdict, PendingPush[Gradient] | None]:
         """Say what a changing request is, and find it if it already waits at the barrier.
 
         Args:
             request: its name.
             acknowledged: the last request that the session was told is done.
-            told_clock: the newest clock that its worker was told; 0: none yet.
+            acked_clock: the newest clock that its worker was told; 0: none yet.
             is_push: it is meant for one clock; after a restore that clock may be past.
 
         Raises:
@@ -248,18 +248,18 @@ class Gate(Generic[Gradient]):
             verdict = self._record.begin(request, acknowledged)
             self._drop_replaced(request.worker)
             if self._record.is_restored:
-                was_done = verdict is Verdict.REPEATED
+                was_done = verdict is Verdict.DUPLICATE
                 news = self._forgotten.learn(
-                    request.worker, told_clock, counts=is_push and was_done
+                    request.worker, acked_clock, counts=is_push and was_done
                 )
                 if news is not None:
                     self.execute(news)
-                if is_push and not was_done and self._forgotten.is_past(request, told_clock):
+                if is_push and not was_done and self._forgotten.is_past(request, acked_clock):
                     self._record.give_up(request)
-                    return Verdict.REPEATED, None
+                    return Verdict.DUPLICATE, None
             return verdict, self._waiting.find(request)
 
-    def admit(self, request: RequestId) -> Admission:
+    def admit(self, request: RequestId) -> PushDecision:
         """Whether to apply a gradient as it arrives or to stage it.
 
         Raises:
@@ -267,7 +267,7 @@ class Gate(Generic[Gradient]):
         """
         with self.changed, self.refusing(request):
             admission = self._policy.admit(request.worker)
-            if admission is not Admission.STAGE:
+            if admission is not PushDecision.STAGE:
                 self._arriving.add(request.worker)
             return admission
 
@@ -300,7 +300,7 @@ class Gate(Generic[Gradient]):
         with self.changed:
             self._views.pulled(worker, clock)
 
-    def arrive(self, arrival: Arrival[Gradient]) -> Arrival[Gradient]:
+    def arrive(self, arrival: PendingPush[Gradient]) -> PendingPush[Gradient]:
         """A push is completely here: let the policy decide and execute what it decides.
 
         Returns:
@@ -309,20 +309,22 @@ class Gate(Generic[Gradient]):
         """
         with self.changed:
             if arrival.is_changing:
-                self.taken(arrival.id)
+                self.mark_applied(arrival.id)
             verdict, earlier = self.begin(arrival.id)
             if earlier is not None:
                 return earlier
-            if verdict is Verdict.REPEATED:
+            if verdict is Verdict.DUPLICATE:
                 return dataclasses.replace(arrival, gradient=None, clock=self._policy.clock)
             self._enter(arrival)
         return arrival
 
-    def taken(self, request: RequestId) -> None:
+    def mark_applied(self, request: RequestId) -> None:
         """All of it was applied as it arrived, though a copy may have been refused meanwhile."""
         self._record.refuse(request, None)
 
-    def refuse(self, arrival: Arrival[Gradient], error: PSError) -> Arrival[Gradient] | None:
+    def refuse(
+        self, arrival: PendingPush[Gradient], error: PSError
+    ) -> PendingPush[Gradient] | None:
         """A push is refused for what is in it; it counts as present, without gradient.
 
         So barriers stay whole and all servers agree on the clocks, though one refused its part.
@@ -337,7 +339,7 @@ class Gate(Generic[Gradient]):
         """
         with self.changed:
             verdict, earlier = self.begin(arrival.id)
-            if earlier is not None or verdict is Verdict.REPEATED:
+            if earlier is not None or verdict is Verdict.DUPLICATE:
                 return earlier
             self._waiting.refuse(arrival.id, error)
             null = dataclasses.replace(arrival, hyper=None, gradient=None)
@@ -353,13 +355,13 @@ class Gate(Generic[Gradient]):
             StaleIncarnation, PSError: as `begin`.
         """
         with self.changed:
-            if self.begin(request)[0] is Verdict.REPEATED:
+            if self.begin(request)[0] is Verdict.DUPLICATE:
                 return
             self._waiting.refuse(request, error)
             self._record.complete(request)
 
     def wait(
-        self, arrival: Arrival[Gradient], deadline_s: float, is_gone: Callable[[], bool]
+        self, arrival: PendingPush[Gradient], deadline_s: float, is_gone: Callable[[], bool]
     ) -> int:
         """Wait until the push is part of a clock.
 
@@ -386,7 +388,7 @@ class Gate(Generic[Gradient]):
         event: Event,
         acknowledged: int = 0,
         *,
-        told_clock: int = 0,
+        acked_clock: int = 0,
         leaves: bool = False,
     ) -> bool:
         """Execute a membership event once; False when this request was executed before.
@@ -396,8 +398,8 @@ class Gate(Generic[Gradient]):
         with self.changed:
             if leaves and self._closed is not None:
                 return False
-            verdict, _ = self.begin(request, acknowledged, told_clock)
-            if verdict is Verdict.REPEATED:
+            verdict, _ = self.begin(request, acknowledged, acked_clock)
+            if verdict is Verdict.DUPLICATE:
                 return False
             if leaves:
                 self._arriving.discard(request.worker)
@@ -470,7 +472,7 @@ class Gate(Generic[Gradient]):
             self._arriving.discard(worker)
             self.execute(self._policy.on_replaced(worker))
 
-    def _enter(self, arrival: Arrival[Gradient]) -> None:
+    def _enter(self, arrival: PendingPush[Gradient]) -> None:
         self._arriving.discard(arrival.id.worker)
         is_null = arrival.hyper is None
         with self.refusing(arrival.id):
@@ -502,7 +504,7 @@ class Gate(Generic[Gradient]):
                 self._waiting.drop(action)
             elif isinstance(action, Grant):
                 self.lookups.grant(action)
-            elif isinstance(action, Recall):
+            elif isinstance(action, RecallLookups):
                 self.lookups.recall(action)
             else:
                 self._waiting.break_up(action)

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ps.consistency.bsp import Sync
-from ps.consistency.policy import Action, Grant, OnLost, Recall
+from ps.consistency.bsp import BSP
+from ps.consistency.policy import Action, Grant, OnLost, RecallLookups
 from ps.errors import SettingsError
 from ps.exactly_once import RequestId
 from ps.manifest.manifest import WorkerRank
@@ -75,7 +75,7 @@ class Permits:
         line[:] = [one for one in line if one not in recalled]
         if batch not in line:
             line.append(batch)
-        recall: list[Action] = [Recall(tuple(recalled))] if recalled else []
+        recall: list[Action] = [RecallLookups(tuple(recalled))] if recalled else []
         return recall + self._serve(batch.worker)
 
     def on_lookup_ended(self, batch: RequestId) -> list[Action]:
@@ -94,7 +94,7 @@ class Permits:
         """Take all its permits back and end the waits of its lookups."""
         self._held.pop(worker, None)
         line = self._line.pop(worker, None)
-        return [Recall(tuple(line))] if line else []
+        return [RecallLookups(tuple(line))] if line else []
 
     def on_broken(self) -> list[Action]:
         """No gradient will be applied any more, so nobody in line gets a permit."""
@@ -110,7 +110,7 @@ class Permits:
         return granted
 
 
-class Hybrid(Sync):
+class Hybrid(BSP):
     """The barrier for dense groups, permits for rows; a membership event concerns both.
 
     Args:

@@ -21,7 +21,7 @@ from ps.manifest.manifest import WorkerRank
 OnLost = Literal["fail", "continue"]
 
 
-class Admission(enum.Enum):
+class PushDecision(enum.Enum):
     """What to do with a gradient that begins to arrive."""
 
     APPLY = "apply"
@@ -89,13 +89,13 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class RecallLookups:
     """End the waits of these lookups: their worker has left, is gone or was replaced."""
 
     batches: tuple[RequestId, ...]
 
 
-Action = Reduce | Release | Undo | Drop | Break | Grant | Recall
+Action = Reduce | Release | Undo | Drop | Break | Grant | RecallLookups
 
 
 class Policy(Protocol):
@@ -105,7 +105,7 @@ class Policy(Protocol):
     def clock(self) -> int:
         """Updates so far: pushes applied (async, ssp) or barriers completed (sync)."""
 
-    def admit(self, worker: WorkerRank) -> Admission:
+    def admit(self, worker: WorkerRank) -> PushDecision:
         """A push begins to arrive.
 
         Raises:

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 from typing import Generic
 
-from ps.consistency.bsp import Sync
+from ps.consistency.bsp import BSP
 from ps.consistency.policy import Action, Policy
-from ps.consistency.ssp import StaleSync
+from ps.consistency.ssp import SSP
 from ps.consistency.waiting import Gradient, WaitingPushes
-from ps.exactly_once import AppliedRecord, RequestId, is_first
+from ps.exactly_once import CompletionLog, RequestId, is_first
 from ps.manifest.manifest import WorkerRank
 
 
-class Forgotten(Generic[Gradient]):
+class ClockRecovery(Generic[Gradient]):
     """What the requests to one shard say of its past; asked only where the record was restored."""
 
     def __init__(
-        self, policy: Policy, record: AppliedRecord, waiting: WaitingPushes[Gradient]
+        self, policy: Policy, record: CompletionLog, waiting: WaitingPushes[Gradient]
     ) -> None:
         self._policy = policy
         self._record = record
@@ -34,32 +34,32 @@ class Forgotten(Generic[Gradient]):
         self._told_clock = 0
         """The newest of the barrier's that the server before the restore has told."""
 
-    def learn(self, worker: WorkerRank, told_clock: int, *, counts: bool) -> list[Action] | None:
+    def learn(self, worker: WorkerRank, acked_clock: int, *, counts: bool) -> list[Action] | None:
         """Count on from the clock that a worker was told.
 
         Args:
             worker: its rank.
-            told_clock: by its request; 0: of none.
+            acked_clock: by its request; 0: of none.
             counts: the request is a push that was completed before the save, one clock of its own.
 
         Returns:
             What follows; None: that was known.
         """
         policy = self._policy
-        if isinstance(policy, StaleSync):
-            own_clock = told_clock + counts
-            is_news = own_clock > policy.clock_of(worker)
-            return policy.catch_up(worker, own_clock) if is_news else None
-        if isinstance(policy, Sync) and told_clock > policy.clock:
-            self._told_clock = told_clock
-            return policy.catch_up(told_clock, self._waiting.meant_before(told_clock))
+        if isinstance(policy, SSP):
+            worker_clock = acked_clock + counts
+            is_news = worker_clock > policy.clock_of(worker)
+            return policy.catch_up(worker, worker_clock) if is_news else None
+        if isinstance(policy, BSP) and acked_clock > policy.clock:
+            self._told_clock = acked_clock
+            return policy.catch_up(acked_clock, self._waiting.pushes_for_clock_at_most(acked_clock))
         return None
 
-    def is_past(self, push: RequestId, told_clock: int) -> bool:
+    def is_past(self, push: RequestId, acked_clock: int) -> bool:
         """Whether a push that was not applied is for a barrier that was completed without it.
 
         Workers at a barrier are told of the same clocks, but the one whose answer was lost does not
         know of the last: its push comes again, for a clock that is past.
         """
-        is_old = self._record.is_resent(push) or is_first(push, told_clock)
-        return is_old and told_clock < self._told_clock
+        is_old = self._record.is_resent(push) or is_first(push, acked_clock)
+        return is_old and acked_clock < self._told_clock

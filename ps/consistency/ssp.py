@@ -20,12 +20,19 @@ worker stands. Until all members have spoken, those that have wait for those tha
 
 from __future__ import annotations
 
-from ps.consistency.policy import Action, Admission, Drop, Release, refuse_finished, refuse_outsider
+from ps.consistency.policy import (
+    Action,
+    Drop,
+    PushDecision,
+    Release,
+    refuse_finished,
+    refuse_outsider,
+)
 from ps.errors import SettingsError
 from ps.manifest.manifest import WorkerRank
 
 
-class StaleSync:
+class SSP:
     """A bound on how far workers may be apart.
 
     All of `0..num_workers-1` are members from the start, so no early worker gets further than the
@@ -57,12 +64,12 @@ class StaleSync:
         """Every member's clock."""
         return dict(self._clocks)
 
-    def admit(self, worker: WorkerRank) -> Admission:
+    def admit(self, worker: WorkerRank) -> PushDecision:
         """Apply on arrival; hold the values back if the push may have to wait for others."""
         refuse_finished(worker, self._finished)
         refuse_outsider(worker, self._clocks.keys())
         ahead = self._clocks[worker] + 1 - self._slowest
-        return Admission.APPLY if ahead <= self._bound else Admission.APPLY_AND_HOLD
+        return PushDecision.APPLY if ahead <= self._bound else PushDecision.APPLY_AND_HOLD
 
     def on_push(self, worker: WorkerRank, rows: int, *, null: bool) -> list[Action]:  # noqa: ARG002 - rows weigh in sync only
         """Advance the worker's clock and answer everybody who may go on.

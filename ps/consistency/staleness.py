@@ -17,7 +17,7 @@ from collections import deque
 from ps.manifest.manifest import MAX_LAG, WorkerRank
 
 
-class Views:
+class StalenessTracker:
     """What the workers have seen of a shard.
 
     Args:

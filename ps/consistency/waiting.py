@@ -25,12 +25,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ps.consistency.policy import Break, Drop, Grant, Recall, Reduce, Release, Undo, worker_lost
-from ps.consistency.staleness import Views
+from ps.consistency.policy import (
+    Break,
+    Drop,
+    Grant,
+    RecallLookups,
+    Reduce,
+    Release,
+    Undo,
+    worker_lost,
+)
+from ps.consistency.staleness import StalenessTracker
 from ps.errors import PSError, RequestTimeout, StaleIncarnation
-from ps.exactly_once import AppliedRecord, RequestId, is_first
+from ps.exactly_once import CompletionLog, RequestId, is_first
 from ps.manifest.manifest import Hyper, WorkerRank
-from ps.metadata import PushedNote
+from ps.metadata import AttachedMetadata
 
 
 @dataclass(slots=True)
@@ -70,7 +79,7 @@ class WaitingLookups:
         """Let all copies go on."""
         self._waits[action.batch].is_granted = True
 
-    def recall(self, action: Recall) -> None:
+    def recall(self, action: RecallLookups) -> None:
         """End the waits; their senders hear why."""
         for batch in action.batches:
             self._waits[batch].is_recalled = True
@@ -89,7 +98,7 @@ Gradient = TypeVar("Gradient")
 
 
 @dataclass(slots=True)
-class Arrival(Generic[Gradient]):
+class PendingPush(Generic[Gradient]):
     """A push that is completely here, and later its outcome: `clock` or `error`."""
 
     id: RequestId
@@ -99,9 +108,9 @@ class Arrival(Generic[Gradient]):
     gradient: Gradient | None = None
     """What was staged; None for a null push and for one that was applied as it arrived."""
     staleness: int = 0
-    told_clock: int = 0
+    acked_clock: int = 0
     """The newest clock that its sender was told before it; a staged push is for the next one."""
-    note: PushedNote | None = None
+    note: AttachedMetadata | None = None
     """What is kept once it is part of the parameters."""
     is_applied: bool = False
     """Whether it is part of the parameters; in ssp before its sender is answered."""
@@ -119,7 +128,7 @@ class Arrival(Generic[Gradient]):
         return self.clock is not None or self.error is not None
 
 
-Contributions = Sequence[Arrival[Gradient]]
+Contributions = Sequence[PendingPush[Gradient]]
 
 
 def still_waits(clock: int, missing: Sequence[WorkerRank]) -> RequestTimeout:
@@ -142,19 +151,22 @@ class WaitingPushes(Generic[Gradient]):
     """
 
     def __init__(
-        self, record: AppliedRecord, views: Views, on_applied: Callable[[Arrival[Gradient]], None]
+        self,
+        record: CompletionLog,
+        views: StalenessTracker,
+        on_applied: Callable[[PendingPush[Gradient]], None],
     ) -> None:
         self._record = record
         self._views = views
         self._on_applied = on_applied
-        self._arrivals: dict[RequestId, Arrival[Gradient]] = {}
+        self._arrivals: dict[RequestId, PendingPush[Gradient]] = {}
 
     @property
     def requests(self) -> frozenset[RequestId]:
         """The names of those that wait."""
         return frozenset(self._arrivals)
 
-    def find(self, request: RequestId) -> Arrival[Gradient] | None:
+    def find(self, request: RequestId) -> PendingPush[Gradient] | None:
         """Return the push of this name if it waits.
 
         Raises:
@@ -166,15 +178,15 @@ class WaitingPushes(Generic[Gradient]):
             raise refusal
         return waiting
 
-    def meant_before(self, clock: int) -> set[WorkerRank]:
+    def pushes_for_clock_at_most(self, clock: int) -> set[WorkerRank]:
         """Return whose waiting push was for this clock or one before it."""
         return {
             arrival.id.worker
             for arrival in self._arrivals.values()
-            if arrival.told_clock < clock
+            if arrival.acked_clock < clock
             and (
-                arrival.told_clock
-                or is_first(arrival.id, arrival.told_clock)
+                arrival.acked_clock
+                or is_first(arrival.id, arrival.acked_clock)
                 or self._record.is_resent(arrival.id)
             )
         }
@@ -184,7 +196,7 @@ class WaitingPushes(Generic[Gradient]):
         least = self._record.incarnation_of(worker)
         return any(one.worker == worker and one.incarnation < least for one in self._arrivals)
 
-    def enter(self, arrival: Arrival[Gradient]) -> None:
+    def enter(self, arrival: PendingPush[Gradient]) -> None:
         """A push has arrived; one that was applied on its way in counts at once."""
         self._arrivals[arrival.id] = arrival
         if arrival.is_changing:
@@ -245,13 +257,13 @@ class WaitingPushes(Generic[Gradient]):
                 arrival.error = error
         self._arrivals.clear()
 
-    def _note_applied(self, arrival: Arrival[Gradient]) -> None:
+    def _note_applied(self, arrival: PendingPush[Gradient]) -> None:
         arrival.is_applied = True
         self._record.complete(arrival.id)
         self._views.pushed(arrival.id.worker)
         self._on_applied(arrival)
 
-    def _take(self, worker: WorkerRank) -> list[Arrival[Gradient]]:
+    def _take(self, worker: WorkerRank) -> list[PendingPush[Gradient]]:
         """Remove and return what waits of one worker; more than one only of several sessions."""
         taken = [arrival for arrival in self._arrivals.values() if arrival.id.worker == worker]
         for arrival in taken:

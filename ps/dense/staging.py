@@ -23,7 +23,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BucketRun:
     """Buckets [start, stop) of a shard, of one group, that are read with one call."""
 
     start: int
@@ -31,12 +31,12 @@ class Run:
     nbytes: int
 
 
-def cut_runs(buckets: Sequence[Bucket], max_bytes: int) -> tuple[Run, ...]:
+def cut_runs(buckets: Sequence[Bucket], max_bytes: int) -> tuple[BucketRun, ...]:
     """Join neighbouring buckets of one group into runs of at most `max_bytes` (or one bucket).
 
     Pure. Runs end at groups, so that each run's elements have one dtype and stay aligned.
     """
-    runs: list[Run] = []
+    runs: list[BucketRun] = []
     for index, bucket in enumerate(buckets):
         last = runs[-1] if runs else None
         if (
@@ -44,9 +44,9 @@ def cut_runs(buckets: Sequence[Bucket], max_bytes: int) -> tuple[Run, ...]:
             and buckets[last.start].group == bucket.group
             and last.nbytes + bucket.nbytes <= max_bytes
         ):
-            runs[-1] = Run(last.start, index + 1, last.nbytes + bucket.nbytes)
+            runs[-1] = BucketRun(last.start, index + 1, last.nbytes + bucket.nbytes)
         else:
-            runs.append(Run(index, index + 1, bucket.nbytes))
+            runs.append(BucketRun(index, index + 1, bucket.nbytes))
     return tuple(runs)
 
 
@@ -71,7 +71,7 @@ class StagedGradient:
         ]
         """One view per bucket, in the shard's order."""
 
-    def window(self, run: Run) -> memoryview:
+    def window(self, run: BucketRun) -> memoryview:
         """The bytes of a run, to read into."""
         start = self._starts[run.start]
         return self._memory.data[start : start + run.nbytes]

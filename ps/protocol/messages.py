@@ -20,12 +20,12 @@ Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), exec
     Meet           the value                        Met            the values, as in `ranks`
     SetNote        the note's JSON                  Description
     FetchNotes                                      Description    the notes, ps.metadata.encode
-    Cut                                             CutMade
+    TakeSnapshot                                             CutMade
     Save                                            Saved
     Restore        manifest                         Description
     FetchStats                                      Description
     ps.stats.server_stats.ServerStats, msgpack
-    Fence, Lose, Stop                               Description
+    Fence, Lose, StopServer                               Description
 
 "Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding; in
 groups with compression a gradient's buckets are packed as ps.compression.format says. Where
@@ -53,7 +53,7 @@ from ps.errors import SettingsError
 from ps.exactly_once import MAX_SEQUENCE
 from ps.manifest.manifest import MAX_LAG, MAX_PERMITS, Hyper
 from ps.manifest.table_spec import MAX_SEGMENTS, MAX_TABLES
-from ps.metadata import NoteName, PushedNote
+from ps.metadata import AttachedMetadata, NoteName
 from ps.server.rendezvous import MAX_KEY_LENGTH
 
 MAX_MANIFEST_BYTES = 16 << 20
@@ -83,7 +83,7 @@ class Number(msgspec.Struct, frozen=True, array_like=True):
     sequence: Sequence
     acknowledged: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
     """The last of this session's requests that this server has answered with success."""
-    told_clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    acked_clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
     """The worker's newest clock in those answers; a restored server learns by it how far it was."""
 
 
@@ -132,7 +132,7 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     lag: Annotated[int, msgspec.Meta(ge=0, le=MAX_LAG)] = 0
     """The worker's own last pushes that its parameters did not contain; see
     ps.consistency.staleness."""
-    note: PushedNote | None = None
+    note: AttachedMetadata | None = None
     """To keep once the gradient is part of the parameters: both are in a checkpoint, or neither."""
 
 
@@ -237,7 +237,7 @@ class FetchNotes(msgspec.Struct, frozen=True, tag="notes"):
     """Ask for all notes; an EMPTY shard has none."""
 
 
-class Cut(msgspec.Struct, frozen=True, tag="cut"):
+class TakeSnapshot(msgspec.Struct, frozen=True, tag="cut"):
     """Keep the shard for this save as it is now, or will be at `clock`; training goes on."""
 
     save_id: SaveId
@@ -287,7 +287,7 @@ class Lose(msgspec.Struct, frozen=True, tag="worker_lost"):
     incarnation: Incarnation | None = None
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class StopServer(msgspec.Struct, frozen=True, tag="stop"):
     """Drain and close the shard."""
 
     reason: Reason = ""
@@ -312,13 +312,13 @@ Request = (
     | Meet
     | SetNote
     | FetchNotes
-    | Cut
+    | TakeSnapshot
     | Save
     | Restore
     | FetchStats
     | Fence
     | Lose
-    | Stop
+    | StopServer
 )
 
 
@@ -349,7 +349,7 @@ class Ack(msgspec.Struct, frozen=True):
     """Updates by others between this worker's last pull and this push."""
     has_squares: bool = False
     """Whether the payload is the squares of a reduced gradient that waits for Settle."""
-    own_clock: int = 0
+    worker_clock: int = 0
     """Of pushes and memberships: where the worker stands; its own in ssp, elsewhere `clock`."""
 
 

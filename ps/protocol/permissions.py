@@ -83,12 +83,12 @@ _RULES: dict[type, _Rule] = {
     messages.FetchNotes: _Rule(_READERS, _ANY_PHASE),
     messages.Seed: _Rule(_WORKERS, _FILLING, chief_only=True),
     messages.Assign: _Rule(_WORKERS, _SERVING, chief_only=True),
-    messages.Cut: _Rule(_WORKERS_AND_DRIVER | _LEADER, _SERVING, chief_only=True),
+    messages.TakeSnapshot: _Rule(_WORKERS_AND_DRIVER | _LEADER, _SERVING, chief_only=True),
     messages.Save: _Rule(_WORKERS_AND_DRIVER | _LEADER, _SERVING, chief_only=True),
     messages.Restore: _Rule(_WORKERS_AND_DRIVER, _FILLING, chief_only=True),
     messages.Fence: _Rule(_MANAGERS, _ANY_PHASE),
     messages.Lose: _Rule(_MANAGERS, _ANY_PHASE),
-    messages.Stop: _Rule(_MANAGERS, _ANY_PHASE),
+    messages.StopServer: _Rule(_MANAGERS, _ANY_PHASE),
 }
 
 

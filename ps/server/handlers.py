@@ -31,8 +31,8 @@ from ps.protocol import messages
 from ps.protocol.messages import Ack, Met
 from ps.protocol.permissions import check_caller, check_phase, name_of
 from ps.server.lifecycle import Lifecycle, ServerSettings
-from ps.server.loss_report import Undone
-from ps.server.rendezvous import MAX_VALUE_BYTES, Meetings
+from ps.server.loss_report import RestorePoint
+from ps.server.rendezvous import MAX_VALUE_BYTES, RendezvousBoard
 from ps.server.request import request_id
 from ps.server.save_restore import ShardSaving, restore_into
 from ps.server.shard import ServingShard
@@ -68,11 +68,11 @@ class Service:
         self.life = Lifecycle(settings)
         self._open_connections = open_connections
         self._counters = Counters()
-        self._meetings = Meetings(settings.num_workers)
+        self._meetings = RendezvousBoard(settings.num_workers)
         self._open_storage = open_storage
         self._saving = ShardSaving(settings.rank, open_storage)
         self._restored: messages.Restore | None = None
-        self._undone = Undone()
+        self._undone = RestorePoint()
         self._handlers: dict[type, Callable[[Call, Any], None]] = {
             messages.Describe: self._describe,
             messages.FetchManifest: self._fetch_manifest,
@@ -91,13 +91,13 @@ class Service:
             messages.Meet: self._meet,
             messages.SetNote: self._set_note,
             messages.FetchNotes: self._fetch_notes,
-            messages.Cut: self._cut,
+            messages.TakeSnapshot: self._cut,
             messages.Save: self._save,
             messages.Restore: self._restore,
             messages.FetchStats: self._fetch_stats,
             messages.Fence: self._fence,
             messages.Lose: self._lose,
-            messages.Stop: self._stop,
+            messages.StopServer: self._stop,
         }
 
     def handle(self, call: Call) -> None:
@@ -277,18 +277,18 @@ class Service:
         if isinstance(request, messages.Finish):
             self.life.finish_unfilled(worker)
         shard = self.life.shard
-        clock = own_clock = 0
+        clock = worker_clock = 0
         if shard is not None:
             event = _event_of(request)
             leaves = not isinstance(request, messages.Join)
             number = request.number
             shard.gate.change(
-                name, event, number.acknowledged, told_clock=number.told_clock, leaves=leaves
+                name, event, number.acknowledged, acked_clock=number.acked_clock, leaves=leaves
             )
-            clock, own_clock = shard.gate.clock, shard.gate.clock_of(worker)
+            clock, worker_clock = shard.gate.clock, shard.gate.clock_of(worker)
         if isinstance(request, messages.Finish):
             self._meetings.finish(worker)
-        call.reply(messages.encode(Ack(clock, own_clock=own_clock)))
+        call.reply(messages.encode(Ack(clock, worker_clock=worker_clock)))
 
     def _meet(self, call: Call, request: messages.Meet) -> None:
         if self.settings.rank != 0:
@@ -302,7 +302,9 @@ class Service:
         value = bytearray(call.payload_bytes)
         call.read_into(memoryview(value))
         deadline_s = time.monotonic() + request.wait_s
-        values = self._meetings.meet(request.key, worker, bytes(value), deadline_s, call.peer_gone)
+        values = self._meetings.rendezvous(
+            request.key, worker, bytes(value), deadline_s, call.peer_gone
+        )
         sizes = tuple(len(item) for item in values.values())
         call.reply(
             messages.encode(Met(tuple(values), sizes)), [item for item in values.values() if item]
@@ -326,7 +328,7 @@ class Service:
         kept = {} if shard is None else shard.notes.texts()
         call.reply(messages.encode(self.life.describe()), [metadata.encode(kept)])
 
-    def _cut(self, call: Call, request: messages.Cut) -> None:
+    def _cut(self, call: Call, request: messages.TakeSnapshot) -> None:
         made = self._saving.cut(self.life.loaded(), request, call.peer_gone)
         call.reply(messages.encode(made))
 
@@ -376,7 +378,7 @@ class Service:
         if is_whole and manifest == checkpoint.manifest:
             self._saving.note_restored(checkpoint.save_id, num_changes)
         age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
-        self._undone = Undone(checkpoint.step, max(0.0, age_s))
+        self._undone = RestorePoint(checkpoint.step, max(0.0, age_s))
         return True
 
     def _fetch_stats(self, call: Call, _request: messages.FetchStats) -> None:
@@ -390,6 +392,6 @@ class Service:
         self.worker_lost(WorkerRank(request.worker), request.incarnation)
         self._reply_description(call)
 
-    def _stop(self, call: Call, request: messages.Stop) -> None:
+    def _stop(self, call: Call, request: messages.StopServer) -> None:
         self.stop(request.reason or f"asked by {call.peer}")
         self._reply_description(call)

@@ -15,7 +15,7 @@ SETTLED_S = 1.0
 """Workers come back within moments of each other; the sentence waits for the last of them."""
 
 
-class Undone(NamedTuple):
+class RestorePoint(NamedTuple):
     """Where a restored server goes on, and how old that was."""
 
     step: int = -1

@@ -18,7 +18,7 @@ import numpy as np
 from ps.compression import kernels
 from ps.compression.format import Compression, packed_nbytes
 from ps.dense.shard import DenseShard
-from ps.dense.staging import Run, StagedGradient, cut_runs
+from ps.dense.staging import BucketRun, StagedGradient, cut_runs
 from ps.errors import PackingError, ShapeError
 from ps.manifest.manifest import Bucket
 from ps.server.request import Incoming
@@ -31,7 +31,7 @@ beside the buckets that they change (1 MiB made a push 25 % slower)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BucketPart:
     """One bucket's part of a payload; the array is overwritten when the next part is taken."""
 
     index: int
@@ -76,7 +76,7 @@ class Intake:
                 f"{expected}{how}; slice the flat buffers as ps.client.slices does"
             )
 
-    def runs(self, call: Incoming) -> Iterator[tuple[Run, Iterator[Part]]]:
+    def runs(self, call: Incoming) -> Iterator[tuple[BucketRun, Iterator[BucketPart]]]:
         """Read the payload run by run; take what one holds before the next.
 
         A part raises PackingError instead of coming if it is packed as no packer does.
@@ -107,7 +107,7 @@ class Intake:
     def _scratch(self) -> Array:
         return np.empty(max(self._run_sizes, default=0), np.uint8)
 
-    def _parts(self, run: Run, scratch: Array, unpacked: Array) -> Iterator[Part]:
+    def _parts(self, run: BucketRun, scratch: Array, unpacked: Array) -> Iterator[BucketPart]:
         for index, data in self._cut(run, scratch):
             bucket = self._dense.buckets[index]
             if self._kinds[index] == "none":
@@ -115,9 +115,9 @@ class Intake:
             else:
                 array = unpacked[: bucket.num_elements]
                 self._unpack(index, data, array)
-            yield Part(index, bucket, array)
+            yield BucketPart(index, bucket, array)
 
-    def _cut(self, run: Run, scratch: Array) -> Iterator[tuple[int, Array]]:
+    def _cut(self, run: BucketRun, scratch: Array) -> Iterator[tuple[int, Array]]:
         """Give each bucket of a run, by its index, with its bytes in what was read."""
         offset = 0
         for index in range(run.start, run.stop):

@@ -131,7 +131,7 @@ def _check(key: str, value: bytes) -> None:
 _CHECK_PEER_S = 0.25
 
 
-class Meetings:
+class RendezvousBoard:
     """All meetings of one cluster's workers."""
 
     def __init__(self, num_workers: int) -> None:
@@ -139,7 +139,7 @@ class Meetings:
         self._rendezvous = Rendezvous(num_workers)
         self._ended = ""
 
-    def meet(
+    def rendezvous(
         self,
         key: str,
         worker: WorkerRank,

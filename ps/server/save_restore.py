@@ -24,7 +24,7 @@ from ps import codec
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import Root
 from ps.checkpoint.restore import read_extra, restore_shard
-from ps.checkpoint.snapshot import Place
+from ps.checkpoint.snapshot import UnitKey
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.checkpoint.table_restore import is_same_cut, restore_tables
 from ps.checkpoint.writer import Portion, write_shard
@@ -35,7 +35,7 @@ from ps.exactly_once import SessionCut
 from ps.protocol import messages
 from ps.server.lifecycle import ServerSettings
 from ps.server.shard import ServingShard
-from ps.server.snapshot_trigger import CutOrder
+from ps.server.snapshot_trigger import SnapshotRequest
 from ps.tables.table import Table
 
 _MAX_REMEMBERED = 4
@@ -61,11 +61,11 @@ class SavedVersions:
     """
 
     def __init__(self) -> None:
-        self._by_save: OrderedDict[str, dict[Place, int]] = OrderedDict()
+        self._by_save: OrderedDict[str, dict[UnitKey, int]] = OrderedDict()
         self._num_changes: dict[str, int] = {}
         """By save; replaced as a whole, for it is read without a lock."""
 
-    def of(self, save_id: str) -> Mapping[Place, int]:
+    def of(self, save_id: str) -> Mapping[UnitKey, int]:
         """Return the versions in a save; none for one that this server does not know."""
         return self._by_save.get(save_id, {})
 
@@ -73,7 +73,7 @@ class SavedVersions:
         """Return the saves that were cut when the shard had changed so often."""
         return tuple(save_id for save_id, at in self._num_changes.items() if at == num_changes)
 
-    def note(self, save_id: str, versions: dict[Place, int], num_changes: int) -> None:
+    def note(self, save_id: str, versions: dict[UnitKey, int], num_changes: int) -> None:
         """Remember a save and how often the shard had changed, and forget the oldest."""
         self._by_save[save_id] = versions
         while len(self._by_save) > _MAX_REMEMBERED:
@@ -100,7 +100,7 @@ class ShardSaving:
         """Steps that were newer than what this server was restored from."""
 
     def cut(
-        self, shard: ServingShard, request: messages.Cut, is_gone: Callable[[], bool]
+        self, shard: ServingShard, request: messages.TakeSnapshot, is_gone: Callable[[], bool]
     ) -> messages.CutMade:
         """Keep the shard as it is at one moment, until `save` has written it; repeating is safe.
 
@@ -118,7 +118,7 @@ class ShardSaving:
             if is_gone():
                 raise PhaseError("the client of this save is gone: nobody would write its cut")
             base = self._known.of(request.base)
-            order = CutOrder(request.save_id, base, request.clock, request.as_it_is)
+            order = SnapshotRequest(request.save_id, base, request.clock, request.as_it_is)
             made = shard.cutting.make(order, request.wait_s, is_gone)
         finally:
             self._writing.release()

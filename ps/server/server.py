@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from ps.checkpoint.fencing import EpochGuard
+from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.restore import AS_SAVED, Restoring, find
 from ps.checkpoint.storage import OpenStorage, storage_at
@@ -47,7 +47,7 @@ class PSServer:
         credentials: Credentials,
         *,
         incarnation: int = 0,
-        guard: EpochGuard | None = None,
+        guard: GenerationFence | None = None,
         open_storage: OpenStorage = storage_at,
     ) -> None:
         self.settings = settings

@@ -33,8 +33,8 @@ import numpy as np
 from ps.checkpoint.snapshot import CopyOnWrite
 from ps.consistency.asp import slowed
 from ps.consistency.gate import Gate
-from ps.consistency.policy import Admission, Policy
-from ps.consistency.waiting import Arrival, Contributions
+from ps.consistency.policy import Policy, PushDecision
+from ps.consistency.waiting import Contributions, PendingPush
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
 from ps.errors import (
@@ -45,17 +45,17 @@ from ps.errors import (
     SettingsError,
     ShapeError,
 )
-from ps.exactly_once import AppliedRecord, RequestId, SessionCut, Verdict
+from ps.exactly_once import CompletionLog, RequestId, SessionCut, Verdict
 from ps.manifest.manifest import Hyper, Manifest, WorkerRank
-from ps.metadata import Notes
+from ps.metadata import Metadata
 from ps.optim.rules import step_scalars
 from ps.protocol import messages
 from ps.protocol.messages import Ack
-from ps.server.receive import Intake, Part
+from ps.server.receive import BucketPart, Intake
 from ps.server.reduction import Reduction
 from ps.server.request import Incoming, request_id
-from ps.server.snapshot_trigger import Cutting
-from ps.server.table_handlers import Notebook, TableServing
+from ps.server.snapshot_trigger import SnapshotTrigger
+from ps.server.table_handlers import TableLog, TableServing
 from ps.stats.counters import Counters
 from ps.tables.table import Table
 from rpc.auth.handshake import Role
@@ -96,18 +96,18 @@ class ServingShard:
         self._gradients_in = Intake(dense, packed=True)
         self._pool = StagingPool(dense.buckets, dense.dtype)
         num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
-        self._record = AppliedRecord(num_units)
+        self._record = CompletionLog(num_units)
         if cuts is not None:
             self._record.restore(cuts)
         self.gate: Gate[StagedGradient] = Gate(
             policy, self._record, self._reduce, self._count, on_failed
         )
-        self.notes = Notes(is_kept=dense.rank == 0)
+        self.notes = Metadata(is_kept=dense.rank == 0)
         self._guard = CopyOnWrite(dense, tables, self._record, self.notes)
-        notebook = Notebook(self._record, self.gate, self._guard, first_unit=len(dense.buckets))
+        notebook = TableLog(self._record, self.gate, self._guard, first_unit=len(dense.buckets))
         self.tables = TableServing(tables, notebook, counters)
         self.reduction = Reduction(dense, self._guard, self._pool, counters, on_failed)
-        self.cutting = Cutting(self._guard, self.gate, lambda: self.reduction.is_settled)
+        self.cutting = SnapshotTrigger(self._guard, self.gate, lambda: self.reduction.is_settled)
 
     @property
     def manifest(self) -> Manifest:
@@ -148,9 +148,9 @@ class ServingShard:
         sender = request_id(call.peer, request.number)
         number = request.number
         verdict, arrival = self.gate.begin(
-            sender, number.acknowledged, number.told_clock, is_push=True
+            sender, number.acknowledged, number.acked_clock, is_push=True
         )
-        is_known = verdict is Verdict.REPEATED or arrival is not None
+        is_known = verdict is Verdict.DUPLICATE or arrival is not None
         admission = None if is_known else self.gate.admit(sender)
         # After the admission, so that two pushes that arrive together each see the other.
         staleness = self.gate.staleness_of(sender.worker, request.lag)
@@ -162,16 +162,16 @@ class ServingShard:
         elif request.null:
             self._counters.count(sender.worker, null_pushes=1)
             arrival = self.gate.arrive(self._arrival(sender, request))
-        elif admission is Admission.STAGE:
+        elif admission is PushDecision.STAGE:
             arrival = self._stage(call, request, sender, deadline_s)
         else:
             request = self._slowed(request, staleness)
-            early = request.pull and admission is Admission.APPLY
+            early = request.pull and admission is PushDecision.APPLY
             sent = self._apply_arriving(call, request, sender, deadline_s, answers_early=early)
             arrival = self.gate.arrive(self._arrival(sender, request, staleness=staleness))
         clock = self._wait(call, arrival, deadline_s)
-        own_clock = self.gate.clock_of(sender.worker) if self._counts_workers else clock
-        ack = Ack(clock, not request.null, staleness, own_clock=own_clock)
+        worker_clock = self.gate.clock_of(sender.worker) if self._counts_workers else clock
+        ack = Ack(clock, not request.null, staleness, worker_clock=worker_clock)
         if self.reduction.in_rounds:
             self._reply_squares(call, request, ack)
             return
@@ -188,12 +188,12 @@ class ServingShard:
         sender = request_id(call.peer, request.number)
         number = request.number
         with self.gate.between_clocks():
-            verdict, _ = self.gate.begin(sender, number.acknowledged, number.told_clock)
-            if verdict is not Verdict.REPEATED:
+            verdict, _ = self.gate.begin(sender, number.acknowledged, number.acked_clock)
+            if verdict is not Verdict.DUPLICATE:
                 self.reduction.settle(request.clock, squares)
                 self._record.complete(sender)
             clock = self.gate.clock
-        ack = Ack(clock, applied=squares is not None, own_clock=clock)
+        ack = Ack(clock, applied=squares is not None, worker_clock=clock)
         call.reply(messages.encode(ack), self._values if request.pull else ())
         if request.pull:
             self._counters.add(bytes_out=self.dense.value_nbytes)
@@ -210,8 +210,8 @@ class ServingShard:
             self._counters.add(bytes_in=call.payload_bytes)
             with self.gate.between_clocks():
                 number = request.number
-                verdict, _ = self.gate.begin(sender, number.acknowledged, number.told_clock)
-                if verdict is not Verdict.REPEATED:
+                verdict, _ = self.gate.begin(sender, number.acknowledged, number.acked_clock)
+                if verdict is not Verdict.DUPLICATE:
                     for index, array in enumerate(staged.arrays):
                         with self._guard.locks[index]:
                             self._guard.before(index)
@@ -306,7 +306,7 @@ class ServingShard:
             self._counters.applied(apply_s, call.payload_bytes)
         return sent
 
-    def _apply_parts(self, parts: Iterator[Part], hyper: Hyper, sender: RequestId) -> None:
+    def _apply_parts(self, parts: Iterator[BucketPart], hyper: Hyper, sender: RequestId) -> None:
         for part in parts:
             with self._guard.locks[part.index]:
                 if self._record.needs(sender, part.index):
@@ -316,7 +316,7 @@ class ServingShard:
 
     def _stage(
         self, call: Incoming, request: messages.Push, sender: RequestId, deadline_s: float
-    ) -> Arrival[StagedGradient]:
+    ) -> PendingPush[StagedGradient]:
         """Receive a whole gradient and bring it to the barrier."""
         staged = self._pool.take()
         arrival = self._arrival(sender, request, gradient=staged)
@@ -334,7 +334,7 @@ class ServingShard:
     def _refuse(
         self,
         call: Incoming,
-        arrival: Arrival[StagedGradient],
+        arrival: PendingPush[StagedGradient],
         error: NonFiniteGradient | PackingError,
         deadline_s: float,
     ) -> None:
@@ -354,7 +354,7 @@ class ServingShard:
                 self._wait(call, null, deadline_s)
         raise refused from error
 
-    def _wait(self, call: Incoming, arrival: Arrival[StagedGradient], deadline_s: float) -> int:
+    def _wait(self, call: Incoming, arrival: PendingPush[StagedGradient], deadline_s: float) -> int:
         if arrival.is_done and arrival.error is None:
             return arrival.clock or 0
         with self._counters.waiting(arrival.id.worker):
@@ -368,14 +368,14 @@ class ServingShard:
         gradient: StagedGradient | None = None,
         clock: int | None = None,
         staleness: int = 0,
-    ) -> Arrival[StagedGradient]:
-        return Arrival(
+    ) -> PendingPush[StagedGradient]:
+        return PendingPush(
             sender,
             request.rows,
             None if request.null else request.hyper,
             gradient,
             staleness=staleness,
-            told_clock=request.number.told_clock,
+            acked_clock=request.number.acked_clock,
             note=request.note,
             clock=clock,
         )
@@ -383,7 +383,7 @@ class ServingShard:
     def _reduce(self, staged: Contributions[StagedGradient]) -> None:
         self.reduction.reduce(staged, self.gate.clock)
 
-    def _count(self, arrival: Arrival[StagedGradient]) -> None:
+    def _count(self, arrival: PendingPush[StagedGradient]) -> None:
         if arrival.gradient is not None:
             self._pool.give(arrival.gradient)
             arrival.gradient = None

@@ -19,14 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ps.checkpoint.snapshot import CopyOnWrite, Place, ShardCut
+from ps.checkpoint.snapshot import CopyOnWrite, ShardSnapshot, UnitKey
 from ps.consistency.gate import Gate
 from ps.errors import CheckpointError, RequestTimeout
 
 _CHECK_PEER_S = 0.25
 
 
-class Cut(NamedTuple):
+class SnapshotTaken(NamedTuple):
     """What came of an order."""
 
     clock: int
@@ -35,12 +35,12 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CutOrder:
+class SnapshotRequest:
     """What a save asks of one server."""
 
     save_id: str
-    base: Mapping[Place, int]
-    """See ps.checkpoint.snapshot.ShardCut."""
+    base: Mapping[UnitKey, int]
+    """See ps.checkpoint.snapshot.ShardSnapshot."""
     clock: int | None = None
     """When; None: now."""
     as_it_is: bool = False
@@ -49,7 +49,7 @@ class CutOrder:
     """Set when it is clear what comes of it."""
 
 
-class Cutting:
+class SnapshotTrigger:
     """The cuts of one shard, one after the other.
 
     Args:
@@ -62,11 +62,13 @@ class Cutting:
         self._guard = guard
         self._gate = gate
         self._is_settled = is_settled
-        self._wanted: CutOrder | None = None
+        self._wanted: SnapshotRequest | None = None
         gate.on_moved = self._look
 
-    def make(self, order: CutOrder, wait_s: float, is_gone: Callable[[], bool]) -> Cut:
-        """Cut the shard, in the place of a cut that was made for another save; repeating is safe.
+    def make(
+        self, order: SnapshotRequest, wait_s: float, is_gone: Callable[[], bool]
+    ) -> SnapshotTaken:
+        """Take the snapshot, replacing one taken for another save; repeating is safe.
 
         Returns:
             Not made: the order's clock is past, or did not come within `wait_s`.
@@ -97,7 +99,7 @@ class Cutting:
             return found
 
     @contextmanager
-    def written(self, save_id: str) -> Iterator[ShardCut]:
+    def written(self, save_id: str) -> Iterator[ShardSnapshot]:
         """Give the cut of a save, which ends with the block.
 
         Raises:
@@ -114,22 +116,22 @@ class Cutting:
         finally:
             self._guard.close()
 
-    def _found(self, order: CutOrder, clock: int) -> Cut:
+    def _found(self, order: SnapshotRequest, clock: int) -> SnapshotTaken:
         cut = self._guard.cut
         if cut is None or cut.is_released or cut.save_id != order.save_id:
-            return Cut(clock, is_made=False)
+            return SnapshotTaken(clock, is_made=False)
         if order.clock not in (None, cut.clock):
-            return Cut(clock, is_made=False)
-        return Cut(cut.clock, is_made=True)
+            return SnapshotTaken(clock, is_made=False)
+        return SnapshotTaken(cut.clock, is_made=True)
 
     def _look(self) -> None:
-        """Cut if the moment has come; called under the gate's lock whenever it may have."""
+        """Take the snapshot if its moment has come; called under the gate's lock."""
         order, clock = self._wanted, self._gate.clock
         if order is None or not (order.as_it_is or self._is_settled()):
             return
         if order.clock is not None and clock < order.clock:
             return
         if order.clock in (None, clock):
-            self._guard.open(ShardCut(self._guard, clock, order.save_id, order.base))
+            self._guard.open(ShardSnapshot(self._guard, clock, order.save_id, order.base))
         self._wanted = None
         order.done.set()

@@ -25,7 +25,7 @@ import numpy as np
 from ps.checkpoint.snapshot import CopyOnWrite
 from ps.consistency.gate import Gate
 from ps.errors import ManifestMismatch, PushError, ShapeError
-from ps.exactly_once import AppliedRecord, RequestId, Verdict
+from ps.exactly_once import CompletionLog, RequestId, Verdict
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
 from ps.protocol.messages import Ack, BatchName
@@ -45,17 +45,17 @@ SCAN_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Notebook:
+class TableLog:
     """What tables use of their shard's exactly-once record."""
 
-    record: AppliedRecord
+    record: CompletionLog
     gate: Gate[Any]
     guard: CopyOnWrite
     first_unit: int
     """Number of the first table segment among the record's units; the dense buckets come first."""
 
 
-class Part(NamedTuple):
+class TablePart(NamedTuple):
     """What a request brings for one table."""
 
     table: Table
@@ -75,7 +75,7 @@ class TableServing:
         counters: where to count.
     """
 
-    def __init__(self, tables: Sequence[Table], notebook: Notebook, counters: Counters) -> None:
+    def __init__(self, tables: Sequence[Table], notebook: TableLog, counters: Counters) -> None:
         self.tables = tuple(tables)
         self._record = notebook.record
         self._gate = notebook.gate
@@ -133,8 +133,8 @@ class TableServing:
         sender = request_id(call.peer, request.number)
         number = request.number
         batch = _batch_of(sender, request.batch)
-        verdict, _ = self._gate.begin(sender, number.acknowledged, number.told_clock)
-        if verdict is Verdict.REPEATED:
+        verdict, _ = self._gate.begin(sender, number.acknowledged, number.acked_clock)
+        if verdict is Verdict.DUPLICATE:
             self._counters.count(sender.worker, repeated=1)
             call.discard_rest()
         else:
@@ -168,7 +168,7 @@ class TableServing:
         call.reply(messages.encode(messages.Scanned(batch.ids.size, stop)), payload)
         self._counters.add(bytes_out=sum(array.nbytes for array in payload))
 
-    def _apply(self, call: Incoming, part: Part, hyper: Hyper, sender: RequestId) -> float:
+    def _apply(self, call: Incoming, part: TablePart, hyper: Hyper, sender: RequestId) -> float:
         """Read the gradients of one table, segment by segment, and apply those that are new.
 
         Segments without ids count the push too: it is a step of its tables' rule. Returns the
@@ -196,7 +196,7 @@ class TableServing:
         return apply_s
 
     def _apply_in_full(
-        self, part: Part, at: int, push: Callable[[], None], sender: RequestId
+        self, part: TablePart, at: int, push: Callable[[], None], sender: RequestId
     ) -> None:
         """Update rows of segment number `at` where rows of other segments have to go."""
         with part.table.locked():
@@ -223,7 +223,7 @@ class TableServing:
         call.discard_rest()
         raise refused from error
 
-    def _read_ids(self, call: Incoming, request: IdRequest) -> list[Part]:
+    def _read_ids(self, call: Incoming, request: IdRequest) -> list[TablePart]:
         """Read counts and ids, and check them against the payload and the tables.
 
         Raises:
@@ -244,13 +244,13 @@ class TableServing:
         _check_counts(tables, counts, call.payload_bytes, request)
         ids = np.empty(int(counts[:, 0].sum()), np.int64)
         _read_array(call, ids)
-        parts: list[Part] = []
+        parts: list[TablePart] = []
         start = 0
         for number, table, (size, given) in zip(
             request.tables, tables, counts.tolist(), strict=True
         ):
             own = ids[start : start + size]
-            parts.append(Part(table, self._first_units[number], own, table.cut(own)))
+            parts.append(TablePart(table, self._first_units[number], own, table.cut(own)))
             table.count(given=given)
             start += size
         return parts

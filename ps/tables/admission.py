@@ -22,7 +22,7 @@ _SKETCH_SHAPE = (4, 1 << 16)
 _CERTAIN = 1 << 53
 
 
-class Doorman:
+class AdmissionFilter:
     """Admits ids to one segment."""
 
     def __init__(self, spec: TableSpec) -> None:

@@ -32,7 +32,7 @@ MARKS = 64
 """How finely ages are known: a row lives up to 1/64 longer than its time to live."""
 
 
-class Ages:
+class TtlClock:
     """When the versions of one segment were reached.
 
     Args:
@@ -113,7 +113,7 @@ MAX_KEPT = 1 << 20
 """Ids between two saves: 8 MiB. A segment that drops more is saved whole the next time."""
 
 
-class DropLog:
+class Tombstones:
     """Ids in the order in which they were dropped; nothing is kept before the first save."""
 
     def __init__(self) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ps.tables.rows import Batch
+from ps.tables.rows import RowBatch
 
 Array = np.ndarray[Any, Any]
 
 
-class RowCut:
+class RowSnapshot:
     """What a save still needs of one segment.
 
     Args:
@@ -34,7 +34,7 @@ class RowCut:
         self.version = version
         self.stop = stop
         """Rows from here on were copied."""
-        self._kept: list[Batch] = []
+        self._kept: list[RowBatch] = []
 
     def keep(self, rows: Array, columns: Sequence[Array]) -> None:
         """Copy those of these rows that are needed, before they change.
@@ -47,16 +47,16 @@ class RowCut:
         versions = columns[2][marked]
         marked = marked[(versions > self.since) & (versions <= self.version)]
         if marked.size:
-            self._kept.append(Batch(*(column[marked] for column in columns)))
+            self._kept.append(RowBatch(*(column[marked] for column in columns)))
 
-    def take(self) -> Batch | None:
+    def take(self) -> RowBatch | None:
         """Return and forget what was kept, each id once."""
         kept, self._kept = self._kept, []
         if not kept:
             return None
         # A push that was refused half-way has changed nothing, and its rows are kept again.
         _, first = np.unique(np.concatenate([batch.ids for batch in kept]), return_index=True)
-        return Batch(*(np.concatenate(column)[first] for column in zip(*kept, strict=True)))
+        return RowBatch(*(np.concatenate(column)[first] for column in zip(*kept, strict=True)))
 
     def release(self) -> None:
         """Need nothing any more."""

@@ -16,7 +16,7 @@ ROWS_AT_ONCE = 1 << 14
 """Rows that are copied under a segment's lock: about a millisecond for rows of 256 bytes."""
 
 
-class Batch(NamedTuple):
+class RowBatch(NamedTuple):
     """Rows; arrays of their own."""
 
     ids: Array

@@ -28,15 +28,15 @@ import numpy as np
 from ps.errors import IdError, TableFull
 from ps.manifest.table_spec import TableSpec
 from ps.tables import kernels
-from ps.tables.admission import Doorman
-from ps.tables.eviction import Ages, DropLog, RowAges
+from ps.tables.admission import AdmissionFilter
+from ps.tables.eviction import RowAges, Tombstones, TtlClock
 from ps.tables.growable_array import GrowingArray
 from ps.tables.hash_index import HashIndex
 from ps.tables.ids import shown
 from ps.tables.initializers import initialize, key_of, recipe_of
 from ps.tables.quota import Elsewhere, NoRoom, Quota
-from ps.tables.row_snapshot import RowCut
-from ps.tables.rows import Batch
+from ps.tables.row_snapshot import RowSnapshot
+from ps.tables.rows import RowBatch
 
 Array = np.ndarray[Any, Any]
 Update = Callable[[Array, Array, Array], None]
@@ -76,14 +76,14 @@ class Segment:
         self.num_rows = 0
         self.version = 0
         """Pushes so far; also the step of the rule."""
-        self.drops = DropLog()
-        self.cut: RowCut | None = None
+        self.drops = Tombstones()
+        self.cut: RowSnapshot | None = None
         """What a save that is under way still needs of the rows."""
         self._spec = spec
         self._slot_starts = slots
         self._quota = quota
-        self._doorman = Doorman(spec)
-        self._ages = Ages(spec.ttl_s, clock)
+        self._doorman = AdmissionFilter(spec)
+        self._ages = TtlClock(spec.ttl_s, clock)
         self._recipe = recipe_of(spec.initializer, spec.dim)
         self._key = key_of(spec.seed)
         self._reads_zeros = spec.admission.is_selective and spec.admission.unknown == "zeros"
@@ -171,7 +171,7 @@ class Segment:
 
     def dump(
         self, stop: int, max_rows: int, since: int = -1, until: int | None = None
-    ) -> tuple[Batch, int]:
+    ) -> tuple[RowBatch, int]:
         """Copy the rows below `stop` of versions above `since`, up to `until`, from the last on.
 
         Backwards, because eviction moves rows to lower numbers only: a row that is moved between
@@ -188,9 +188,9 @@ class Segment:
             is_chosen &= versions <= until
         chosen = np.nonzero(is_chosen)[0] + start
         columns = (self._ids, self._slab, self._versions)
-        return Batch(*(column.rows[chosen] for column in columns)), start
+        return RowBatch(*(column.rows[chosen] for column in columns)), start
 
-    def load(self, batch: Batch) -> None:
+    def load(self, batch: RowBatch) -> None:
         """Take over those rows, as `dump` gave them, whose ids have none yet; above the limit, too.
 
         Raises:
@@ -202,7 +202,7 @@ class Segment:
         rows = np.empty(batch.ids.size, np.int64)
         if not self._index.find(self._ids.rows, batch.ids, rows):
             return
-        new = Batch(*(column[rows < 0] for column in batch))
+        new = RowBatch(*(column[rows < 0] for column in batch))
         self._refuse_repeated_missing(new.ids)
         self._quota.take_anyway(new.ids.size)
         start, stop = self._append(new.ids)
@@ -225,12 +225,12 @@ class Segment:
         self.version = 0
         self._versions.rows[: self.num_rows] = 0
 
-    def without_slots(self, batch: Batch) -> Batch:
+    def without_slots(self, batch: RowBatch) -> RowBatch:
         """Return rows of any rule with their values, and slots as this rule starts with."""
         rows = np.empty((batch.ids.size, self._slab.rows.shape[1]), batch.rows.dtype)
         rows[:, : self._spec.dim] = batch.rows[:, : self._spec.dim]
         rows[:, self._spec.dim :] = self._slot_starts
-        return Batch(batch.ids, rows, batch.versions)
+        return RowBatch(batch.ids, rows, batch.versions)
 
     def _ages_of(self, ids: Array, rows: Array) -> RowAges:
         """Return ids and versions of those that have a row."""

@@ -28,7 +28,7 @@ from ps.tables.ids import shown
 from ps.tables.kernels import NUM_BUCKETS
 from ps.tables.quota import Elsewhere, NoRoom, Quota
 from ps.tables.routing import parts_of_buckets
-from ps.tables.rows import ROWS_AT_ONCE, Batch
+from ps.tables.rows import ROWS_AT_ONCE, RowBatch
 from ps.tables.segment import EVICTED_SHARE, Pushed, Segment
 
 Array = np.ndarray[Any, Any]
@@ -162,13 +162,13 @@ class Table:
         """Refuse scalars that do not fit the rule, before anything is applied."""
         row_scalars(self.spec, hyper, 1)
 
-    def dump_some(self, at: int, stop: int, max_nbytes: int) -> tuple[Batch, int]:
+    def dump_some(self, at: int, stop: int, max_nbytes: int) -> tuple[RowBatch, int]:
         """Copy rows of segment number `at` below `stop`, and say where to go on; 0 at the end."""
         segment = self.segments[at]
         with segment.lock:
             return segment.dump(stop, max(1, max_nbytes // segment.row_nbytes))
 
-    def load(self, batch: Batch) -> int:
+    def load(self, batch: RowBatch) -> int:
         """Take over those rows of a batch that are this server's; returns how many.
 
         Any number of servers may have dumped it. Of an id that comes several times the first row
@@ -180,7 +180,7 @@ class Table:
         taken = 0
         for segment, own in self._own(batch.ids):
             with segment.lock:
-                segment.load(Batch(*(column[own] for column in batch)))
+                segment.load(RowBatch(*(column[own] for column in batch)))
             taken += own.size
         if self._quota.excess > self._spare:
             self.fit()
@@ -212,7 +212,7 @@ class Table:
         for segment in self.segments:
             segment.forget_ages()
 
-    def without_slots(self, batch: Batch) -> Batch:
+    def without_slots(self, batch: RowBatch) -> RowBatch:
         """Return rows of any rule as this table's rule starts with them."""
         return self.segments[0].without_slots(batch)
 

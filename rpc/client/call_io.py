@@ -14,7 +14,7 @@ import msgspec
 
 from rpc.errors import LimitExceeded, PeerGone, ProtocolError
 from rpc.limits import Limits
-from rpc.wire.frame import Frame, Kind, decode_error
+from rpc.wire.frame import Frame, FrameKind, decode_error
 from rpc.wire.frame_io import Buffer, FrameReader, FrameWriter, as_views
 
 _STEPS_PER_TURN = 64
@@ -28,7 +28,7 @@ class Reply(msgspec.Struct, frozen=True):
     payload: memoryview
 
 
-class Request(msgspec.Struct, frozen=True):
+class OutgoingRequest(msgspec.Struct, frozen=True):
     """What to ask: meta, payload buffers in order, and where the reply's payload goes."""
 
     meta: bytes
@@ -51,7 +51,7 @@ class Exchange:
     def __init__(
         self,
         request_id: int,
-        request: Request,
+        request: OutgoingRequest,
         reader: FrameReader,
         writer: FrameWriter,
         limits: Limits,
@@ -77,7 +77,7 @@ class Exchange:
         self._request_id = request_id
         self._reader = reader
         self._writer = writer
-        writer.queue(Kind.REQUEST, request_id, request.meta, views)
+        writer.queue(FrameKind.REQUEST, request_id, request.meta, views)
 
     @property
     def mid_frame(self) -> bool:
@@ -111,7 +111,7 @@ class Exchange:
         final = self._frame
         if final is None or self.receiving:
             raise ProtocolError("the reply is not complete")
-        if final.kind == Kind.ERROR:
+        if final.kind == FrameKind.ERROR:
             raise decode_error(final.meta)
         return Reply(final.meta, self._sink.payload())
 
@@ -146,14 +146,14 @@ class Exchange:
             left = self._begin_frame(frame)
         self._frame_left = left
         if left == 0 and frame is not None and not frame.more:
-            if frame.kind is Kind.REPLY:
+            if frame.kind is FrameKind.REPLY:
                 self._sink.check_full()
             self.receiving = False
         return True
 
     def _begin_frame(self, frame: Frame) -> int:
         """Check a frame and take what has arrived with it; return the payload bytes left."""
-        if frame.request_id != self._request_id or frame.kind == Kind.REQUEST:
+        if frame.request_id != self._request_id or frame.kind == FrameKind.REQUEST:
             raise ProtocolError(
                 f"expected a reply to request {self._request_id},"
                 f" got {frame.kind.name} of request {frame.request_id}"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rpc.auth.handshake import Credentials, Identity, Role, Session
-from rpc.client.call_io import Reply, Request
+from rpc.client.call_io import OutgoingRequest, Reply
 from rpc.client.connect import dial
 from rpc.client.pending_call import Line, PendingCall, wait_any
 from rpc.endpoint import Endpoint
@@ -98,7 +98,7 @@ class Connection:
             LimitExceeded: the request is too large; nothing was sent, the connection stays usable.
             ClosedError: the connection was closed before.
         """
-        return self._line.begin(Request(meta, payload, into)).result(timeout_s)
+        return self._line.begin(OutgoingRequest(meta, payload, into)).result(timeout_s)
 
     def begin(
         self, meta: bytes, payload: Sequence[Buffer] = (), *, into: Sequence[Buffer] | None = None
@@ -108,7 +108,7 @@ class Connection:
         Raises:
             ClosedError, BusyError, LimitExceeded: as `call`.
         """
-        return self._line.begin(Request(meta, payload, into))
+        return self._line.begin(OutgoingRequest(meta, payload, into))
 
     def start(
         self,
@@ -126,7 +126,7 @@ class Connection:
         Raises:
             TransportError, ProtocolError, ClosedError: as `call`.
         """
-        pending = self._line.begin(Request(meta, payload, into))
+        pending = self._line.begin(OutgoingRequest(meta, payload, into))
         pending.finish_sending(timeout_s)
         return pending
 

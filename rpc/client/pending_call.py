@@ -15,10 +15,10 @@ import time
 from collections.abc import Sequence
 
 from rpc.auth.handshake import Session
-from rpc.client.call_io import Exchange, Reply, Request
+from rpc.client.call_io import Exchange, OutgoingRequest, Reply
 from rpc.errors import (
     BusyError,
-    ClosedError,
+    ConnectionClosed,
     DeadlineExceeded,
     PeerGone,
     RemoteError,
@@ -52,17 +52,17 @@ class Line:
         self._request_ids = itertools.count(1)
         self._pending: PendingCall | None = None
 
-    def begin(self, request: Request) -> PendingCall:
+    def begin(self, request: OutgoingRequest) -> PendingCall:
         """Queue a request; nothing is sent yet.
 
         Raises:
-            ClosedError: the connection is closed.
+            ConnectionClosed: the connection is closed.
             BusyError: it carries another call.
             LimitExceeded: the request is larger than any peer accepts.
         """
         with self._beginning:
             if self.closed:
-                raise ClosedError(f"connection to {self.peer} is closed; connect again")
+                raise ConnectionClosed(f"connection to {self.peer} is closed; connect again")
             if self._pending is not None:
                 raise BusyError(f"a call to {self.peer} is under way; take its result first")
             exchange = Exchange(
@@ -89,7 +89,7 @@ class Line:
         return self.closed and self.driving.acquire(timeout=_CLOSING_S)
 
     def close(self) -> None:
-        """Close; a call under way ends with ClosedError, in whichever thread it waits."""
+        """Close; a call under way ends with ConnectionClosed, in whichever thread it waits."""
         self.closed = True
         self.stream.shutdown()
         self.release_if_closed()
@@ -100,7 +100,7 @@ class Line:
             try:
                 if self._pending is not None:
                     self._pending.settle(
-                        error=ClosedError(f"connection to {self.peer} was closed"), broken=True
+                        error=ConnectionClosed(f"connection to {self.peer} was closed"), broken=True
                     )
                 self.stream.close()
             finally:
@@ -140,14 +140,15 @@ class PendingCall:
             if not self.settled:
                 self.fail_if_overdue(timeout_s)
         if self.reply is None:
-            raise self.error or ClosedError("the call has no outcome")
+            raise self.error or ConnectionClosed("the call has no outcome")
         return self.reply
 
     def finish_sending(self, timeout_s: float) -> None:
         """Wait until the request has left.
 
         Raises:
-            TransportError, ProtocolError, ClosedError: it cannot; a refusal is left to `result`.
+            TransportError, ProtocolError, ConnectionClosed: it cannot; a refusal is left to
+            `result`.
         """
         drive([self], timeout_s, until_sent=True)
         if self.exchange.sending:
@@ -244,7 +245,7 @@ def drive(
     except BaseException:
         # Interrupted between two bytes of a frame: these connections cannot be used again.
         for call in held:
-            call.settle(error=ClosedError("the call was interrupted"), broken=True)
+            call.settle(error=ConnectionClosed("the call was interrupted"), broken=True)
         raise
     finally:
         for call in held:
@@ -292,12 +293,12 @@ def _drive_one(call: PendingCall, deadline: float, until_sent: bool) -> None:
                     write=exchange.sending,
                     timeout_s=min(left_s, call.patience_s),
                 )
-            except ClosedError:
+            except ConnectionClosed:
                 continue  # another thread closed the line: the next attempt to move bytes says so
 
 
 def _wait(calls: Sequence[PendingCall], timeout_s: float) -> None:
-    with contextlib.suppress(ClosedError):
+    with contextlib.suppress(ConnectionClosed):
         wait_streams(
             [(call.line.stream, call.exchange.receiving, call.exchange.sending) for call in calls],
             timeout_s,

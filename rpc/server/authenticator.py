@@ -33,7 +33,7 @@ _ACCEPTS_PER_TURN = 64
 
 
 @dataclass(slots=True, eq=False)
-class _Stranger:
+class _Unauthenticated:
     stream: Stream
     handshake: ServerHandshake
     deadline: float
@@ -43,7 +43,7 @@ class _Stranger:
     is_greeted: bool = False
 
 
-class Doorkeeper:
+class Authenticator:
     """Accepts from all acceptors; hands a stream to `admit` once its peer has proved itself.
 
     `admit` returns why it does not take the stream, or nothing.
@@ -64,7 +64,7 @@ class Doorkeeper:
         self._limits = limits
         self._refusals = _RefusalLog()
         self._selector = selectors.DefaultSelector()
-        self._strangers: dict[int, _Stranger] = {}  # by descriptor; oldest first
+        self._strangers: dict[int, _Unauthenticated] = {}  # by descriptor; oldest first
         self._per_peer: collections.Counter[str] = collections.Counter()
         self._accept_again_at = 0.0
         self._closing = False
@@ -109,7 +109,7 @@ class Doorkeeper:
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(self._wait_s()):
-            if isinstance(key.data, _Stranger):
+            if isinstance(key.data, _Unauthenticated):
                 # It may have been closed earlier in this turn to make room.
                 if self._strangers.get(key.data.descriptor) is key.data:
                     self._hear(key.data)
@@ -164,14 +164,14 @@ class Doorkeeper:
         handshake = self._new_handshake(stream)
         [(descriptor, _)] = stream.interest(read=True, write=False)
         deadline = time.monotonic() + self._limits.handshake_timeout_s
-        stranger = _Stranger(stream, handshake, deadline, peer, descriptor)
+        stranger = _Unauthenticated(stream, handshake, deadline, peer, descriptor)
         self._strangers[descriptor] = stranger
         self._per_peer[peer] += 1
         self._selector.register(descriptor, selectors.EVENT_READ, stranger)
         if not isinstance(stream, TlsStream):  # there the client speaks first
             self._hear(stranger)
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _hear(self, stranger: _Unauthenticated) -> None:
         handshake, stream = stranger.handshake, stranger.stream
         try:
             if not stranger.is_greeted:
@@ -215,13 +215,13 @@ class Doorkeeper:
                 self._refuse(stranger, "too many connections without proof; the oldest gives way")
                 return
 
-    def _refuse(self, stranger: _Stranger, reason: str) -> None:
+    def _refuse(self, stranger: _Unauthenticated, reason: str) -> None:
         self.refused += 1
         self._forget(stranger)
         self._refusals.say(stranger.stream.peer_address, reason)
         stranger.stream.close()
 
-    def _forget(self, stranger: _Stranger) -> None:
+    def _forget(self, stranger: _Unauthenticated) -> None:
         del self._strangers[stranger.descriptor]
         self._per_peer[stranger.peer] -= 1
         if not self._per_peer[stranger.peer]:

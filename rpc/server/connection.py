@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 
 from rpc.auth.handshake import Options, Session
-from rpc.errors import ClosedError, LimitExceeded, PeerGone, ProtocolError, RpcError
+from rpc.errors import ConnectionClosed, LimitExceeded, PeerGone, ProtocolError, RpcError
 from rpc.limits import Limits
 from rpc.server.request import Call
 from rpc.transport.memfd import SharedRoom
 from rpc.transport.negotiate import upgraded
 from rpc.transport.stream import Stream
-from rpc.wire.frame import Frame, Kind
+from rpc.wire.frame import Frame, FrameKind
 from rpc.wire.frame_io import FrameChannel
 
 Handler = Callable[[Call], None]
@@ -76,7 +76,7 @@ class ServedConnection:
                 self.in_call = True
                 self._serve_one(frame)
                 self.in_call = False
-        except (PeerGone, ClosedError) as error:
+        except (PeerGone, ConnectionClosed) as error:
             if self._channel.reader.mid_frame:
                 _log.warning("connection of %s ended inside a frame: %s", self.peer, error)
         except RpcError as error:
@@ -107,7 +107,7 @@ class ServedConnection:
             self._taken_bytes = 0
 
     def _serve_one(self, frame: Frame) -> None:
-        if frame.kind != Kind.REQUEST:
+        if frame.kind != FrameKind.REQUEST:
             raise ProtocolError(f"expected a REQUEST, got {frame.kind.name}")
         self.calls += 1
         call = Call(self.peer, frame, self._channel, self._limits)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from rpc.auth.certificates import tls_context
 from rpc.auth.handshake import Credentials, Identity, ServerHandshake, Session
 from rpc.endpoint import Endpoint, advertised_host, boot_id
-from rpc.errors import ClosedError
+from rpc.errors import ConnectionClosed
 from rpc.limits import DEFAULT_LIMITS, Limits
-from rpc.server.authenticator import Doorkeeper
+from rpc.server.authenticator import Authenticator
 from rpc.server.connection import Handler, ServedConnection
 from rpc.server.request import Call
 from rpc.transport.inproc import InprocAcceptor
@@ -86,7 +86,7 @@ class Listener:
         self._on_disconnect = on_disconnect
         self._acceptors: list[Acceptor] = []
         self._host, self._port, self._unix_path, self._inproc = "", 0, "", ""
-        self._doorkeeper: Doorkeeper | None = None
+        self._doorkeeper: Authenticator | None = None
         self._lock = threading.Lock()
         self._served: dict[ServedConnection, threading.Thread] = {}
         self._closed = False
@@ -141,8 +141,10 @@ class Listener:
         """Let peers in."""
         self._check_can_bind()
         if not self._acceptors:
-            raise ClosedError("nothing is bound; call bind_tcp, bind_unix or bind_inproc first")
-        self._doorkeeper = Doorkeeper(
+            raise ConnectionClosed(
+                "nothing is bound; call bind_tcp, bind_unix or bind_inproc first"
+            )
+        self._doorkeeper = Authenticator(
             self._acceptors,
             self._new_handshake,
             self._admit,
@@ -265,7 +267,7 @@ class Listener:
 
     def _check_can_bind(self) -> None:
         if self._closed or self._doorkeeper is not None:
-            raise ClosedError("bind and start come once, before each other and before close")
+            raise ConnectionClosed("bind and start come once, before each other and before close")
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rpc.auth.handshake import Identity
-from rpc.errors import ClosedError, ProtocolError
+from rpc.errors import ConnectionClosed, ProtocolError
 from rpc.limits import Limits
-from rpc.wire.frame import Frame, Kind, encode_error
+from rpc.wire.frame import Frame, FrameKind, encode_error
 from rpc.wire.frame_io import Buffer, FrameChannel, as_views
 
 
@@ -67,7 +67,9 @@ class Call:
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Send a part of the reply's payload now; more follows."""
         self._check_open()
-        self._channel.send_frame(Kind.REPLY, self._request_id, b"", as_views(buffers), more=True)
+        self._channel.send_frame(
+            FrameKind.REPLY, self._request_id, b"", as_views(buffers), more=True
+        )
 
     def reply(self, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
         """Send the end of the reply: its meta and the last part of its payload.
@@ -83,14 +85,14 @@ class Call:
             )
         views = as_views(buffers)
         self._answered = True
-        self._channel.send_frame(Kind.REPLY, self._request_id, meta, views)
+        self._channel.send_frame(FrameKind.REPLY, self._request_id, meta, views)
 
     def fail(self, code: str, message: str, details: Mapping[str, str] | None = None) -> None:
         """Answer with an error; parts of the reply that were sent are void."""
         self._check_open()
         self._answered = True
         meta = encode_error(code, message, dict(details or {}))
-        self._channel.send_frame(Kind.ERROR, self._request_id, meta)
+        self._channel.send_frame(FrameKind.ERROR, self._request_id, meta)
 
     def peer_gone(self) -> bool:
         """Tell whether the client or this listener closed; cheap, for handlers that wait long."""
@@ -98,4 +100,4 @@ class Call:
 
     def _check_open(self) -> None:
         if self._answered:
-            raise ClosedError("this call was answered before; a handler answers exactly once")
+            raise ConnectionClosed("this call was answered before; a handler answers exactly once")

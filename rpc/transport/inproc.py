@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from rpc.errors import ClosedError, PeerGone, PortInUse
+from rpc.errors import ConnectionClosed, PeerGone, PortInUse
 from rpc.transport.spin_wait import poll_ms
 from rpc.transport.stream import Stream
 
@@ -178,7 +178,7 @@ class InprocStream:
 
     def _check_open(self) -> None:
         if self._shut:
-            raise ClosedError(f"connection to {self.peer_address} was closed by this side")
+            raise ConnectionClosed(f"connection to {self.peer_address} was closed by this side")
 
 
 def stream_pair(

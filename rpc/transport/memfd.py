@@ -70,7 +70,7 @@ class SharedRoom:
             self._left_bytes += num_bytes
 
 
-class Segment:
+class SharedMemory:
     """Mapped shared memory; close it when nobody uses its bytes any more."""
 
     def __init__(self, descriptor: int, num_bytes: int, *, writable: bool) -> None:
@@ -80,7 +80,7 @@ class Segment:
         """All of it; read-only for a peer's segment."""
 
     @classmethod
-    def make(cls, name: str, num_bytes: int) -> tuple[Segment, int]:
+    def make(cls, name: str, num_bytes: int) -> tuple[SharedMemory, int]:
         """Make a segment that this process alone may write.
 
         Its memory is taken at once: too little of it is an error here, and no SIGBUS later.
@@ -107,7 +107,7 @@ class Segment:
         return segment, descriptor
 
     @classmethod
-    def take(cls, descriptor: int, num_bytes: int) -> Segment:
+    def take(cls, descriptor: int, num_bytes: int) -> SharedMemory:
         """Map a peer's segment for reading; the descriptor stays the caller's.
 
         Raises:

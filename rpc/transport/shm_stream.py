@@ -31,9 +31,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, ProtocolError
+from rpc.errors import ConnectionClosed, DeadlineExceeded, PeerGone, ProtocolError
 from rpc.limits import MAX_RING_BYTES, MIN_RING_BYTES, Limits
-from rpc.transport.memfd import Segment
+from rpc.transport.memfd import SharedMemory
 from rpc.transport.stream import SocketStream
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class SharedStream:
 
     transport = "shm"
 
-    def __init__(self, bell: SocketStream, ours: Segment, theirs: Segment) -> None:
+    def __init__(self, bell: SocketStream, ours: SharedMemory, theirs: SharedMemory) -> None:
         self.peer_address = bell.peer_address
         self._bell = bell
         self._segments = (ours, theirs)
@@ -202,7 +202,7 @@ class SharedStream:
 
     def _check_open(self) -> None:
         if self._closed or self._bell.is_shut:
-            raise ClosedError(f"connection to {self.peer_address} was closed by this side")
+            raise ConnectionClosed(f"connection to {self.peer_address} was closed by this side")
 
 
 def share(
@@ -224,7 +224,7 @@ def share(
     """
     with contextlib.ExitStack() as owned:
 
-        def kept(segment: Segment | None) -> Segment | None:
+        def kept(segment: SharedMemory | None) -> SharedMemory | None:
             if segment is not None:
                 owned.callback(segment.close)
             return segment
@@ -244,13 +244,13 @@ def share(
         return SharedStream(bell, ours, theirs)
 
 
-def _make_offer(bell: SocketStream, ring_bytes: int) -> Segment | None:
+def _make_offer(bell: SocketStream, ring_bytes: int) -> SharedMemory | None:
     """Pass a new segment; without memory, or for a ring of 0 bytes, say that there is none."""
     if not ring_bytes:
         bell.send_with(_OFFER.pack(_MAGIC, 0, 0), None)
         return None
     try:
-        segment, descriptor = Segment.make("tfos-rpc", _CONTROL_BYTES + ring_bytes)
+        segment, descriptor = SharedMemory.make("tfos-rpc", _CONTROL_BYTES + ring_bytes)
     except OSError as error:
         _log.info("no shared memory with %s: %s", bell.peer_address, error.strerror)
         return _make_offer(bell, 0)
@@ -264,7 +264,7 @@ def _make_offer(bell: SocketStream, ring_bytes: int) -> Segment | None:
     return segment
 
 
-def _take_offer(bell: SocketStream, deadline: float) -> Segment | None:
+def _take_offer(bell: SocketStream, deadline: float) -> SharedMemory | None:
     data, descriptor = _receive(bell, _OFFER.size, deadline)
     try:
         magic, reserved, ring_bytes = _OFFER.unpack(data)
@@ -274,7 +274,7 @@ def _take_offer(bell: SocketStream, deadline: float) -> Segment | None:
             return None
         if not MIN_RING_BYTES <= ring_bytes <= MAX_RING_BYTES:
             raise ProtocolError(f"{bell.peer_address} offers a ring of {ring_bytes} bytes")
-        return Segment.take(descriptor, _CONTROL_BYTES + ring_bytes)
+        return SharedMemory.take(descriptor, _CONTROL_BYTES + ring_bytes)
     except OSError as error:
         _log.info("cannot map the memory of %s: %s", bell.peer_address, error.strerror)
         return None

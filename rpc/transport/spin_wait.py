@@ -28,7 +28,7 @@ MAX_PATIENCE = 1024
 _MAX_POLL_MS = 3_600_000
 
 
-class BriskPoll:
+class SpinThenPoll:
     """Waits for events of one descriptor."""
 
     def __init__(self) -> None:

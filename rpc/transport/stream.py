@@ -18,9 +18,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, TransportError
+from rpc.errors import ConnectionClosed, DeadlineExceeded, PeerGone, TransportError
 from rpc.limits import DEFAULT_LIMITS, Limits
-from rpc.transport.spin_wait import BriskPoll, poll_ms
+from rpc.transport.spin_wait import SpinThenPoll, poll_ms
 
 IOV_MAX = 1024
 """Views that one `sendmsg` takes."""
@@ -45,7 +45,7 @@ class Stream(Protocol):
 
         Raises:
             PeerGone: the peer closed or reset the stream.
-            ClosedError: this side closed it.
+            ConnectionClosed: this side closed it.
         """
         ...
 
@@ -54,7 +54,7 @@ class Stream(Protocol):
 
         Raises:
             PeerGone: end of file or reset.
-            ClosedError: this side closed it.
+            ConnectionClosed: this side closed it.
         """
         ...
 
@@ -90,7 +90,7 @@ class SocketStream:
         self._sock = sock
         self._lock = threading.Lock()
         self._shut = False
-        self._poll = BriskPoll()
+        self._poll = SpinThenPoll()
         sock.setblocking(False)
         configure(sock, limits)
 
@@ -186,9 +186,9 @@ class SocketStream:
         with self._lock:
             self._sock.close()
 
-    def _lost(self, error: OSError | None) -> TransportError | ClosedError:
+    def _lost(self, error: OSError | None) -> TransportError | ConnectionClosed:
         if self._shut:
-            return ClosedError(f"connection to {self.peer_address} was closed by this side")
+            return ConnectionClosed(f"connection to {self.peer_address} was closed by this side")
         if error is None:
             return PeerGone(f"{self.peer_address} closed the connection")
         return PeerGone(f"connection to {self.peer_address} broke: {error.strerror or error}")

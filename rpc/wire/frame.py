@@ -53,7 +53,7 @@ _MAC_BYTES = 16
 _MAC_AT = HEADER_BYTES - _MAC_BYTES
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """What a frame is."""
 
     REQUEST = 1
@@ -64,7 +64,7 @@ class Kind(enum.IntEnum):
 class Frame(msgspec.Struct, frozen=True):
     """One frame without its payload; the header and meta have been verified."""
 
-    kind: Kind
+    kind: FrameKind
     more: bool
     request_id: int
     meta: bytes
@@ -124,7 +124,13 @@ class Sealer:
         self._counter = 0
 
     def seal(
-        self, kind: Kind, request_id: int, meta: bytes, payload_bytes: int, *, more: bool = False
+        self,
+        kind: FrameKind,
+        request_id: int,
+        meta: bytes,
+        payload_bytes: int,
+        *,
+        more: bool = False,
     ) -> bytes:
         """Return header and meta of the next frame."""
         counter = self._counter
@@ -200,9 +206,9 @@ class Opener:
         return Frame(known_kind, flags == MORE, request_id, meta, payload_bytes)
 
 
-_KINDS = {int(kind): kind for kind in Kind}
-_REPLY = int(Kind.REPLY)
-_ERROR = int(Kind.ERROR)
+_KINDS = {int(kind): kind for kind in FrameKind}
+_REPLY = int(FrameKind.REPLY)
+_ERROR = int(FrameKind.ERROR)
 
 
 def _cut(text: str, num_bytes: int) -> str:

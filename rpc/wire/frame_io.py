@@ -21,7 +21,7 @@ from rpc.auth.handshake import Session
 from rpc.errors import DeadlineExceeded, RpcError
 from rpc.limits import Limits
 from rpc.transport.stream import IOV_MAX, Stream
-from rpc.wire.frame import HEADER_BYTES, Frame, Kind, Opener, Sealer
+from rpc.wire.frame import HEADER_BYTES, Frame, FrameKind, Opener, Sealer
 
 Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
@@ -113,7 +113,7 @@ class FrameWriter:
 
     def queue(
         self,
-        kind: Kind,
+        kind: FrameKind,
         request_id: int,
         meta: bytes,
         payload: Sequence[memoryview] = (),
@@ -238,7 +238,7 @@ class FrameChannel:
 
     def send_frame(
         self,
-        kind: Kind,
+        kind: FrameKind,
         request_id: int,
         meta: bytes,
         payload: Sequence[memoryview] = (),

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps.client.slices import cut_pieces, views_of
+from ps.client.slices import slice_by_server, views_of
 from ps.errors import (
     CheckpointError,
     ClosedError,
@@ -350,7 +350,7 @@ def test_sync_workers_with_uneven_data_leave_and_join_without_a_hang(transport: 
 def test_sync_join_between_two_servers_clocks_gives_both_the_same_gradients(transport: str):
     """Server 1 has completed clock 1 without the joining worker, server 0 has not."""
     manifest = make_manifest(consistency="sync", rule=ADD, reduction="sum")
-    pieces = cut_pieces(Layout.of(manifest), 2)
+    pieces = slice_by_server(Layout.of(manifest), 2)
     with cluster(transport, num_servers=2, num_workers=2) as bed:
         _, joining = bed.workers(manifest, filled(manifest))
         joining.leave()

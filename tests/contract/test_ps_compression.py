@@ -11,7 +11,7 @@ import pytest
 
 from ps.checkpoint.restore import Restoring
 from ps.client.client import PSClient
-from ps.client.error_feedback import Packer
+from ps.client.error_feedback import ErrorFeedback
 from ps.compression import format as packing
 from ps.compression.format import Compression
 from ps.compression.kernels import ALL_KINDS, unpack, warm_client, warm_server
@@ -75,7 +75,7 @@ def plain(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, groups=groups)
 
 
-def as_unpacked(packer: Packer, manifest: Manifest, gradients: Arrays) -> Arrays:
+def as_unpacked(packer: ErrorFeedback, manifest: Manifest, gradients: Arrays) -> Arrays:
     """What one server gets of a push, unpacked by hand; keeps what was left out."""
     packer.pack(gradients)
     (wide, data, statistics) = packer.payload(0, gradients)
@@ -126,7 +126,7 @@ def test_servers_do_with_packed_gradients_what_they_do_with_the_unpacked(
         [random_arrays(manifest, 9 * step + rank) for rank in range(num_workers)]
         for step in range(4)
     ]
-    packers = [Packer(manifest, 1) for _ in range(num_workers)]
+    packers = [ErrorFeedback(manifest, 1) for _ in range(num_workers)]
     clipper = Clipper(manifest, num_workers=num_workers)
     by_hand = [
         [

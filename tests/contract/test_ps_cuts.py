@@ -211,9 +211,9 @@ def test_a_cut_whose_client_is_gone_does_not_take_another_saves_away(tmp_path: P
         bed.workers(make_manifest(rule=ADD), filled(make_manifest(rule=ADD)))
         service = bed.servers[0]._service
         saving, shard = service._saving, service.life.loaded()
-        assert saving.cut(shard, messages.Cut("mine"), lambda: False).is_made
+        assert saving.cut(shard, messages.TakeSnapshot("mine"), lambda: False).is_made
         with pytest.raises(PhaseError, match="client of this save is gone"):
-            saving.cut(shard, messages.Cut("late"), lambda: True)
+            saving.cut(shard, messages.TakeSnapshot("late"), lambda: True)
         request = messages.Save(str(tmp_path), "mine")
         assert saving.save(shard, request, lambda: False).clock == 0
 

@@ -1,4 +1,4 @@
-"""Notes: kept on ps:0, saved and restored with the parameters that they belong to."""
+"""Metadata: kept on ps:0, saved and restored with the parameters that they belong to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from ps.checkpoint.storage import storage_at
 from ps.cli import checkpoints
 from ps.errors import PhaseError, RoleError, SettingsError
 from ps.manifest.manifest import Hyper
-from ps.metadata import MAX_ALL_BYTES, MAX_NOTE_BYTES, MAX_NOTES, MAX_PUSHED_LENGTH, Notes, pushed
+from ps.metadata import (
+    MAX_ALL_BYTES,
+    MAX_NOTE_BYTES,
+    MAX_NOTES,
+    MAX_PUSHED_LENGTH,
+    Metadata,
+    pushed,
+)
 from ps.protocol import messages
 from ps.protocol.messages import Number
 from rpc.auth.handshake import Identity, Role
@@ -169,7 +176,7 @@ def raw(bed: Cluster, server: int, meta: bytes, payload: bytes) -> None:
 
 
 def test_their_number_and_size_are_bounded():
-    notes = Notes()
+    notes = Metadata()
     for number in range(MAX_NOTES):
         notes.put_once(1, number + 1, f"n{number}", "1")
     with pytest.raises(SettingsError, match="one more than the 4096"):
@@ -177,7 +184,7 @@ def test_their_number_and_size_are_bounded():
     notes.check_room("n5", "22")
     notes.put("n5", "null")
     notes.check_room("other", "1")
-    large = Notes()
+    large = Metadata()
     for number in range(15):
         large.put(f"n{number}", "x" * MAX_NOTE_BYTES)
     with pytest.raises(SettingsError, match=f"the limit is {MAX_ALL_BYTES}"):
@@ -185,7 +192,7 @@ def test_their_number_and_size_are_bounded():
 
 
 def test_a_request_that_comes_again_changes_nothing_that_came_after_it():
-    notes = Notes()
+    notes = Metadata()
     notes.put_once(1, 1, "n", '"first"')
     notes.put_once(2, 1, "n", '"other"')
     notes.put_once(1, 1, "n", '"first"')

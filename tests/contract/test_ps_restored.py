@@ -120,7 +120,7 @@ def test_a_push_that_a_restore_has_undone_is_not_counted_as_applied(tmp_path: Pa
     with saved_after_a_step(tmp_path, num_servers=1) as (bed, clients, grads):
         step_of_all(clients, grads)
         (link,) = clients[1]._fleet.links
-        link.sequence, link.acknowledged, link.told_clock = 1, 1, 1  # as before its last answer
+        link.sequence, link.acknowledged, link.acked_clock = 1, 1, 1  # as before its last answer
         server = bed.restart(0, tmp_path)
         again = partial(clients[1].push, grads, hyper=HYPER, rows=4)
 
@@ -158,7 +158,7 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
             idle.rendezvous("epoch", b"", timeout_s=WAIT_S)
 
         def trains_on() -> None:
-            wait_until(lambda: idle._fleet.stands_by, "worker 0 has left")
+            wait_until(lambda: idle._fleet.is_inactive, "worker 0 has left")
             for _ in range(3):
                 busy.push(grads, hyper=HYPER, rows=4)
             bed.restart(restarted, tmp_path)

@@ -174,7 +174,9 @@ def test_a_worker_joins_all_servers_at_the_same_clock(transport: str):
         on_its_way = messages.Push(manifest.hash(), Number(9, 1), 0, null=True)
         raw_call(bed, 1, on_its_way, rank=0)  # what ps:0 does not know of yet
         joining.join()
-        seen = [raw_call(bed, at, messages.Join(Number(9, 1)), rank=1).own_clock for at in (0, 1)]
+        seen = [
+            raw_call(bed, at, messages.Join(Number(9, 1)), rank=1).worker_clock for at in (0, 1)
+        ]
         assert seen == [2, 2]
 
 

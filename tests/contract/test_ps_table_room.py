@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps.checkpoint.snapshot import ShardCut
+from ps.checkpoint.snapshot import ShardSnapshot
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
 from ps.errors import PSError, TableFull
 from ps.manifest.manifest import Hyper
 from ps.manifest.table_spec import Admission
-from ps.tables.rows import Batch
+from ps.tables.rows import RowBatch
 from tests.ps_bed import WAIT_S, cluster, filled
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables
 
@@ -121,7 +121,7 @@ def test_a_save_has_the_rows_that_went_from_other_segments_after_its_cut():
         for at in (0, 3):
             push(client, [*last[at : at + 3], first[at]])
         before = values(client)
-        cut = ShardCut(serving._guard, 0, "cut")
+        cut = ShardSnapshot(serving._guard, 0, "cut")
         serving._guard.open(cut)
         push(client, first[10:17])  # before its turn comes, the last segment gives up its rows
         assert len(before.keys() & values(client).keys()) == 1
@@ -129,7 +129,7 @@ def test_a_save_has_the_rows_that_went_from_other_segments_after_its_cut():
             int(number): float(row[0])
             for segment in cut.segments
             for batch in segment.batches()
-            if isinstance(batch, Batch)
+            if isinstance(batch, RowBatch)
             for number, row in zip(batch.ids, batch.rows, strict=True)
         }
         serving._guard.close()

@@ -16,7 +16,7 @@ from rpc.client.connection import Connection, Reply, wait_any
 from rpc.errors import (
     AuthError,
     BusyError,
-    ClosedError,
+    ConnectionClosed,
     DeadlineExceeded,
     LimitExceeded,
     PeerGone,
@@ -177,9 +177,9 @@ class TestStream:
         left, _ = pair
         left.shutdown()
         assert left.peer_closed()
-        with pytest.raises(ClosedError):
+        with pytest.raises(ConnectionClosed):
             left.recv_into(memoryview(bytearray(1)))
-        with pytest.raises(ClosedError):
+        with pytest.raises(ConnectionClosed):
             left.sendmsg([memoryview(b"x")])
 
     def test_shutdown_wakes_who_waits(self, pair):
@@ -315,7 +315,7 @@ class TestCalls:
         with pytest.raises(DeadlineExceeded, match=r"server:0.*request sent, no reply within 0.1"):
             connection.call(b"wait", timeout_s=0.1)
         assert connection.closed
-        with pytest.raises(ClosedError):
+        with pytest.raises(ConnectionClosed):
             connection.call(b"echo", timeout_s=WAIT_S)
         assert served.saw_peer_gone.wait(WAIT_S)
 
@@ -345,14 +345,14 @@ class TestCalls:
     def test_closing_from_another_thread_ends_a_call(self, served, connection):
         closer = threading.Thread(target=lambda: (served.waiting.acquire(), connection.close()))
         closer.start()
-        with pytest.raises(ClosedError):
+        with pytest.raises(ConnectionClosed):
             connection.call(b"wait", timeout_s=WAIT_S)
         closer.join(WAIT_S)
 
     def test_closing_with_a_call_under_way(self, served, connection):
         pending = connection.start(b"wait", timeout_s=WAIT_S)
         connection.close()
-        with pytest.raises(ClosedError):
+        with pytest.raises(ConnectionClosed):
             pending.result(WAIT_S)
         assert wait_any([pending], 0.0) == [pending]
 
@@ -393,7 +393,7 @@ class TestCalls:
             "Reply",
             "RemoteError",
             "Reply",
-            "ClosedError",
+            "ConnectionClosed",
         ]
         assert np.array_equal(backs[0], arrays[0])
         assert np.array_equal(backs[2], arrays[2])

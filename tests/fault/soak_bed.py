@@ -15,7 +15,7 @@ import psutil
 
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
-from ps.client.slices import cut_pieces
+from ps.client.slices import slice_by_server
 from ps.manifest.manifest import Layout
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
@@ -209,7 +209,7 @@ class Soak:
         mine = np.arange(SIZE) % self.num_workers == rank
         routed = self.saver.tables.route({"rows": ids_of(rank)})["rows"]
         found = []
-        for server, pieces in enumerate(cut_pieces(Layout.of(MANIFEST), 2)):
+        for server, pieces in enumerate(slice_by_server(Layout.of(MANIFEST), 2)):
             own = np.concatenate([np.arange(piece.start, piece.stop) for piece in pieces])
             ids = routed.unique[routed.own(server)]
             rows = self.saver.tables.lookup({"rows": ids})["rows"]

@@ -11,7 +11,7 @@ import pytest
 from ps.checkpoint import reader as reading
 from ps.checkpoint import restore as restoring
 from ps.checkpoint import writer as saving
-from ps.checkpoint.snapshot import SegmentCopy
+from ps.checkpoint.snapshot import SegmentSnapshot
 from ps.checkpoint.table_restore import restore_tables
 from ps.dense.shard import DenseShard
 from ps.manifest.manifest import Adagrad, Adam, GroupSpec, Manifest, ParamSpec, TableSpec
@@ -113,7 +113,7 @@ POINTS = (
 
 def empty_table() -> saving.Portion:
     (table,) = make_tables(MANIFEST, rank=0, num_servers=1)
-    segments = [SegmentCopy(table, (0, at), None, lambda: None) for at in (0, 1)]
+    segments = [SegmentSnapshot(table, (0, at), None, lambda: None) for at in (0, 1)]
     return saving.Portion(segments=segments)
 
 

@@ -123,7 +123,7 @@ def test_the_drivers_certificate_is_no_nodes_certificate(control):
         b"\xdf\xff\xff\xff\xff",
         b"\xc6\xff\xff\xff\xff",
         b"\x91" * 100_000,
-        codec.encode(messages.Ack()),
+        codec.encode(messages.EventAck()),
     ],
 )
 def test_bytes_that_are_no_message_are_refused_and_run_nothing(control, body, tmp_path):

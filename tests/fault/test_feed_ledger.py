@@ -16,7 +16,7 @@ from feeding.receiver.data_feed import DataFeed
 from feeding.sender.feeder import FeedReport
 from feeding.sender.shuffle import Shuffle
 from tests.feed_bed import Background, Worker, eventually, feed_task, read_epochs, workers
-from tfos.control.messages import EpochRows
+from tfos.control.messages import EpochRowCounts
 from tfos.feed.ledger import EpochLedger, num_rows
 
 ROWS = list(range(1000))
@@ -48,11 +48,11 @@ def end(*some: Worker, epoch: int = 0, rounds: int = 0) -> None:
         worker.channel.finish("input")
 
 
-def last(worker: Worker, epoch: int = 0) -> EpochRows:
+def last(worker: Worker, epoch: int = 0) -> EpochRowCounts:
     for each in worker.channel.stats("input").epochs:
         if each.epoch == epoch:
-            return EpochRows(epoch, each.accepted_rows, each.trained_rows)
-    return EpochRows(epoch)
+            return EpochRowCounts(epoch, each.accepted_rows, each.trained_rows)
+    return EpochRowCounts(epoch)
 
 
 @pytest.mark.fault("F37")

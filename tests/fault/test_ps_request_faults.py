@@ -177,7 +177,7 @@ CASES: dict[type, list[Case]] = {
         Case(lambda s: s.client.set_note("n", [1]), lambda s, _: s.notes() == {"n": [1]}),
     ],
     messages.FetchNotes: [Case(lambda s: s.client.notes(), lambda s, r: r == {})],
-    messages.Cut: [
+    messages.TakeSnapshot: [
         Case(lambda s: s.client.save(s.directory, 5), lambda s, r: Path(r).name == "step-5"),
     ],
     messages.Save: [
@@ -197,7 +197,7 @@ CASES: dict[type, list[Case]] = {
     messages.FetchStats: [Case(lambda s: s.client.stats(), lambda s, r: r[0].clock == 0)],
     messages.Fence: [order(lambda client: client.fence(0, 3))],
     messages.Lose: [order(lambda client: client.worker_lost(0))],
-    messages.Stop: [order(lambda client: client.stop_servers("enough"), "DRAINING")],
+    messages.StopServer: [order(lambda client: client.stop_servers("enough"), "DRAINING")],
 }
 ALL = [
     pytest.param(request, number, id=f"{request.__name__}-{number}")

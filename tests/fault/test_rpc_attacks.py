@@ -21,7 +21,7 @@ from rpc.limits import Limits
 from rpc.server.listener import Listener
 from rpc.transport.stream import SocketStream
 from rpc.wire import frame
-from rpc.wire.frame import Kind, Opener, Sealer
+from rpc.wire.frame import FrameKind, Opener, Sealer
 from tests.rpc_bed import (
     SERVER,
     WAIT_S,
@@ -144,7 +144,7 @@ class TestReplay:
             honest.send(proof)
             while handshake.session is None:
                 handshake.feed(honest.receive(handshake.wanted))
-            request = Sealer(handshake.session.send_key).seal(Kind.REQUEST, 1, b"ignore", 0)
+            request = Sealer(handshake.session.send_key).seal(FrameKind.REQUEST, 1, b"ignore", 0)
             honest.send(request)
             assert len(honest.receive(48)) == 48
             assert made.handled == [b"ignore"]
@@ -235,7 +235,7 @@ class TestLengthBombs:
                 connection = Connection(SocketStream(left, "server"), session)
                 with little_memory():
                     pending = connection.start(b"pull", into=into, timeout_s=WAIT_S)
-                    right.sendall(Sealer(bytes(32)).seal(Kind.REPLY, 1, b"", payload_bytes))
+                    right.sendall(Sealer(bytes(32)).seal(FrameKind.REPLY, 1, b"", payload_bytes))
                     error = error_of(partial(pending.result, WAIT_S))
                 assert isinstance(error, ProtocolError if into else LimitExceeded)
                 assert connection.closed
@@ -251,7 +251,7 @@ class TestLengthBombs:
         pending = connection.start(b"pull", timeout_s=WAIT_S)
         sealer = Sealer(bytes(32))
         for _ in range(11):
-            right.sendall(sealer.seal(Kind.REPLY, 1, b"", 100, more=True) + bytes(100))
+            right.sendall(sealer.seal(FrameKind.REPLY, 1, b"", 100, more=True) + bytes(100))
         with pytest.raises(LimitExceeded, match="max_reply_bytes=1000"):
             pending.result(WAIT_S)
         right.close()
@@ -263,7 +263,7 @@ def test_orders_without_a_proof_reach_no_handler(order):
     """Neither before a handshake, nor behind a wrong proof, nor behind half of one."""
     with bed() as made:
         strange = Credentials(made.credentials.cluster_id, b"s" * 32)
-        frame = Sealer(bytes(32)).seal(Kind.REQUEST, 1, order, 0)
+        frame = Sealer(bytes(32)).seal(FrameKind.REQUEST, 1, order, 0)
         for begin in ("nothing", "proof", "half"):
             with RawClient(made.address) as raw:
                 proof = ClientHandshake(WORKER, strange).feed(raw.receive(NONCE_BYTES))
@@ -357,7 +357,7 @@ def test_every_proof_is_judged_by_a_comparison_in_constant_time_and_by_nothing_e
     client, server = ClientHandshake(WORKER, given), ServerHandshake(SERVER, known)
     message, head_bytes = client.feed(server.greeting), server.wanted
     server.feed(message[:head_bytes])
-    header = Sealer(b"k" * 32 if same else key).seal(Kind.REQUEST, 1, b"", 0)
+    header = Sealer(b"k" * 32 if same else key).seal(FrameKind.REQUEST, 1, b"", 0)
     accepted = []
     for attempt in (
         lambda: server.feed(message[head_bytes:]),

@@ -30,7 +30,7 @@ from rpc.errors import (
 from rpc.limits import Limits
 from rpc.server.listener import Listener
 from rpc.transport.stream import SocketStream
-from rpc.wire.frame import Kind, Sealer, encode_error
+from rpc.wire.frame import FrameKind, Sealer, encode_error
 from tests.rpc_bed import (
     SERVER,
     WAIT_S,
@@ -151,8 +151,8 @@ def test_a_frozen_server_is_a_passed_deadline_never_a_hang(other):
 @pytest.mark.fault("F28")
 def test_a_reply_cut_at_every_byte_is_a_gone_peer():
     sealed = Sealer(KEY)
-    reply = sealed.seal(Kind.REPLY, 1, b"", 5, more=True) + b"01234"
-    reply += sealed.seal(Kind.REPLY, 1, b"meta", 3) + b"567"
+    reply = sealed.seal(FrameKind.REPLY, 1, b"", 5, more=True) + b"01234"
+    reply += sealed.seal(FrameKind.REPLY, 1, b"meta", 3) + b"567"
     for cut in range(len(reply) + 1):
         left, right = socket.socketpair()
         connection = Connection(SocketStream(left, "server"), Session(SERVER, KEY, KEY))
@@ -191,8 +191,8 @@ def test_bytes_that_come_in_any_pieces_are_the_same_call(wire, seed):
         into = bytearray(draw.randrange(1, 20_000))
         payload = draw.randbytes(len(into))
         split = draw.randrange(len(into) + 1)
-        reply = sealer.seal(Kind.REPLY, request_id, b"", split, more=True) + payload[:split]
-        reply += sealer.seal(Kind.REPLY, request_id, b"m", len(into) - split) + payload[split:]
+        reply = sealer.seal(FrameKind.REPLY, request_id, b"", split, more=True) + payload[:split]
+        reply += sealer.seal(FrameKind.REPLY, request_id, b"m", len(into) - split) + payload[split:]
         pending = connection.start(b"pull", into=[into], timeout_s=WAIT_S)
         while reply:
             num_bytes = draw.randrange(1, 9000)
@@ -206,7 +206,7 @@ def test_bytes_that_come_in_any_pieces_are_the_same_call(wire, seed):
 @pytest.mark.fault("F27")
 def test_a_reply_to_another_request_is_refused(wire):
     connection, peer, sealer = wire
-    peer.sendall(sealer.seal(Kind.REPLY, 2, b"late", 0))
+    peer.sendall(sealer.seal(FrameKind.REPLY, 2, b"late", 0))
     with pytest.raises(
         ProtocolError, match="expected a reply to request 1, got REPLY of request 2"
     ):
@@ -217,7 +217,7 @@ def test_a_reply_to_another_request_is_refused(wire):
 def test_an_error_that_comes_before_the_request_is_sent_is_delivered(wire):
     """The server refuses and closes at once; the reason must not drown in the broken pipe."""
     connection, peer, sealer = wire
-    peer.sendall(sealer.seal(Kind.ERROR, 1, encode_error("full", "no room"), 0))
+    peer.sendall(sealer.seal(FrameKind.ERROR, 1, encode_error("full", "no room"), 0))
     peer.shutdown(socket.SHUT_RD)
     with pytest.raises(RemoteError, match="full: no room"):
         connection.call(b"push", [bytes(50_000_000)], timeout_s=WAIT_S)
@@ -327,4 +327,4 @@ def test_one_dead_server_of_several_does_not_hide_the_others_replies(other):
 
 
 def _request(meta: bytes, payload: bytes) -> bytes:
-    return Sealer(KEY).seal(Kind.REQUEST, 1, meta, len(payload)) + payload
+    return Sealer(KEY).seal(FrameKind.REQUEST, 1, meta, len(payload)) + payload

@@ -20,7 +20,7 @@ from rpc.server.connection import ServedConnection
 from rpc.transport.inproc import InprocStream, stream_pair
 from rpc.transport.memfd import SharedRoom
 from rpc.wire import frame
-from rpc.wire.frame import HEADER_BYTES, Frame, Kind, Opener, Sealer
+from rpc.wire.frame import HEADER_BYTES, Frame, FrameKind, Opener, Sealer
 from rpc.wire.frame_io import FrameChannel, FrameReader
 from tests.rpc_bed import WORKER, little_memory, num_descriptors
 
@@ -37,8 +37,8 @@ def recording(seed: int) -> tuple[bytes, list[Frame]]:
     data, frames = b"", []
     for request_id in range(1, draw.randint(2, 4)):
         meta, payload = draw.randbytes(draw.randint(0, 60)), draw.randbytes(draw.randint(0, 90))
-        data += sealer.seal(Kind.REQUEST, request_id, meta, len(payload)) + payload
-        frames.append(Frame(Kind.REQUEST, False, request_id, meta, len(payload)))
+        data += sealer.seal(FrameKind.REQUEST, request_id, meta, len(payload)) + payload
+        frames.append(Frame(FrameKind.REQUEST, False, request_id, meta, len(payload)))
     return data, frames
 
 
@@ -195,7 +195,7 @@ def test_a_served_connection_survives_no_nonsense_and_leaks_nothing():
 def test_a_frame_that_stops_halfway_is_cut_at_its_deadline(begin, caplog):
     seen: list[bytes] = []
     client, connection = _served(seen)
-    head = Sealer(KEY).seal(Kind.REQUEST, 1, b"four", 100)
+    head = Sealer(KEY).seal(FrameKind.REQUEST, 1, b"four", 100)
     data = {b"meta": head[:-1], b"payload": head + bytes(99)}.get(begin, begin)
     client.sendmsg([memoryview(data)])
     connection.serve()

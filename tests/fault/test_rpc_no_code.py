@@ -14,7 +14,7 @@ from rpc.auth.handshake import Credentials, ServerHandshake, Session
 from rpc.client.connection import Connection
 from rpc.errors import AuthError, ProtocolError, RemoteError
 from rpc.transport.inproc import stream_pair
-from rpc.wire.frame import Kind, Sealer, decode_error
+from rpc.wire.frame import FrameKind, Sealer, decode_error
 from tests.rpc_bed import SERVER, WAIT_S, RawClient, bed
 
 ROOT = Path(__file__).parent.parent.parent
@@ -139,7 +139,7 @@ def test_a_canary_in_a_reply_lives(poison):
         ours, theirs = stream_pair()
         connection = Connection(ours, Session(SERVER, bytes(32), bytes(32)))
         pending = connection.start(b"", timeout_s=WAIT_S)
-        theirs.sendmsg([memoryview(Sealer(bytes(32)).seal(Kind.ERROR, 1, data, 0))])
+        theirs.sendmsg([memoryview(Sealer(bytes(32)).seal(FrameKind.ERROR, 1, data, 0))])
         with pytest.raises(ProtocolError, match="malformed"):
             pending.result(WAIT_S)
         theirs.close()

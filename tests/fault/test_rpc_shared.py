@@ -25,7 +25,7 @@ from rpc.client.connection import connect
 from rpc.errors import DeadlineExceeded, PeerGone, ProtocolError
 from rpc.limits import Limits
 from rpc.transport import shm_stream
-from rpc.transport.memfd import Segment, cannot_share
+from rpc.transport.memfd import SharedMemory, cannot_share
 from rpc.transport.shm_stream import SharedStream, share
 from rpc.transport.stream import SocketStream
 from tests.named_memory import left_since, named
@@ -151,7 +151,7 @@ def offered(ring_bytes: int, *, seal: bool = True, magic: bytes = b"TFRS", pass_
     """Return (message, descriptor) of an offer; the caller closes the descriptor."""
     size = 4096 + ring_bytes
     if seal and 0 < size < 1 << 24:
-        ours, descriptor = Segment.make("hostile", size)
+        ours, descriptor = SharedMemory.make("hostile", size)
         ours.close()
     else:
         descriptor = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
@@ -242,7 +242,7 @@ class TestTheWayAround:
         def refuse(name: str, num_bytes: int) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(Segment, "make", refuse)
+        monkeypatch.setattr(SharedMemory, "make", refuse)
         with caplog.at_level(logging.INFO), bed("shm") as made:
             echoes(made, "unix")
         assert "by its Unix socket" in caplog.text
@@ -252,7 +252,7 @@ class TestTheWayAround:
         def refuse(descriptor: int, num_bytes: int) -> None:
             raise OSError(12, "Cannot allocate memory")
 
-        monkeypatch.setattr(Segment, "take", refuse)
+        monkeypatch.setattr(SharedMemory, "take", refuse)
         with bed("shm") as made:
             echoes(made, "unix")
 

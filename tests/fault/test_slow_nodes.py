@@ -63,7 +63,7 @@ def test_the_slow_worker_is_named(consistency: str):
         waits = stragglers.waits_of(server_members(clients[0]))
         times = {each.name: stragglers.step_times(each, waits) for each in workers}
         found = {name: each for name, each in times.items() if each is not None}
-        assert stragglers.straggler(found).startswith("straggler: worker:1 takes")
+        assert stragglers.find_straggler(found).startswith("straggler: worker:1 takes")
         assert found["worker:1"].compute_s >= STEPS * SLOW_STEP_S
         if consistency == "sync":
             assert found["worker:0"].wait_s > found["worker:0"].push_s

@@ -11,7 +11,7 @@ import pytest
 from feeding.config import FeedConfig
 from feeding.sender.task import FeedTarget, FeedTask
 from tfos.control import messages
-from tfos.monitor.stragglers import told
+from tfos.monitor.stragglers import server_counters
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def test_a_ps_node_serves_and_stops_in_order(bed):
     run = bed.start(bed.bundle("ps:0"))
     bed.release("ps:0")
-    beat = bed.heartbeat("ps:0", lambda beat: told(beat) is not None)
+    beat = bed.heartbeat("ps:0", lambda beat: server_counters(beat) is not None)
     assert beat.phase == "serving"
     assert beat.rss_bytes > 10_000_000
     assert run.is_running
@@ -155,8 +155,8 @@ def test_a_worker_trains_against_the_parameter_server_of_another_node(bed):
     bed.release("ps:0", "worker:0")
     assert bed.log_line("values") == "values [-2.5, -2.5, -2.5, -2.5]"
     bed.event("worker:0", messages.Done)
-    beat = bed.heartbeat("ps:0", lambda beat: getattr(told(beat), "clock", 0) == 5)
-    stats = told(beat)
+    beat = bed.heartbeat("ps:0", lambda beat: getattr(server_counters(beat), "clock", 0) == 5)
+    stats = server_counters(beat)
     assert stats is not None
     assert stats.latency("push").count == stats.workers[0].pushes == 5
     for name in ("worker:0", "ps:0"):

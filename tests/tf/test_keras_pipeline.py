@@ -13,7 +13,7 @@ from tests.tf.training import blobs, serving
 from tfos.errors import SettingsError
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.step.replica import Replica
-from tfos.keras.step.variables import Group
+from tfos.keras.step.variables import VariableGroup
 
 tf = pytest.importorskip("tensorflow")
 
@@ -213,7 +213,7 @@ def test_what_cannot_be_pipelined_is_refused(cluster):
 def test_variables_share_no_memory_with_what_arrives(shapes):
     variables = tuple(keras.Variable(np.zeros(shape, "float32")) for shape in shapes)
     names = tuple(map(str, range(len(variables))))
-    group = Group("trainable", "float32", variables, names, trainable=True, decays=False)
+    group = VariableGroup("trainable", "float32", variables, names, trainable=True, decays=False)
     replica = Replica([group], keras.optimizers.SGD())
     received = replica.take()
     for turn in range(3):

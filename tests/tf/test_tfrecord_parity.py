@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from feeding.formats.tfrecord.example import ExampleDecoder, Feature
 from feeding.formats.tfrecord.framing import RecordReader, RecordWriter
-from feeding.formats.tfrecord.from_arrow import ArrowEncoder
+from feeding.formats.tfrecord.from_arrow import ExampleEncoder
 from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.formats.tfrecord.infer import infer_features
 from feeding.reading.bad_records import BadData
@@ -130,7 +130,7 @@ def test_columns_are_written_as_tensorflow_writes_their_rows_to_the_byte(tmp_pat
         }
     )
     (batch,) = table.to_batches()
-    (tmp_path / "part-0").write_bytes(ArrowEncoder(batch.schema).encode(batch).data)
+    (tmp_path / "part-0").write_bytes(ExampleEncoder(batch.schema).encode(batch).data)
 
     expected = []
     for row in batch.to_pylist():

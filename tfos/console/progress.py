@@ -24,7 +24,7 @@ class Sample:
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Numbers of one call of train()."""
 
     num_epochs: int

@@ -7,8 +7,8 @@ Direction and call:
     supervisor -> driver
         Register -> RegisterReply     unary, upsert by (role, index, attempt)
         Heartbeat -> HeartbeatReply   unary, every `heartbeat_s`; proves life, carries progress
-        EventReport -> Ack            unary, at once: Listening, FlushReached, Failed, Done ...
-        LogBatch -> Ack               unary, rate-limited lines of the node's output
+        EventReport -> EventAck            unary, at once: Listening, FlushReached, Failed, Done ...
+        LogBatch -> EventAck               unary, rate-limited lines of the node's output
     driver -> supervisor
         Subscribe -> stream of SequencedOrder   server stream; orders arrive at once
 A node proves who it is by its TLS certificate; the server refuses a message whose node differs.
@@ -60,7 +60,7 @@ class RegisterReply(msgspec.Struct, frozen=True):
     """A child that shows no life for so long is to be ended."""
 
 
-class EpochRows(msgspec.Struct, frozen=True, array_like=True):
+class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):
     """One epoch of one feed at a worker; see feeding.receiver.epoch_rows."""
 
     epoch: int
@@ -79,12 +79,12 @@ class FeedSnapshot(msgspec.Struct, frozen=True):
     starved_s: float = 0.0
     epochs_done: int = 0
     trained_rows: int = 0
-    epochs: tuple[EpochRows, ...] = ()
+    epochs: tuple[EpochRowCounts, ...] = ()
     """The last epochs."""
 
-    def epoch(self, number: int) -> EpochRows:
+    def epoch(self, number: int) -> EpochRowCounts:
         """Return the counts of an epoch; none if nothing of it ever came."""
-        return next((each for each in self.epochs if each.epoch == number), EpochRows(number))
+        return next((each for each in self.epochs if each.epoch == number), EpochRowCounts(number))
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -253,7 +253,7 @@ class EventReport(msgspec.Struct, frozen=True):
     event: Event
 
 
-class Ack(msgspec.Struct, frozen=True):
+class EventAck(msgspec.Struct, frozen=True):
     """Received."""
 
 
@@ -336,7 +336,7 @@ class FinishFeed(msgspec.Struct, frozen=True, tag=True):
     feed: str
 
 
-class WorkerLost(msgspec.Struct, frozen=True, tag=True):
+class FenceWorker(msgspec.Struct, frozen=True, tag=True):
     """This worker is gone: servers fence it and release whoever waits for it."""
 
     rank: int
@@ -364,7 +364,7 @@ Order = (
     | LeaveBatch
     | SaveBatches
     | FinishFeed
-    | WorkerLost
+    | FenceWorker
     | WorkerDone
     | Stop
 )

@@ -142,14 +142,14 @@ class ControlServer:
         if isinstance(message.event, messages.Failed):
             _check_sender(message.event.failure.node, context)
         self._handler.on_event(message.node, message.event)
-        return codec.encode(messages.Ack())
+        return codec.encode(messages.EventAck())
 
     def log(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         """Serve Log."""
         message = _decode(codec.decode_log, body, context)
         _check_sender(message.node, context)
         self._handler.on_log(message)
-        return codec.encode(messages.Ack())
+        return codec.encode(messages.EventAck())
 
     def orders(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serve Orders: yields until the node, a newer stream or this server ends it."""

@@ -377,7 +377,7 @@ class ClusterState:
     def _fence(self, member: Member, failure: messages.NodeFailure) -> list[Action]:
         """Tell the servers, or they would wait for this worker or accept its late pushes."""
         rank, attempt = member.planned.rank, member.node.attempt
-        return self._to_servers(messages.WorkerLost(rank, attempt, failure.message))
+        return self._to_servers(messages.FenceWorker(rank, attempt, failure.message))
 
     def _to_servers(self, order: messages.Order) -> list[Action]:
         return [Send(server.node, order) for server in self.servers if server.is_live]

@@ -217,11 +217,11 @@ def by_directory(
 
 
 def _encoder(schema: pa.Schema, options: TFRecordOptions) -> Callable[[pa.RecordBatch], Array]:
-    from feeding.formats.tfrecord.from_arrow import ArrowEncoder, framed
+    from feeding.formats.tfrecord.from_arrow import ExampleEncoder, framed
 
     if options.record_type == "ByteArray":
         return lambda batch: framed(batch.column(0))
-    return ArrowEncoder(schema).encode
+    return ExampleEncoder(schema).encode
 
 
 def _check_empty(root: str) -> None:

@@ -31,7 +31,7 @@ _MORE_TIME = "A larger abort_s in ClusterConfig gives the save more time"
 _OPTIONS = SaveOptions(nobody_trains=True)
 
 
-class LastSave:
+class FinalCheckpoint:
     """Saves the parameters of one cluster, at most once.
 
     Args:

@@ -40,7 +40,7 @@ _SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ReservationRequest:
     """What the user asks of reserve(); see there."""
 
     sc: Any
@@ -91,12 +91,12 @@ class Reservation:
         )
 
 
-def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
+def reserve(request: ReservationRequest, is_abandoned: Callable[[], bool]) -> Reservation:
     """Check the request, wait for slots, make the cluster's keys, listen.
 
     Args:
         request: what the user asks for.
-        is_left: whether nobody waits for the reservation any more.
+        is_abandoned: whether nobody waits for the reservation any more.
 
     Raises:
         SettingsError: the request or Spark's settings cannot work.
@@ -117,7 +117,7 @@ def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
         console.warn(note)
     coordinator = Coordinator(plan, config, console)
     wait = SlotWait(plan, config, time.monotonic())
-    offer = _await_slots(sc, facts, coordinator, wait, console, is_left)
+    offer = _await_slots(sc, facts, coordinator, wait, console, is_abandoned)
     cluster_id = secrets.token_hex(8)
     try:
         authority = ClusterAuthority(cluster_id)
@@ -145,7 +145,7 @@ def reserve(request: Request, is_left: Callable[[], bool]) -> Reservation:
 
 
 def _metrics(
-    request: Request, coordinator: Coordinator, cluster_id: str, console: Console
+    request: ReservationRequest, coordinator: Coordinator, cluster_id: str, console: Console
 ) -> ClusterPage | None:
     if request.metrics_port is None:
         return None
@@ -158,7 +158,7 @@ def _metrics(
 
 
 def _settings(
-    request: Request,
+    request: ReservationRequest,
     plan: Plan,
     mode: InputMode,
     feeds: tuple[str, ...],
@@ -192,12 +192,12 @@ def _await_slots(
     coordinator: Coordinator,
     wait: SlotWait,
     console: Console,
-    is_left: Callable[[], bool],
+    is_abandoned: Callable[[], bool],
 ) -> slots.Offer:
     promises = promises_of(sc)
     shown = -1
-    while not is_left():
-        with promises.deciding:
+    while not is_abandoned():
+        with promises.lock:
             seen = spark_facts.read_offer(sc, facts)
             promised, starting = promises.count()
             offer = replace(seen, promised=promised, starting=starting)

@@ -25,7 +25,7 @@ from tfos.control.state import ClusterState
 from tfos.driver.node_jobs import NodeJobs
 from tfos.errors import NodeFailedError, PhaseError, ShutdownTimeout
 from tfos.phases import ClusterPhase
-from tfos.spark.interruptible import Errand
+from tfos.spark.interruptible import InterruptibleCall
 
 _FORCE_S = 2.0
 """Grace of a node's child after an abort: enough to flush files, short of the user's patience."""
@@ -39,7 +39,7 @@ _SERVERS_SHARE = 0.7
 """Part of what is left then in which the nodes confirm; the rest is for Spark to end the jobs."""
 
 
-class Ending:
+class Shutdown:
     """Ends one cluster."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Ending:
         self._lock = threading.RLock()
         self._is_over = False
         self._is_raised = False
-        self.is_left = False
+        self.is_abandoned = False
         """Whether the wait for an abort was interrupted."""
         self._jobs: NodeJobs | None = None
         self._on_drop: weakref.finalize[..., object] | None = None
@@ -112,7 +112,7 @@ class Ending:
 
     def leave(self) -> None:
         """Wait for the nodes neither again nor at exit: an abort goes on, its user has left it."""
-        self.is_left = True
+        self.is_abandoned = True
         atexit.unregister(self._at_exit)
 
     def raise_failure(self) -> None:
@@ -184,9 +184,13 @@ class Ending:
         directory = self._config.save_on_interrupt
         if directory is None or not self._coordinator.read(_has_served):
             return
-        from tfos.driver.final_checkpoint import LastSave  # numpy: only where something is saved
+        from tfos.driver.final_checkpoint import (
+            FinalCheckpoint,  # numpy: only where something is saved
+        )
 
-        LastSave(directory, self._coordinator, self._credentials, self._console).save(timeout_s)
+        FinalCheckpoint(directory, self._coordinator, self._credentials, self._console).save(
+            timeout_s
+        )
 
     def _await_end(self, timeout_s: float) -> None:
         coordinator = self._coordinator
@@ -203,7 +207,7 @@ class Ending:
 
     def _close_unused(self) -> None:
         # Any thread may be the one that drops the last reference, whatever locks it holds.
-        Errand("tfos-drop", lambda: self.abort("nobody can start it")).start()
+        InterruptibleCall("tfos-drop", lambda: self.abort("nobody can start it")).start()
 
     def _at_exit(self) -> None:
         self.abort("the driver's interpreter exits")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.reservation import Reservation
-from tfos.driver.shutdown import Ending
+from tfos.driver.shutdown import Shutdown
 from tfos.phases import ClusterPhase, require
 
 
-def start_nodes(reserved: Reservation, ending: Ending, main_fun: bytes) -> None:
+def start_nodes(reserved: Reservation, ending: Shutdown, main_fun: bytes) -> None:
     """Return once main_fun runs on every worker; what fails on the way ends the cluster.
 
     Raises:

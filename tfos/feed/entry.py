@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from tfos.driver import preflight
 from tfos.driver.reservation import Reservation
-from tfos.driver.shutdown import Ending
+from tfos.driver.shutdown import Shutdown
 from tfos.errors import SettingsError
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase, require
-from tfos.spark.interruptible import Errand
+from tfos.spark.interruptible import InterruptibleCall
 
 if TYPE_CHECKING:
-    from tfos.feed.epochs import FeedJobs
+    from tfos.feed.epochs import EpochFeeder
     from tfos.feed.micro_batch import MicroBatch
     from tfos.monitor.reports import EpochReport, TrainReport
 
 
-class FeedDoor:
+class FeedService:
     """Takes the calls of one cluster to what feeds its workers.
 
     Args:
@@ -34,11 +34,11 @@ class FeedDoor:
         ending: what raises the cluster's failure.
     """
 
-    def __init__(self, reserved: Reservation, ending: Ending) -> None:
+    def __init__(self, reserved: Reservation, ending: Shutdown) -> None:
         self._reserved = reserved
         self._ending = ending
         self._making = threading.Lock()
-        self.jobs: FeedJobs | None = None
+        self.jobs: EpochFeeder | None = None
         """Made by the first call."""
 
     def train(self, request: FeedRequest) -> TrainReport | None:
@@ -61,10 +61,10 @@ class FeedDoor:
                 )
                 return None
             return jobs.train(
-                dataclasses.replace(request, num_epochs=epochs), lambda: errand.is_left
+                dataclasses.replace(request, num_epochs=epochs), lambda: errand.is_abandoned
             )
 
-        errand = Errand("tfos-train()", train, spark=self._reserved.sc)
+        errand = InterruptibleCall("tfos-train()", train, spark=self._reserved.sc)
         with self._ending.raising():
             return errand.result(self._reserved.coordinator.wake)
 
@@ -77,10 +77,10 @@ class FeedDoor:
 
         def train_batch() -> EpochReport | None:
             jobs = self._open("train_batch()", request)
-            return jobs.train_batch(request, batch, lambda: errand.is_left)
+            return jobs.train_batch(request, batch, lambda: errand.is_abandoned)
 
         # Spark's thread, not the user's: it is not the user who sees what is raised here.
-        errand = Errand("tfos-train_batch()", train_batch, spark=self._reserved.sc)
+        errand = InterruptibleCall("tfos-train_batch()", train_batch, spark=self._reserved.sc)
         return errand.result(self._reserved.coordinator.wake)
 
     def inference(self, request: FeedRequest) -> Any:
@@ -94,9 +94,11 @@ class FeedDoor:
             return self._open("inference()", request).inference(request)
 
         with self._ending.raising():
-            return Errand("tfos-inference()", inference, spark=self._reserved.sc).result()
+            return InterruptibleCall(
+                "tfos-inference()", inference, spark=self._reserved.sc
+            ).result()
 
-    def _open(self, call: str, request: FeedRequest) -> FeedJobs:
+    def _open(self, call: str, request: FeedRequest) -> EpochFeeder:
         """Return what feeds; `call` is the user's, for errors."""
         reserved = self._reserved
         feeds, feed = reserved.settings.feeds, request.feed
@@ -116,9 +118,9 @@ class FeedDoor:
         require(call, reserved.coordinator.phase, ClusterPhase.RUNNING)
         with self._making:
             if self.jobs is None:
-                from tfos.feed.epochs import FeedJobs  # numpy: only where rows are fed
+                from tfos.feed.epochs import EpochFeeder  # numpy: only where rows are fed
 
-                self.jobs = FeedJobs(
+                self.jobs = EpochFeeder(
                     reserved.sc,
                     reserved.coordinator,
                     reserved.credentials,

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from feeding.sender.task import FeedTarget, FeedTask
-from tfos.console.progress import Progress
+from tfos.console.progress import TrainingProgress
 from tfos.control.members import Member, NodeStatus
-from tfos.control.messages import EpochRows
+from tfos.control.messages import EpochRowCounts
 from tfos.control.state import ClusterState
 from tfos.feed.ledger import EpochLedger, Rows
 from tfos.feed.request import FeedCall
@@ -20,11 +20,11 @@ from tfos.feed.sources import FeedSource
 from tfos.monitor import reports
 
 
-class EpochRun:
+class EpochFeed:
     """One epoch that is being fed."""
 
     def __init__(
-        self, source: FeedSource, task: FeedTask, call: FeedCall, progress: Progress
+        self, source: FeedSource, task: FeedTask, call: FeedCall, progress: TrainingProgress
     ) -> None:
         self.source = source
         self.task = task
@@ -39,7 +39,7 @@ class EpochRun:
         self.rounds += 1
         return dataclasses.replace(self.task, targets=targets, again=rows, round_number=self.rounds)
 
-    def last_of(self, workers: Iterable[Member]) -> dict[int, EpochRows]:
+    def last_of(self, workers: Iterable[Member]) -> dict[int, EpochRowCounts]:
         """Return what workers said last of this epoch, by rank."""
         feed, epoch = self.task.feed, self.task.epoch
         return {worker.planned.rank: worker.feed(feed).epoch(epoch) for worker in workers}
@@ -75,7 +75,7 @@ def _marks(worker: Member) -> float:
     return rows + worker.heartbeat.progress.get("steps", 0.0) + len(worker.flushes)
 
 
-def final_line(report: reports.EpochReport, progress: Progress) -> str:
+def final_line(report: reports.EpochReport, progress: TrainingProgress) -> str:
     """Return the line that stays when an epoch is over."""
     title = progress.title or f"epoch {progress.epoch + 1} of {progress.num_epochs}"
     parts = [f"{title}: {report.summary}"]

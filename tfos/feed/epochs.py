@@ -9,7 +9,7 @@ Threads: several calls may run at once, for different feeds.
 [merged tfos/feed/epochs.py] Which way rows take from feed tasks to workers: told once for each
 feed.
 
-Covers: FeedWays.      Does not: choose the way (rpc.client.connect).
+Covers: RouteLog.      Does not: choose the way (rpc.client.connect).
 Runs in: the driver.
 Threads: any; each feed has one call at a time.
 """
@@ -28,21 +28,21 @@ from feeding.sender.task import FeedReport, FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
-from tfos.console.progress import Progress
+from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
 from tfos.errors import FeedError
-from tfos.feed.epoch import EpochRun, final_line, targets_of
+from tfos.feed.epoch import EpochFeed, final_line, targets_of
 from tfos.feed.ledger import num_rows
 from tfos.feed.micro_batch import MicroBatch
 from tfos.feed.request import FeedCall, FeedCalls, FeedRequest
 from tfos.feed.sources import FeedSource, answers_of, source_of
-from tfos.feed.validation import Validation, validating
+from tfos.feed.validation import ValidationPlan, validating
 from tfos.feed.watch import FeedWatch
 from tfos.monitor import reports
 from tfos.spark.jobs import SparkJob
 
 
-class FeedWays:
+class RouteLog:
     """The ways that the user has been told of."""
 
     def __init__(self, console: Console) -> None:
@@ -63,7 +63,7 @@ class FeedWays:
 _CANCEL_S = 5.0
 
 
-class FeedJobs:
+class EpochFeeder:
     """Feeds the workers of one cluster."""
 
     def __init__(
@@ -82,28 +82,29 @@ class FeedJobs:
         self._lock = threading.Lock()
         self._epochs: dict[str, int] = {}
         self._calls = FeedCalls()
-        self._ways = FeedWays(console)
+        self._ways = RouteLog(console)
         self._watch = FeedWatch(coordinator, config, console)
 
     def train(
         self,
         request: FeedRequest,
-        is_left: Callable[[], bool] = lambda: False,
+        is_abandoned: Callable[[], bool] = lambda: False,
     ) -> reports.TrainReport:
         """Feed the data `num_epochs` times; see TFCluster.train.
 
         Args:
             request: what to feed.
-            is_left: whether the user was interrupted and does not wait for this any more; wake the
+            is_abandoned: whether the user was interrupted and does not wait for this any more;
+            wake the
                 coordinator once it changes.
         """
         feed, num_epochs = request.feed, request.num_epochs
         source = source_of(request)
-        progress = Progress(num_epochs)
+        progress = TrainingProgress(num_epochs)
         done: list[reports.EpochReport] = []
         with (
-            self._calls.enter(feed, is_left) as call,
-            validating(request, self._calls, is_left) as validation,
+            self._calls.enter(feed, is_abandoned) as call,
+            validating(request, self._calls, is_abandoned) as validation,
         ):
             try:
                 for number in range(num_epochs):
@@ -130,7 +131,7 @@ class FeedJobs:
                 self._console.end_progress()
         return reports.TrainReport(tuple(done), tuple(validation.reports) if validation else ())
 
-    def _validate(self, validation: Validation, number: int) -> None:
+    def _validate(self, validation: ValidationPlan, number: int) -> None:
         """Feed the rows that validate an epoch, which the workers have ended."""
         call, progress = validation.call, validation.progress
         progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
@@ -145,14 +146,14 @@ class FeedJobs:
             self.train(request)
 
     def train_batch(
-        self, request: FeedRequest, batch: MicroBatch, is_left: Callable[[], bool]
+        self, request: FeedRequest, batch: MicroBatch, is_abandoned: Callable[[], bool]
     ) -> reports.EpochReport | None:
         """Feed a micro-batch of a Structured Stream; None if main_fun has returned everywhere.
 
         Returns once the chief has said that it was trained, and saved if due, or never will.
         """
-        progress = Progress(1, title=f"batch {batch.batch_id}")
-        with self._calls.enter(request.feed, is_left) as call:
+        progress = TrainingProgress(1, title=f"batch {batch.batch_id}")
+        with self._calls.enter(request.feed, is_abandoned) as call:
             try:
                 progress.start_epoch(0, self._watch.sample(request.feed))
                 call.epoch = self._next_epoch(request.feed)
@@ -182,8 +183,8 @@ class FeedJobs:
         source: FeedSource,
         call: FeedCall,
         request: FeedRequest,
-        progress: Progress,
-        validation: Validation | None = None,
+        progress: TrainingProgress,
+        validation: ValidationPlan | None = None,
     ) -> reports.EpochReport | None:
         targets = self._coordinator.read(targets_of)
         if not targets:
@@ -194,7 +195,7 @@ class FeedJobs:
         if batch is not None:
             self._begin(batch, call, progress, stall_s)
         started_s = time.monotonic()
-        run = EpochRun(source, self._task(call, request, targets), call, progress)
+        run = EpochFeed(source, self._task(call, request, targets), call, progress)
         is_empty = is_fed = False
         try:
             results = self._feed(run, run.task)
@@ -223,7 +224,9 @@ class FeedJobs:
         names = self._coordinator.read(lambda state: [worker.name for worker in state.workers])
         return run.ledger.report(last, names, seconds=time.monotonic() - started_s)
 
-    def _begin(self, batch: MicroBatch, call: FeedCall, progress: Progress, stall_s: float) -> None:
+    def _begin(
+        self, batch: MicroBatch, call: FeedCall, progress: TrainingProgress, stall_s: float
+    ) -> None:
         """Tell the chief of a micro-batch; return once its rows may come."""
         feed, act = call.feed, self._coordinator.act
         act(lambda state: batch.begin(state, feed, call.epoch))
@@ -235,7 +238,7 @@ class FeedJobs:
             act(lambda state: batch.leave(state, feed, in_part=False))
             raise
 
-    def _end(self, run: EpochRun) -> None:
+    def _end(self, run: EpochFeed) -> None:
         """Wait until every worker has trained the epoch; feed again what is lost meanwhile."""
         feed, epoch = run.task.feed, run.task.epoch
         while True:
@@ -256,7 +259,7 @@ class FeedJobs:
             elif not self._coordinator.read(lambda state: state.unflushed(feed, epoch)):
                 return
 
-    def _feed_lost(self, run: EpochRun) -> bool:
+    def _feed_lost(self, run: EpochFeed) -> bool:
         """Feed again what lost workers had not trained, until nothing is; False if nothing was."""
         fed = False
         while lost := self._coordinator.read(run.new_losses):
@@ -295,7 +298,7 @@ class FeedJobs:
             exactly_once=request.exactly_once,
         )
 
-    def _feed(self, run: EpochRun, task: FeedTask) -> list[FeedReport]:
+    def _feed(self, run: EpochFeed, task: FeedTask) -> list[FeedReport]:
         call, source = run.call, run.source
         tag = f"tfos-{self._credentials.cluster_id}-{call.feed}-{call.epoch}"
         what = f"epoch {call.epoch} of {call.feed}"

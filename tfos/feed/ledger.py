@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from feeding.protocol.row_ranges import Accepted, RowRanges, Span, rows_and_end
+from feeding.protocol.row_ranges import AcceptedRows, RowRanges, Span, rows_and_end
 from feeding.sender.feeder import FeedReport
-from tfos.control.messages import EpochRows
+from tfos.control.messages import EpochRowCounts
 from tfos.monitor.reports import EpochReport
 
 Rows = dict[int, tuple[Span, ...]]
@@ -62,7 +62,7 @@ class EpochLedger:
         """Whether this worker has rows of which `take_lost` has not decided."""
         return worker in self._accepted and worker not in self._given_up
 
-    def take_lost(self, lost: Mapping[int, EpochRows]) -> Rows:
+    def take_lost(self, lost: Mapping[int, EpochRowCounts]) -> Rows:
         """Return what these workers had accepted and not trained; each row is returned once.
 
         Args:
@@ -73,7 +73,7 @@ class EpochLedger:
         for worker, last in lost.items():
             kept: list[tuple[int, bytes]] = []
             for partition, packed in self._accepted.get(worker, ()):
-                before, behind = Accepted.unpack(packed).split(last.trained_rows)
+                before, behind = AcceptedRows.unpack(packed).split(last.trained_rows)
                 if before:
                     kept.append((partition, before.pack()))
                 for start, stop in behind:
@@ -83,7 +83,7 @@ class EpochLedger:
         return {partition: tuple(ranges) for partition, ranges in sorted(found.items())}
 
     def report(
-        self, last: Mapping[int, EpochRows], names: Sequence[str], *, seconds: float
+        self, last: Mapping[int, EpochRowCounts], names: Sequence[str], *, seconds: float
     ) -> EpochReport:
         """Return the counts of the epoch.
 
@@ -116,7 +116,7 @@ class EpochLedger:
         for _, packed in self._accepted.get(worker, ()):
             num_rows, end = rows_and_end(packed)
             whole = end <= position
-            count += num_rows if whole else Accepted.unpack(packed).rows_before(position)
+            count += num_rows if whole else AcceptedRows.unpack(packed).rows_before(position)
         return count
 
 

@@ -29,18 +29,18 @@ class FeedCall:
 
     feed: str
     started_s: float
-    is_left: Callable[[], bool]
+    is_abandoned: Callable[[], bool]
     """Whether its user was interrupted and does not wait for it any more."""
     epoch: int = 0
     """Of the feed, counted over all calls."""
 
     def check_wanted(self) -> None:
         """Raise FeedError if its user was interrupted."""
-        if self.is_left():
+        if self.is_abandoned():
             raise FeedError(f"epoch {self.epoch} of {self.feed!r} was interrupted")
 
     def __str__(self) -> str:
-        if self.is_left():
+        if self.is_abandoned():
             return "a train() that was interrupted and is about to end"
         seconds = time.monotonic() - self.started_s
         return f"a train() that began {seconds:.0f} s ago and is at epoch {self.epoch}"
@@ -54,7 +54,7 @@ class FeedCalls:
         self._calls: dict[str, FeedCall] = {}
 
     @contextlib.contextmanager
-    def enter(self, feed: str, is_left: Callable[[], bool]) -> Iterator[FeedCall]:
+    def enter(self, feed: str, is_abandoned: Callable[[], bool]) -> Iterator[FeedCall]:
         """Feed alone.
 
         Raises:
@@ -67,7 +67,7 @@ class FeedCalls:
                     f"train() on {feed!r}: {other} feeds it already, and the rows would mix. Wait "
                     "for it, or use another feed: name it in queues= of reserve() and in qname=."
                 )
-            call = self._calls[feed] = FeedCall(feed, time.monotonic(), is_left)
+            call = self._calls[feed] = FeedCall(feed, time.monotonic(), is_abandoned)
         try:
             yield call
         finally:

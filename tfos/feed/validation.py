@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tfos.console.progress import Progress
+from tfos.console.progress import TrainingProgress
 from tfos.control.messages import FeedEpoch
 from tfos.driver.preflight import VALIDATION_FEED
 from tfos.errors import SettingsError
@@ -22,13 +22,13 @@ from tfos.monitor.reports import EpochReport
 
 
 @dataclass(slots=True)
-class Validation:
+class ValidationPlan:
     """What is fed after each epoch of one call."""
 
     request: FeedRequest
     source: FeedSource
     call: FeedCall
-    progress: Progress
+    progress: TrainingProgress
     reports: list[EpochReport] = field(default_factory=list)
 
     @property
@@ -47,8 +47,8 @@ class Validation:
 
 @contextlib.contextmanager
 def validating(
-    request: FeedRequest, calls: FeedCalls, is_left: Callable[[], bool]
-) -> Iterator[Validation | None]:
+    request: FeedRequest, calls: FeedCalls, is_abandoned: Callable[[], bool]
+) -> Iterator[ValidationPlan | None]:
     """Hold the feed of validation for a call; None if it has no validation.
 
     Raises:
@@ -71,5 +71,5 @@ def validating(
         seed=None,
         batch=None,
     )
-    with calls.enter(VALIDATION_FEED, is_left) as call:
-        yield Validation(own, source_of(own), call, Progress(request.num_epochs))
+    with calls.enter(VALIDATION_FEED, is_abandoned) as call:
+        yield ValidationPlan(own, source_of(own), call, TrainingProgress(request.num_epochs))

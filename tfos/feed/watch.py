@@ -15,7 +15,7 @@ from typing import Any
 from feeding.errors import RowError
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
-from tfos.console.progress import Progress, Sample
+from tfos.console.progress import Sample, TrainingProgress
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import mean_loss
 from tfos.control.state import ClusterState
@@ -47,7 +47,7 @@ class FeedWatch:
         self,
         done: Callable[[ClusterState], bool],
         call: FeedCall,
-        progress: Progress,
+        progress: TrainingProgress,
         *,
         job: SparkJob[Any] | None = None,
         stall_s: float,
@@ -63,7 +63,7 @@ class FeedWatch:
         last: tuple[float, ...] = ()
         while True:
             finished = self._coordinator.wait(
-                lambda state: done(state) or call.is_left() or _has_ended(state), _LOOK_S
+                lambda state: done(state) or call.is_abandoned() or _has_ended(state), _LOOK_S
             )
             if self._coordinator.read(_has_ended):
                 raise self._end()
@@ -127,7 +127,7 @@ class FeedWatch:
     def _await_end(self, call: FeedCall) -> None:
         """Let the stop that has begun come to its end, or leave with the call's user."""
         self._coordinator.wait(
-            lambda state: _has_ended(state) or call.is_left(), self._config.abort_s
+            lambda state: _has_ended(state) or call.is_abandoned(), self._config.abort_s
         )
 
     def _end(self) -> TFOSError:

@@ -140,7 +140,7 @@ class ClusterPage:
         cluster = [((self._cluster_id,), _Cluster(is_running, lost))]
 
         def servers() -> Iterator[Metric]:
-            told = [stragglers.told(beat) for beat in beats]
+            told = [stragglers.server_counters(beat) for beat in beats]
             yield from server_metrics([stats for stats in told if stats is not None])
 
         return [

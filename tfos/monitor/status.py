@@ -17,7 +17,7 @@ def cluster_report(cluster_id: str, state: ClusterState, now_s: float) -> report
     training = {each.name for each in state.training()}
     loads = {each.name: stragglers.server_load(each) for each in state.servers if each.is_live}
     notes = (
-        stragglers.straggler(
+        stragglers.find_straggler(
             {name: each for name, each in times.items() if name in training and each}
         ),
         stragglers.hot_shard({name: load for name, load in loads.items() if load}),
@@ -53,5 +53,5 @@ def _node_report(
         rows=sum(feed.taken_rows for feed in beat.feeds) if beat is not None else 0,
         loss=progress.get("loss"),
         times=times,
-        server=stragglers.told(beat),
+        server=stragglers.server_counters(beat),
     )

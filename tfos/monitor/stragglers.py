@@ -49,7 +49,7 @@ class ServerLoad:
         return self.busy_s / self.requests if self.requests else 0.0
 
 
-def told(beat: Heartbeat | None) -> ServerStats | None:
+def server_counters(beat: Heartbeat | None) -> ServerStats | None:
     """Return a server's counters in a heartbeat; None if there are none that can be read."""
     if beat is None or not beat.stats:
         return None
@@ -61,10 +61,10 @@ def told(beat: Heartbeat | None) -> ServerStats | None:
 
 def server_load(member: Member) -> ServerLoad | None:
     """Return what a server did between the oldest and the newest heartbeat that is kept."""
-    new = told(member.heartbeat)
+    new = server_counters(member.heartbeat)
     if new is None:
         return None
-    old = new.baseline(told(member.beats[0]))
+    old = new.baseline(server_counters(member.beats[0]))
     waited_s = new.barrier_wait_s - old.barrier_wait_s
     before = {table.name: table.looked_up + table.pushed for table in old.tables}
     return ServerLoad(
@@ -93,10 +93,10 @@ def waits_of(servers: Sequence[Member]) -> Waits:
     """
     found = Waits({}, {})
     for member in servers:
-        new = told(member.heartbeat)
+        new = server_counters(member.heartbeat)
         if new is None:
             continue
-        old = new.baseline(told(member.beats[0]))
+        old = new.baseline(server_counters(member.beats[0]))
         before = {worker.worker: worker.waited_s for worker in old.workers}
         for worker in new.workers:
             rank, waited_s = worker.worker, worker.waited_s
@@ -133,7 +133,7 @@ def step_times(worker: Member, waits: Waits) -> StepTimes | None:
     )
 
 
-def straggler(times: Mapping[str, StepTimes]) -> str:
+def find_straggler(times: Mapping[str, StepTimes]) -> str:
     """Name the slowest worker and where its time goes; empty: none is much slower than the rest."""
     found = {name: each for name, each in times.items() if each.steps >= LEAST_STEPS}
     name, others_s = _outlier(found, lambda each: each.own_s, LEAST_S)

@@ -69,7 +69,7 @@ FromChild = (
 Received = TypeVar("Received")
 
 
-class Link(Generic[Received]):
+class ChildLink(Generic[Received]):
     """One end of the socketpair; `Received` is the union of what may arrive at this end."""
 
     def __init__(self, sock: socket.socket, accepts: object) -> None:
@@ -169,8 +169,8 @@ class Link(Generic[Received]):
 _logger = logging.getLogger(__name__)
 
 
-def start_obeying(
-    link: Link[messages.Order], on_order: Callable[[messages.Order], None]
+def start_order_thread(
+    link: ChildLink[messages.Order], on_order: Callable[[messages.Order], None]
 ) -> threading.Thread:
     """Call `on_order` for each order, in order, on a daemon thread that is returned.
 

@@ -22,7 +22,7 @@ from ps.server.server import PSServer, ServerSettings
 from tfos.control import messages
 from tfos.files.checkpoint_storage import Storages
 from tfos.node import failure
-from tfos.node.child_link import Link, Progress, Raised, start_obeying
+from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
 from tfos.node.spec import ChildSpec
 
 PROGRESS_S = 1.0
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 class ServerProcess:
     """One parameter server between its supervisor and its clients."""
 
-    def __init__(self, spec: ChildSpec, link: Link[messages.Order]) -> None:
+    def __init__(self, spec: ChildSpec, link: ChildLink[messages.Order]) -> None:
         self._spec = spec
         self._link = link
         bundle = spec.bundle
@@ -60,7 +60,7 @@ class ServerProcess:
             self._server.start()
             self._link.send(messages.Listening(self._server.endpoint))
             self._link.send(messages.PhaseChanged("serving"))
-            start_obeying(self._link, self._obey)
+            start_order_thread(self._link, self._obey)
             while not self._server.wait_stopped(PROGRESS_S):
                 self._send_progress()
         self._send_progress()
@@ -90,7 +90,7 @@ class ServerProcess:
 
     def _obey(self, order: messages.Order) -> None:
         match order:
-            case messages.WorkerLost(rank=rank, incarnation=incarnation, reason=reason):
+            case messages.FenceWorker(rank=rank, incarnation=incarnation, reason=reason):
                 _logger.info("worker rank %d, attempt %d is lost: %s", rank, incarnation, reason)
                 self._server.worker_lost(WorkerRank(rank), incarnation)
             case messages.WorkerDone(rank=rank):
@@ -107,7 +107,7 @@ def main(body: bytes) -> None:
     spec = msgspec.msgpack.decode(body, type=ChildSpec)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    link: Link[messages.Order] = Link(socket.socket(fileno=spec.link_fd), messages.Order)
+    link: ChildLink[messages.Order] = ChildLink(socket.socket(fileno=spec.link_fd), messages.Order)
     try:
         ServerProcess(spec, link).run()
     except BaseException as error:  # whatever it is, the driver must read it

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos.errors import UnsupportedError
-from tfos.spark.slots import Executor, Offer
+from tfos.spark.slots import ExecutorSlots, Offer
 
 LOOPBACK = "127.0.0.1"
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,")
@@ -136,5 +136,5 @@ def read_offer(sc: Any, facts: SparkFacts) -> Offer:
         if slots:
             name = str(summary.id())
             host = str(summary.hostPort()).rpartition(":")[0]
-            executors.append(Executor(name, host, slots, busy.get(name, 0)))
+            executors.append(ExecutorSlots(name, host, slots, busy.get(name, 0)))
     return Offer(tuple(executors), facts.expected_executors)

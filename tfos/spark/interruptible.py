@@ -31,12 +31,12 @@ _UNWIND_S = 5.0
 """An errand that was left has this long to end before its caller goes on without it."""
 
 
-class Errand(Generic[Result]):
+class InterruptibleCall(Generic[Result]):
     """One call on its own daemon thread.
 
     Args:
         name: of the thread.
-        function: what it calls; must end soon once `is_left`.
+        function: what it calls; must end soon once `is_abandoned`.
         spark: SparkContext in which it runs jobs with the local properties of the thread that waits
             (scheduler pool and the like); None: it runs none.
     """
@@ -52,7 +52,7 @@ class Errand(Generic[Result]):
         self._error: BaseException | None = None
 
     @property
-    def is_left(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether nobody waits for the result any more."""
         return self._left
 

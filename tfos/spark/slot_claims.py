@@ -6,7 +6,7 @@ the same slots twice.
 Covers: counting, and that one reserve() looks and takes at a time.
 Does not: count what Spark runs (spark_facts), decide whether a cluster fits (slots).
 Runs in: the driver; one record for each SparkContext.
-Threads: any; `deciding` is held between looking at the offer and taking of it.
+Threads: any; `lock` is held between looking at the offer and taking of it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tfos.control.state import ClusterState
 from tfos.phases import ClusterPhase
 
 
-class SlotPromises:
+class SlotClaims:
     """The clusters of one SparkContext. One that nobody refers to any more holds nothing."""
 
     def __init__(self) -> None:
-        self.deciding = threading.Lock()
+        self.lock = threading.Lock()
         self._clusters: weakref.WeakSet[Coordinator] = weakref.WeakSet()
 
     def add(self, cluster: Coordinator) -> None:
@@ -42,14 +42,14 @@ class SlotPromises:
         return sum(count for count, _ in awaited), starting
 
 
-_promises: weakref.WeakKeyDictionary[Any, SlotPromises] = weakref.WeakKeyDictionary()
+_promises: weakref.WeakKeyDictionary[Any, SlotClaims] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def promises_of(spark: Any) -> SlotPromises:
+def promises_of(spark: Any) -> SlotClaims:
     """Return the promises of a SparkContext."""
     with _lock:
-        return _promises.setdefault(spark, SlotPromises())
+        return _promises.setdefault(spark, SlotClaims())
 
 
 def _awaited(state: ClusterState) -> tuple[int, bool]:

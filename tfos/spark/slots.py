@@ -14,7 +14,7 @@ from tfos.topology import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Executor:
+class ExecutorSlots:
     """One executor as Spark's scheduler sees it now."""
 
     executor_id: str
@@ -29,7 +29,7 @@ class Executor:
 class Offer:
     """What Spark offers now. `expected` executors, where the configuration says how many."""
 
-    executors: tuple[Executor, ...]
+    executors: tuple[ExecutorSlots, ...]
     expected: int | None = None
     promised: int = 0
     """Slots of nodes that other clusters of this SparkContext have reserved and not started yet."""

@@ -19,11 +19,11 @@ from tfos.control.coordinator import Coordinator
 from tfos.control.members import mean_loss
 from tfos.control.state import ClusterState
 from tfos.driver import preflight
-from tfos.driver.shutdown import Ending
+from tfos.driver.shutdown import Shutdown
 from tfos.errors import FeedError, TFOSError
 from tfos.phases import ClusterPhase
-from tfos.spark.interruptible import Errand
-from tfos.streaming.state import QueryState, Run, StreamLag
+from tfos.spark.interruptible import InterruptibleCall
+from tfos.streaming.state import QueryState, StreamLag, StreamRun
 
 DEFAULT_STOP_S = 600.0
 """As long as a batch may stand still before its feed fails."""
@@ -48,9 +48,9 @@ class StreamTraining:
         self,
         query: Any,
         state: QueryState,
-        run: Run,
+        run: StreamRun,
         coordinator: Coordinator,
-        ending: Ending,
+        ending: Shutdown,
         save: Callable[[], None],
     ) -> None:
         self.query = query
@@ -125,11 +125,11 @@ class StreamTraining:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
 
         def wait() -> None:
-            while not self._ended.wait(_LOOK_S) and not errand.is_left:
+            while not self._ended.wait(_LOOK_S) and not errand.is_abandoned:
                 if deadline_s is not None and time.monotonic() >= deadline_s:
                     return
 
-        errand = Errand("tfos-await_end()", wait)
+        errand = InterruptibleCall("tfos-await_end()", wait)
         errand.result()
         if self._ended.is_set():
             self._raise_error()
@@ -155,7 +155,7 @@ class StreamTraining:
             elif self._run.error is None and not self._coordinator.read(_has_ended):
                 self._save()  # it ended by itself, or a stop() before could not save
 
-        Errand("tfos-stop()", stop).result()
+        InterruptibleCall("tfos-stop()", stop).result()
         self._raise_error()
 
     def end(self) -> BaseException | None:

@@ -76,7 +76,7 @@ class QueryState:
 
 
 @dataclass
-class Run:
+class StreamRun:
     """One run of a query, from its start to its end."""
 
     error: BaseException | None = None

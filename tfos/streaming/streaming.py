@@ -20,14 +20,14 @@ from typing import Any
 from tfos.control.messages import BatchReport, SaveBatches
 from tfos.control.state import ClusterState, Send
 from tfos.driver.reservation import Reservation
-from tfos.driver.shutdown import Ending
+from tfos.driver.shutdown import Shutdown
 from tfos.errors import FeedError, PhaseError, SettingsError, TFOSError
-from tfos.feed.entry import FeedDoor
+from tfos.feed.entry import FeedService
 from tfos.feed.micro_batch import MicroBatch, answer_to, chief_trains
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.streaming.handle import StreamTraining
-from tfos.streaming.state import QueryState, Run, StreamFailed
+from tfos.streaming.state import QueryState, StreamFailed, StreamRun
 
 _QUERY_ID = "sql.streaming.queryId"
 """Spark's local property on the thread of a query; the id is in its checkpoint, so it lasts."""
@@ -47,7 +47,7 @@ class Streams:
         ending: what raises its failure.
     """
 
-    def __init__(self, reserved: Reservation, door: FeedDoor, ending: Ending) -> None:
+    def __init__(self, reserved: Reservation, door: FeedService, ending: Shutdown) -> None:
         self._sc = reserved.sc
         self._coordinator = reserved.coordinator
         self._console = reserved.console
@@ -56,7 +56,7 @@ class Streams:
         self._ending = ending
         self._lock = threading.Lock()
         self._queries: dict[str, QueryState] = {}
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, StreamRun] = {}
         self._numbers = 0
         self._trainings: list[StreamTraining] = []
 
@@ -113,10 +113,10 @@ class Streams:
         """Batches from one save to the next; 0: saves do not heed batches."""
         return self._checkpoints.every_batches if self._checkpoints is not None else 0
 
-    def _state_of(self, query: str, run: str) -> tuple[QueryState, Run]:
+    def _state_of(self, query: str, run: str) -> tuple[QueryState, StreamRun]:
         with self._lock:
             return self._queries.setdefault(query, QueryState(query)), self._runs.setdefault(
-                run, Run()
+                run, StreamRun()
             )
 
     def _next_number(self) -> int:

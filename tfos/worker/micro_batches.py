@@ -72,10 +72,10 @@ class MicroBatches:
         if self._saver is not None and order.holds:
             self._saver.hold()
         with self._lock:
-            is_left = order.number <= self._left.get(order.feed, -1)
-            if not is_left:
+            is_abandoned = order.number <= self._left.get(order.feed, -1)
+            if not is_abandoned:
                 self._due[order.feed] = order
-        if is_left:  # taken back while a save was waited for
+        if is_abandoned:  # taken back while a save was waited for
             self.release()
             return
         self._answer(order.feed, order.number, is_done=False)

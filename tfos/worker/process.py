@@ -33,7 +33,7 @@ from rpc.auth.handshake import Identity, Role
 from rpc.server.listener import Listener
 from tfos.control import messages
 from tfos.node import failure
-from tfos.node.child_link import Link, Progress, Raised, start_obeying
+from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
 from tfos.node.spec import ChildSpec
 from tfos.worker.context import NodeContext
 from tfos.worker.log_mirror import LogMirror
@@ -54,7 +54,7 @@ _logger = logging.getLogger(__name__)
 class WorkerProcess:
     """One run of main_fun and everything around it."""
 
-    def __init__(self, spec: ChildSpec, link: Link[messages.Order]) -> None:
+    def __init__(self, spec: ChildSpec, link: ChildLink[messages.Order]) -> None:
         self._spec = spec
         self._link = link
         bundle = spec.bundle
@@ -81,7 +81,7 @@ class WorkerProcess:
         self._listener.bind_tcp(self._spec.executor.host)
         self._listener.bind_unix(self._spec.socket_dir)
         self._listener.start()
-        start_obeying(self._link, self._obey)
+        start_order_thread(self._link, self._obey)
         self._enter_phase("importing")
         try:
             # Before the node counts as ready: a module that is missing here fails the start.
@@ -177,7 +177,7 @@ class WorkerProcess:
                 _aside(self._batches.save, order)
             case messages.FinishFeed(feed=feed):
                 self._channel.finish(feed)
-            case messages.WorkerLost() | messages.WorkerDone():
+            case messages.FenceWorker() | messages.WorkerDone():
                 pass  # servers act on them
             case messages.Stop():
                 self._begin_stop(order)
@@ -269,7 +269,7 @@ def main(body: bytes) -> None:
     spec = msgspec.msgpack.decode(body, type=ChildSpec)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    link: Link[messages.Order] = Link(socket.socket(fileno=spec.link_fd), messages.Order)
+    link: ChildLink[messages.Order] = ChildLink(socket.socket(fileno=spec.link_fd), messages.Order)
     worker = WorkerProcess(spec, link)
     try:
         exit_code = worker.run()
@@ -304,7 +304,7 @@ def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:
         epochs_done=stats.epochs_done,
         trained_rows=stats.trained_rows,
         epochs=tuple(
-            messages.EpochRows(each.epoch, each.accepted_rows, each.trained_rows)
+            messages.EpochRowCounts(each.epoch, each.accepted_rows, each.trained_rows)
             for each in stats.epochs
         ),
     )

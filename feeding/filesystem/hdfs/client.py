@@ -23,9 +23,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from feeding.errors import FeedError, MissingPackage, StorageUnavailable
-from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout, PendingCall
+from feeding.filesystem.bounded_calls import BoundedCall, BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.hdfs.errors import Kind, kind_of, sentence, translate, user_in
+from feeding.filesystem.hdfs.errors import ErrorKind, kind_of, sentence, translate, user_in
 from feeding.filesystem.hdfs.hadoop_conf import NameNode, user_name
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _new_client(namenode: NameNode) -> Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HdfsRequest:
     """What is asked, in the words of its error messages."""
 
     action: str
@@ -108,7 +108,7 @@ class Requests:
         self.namenode = namenode
         self.config = config
 
-    def ask(self, request: Request, work: Callable[[Client], T], *, once: bool = False) -> T:
+    def ask(self, request: HdfsRequest, work: Callable[[Client], T], *, once: bool = False) -> T:
         """Return what `work` returns for a client, repeating it while servers are away.
 
         Args:
@@ -121,7 +121,7 @@ class Requests:
             OSError, PathError: what the NameNode said, typed, with user and path.
             StorageUnavailable: the servers were away for longer than `patience_s`.
         """
-        waiting = Waiting(self, request)
+        waiting = RequestBudget(self, request)
         while True:
             client = None
             try:
@@ -133,7 +133,7 @@ class Requests:
                 self.failed(client, error)
                 waiting.after(error, give_up=once)
 
-    def start(self, work: Callable[[], T]) -> PendingCall[T]:
+    def start(self, work: Callable[[], T]) -> BoundedCall[T]:
         """Begin something that a caller waits for itself; nothing is repeated.
 
         Raises:
@@ -148,14 +148,16 @@ class Requests:
 
     def failed(self, client: Client | None, error: Exception) -> None:
         """Make the next request use another connection if this error puts this one in doubt."""
-        if client is not None and (isinstance(error, CallTimeout) or kind_of(error) is Kind.AWAY):
+        if client is not None and (
+            isinstance(error, CallTimeout) or kind_of(error) is ErrorKind.AWAY
+        ):
             _PROCESS.clients.discard(self.namenode, client)
 
 
-class Waiting:
+class RequestBudget:
     """The time that one request may still take, over all of its attempts."""
 
-    def __init__(self, requests: Requests, request: Request) -> None:
+    def __init__(self, requests: Requests, request: HdfsRequest) -> None:
         self._requests = requests
         self._request = request
         self._patience_s = requests.config.patience_s
@@ -170,11 +172,11 @@ class Waiting:
             OSError, PathError: the error is one that repeating does not cure.
             StorageUnavailable: there is no time left for another attempt.
         """
-        kind = Kind.AWAY if isinstance(error, CallTimeout) else kind_of(error)
+        kind = ErrorKind.AWAY if isinstance(error, CallTimeout) else kind_of(error)
         _logger.debug("%s %s: %s", self._request.action, self._request.path, error)
-        if kind is Kind.UNKNOWN_HOST or (kind is Kind.AWAY and give_up):
+        if kind is ErrorKind.UNKNOWN_HOST or (kind is ErrorKind.AWAY and give_up):
             raise self._unavailable(error, 0.0) from None
-        if kind is not Kind.AWAY:
+        if kind is not ErrorKind.AWAY:
             request = self._request
             who = self._who(user_in(error))
             raise translate(error, action=request.action, path=request.path, who=who) from None

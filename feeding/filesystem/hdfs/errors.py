@@ -15,7 +15,7 @@ import re
 from feeding.errors import PathError
 
 
-class Kind(enum.Enum):
+class ErrorKind(enum.Enum):
     """What can be done about it."""
 
     MISSING = "missing"
@@ -34,68 +34,68 @@ class Kind(enum.Enum):
 
 
 _BY_CLASS = {
-    "AccessControlException": Kind.DENIED,
-    "AuthorizationException": Kind.DENIED,
-    "InvalidToken": Kind.DENIED,
-    "FileNotFoundException": Kind.MISSING,
-    "FileAlreadyExistsException": Kind.EXISTS,
-    "AlreadyBeingCreatedException": Kind.AWAY,
-    "PathIsNotEmptyDirectoryException": Kind.NOT_EMPTY,
-    "ParentNotDirectoryException": Kind.NOT_DIRECTORY,
-    "PathIsNotDirectoryException": Kind.NOT_DIRECTORY,
-    "NSQuotaExceededException": Kind.NO_SPACE,
-    "DSQuotaExceededException": Kind.NO_SPACE,
-    "QuotaByStorageTypeExceededException": Kind.NO_SPACE,
-    "InvalidPathException": Kind.BAD_PATH,
-    "PathComponentTooLongException": Kind.BAD_PATH,
-    "MaxDirectoryItemsExceededException": Kind.NO_SPACE,
-    "SafeModeException": Kind.AWAY,
-    "StandbyException": Kind.AWAY,
-    "RetriableException": Kind.AWAY,
-    "NotReplicatedYetException": Kind.AWAY,
-    "LeaseExpiredException": Kind.AWAY,
-    "RecoveryInProgressException": Kind.AWAY,
-    "ObserverRetryOnActiveException": Kind.AWAY,
+    "AccessControlException": ErrorKind.DENIED,
+    "AuthorizationException": ErrorKind.DENIED,
+    "InvalidToken": ErrorKind.DENIED,
+    "FileNotFoundException": ErrorKind.MISSING,
+    "FileAlreadyExistsException": ErrorKind.EXISTS,
+    "AlreadyBeingCreatedException": ErrorKind.AWAY,
+    "PathIsNotEmptyDirectoryException": ErrorKind.NOT_EMPTY,
+    "ParentNotDirectoryException": ErrorKind.NOT_DIRECTORY,
+    "PathIsNotDirectoryException": ErrorKind.NOT_DIRECTORY,
+    "NSQuotaExceededException": ErrorKind.NO_SPACE,
+    "DSQuotaExceededException": ErrorKind.NO_SPACE,
+    "QuotaByStorageTypeExceededException": ErrorKind.NO_SPACE,
+    "InvalidPathException": ErrorKind.BAD_PATH,
+    "PathComponentTooLongException": ErrorKind.BAD_PATH,
+    "MaxDirectoryItemsExceededException": ErrorKind.NO_SPACE,
+    "SafeModeException": ErrorKind.AWAY,
+    "StandbyException": ErrorKind.AWAY,
+    "RetriableException": ErrorKind.AWAY,
+    "NotReplicatedYetException": ErrorKind.AWAY,
+    "LeaseExpiredException": ErrorKind.AWAY,
+    "RecoveryInProgressException": ErrorKind.AWAY,
+    "ObserverRetryOnActiveException": ErrorKind.AWAY,
 }
-_BY_TYPE: tuple[tuple[type[BaseException], Kind], ...] = (
-    (FileNotFoundError, Kind.MISSING),
-    (FileExistsError, Kind.EXISTS),
-    (IsADirectoryError, Kind.IS_DIRECTORY),
-    (NotADirectoryError, Kind.NOT_DIRECTORY),
-    (PermissionError, Kind.DENIED),
+_BY_TYPE: tuple[tuple[type[BaseException], ErrorKind], ...] = (
+    (FileNotFoundError, ErrorKind.MISSING),
+    (FileExistsError, ErrorKind.EXISTS),
+    (IsADirectoryError, ErrorKind.IS_DIRECTORY),
+    (NotADirectoryError, ErrorKind.NOT_DIRECTORY),
+    (PermissionError, ErrorKind.DENIED),
 )
 _BY_WORDS = (
-    ("Path is not a file", Kind.IS_DIRECTORY),
-    ("already exists as a directory", Kind.IS_DIRECTORY),
-    ("must both be directories", Kind.IS_DIRECTORY),
-    ("Name or service not known", Kind.UNKNOWN_HOST),
-    ("could only be written to", Kind.AWAY),
-    ("could only be replicated to", Kind.AWAY),
-    ("InvalidArgument(", Kind.BAD_PATH),
-    ("InvalidPath(", Kind.BAD_PATH),
-    ("UrlParseError(", Kind.BAD_PATH),
-    ("UnsupportedFeature(", Kind.REFUSED),
-    ("SASLError(", Kind.DENIED),
-    ("GSSAPIError(", Kind.DENIED),
-    ("NoSASLMechanism", Kind.DENIED),
+    ("Path is not a file", ErrorKind.IS_DIRECTORY),
+    ("already exists as a directory", ErrorKind.IS_DIRECTORY),
+    ("must both be directories", ErrorKind.IS_DIRECTORY),
+    ("Name or service not known", ErrorKind.UNKNOWN_HOST),
+    ("could only be written to", ErrorKind.AWAY),
+    ("could only be replicated to", ErrorKind.AWAY),
+    ("InvalidArgument(", ErrorKind.BAD_PATH),
+    ("InvalidPath(", ErrorKind.BAD_PATH),
+    ("UrlParseError(", ErrorKind.BAD_PATH),
+    ("UnsupportedFeature(", ErrorKind.REFUSED),
+    ("SASLError(", ErrorKind.DENIED),
+    ("GSSAPIError(", ErrorKind.DENIED),
+    ("NoSASLMechanism", ErrorKind.DENIED),
 )
 """Where hdfs-native's type says less, or something else."""
 _JAVA_CLASS = re.compile(r"\b(?:org|java|javax|com)(?:\.[a-z0-9_]+)+\.([A-Z]\w*(?:\$\w+)?)")
 _CALL = re.compile(r'^\w+\("([\w.$]+)", "(.*)"\)$', re.DOTALL)
 _USER = re.compile(r"\buser=([^,\s]+)")
 _ERRNO = {
-    Kind.MISSING: errno.ENOENT,
-    Kind.EXISTS: errno.EEXIST,
-    Kind.DENIED: errno.EACCES,
-    Kind.NOT_EMPTY: errno.ENOTEMPTY,
-    Kind.IS_DIRECTORY: errno.EISDIR,
-    Kind.NOT_DIRECTORY: errno.ENOTDIR,
-    Kind.NO_SPACE: errno.EDQUOT,
-    Kind.REFUSED: errno.EREMOTEIO,
+    ErrorKind.MISSING: errno.ENOENT,
+    ErrorKind.EXISTS: errno.EEXIST,
+    ErrorKind.DENIED: errno.EACCES,
+    ErrorKind.NOT_EMPTY: errno.ENOTEMPTY,
+    ErrorKind.IS_DIRECTORY: errno.EISDIR,
+    ErrorKind.NOT_DIRECTORY: errno.ENOTDIR,
+    ErrorKind.NO_SPACE: errno.EDQUOT,
+    ErrorKind.REFUSED: errno.EREMOTEIO,
 }
 
 
-def kind_of(error: BaseException) -> Kind:
+def kind_of(error: BaseException) -> ErrorKind:
     """Say what an error means: by telling words, else its type, else the Java class in its text."""
     text = str(error)
     for words, meaning in _BY_WORDS:
@@ -106,8 +106,8 @@ def kind_of(error: BaseException) -> Kind:
             return meaning
     named = _JAVA_CLASS.search(text)
     if named is not None:
-        return _BY_CLASS.get(named[1].rpartition("$")[2], Kind.REFUSED)
-    return Kind.AWAY
+        return _BY_CLASS.get(named[1].rpartition("$")[2], ErrorKind.REFUSED)
+    return ErrorKind.AWAY
 
 
 def user_in(error: BaseException) -> str:
@@ -138,11 +138,11 @@ def translate(error: BaseException, *, action: str, path: str, who: str) -> Exce
         who: the user and where the NameNode's address came from, for the sentence.
     """
     kind = kind_of(error)
-    if kind is Kind.BAD_PATH:
+    if kind is ErrorKind.BAD_PATH:
         return PathError(f"cannot {action} {path}: {sentence(error)}")
     number = _ERRNO[kind]
     words = {
-        Kind.MISSING: f"cannot {action}: no such file or directory ({who})",
-        Kind.EXISTS: f"cannot {action}: it exists ({who})",
+        ErrorKind.MISSING: f"cannot {action}: no such file or directory ({who})",
+        ErrorKind.EXISTS: f"cannot {action}: it exists ({who})",
     }.get(kind, f"cannot {action}: {sentence(error)} ({who})")
     return OSError(number, words, path)  # which picks its subclass by the number

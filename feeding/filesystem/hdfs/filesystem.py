@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from feeding.errors import PathError
 from feeding.filesystem import globbing
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.hdfs.client import Request, Requests
+from feeding.filesystem.hdfs.client import HdfsRequest, Requests
 from feeding.filesystem.hdfs.hadoop_conf import namenode_of
 from feeding.filesystem.hdfs.reader import HdfsReader
 from feeding.filesystem.hdfs.writer import write_whole
@@ -40,7 +40,7 @@ class HdfsFileSystem:
     def status(self, path: Path) -> FileStatus:
         """See FileSystem."""
         location = self._own(path)
-        request = Request("look at", str(location))
+        request = HdfsRequest("look at", str(location))
         native = self._requests.ask(request, lambda client: client.get_file_info(location.path))
         return _status(location, native)
 
@@ -59,7 +59,7 @@ class HdfsFileSystem:
         def work(client: Client) -> list[NativeStatus]:
             return list(client.list_status(location.path))
 
-        found = self._requests.ask(Request("list", str(location)), work)
+        found = self._requests.ask(HdfsRequest("list", str(location)), work)
         if len(found) == 1 and found[0].path == location.path and not found[0].isdir:
             raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
         return sorted((_status(location, native) for native in found), key=_path_of)
@@ -95,7 +95,7 @@ class HdfsFileSystem:
     def mkdirs(self, path: Path) -> None:
         """See FileSystem."""
         location = self._own(path)
-        request = Request("make the directory", str(location))
+        request = HdfsRequest("make the directory", str(location))
         self._requests.ask(request, lambda client: client.mkdirs(location.path, 0o755, True))
 
     def delete(self, path: Path, *, recursive: bool = False) -> bool:
@@ -109,7 +109,7 @@ class HdfsFileSystem:
             # An attempt whose answer was lost may have done it.
             return client.delete(location.path, recursive) or attempts > 1
 
-        return self._requests.ask(Request("delete", str(location)), work)
+        return self._requests.ask(HdfsRequest("delete", str(location)), work)
 
     def _own(self, path: Path) -> Location:
         location = parse(path)
@@ -131,7 +131,7 @@ class HdfsFileSystem:
                     raise
 
         place = target if action == "write" else source
-        self._requests.ask(Request(action, str(place)), work)
+        self._requests.ask(HdfsRequest(action, str(place)), work)
 
 
 def _is_there(client: Client, location: Location) -> bool:

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from feeding.errors import FileChanged
-from feeding.filesystem.bounded_calls import CallTimeout, PendingCall
-from feeding.filesystem.hdfs.client import Request, Requests, Waiting
+from feeding.filesystem.bounded_calls import BoundedCall, CallTimeout
+from feeding.filesystem.hdfs.client import HdfsRequest, RequestBudget, Requests
 
 if TYPE_CHECKING:
     from hdfs_native import Client, FileReader
@@ -96,7 +96,7 @@ class HdfsReader:
             file = self._file
         if file is not None:
             return file
-        request = Request("open", self.path)
+        request = HdfsRequest("open", self.path)
         file = self._requests.ask(request, lambda client: open_file(client, self._inner_path))
         with self._lock:
             if self._file is None:
@@ -123,7 +123,7 @@ class _Range:
         self._offset = offset
         self._length = length
         self._file: OpenFile | None = None
-        self._pending: PendingCall[bytes] | None = None
+        self._pending: BoundedCall[bytes] | None = None
         config = owner._requests.config
         self._timeout_s = config.call_timeout_s * (1 + length / _BYTES_PER_TIMEOUT)
 
@@ -137,7 +137,7 @@ class _Range:
     def take(self) -> bytes:
         """Wait for the bytes, beginning again where it helps."""
         requests = self._owner._requests
-        waiting = Waiting(requests, Request("read", self._owner.path))
+        waiting = RequestBudget(requests, HdfsRequest("read", self._owner.path))
         while True:
             if self._pending is None:
                 self.start()

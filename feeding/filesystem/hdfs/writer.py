@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feeding.filesystem.bounded_calls import CallTimeout
-from feeding.filesystem.hdfs.client import Request, Requests, Waiting
+from feeding.filesystem.hdfs.client import HdfsRequest, RequestBudget, Requests
 from feeding.filesystem.interface import Buffer, Pieces
 from feeding.filesystem.location import Location
 from feeding.filesystem.temp_files import staging_name
@@ -63,7 +63,7 @@ def write_whole(
         pieces: makes the content; called once per attempt, on another thread.
         rename: gives the file that it gets its final name.
     """
-    waiting = Waiting(requests, Request("write", str(target)))
+    waiting = RequestBudget(requests, HdfsRequest("write", str(target)))
     failed: list[Location] = []
     while True:
         staged = target.sibling(staging_name(target.name))
@@ -121,6 +121,6 @@ def _made(pieces: Pieces) -> Iterator[Buffer]:
 
 def _remove(requests: Requests, files: list[Location]) -> None:
     for file in files:
-        request = Request("remove", str(file))
+        request = HdfsRequest("remove", str(file))
         with contextlib.suppress(OSError):
             requests.ask(request, lambda client, at=file.path: client.delete(at, False), once=True)  # type: ignore[misc]

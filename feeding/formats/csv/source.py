@@ -19,7 +19,7 @@ import pyarrow.csv as pa_csv
 
 from feeding.arrow.arrays import DTYPES, TEXTS
 from feeding.columnar.ops import Columns
-from feeding.columnar.schema import Group, Schema
+from feeding.columnar.schema import ColumnGroup, Schema
 from feeding.errors import DataError, SettingsError
 from feeding.filesystem.interface import Path, RangeReader
 from feeding.formats.csv.options import TYPES, CsvRequest
@@ -89,7 +89,7 @@ class CsvSource(LineSource):
         """See direct.Source."""
         specs = tuple(reader.spec for reader in self._readers)
         names = tuple(spec.name for spec in specs)
-        return Schema(specs, Group("dict", names, (None,) * len(names)))
+        return Schema(specs, ColumnGroup("dict", names, (None,) * len(names)))
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See direct.Source."""

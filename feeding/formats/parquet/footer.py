@@ -66,7 +66,7 @@ class ParquetLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ColumnChunk:
     """One column of one row group, in bytes of the file."""
 
     start: int
@@ -114,7 +114,7 @@ class Footer:
         starts = tuple(f"{path}." for path in paths)
         return tuple(n for n, path in enumerate(stored) if path in paths or path.startswith(starts))
 
-    def chunks(self, group: int, leaves: Sequence[int], limits: ParquetLimits) -> list[Chunk]:
+    def chunks(self, group: int, leaves: Sequence[int], limits: ParquetLimits) -> list[ColumnChunk]:
         """Return where a row group's columns lie.
 
         Raises:
@@ -151,7 +151,7 @@ class Footer:
                         "them, or filter such rows out"
                     )
 
-    def _chunk(self, group: int, column: Any) -> Chunk:
+    def _chunk(self, group: int, column: Any) -> ColumnChunk:
         start = column.data_page_offset
         if column.dictionary_page_offset is not None and 0 < column.dictionary_page_offset < start:
             start = column.dictionary_page_offset
@@ -164,7 +164,7 @@ class Footer:
                 "is damaged"
             )
         stop = min(start + size + _PADDING_BYTES, self.start)
-        return Chunk(start, stop, whole, column.num_values)
+        return ColumnChunk(start, stop, whole, column.num_values)
 
 
 def read_footer(file: RangeReader, limits: ParquetLimits) -> Footer:

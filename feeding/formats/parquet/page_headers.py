@@ -7,7 +7,7 @@ Does not: decode values (pyarrow).      Pure.
 from __future__ import annotations
 
 from feeding.errors import DataError
-from feeding.formats.parquet.footer import Chunk, ParquetLimits
+from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _DICTIONARY_CODES = (2, 8)
@@ -23,7 +23,7 @@ _SIZES = {1: 0, 2: 0, 3: 1, 7: 8}
 Fields = dict[int, "int | Fields"]
 
 
-def check_pages(data: memoryview, chunk: Chunk, limits: ParquetLimits) -> bool:
+def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> bool:
     """Walk over a column's pages.
 
     Args:

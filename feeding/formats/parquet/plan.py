@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from feeding.columnar.schema import Group, Schema
+from feeding.columnar.schema import ColumnGroup, Schema
 from feeding.errors import DataError, SettingsError
 from feeding.formats.parquet.columns import (
     ColumnReader,
@@ -204,7 +204,7 @@ class ParquetPlan:
         specs = {each.spec.name: each.spec for each in self._readers}
         specs |= {name: column.spec for name, column in self._given.items()}
         columns = tuple(specs[name] for name in self._names)
-        return Schema(columns, Group("dict", self._names, (None,) * len(self._names)))
+        return Schema(columns, ColumnGroup("dict", self._names, (None,) * len(self._names)))
 
     def wanted(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
         """Return the rows that the filter keeps."""

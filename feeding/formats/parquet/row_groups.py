@@ -23,7 +23,7 @@ from feeding.errors import DataError
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import RangeReader
 from feeding.filesystem.local import LocalReader
-from feeding.formats.parquet.footer import Chunk, Footer, ParquetLimits, one_line
+from feeding.formats.parquet.footer import ColumnChunk, Footer, ParquetLimits, one_line
 from feeding.formats.parquet.page_headers import check_pages
 
 _GAP_BYTES = 128 << 10
@@ -188,7 +188,7 @@ class Fetched:
     """
 
     def __init__(
-        self, file: RangeReader, group: int, chunks: Sequence[Chunk], config: FileSystemConfig
+        self, file: RangeReader, group: int, chunks: Sequence[ColumnChunk], config: FileSystemConfig
     ) -> None:
         self.group = group
         self.chunks = chunks
@@ -281,7 +281,9 @@ def _fetch(
         result.set_exception(error)
 
 
-def joined_spans(chunks: Sequence[Chunk], gap_bytes: int = _GAP_BYTES) -> list[tuple[int, int]]:
+def joined_spans(
+    chunks: Sequence[ColumnChunk], gap_bytes: int = _GAP_BYTES
+) -> list[tuple[int, int]]:
     """Return the ranges that hold the chunks, near ones joined."""
     spans: list[tuple[int, int]] = []
     for start, stop in sorted((chunk.start, chunk.stop) for chunk in chunks):

@@ -15,7 +15,7 @@ from typing import BinaryIO, Protocol, cast
 import numpy as np
 
 from feeding.columnar.ops import Columns, num_rows
-from feeding.columnar.schema import ColumnSpec, Group, Schema
+from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.errors import DataError, FileChanged
 from feeding.filesystem.interface import FileStatus, Path, RangeReader
 from feeding.filesystem.readahead import ReadAhead
@@ -178,7 +178,7 @@ class LineSource:
 class TextSource(LineSource):
     """Lines as text, without their ends (LF or CR LF); see direct.Source."""
 
-    schema = Schema((ColumnSpec("value", "str", "str"),), Group("dict", ("value",), (None,)))
+    schema = Schema((ColumnSpec("value", "str", "str"),), ColumnGroup("dict", ("value",), (None,)))
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See direct.Source."""

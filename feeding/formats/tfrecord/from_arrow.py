@@ -1,6 +1,6 @@
 """Arrow columns → framed tf.Example records; whole batches at a time.
 
-Covers: ArrowEncoder, framed (records that are bytes already).
+Covers: ExampleEncoder, framed (records that are bytes already).
 Does not: write files, know Spark's types (tfos.datasource).
 Threads: an encoder keeps no state; most of its time is spent without the GIL.
 
@@ -28,7 +28,7 @@ from feeding.formats.tfrecord.to_arrow import BYTES, FLOATS, column_of
 _FRAME_BYTES = frame_kernels.FRAME_HEAD + frame_kernels.FRAME_FOOT
 
 
-class ArrowEncoder:
+class ExampleEncoder:
     """Makes records of batches.
 
     Args:
@@ -83,7 +83,7 @@ def framed(records: pa.Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _Column:
     """One column of a batch as the kernels take it."""
 
     ranges: Array
@@ -93,20 +93,20 @@ class _Source:
     write: Any
 
 
-def _source(name: str, kind: int, array: pa.Array) -> _Source:
+def _source(name: str, kind: int, array: pa.Array) -> _Column:
     ranges, items = _ranges(name, array)
     lists = np.empty(len(array), np.int64)
     if kind == BYTES:
         strings = _strings(items)
         kernels.byte_lists(ranges, strings[0], lists)
-        return _Source(ranges, lists, strings, kernels.write_strings)
+        return _Column(ranges, lists, strings, kernels.write_strings)
     if kind == FLOATS:
         floats = _numbers(items, pa.float32())
         kernels.float_lists(ranges, lists)
-        return _Source(ranges, lists, floats.view(np.uint8), kernels.write_floats)
+        return _Column(ranges, lists, floats.view(np.uint8), kernels.write_floats)
     ints = _numbers(items, pa.int64())
     kernels.int_lists(ranges, ints, lists)
-    return _Source(ranges, lists, ints, kernels.write_ints)
+    return _Column(ranges, lists, ints, kernels.write_ints)
 
 
 def _ranges(name: str, array: pa.Array) -> tuple[Array, pa.Array]:

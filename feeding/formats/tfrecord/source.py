@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from feeding.columnar.ops import Columns
-from feeding.columnar.schema import ColumnSpec, Group, Schema
+from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.config import MIB
 from feeding.errors import DataError
 from feeding.filesystem.interface import Path
@@ -62,7 +62,7 @@ class TFRecordSource:
         """See direct.Source."""
         features = self._decoder.features
         columns = tuple(_spec(name, feature) for name, feature in features.items())
-        return Schema(columns, Group("dict", tuple(features), (None,) * len(features)))
+        return Schema(columns, ColumnGroup("dict", tuple(features), (None,) * len(features)))
 
     @property
     def num_skipped(self) -> int:

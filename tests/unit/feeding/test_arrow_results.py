@@ -10,7 +10,7 @@ from feeding.arrow.results import arrays_of
 from feeding.config import FeedConfig
 from feeding.encode.arrays import ArrayPacker, columns_of
 from feeding.errors import ResultTypeError
-from feeding.sender.arrow_inference import Waiting
+from feeding.sender.arrow_inference import UnansweredBatches
 
 LIST = pa.list_(pa.float32())
 
@@ -114,7 +114,7 @@ def test_every_batch_leaves_with_the_results_of_its_own_rows(sizes, answers):
     for size in sizes:
         batches.append(pa.RecordBatch.from_pydict({"x": list(range(start, start + size))}))
         start += size
-    waiting = Waiting(iter(batches), ["a.b"])
+    waiting = UnansweredBatches(iter(batches), ["a.b"])
     for batch in waiting:
         assert batch.num_rows
     assert waiting.num_bytes == sum(batch.nbytes for batch in batches)

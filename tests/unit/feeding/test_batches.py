@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from feeding.columnar.schema import ColumnSpec, Group, Schema
+from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import FeedTimeout, SchemaError, SettingsError
@@ -219,7 +219,7 @@ def test_a_given_schema_is_known_before_any_row():
             ColumnSpec("x", "tensor", "array", "float64", (4,)),
             ColumnSpec("y", "tensor", "scalar", "int64"),
         ),
-        Group("dict", ("x", "y"), (None, None)),
+        ColumnGroup("dict", ("x", "y"), (None, None)),
     )
     channel = FeedChannel(CONFIG)
     reader = BatchReader(channel, dtypes={"x": "float32"}, schema=schema)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feeding.columnar import chunk as chunks
 from feeding.columnar.rows import rows_of
-from feeding.columnar.schema import ColumnSpec, Group, Schema
+from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import ChunkError, FeedError
@@ -50,7 +50,7 @@ def with_column(index, **fields):
 def deep(levels):
     node = None
     for _ in range(levels):
-        node = Group("tuple", ("0",), (node,))
+        node = ColumnGroup("tuple", ("0",), (node,))
     return node
 
 
@@ -58,7 +58,7 @@ BOMBS = {
     "2^60 rows": lambda: changed(num_rows=1 << 60),
     "2^63 rows": lambda: changed(num_rows=(1 << 63) - 1),
     "rows without bytes": lambda: changed(
-        num_rows=1 << 40, schema=Schema((), Group("tuple", (), ())), stored=(), data_items=()
+        num_rows=1 << 40, schema=Schema((), ColumnGroup("tuple", (), ())), stored=(), data_items=()
     ),
     "2^62 items": lambda: changed(data_items=(0, 0, 1 << 62, 8, 3, 0, 0)),
     "negative items": lambda: changed(data_items=(0, 0, -8, 8, 3, 0, 0)),
@@ -88,7 +88,7 @@ BOMBS = {
     "text value of numbers": lambda: with_column(0, value="str"),
     "deep layout": lambda: changed(schema=Schema(good()[0].schema.columns[:1], deep(50))),
     "names without values": lambda: changed(
-        schema=Schema(good()[0].schema.columns, Group("tuple", ("a", "b"), (None,)))
+        schema=Schema(good()[0].schema.columns, ColumnGroup("tuple", ("a", "b"), (None,)))
     ),
 }
 
@@ -200,7 +200,7 @@ def test_golden_bytes():
     chunk = Packer(FeedConfig(), epoch=2, partition=3).pack(GOLDEN_ROWS)
     assert messages.encode(messages.Put(chunk.meta)).hex() == GOLDEN_META
     assert bytearray().join(chunk.encode()).hex() == GOLDEN_PAYLOAD
-    status = messages.Status(7, 8, room=True, draining=False)
+    status = messages.FeedStatus(7, 8, room=True, draining=False)
     assert messages.encode(status).hex() == "9b0708c3c2c20000000000c2"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from feeding.errors import DataError, RowError, SettingsError
 from feeding.formats.tfrecord.framing import RecordBlock, RecordReader, RecordWriter
-from feeding.formats.tfrecord.from_arrow import ArrowEncoder, framed
+from feeding.formats.tfrecord.from_arrow import ExampleEncoder, framed
 from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.formats.tfrecord.infer import decode_example, survey
 from feeding.formats.tfrecord.to_arrow import ArrowDecoder, records_as_binary
@@ -79,7 +79,7 @@ def values_of(value: Any) -> list[Any]:
 @given(batches(), some.integers(0, 5), some.integers(0, 12))
 def test_batches_come_back_and_each_record_holds_its_row(batch, skipped, kept):
     part = batch.slice(min(skipped, batch.num_rows - 1), kept + 1)
-    data = ArrowEncoder(batch.schema).encode(part).tobytes()
+    data = ExampleEncoder(batch.schema).encode(part).tobytes()
     assert decoded(data, batch.schema).to_pylist() == part.to_pylist()
     (block,) = blocks(data)
     for record, row in zip(block.records(), part.to_pylist(), strict=True):
@@ -98,7 +98,7 @@ def test_equal_rows_are_the_bytes_that_single_records_are():
         "b": pa.array([row["b"] for row in rows], pa.list_(pa.float32())),
     }
     (batch,) = pa.table(columns).to_batches()
-    assert ArrowEncoder(batch.schema).encode(batch).tobytes() == file_of(rows)
+    assert ExampleEncoder(batch.schema).encode(batch).tobytes() == file_of(rows)
 
 
 def test_what_is_missing_is_null_and_an_empty_list_is_not():
@@ -147,18 +147,18 @@ def test_records_are_framed_and_read_as_they_are():
 def test_a_null_inside_a_list_is_refused():
     batch = pa.RecordBatch.from_pydict({"l": pa.array([[1], [2, None]])})
     with pytest.raises(RowError, match="'l' has a null inside a list"):
-        ArrowEncoder(batch.schema).encode(batch)
+        ExampleEncoder(batch.schema).encode(batch)
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.list_(pa.list_(pa.int8())), pa.uint8()])
 def test_types_that_no_record_holds_are_refused(kind):
     with pytest.raises(SettingsError, match=r"column 'x' is .*; a tf.Example holds"):
-        ArrowEncoder(pa.schema({"x": kind}))
+        ExampleEncoder(pa.schema({"x": kind}))
 
 
 def test_a_batch_without_rows_is_no_bytes():
     batch = pa.RecordBatch.from_pydict({"l": pa.array([], pa.int64())})
-    assert ArrowEncoder(batch.schema).encode(batch).tobytes() == b""
+    assert ExampleEncoder(batch.schema).encode(batch).tobytes() == b""
 
 
 @pytest.mark.parametrize("tail", [b"\x09\x01", b"\x0d\x01\x02", b"\x0a\x05", b"\x0b"])

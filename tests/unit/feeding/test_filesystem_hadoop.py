@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from feeding.errors import PathError
-from feeding.filesystem.hdfs.errors import Kind, kind_of, sentence, translate, user_in
+from feeding.filesystem.hdfs.errors import ErrorKind, kind_of, sentence, translate, user_in
 from feeding.filesystem.hdfs.hadoop_conf import namenode_of, read_configuration, user_name
 from feeding.filesystem.location import parse
 
@@ -25,37 +25,40 @@ def rpc(java_class: str, words: str = "words") -> RuntimeError:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (FileNotFoundError("/t/none"), Kind.MISSING),
-        (FileNotFoundError("File does not exist: /x\n\tat org.apache.hadoop.X.y"), Kind.MISSING),
-        (FileNotFoundError("Path is not a file: /t\n\tat org.apache"), Kind.IS_DIRECTORY),
-        (FileExistsError("/t already exists as a directory\n\tat"), Kind.IS_DIRECTORY),
-        (FileExistsError("/t/f for client 127.0.0.1 already exists"), Kind.EXISTS),
-        (DENIED, Kind.DENIED),
-        (rpc("security.token.SecretManager$InvalidToken"), Kind.DENIED),
-        (rpc("fs.ParentNotDirectoryException"), Kind.NOT_DIRECTORY),
-        (rpc("fs.PathIsNotEmptyDirectoryException"), Kind.NOT_EMPTY),
-        (rpc("hdfs.protocol.DSQuotaExceededException"), Kind.NO_SPACE),
+        (FileNotFoundError("/t/none"), ErrorKind.MISSING),
+        (
+            FileNotFoundError("File does not exist: /x\n\tat org.apache.hadoop.X.y"),
+            ErrorKind.MISSING,
+        ),
+        (FileNotFoundError("Path is not a file: /t\n\tat org.apache"), ErrorKind.IS_DIRECTORY),
+        (FileExistsError("/t already exists as a directory\n\tat"), ErrorKind.IS_DIRECTORY),
+        (FileExistsError("/t/f for client 127.0.0.1 already exists"), ErrorKind.EXISTS),
+        (DENIED, ErrorKind.DENIED),
+        (rpc("security.token.SecretManager$InvalidToken"), ErrorKind.DENIED),
+        (rpc("fs.ParentNotDirectoryException"), ErrorKind.NOT_DIRECTORY),
+        (rpc("fs.PathIsNotEmptyDirectoryException"), ErrorKind.NOT_EMPTY),
+        (rpc("hdfs.protocol.DSQuotaExceededException"), ErrorKind.NO_SPACE),
         (
             rpc("hdfs.protocol.FSLimitException$PathComponentTooLongException"),
-            Kind.BAD_PATH,
+            ErrorKind.BAD_PATH,
         ),
-        (rpc("fs.InvalidPathException"), Kind.BAD_PATH),
-        (RuntimeError('InvalidArgument("No NameNode hosts found")'), Kind.BAD_PATH),
-        (rpc("hdfs.server.namenode.SafeModeException"), Kind.AWAY),
-        (rpc("ipc.StandbyException"), Kind.AWAY),
-        (rpc("something.NewException"), Kind.REFUSED),
+        (rpc("fs.InvalidPathException"), ErrorKind.BAD_PATH),
+        (RuntimeError('InvalidArgument("No NameNode hosts found")'), ErrorKind.BAD_PATH),
+        (rpc("hdfs.server.namenode.SafeModeException"), ErrorKind.AWAY),
+        (rpc("ipc.StandbyException"), ErrorKind.AWAY),
+        (rpc("something.NewException"), ErrorKind.REFUSED),
         (
             RuntimeError(
                 'RPCError("java.io.IOException", "File /x could only be written to 0 of the 1 '
                 'minReplication nodes.")'
             ),
-            Kind.AWAY,
+            ErrorKind.AWAY,
         ),
-        (OSError("Connection refused (os error 111)"), Kind.AWAY),
-        (RuntimeError("Failed to complete file in time"), Kind.AWAY),
-        (OSError("failed to lookup address: Name or service not known"), Kind.UNKNOWN_HOST),
+        (OSError("Connection refused (os error 111)"), ErrorKind.AWAY),
+        (RuntimeError("Failed to complete file in time"), ErrorKind.AWAY),
+        (OSError("failed to lookup address: Name or service not known"), ErrorKind.UNKNOWN_HOST),
     ],
-    ids=lambda value: value.name if isinstance(value, Kind) else "",
+    ids=lambda value: value.name if isinstance(value, ErrorKind) else "",
 )
 def test_kinds_of_errors(error, kind):
     assert kind_of(error) is kind

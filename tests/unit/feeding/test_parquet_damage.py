@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from feeding.arrow.arrays import PYARROW_FLOOR, check_pyarrow
 from feeding.errors import DataError, FileChanged, MissingPackage, SettingsError
-from feeding.formats.parquet.footer import Chunk, ParquetLimits
+from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
 from feeding.formats.parquet.page_headers import check_pages
 from feeding.formats.parquet.plan import ParquetRequest
 from feeding.formats.parquet.source import ParquetSource
@@ -331,7 +331,7 @@ def test_limits_are_whole_numbers(name):
 @settings(max_examples=100)
 @given(st.binary(max_size=60), st.integers(0, 2**60))
 def test_page_headers_of_noise_end_typed(data, num_values):
-    chunk = Chunk(4, 4 + len(data), 0, num_values)
+    chunk = ColumnChunk(4, 4 + len(data), 0, num_values)
     try:
         check_pages(memoryview(data), chunk, ParquetLimits())
     except DataError:

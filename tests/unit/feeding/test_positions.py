@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feeding.columnar.ops import Columns
-from feeding.columnar.schema import ColumnSpec, Group, Schema
+from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.errors import FileChanged, SettingsError
 from feeding.reading import splits
 from feeding.reading.positions import START, Course, Place, Position, course_after, refuse_changed
@@ -46,7 +46,7 @@ class Rows:
     @property
     def schema(self) -> Schema:
         return Schema(
-            (ColumnSpec("n", "tensor", "scalar", "int64"),), Group("dict", ("n",), (None,))
+            (ColumnSpec("n", "tensor", "scalar", "int64"),), ColumnGroup("dict", ("n",), (None,))
         )
 
     def files(self) -> list[SourceFile]:

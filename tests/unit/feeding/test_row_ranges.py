@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeding.protocol.row_ranges import Accepted, RowRanges, rows_and_end
+from feeding.protocol.row_ranges import AcceptedRows, RowRanges, rows_and_end
 
 MOST = 40
 spans = st.tuples(st.integers(0, MOST), st.integers(0, MOST))
@@ -39,7 +39,7 @@ entries = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(0
 
 @given(entries, st.integers(0, 90))
 def test_what_was_accepted_is_told_by_position(steps, position):
-    accepted, places = Accepted(), {}
+    accepted, places = AcceptedRows(), {}
     row = place = 0
     for skipped_rows, count, skipped_places in steps:
         row, place = row + skipped_rows, place + skipped_places
@@ -53,13 +53,13 @@ def test_what_was_accepted_is_told_by_position(steps, position):
     assert rows_of(behind) == {row for row, at in places.items() if at >= position}
     assert accepted.rows_before(position) == before.num_rows
     packed = accepted.pack()
-    assert list(Accepted.unpack(packed)) == list(accepted)
+    assert list(AcceptedRows.unpack(packed)) == list(accepted)
     assert rows_and_end(packed) == (len(places), max(places.values(), default=-1) + 1)
 
 
 def test_what_a_worker_accepts_in_turn_takes_little_room():
     """Of 10 million rows in chunks of 256, every other chunk goes to one worker."""
-    accepted = Accepted()
+    accepted = AcceptedRows()
     for number in range(20_000):
         accepted.add(number * 512, 256, number * 256)
     assert len(accepted) == 20_000

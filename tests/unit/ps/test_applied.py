@@ -12,8 +12,8 @@ from ps.errors import PhaseError, SequenceGap, StaleIncarnation
 from ps.exactly_once import (
     MAX_SEQUENCE,
     MAX_SESSIONS,
-    AppliedRecord,
-    RecordCut,
+    CompletionLog,
+    LogSnapshot,
     RequestId,
     SessionCut,
     Verdict,
@@ -28,7 +28,7 @@ def request(sequence: int, *, worker: WorkerRank = W0, incarnation: int = 0, ses
     return RequestId(worker, incarnation, session, sequence)
 
 
-def apply_whole(record: AppliedRecord, name: RequestId) -> Verdict:
+def apply_whole(record: CompletionLog, name: RequestId) -> Verdict:
     verdict = record.begin(name)
     for bucket in range(NUM_BUCKETS):
         if record.needs(name, bucket):
@@ -37,89 +37,89 @@ def apply_whole(record: AppliedRecord, name: RequestId) -> Verdict:
     return verdict
 
 
-def needed(record: AppliedRecord, name: RequestId) -> list[bool]:
+def needed(record: CompletionLog, name: RequestId) -> list[bool]:
     return [record.needs(name, bucket) for bucket in range(NUM_BUCKETS)]
 
 
-def sessions_of(cut: RecordCut, buckets: Sequence[int] = range(NUM_BUCKETS)):
+def sessions_of(cut: LogSnapshot, buckets: Sequence[int] = range(NUM_BUCKETS)):
     for bucket in buckets:
         cut.note(bucket)
     return cut.sessions()
 
 
-def saved_and_restored(record: AppliedRecord) -> AppliedRecord:
-    restored = AppliedRecord(NUM_BUCKETS)
+def saved_and_restored(record: CompletionLog) -> CompletionLog:
+    restored = CompletionLog(NUM_BUCKETS)
     restored.restore(sessions_of(record.cut()))
     return restored
 
 
 @pytest.fixture
-def record() -> AppliedRecord:
-    return AppliedRecord(NUM_BUCKETS)
+def record() -> CompletionLog:
+    return CompletionLog(NUM_BUCKETS)
 
 
-def test_numbers_in_order_are_new(record: AppliedRecord):
+def test_numbers_in_order_are_new(record: CompletionLog):
     assert [apply_whole(record, request(n)) for n in (1, 2, 3)] == [Verdict.NEW] * 3
 
 
 @pytest.mark.fault("F24")
-def test_a_completed_request_is_repeated(record: AppliedRecord):
+def test_a_completed_request_is_repeated(record: CompletionLog):
     apply_whole(record, request(1))
-    assert record.begin(request(1)) is Verdict.REPEATED
+    assert record.begin(request(1)) is Verdict.DUPLICATE
     assert needed(record, request(1)) == [False, False, False]
 
 
 @pytest.mark.fault("F28")
-def test_a_half_applied_push_is_resumed_where_it_was_cut(record: AppliedRecord):
+def test_a_half_applied_push_is_resumed_where_it_was_cut(record: CompletionLog):
     record.begin(request(1))
     record.mark(request(1), 0)
     assert record.begin(request(1)) is Verdict.RESUMED
     assert needed(record, request(1)) == [False, True, True]
 
 
-def test_workers_do_not_share_numbers(record: AppliedRecord):
+def test_workers_do_not_share_numbers(record: CompletionLog):
     apply_whole(record, request(1))
     assert record.begin(request(1, worker=W1)) is Verdict.NEW
 
 
-def test_two_clients_of_one_worker_do_not_share_numbers(record: AppliedRecord):
+def test_two_clients_of_one_worker_do_not_share_numbers(record: CompletionLog):
     apply_whole(record, request(1, session=1))
     assert apply_whole(record, request(1, session=2)) is Verdict.NEW
     assert apply_whole(record, request(2, session=1)) is Verdict.NEW
-    assert record.begin(request(1, session=2)) is Verdict.REPEATED
+    assert record.begin(request(1, session=2)) is Verdict.DUPLICATE
 
 
 @pytest.mark.attack("A10")
-def test_the_session_that_was_silent_longest_makes_room(record: AppliedRecord):
+def test_the_session_that_was_silent_longest_makes_room(record: CompletionLog):
     for session in range(MAX_SESSIONS):
         apply_whole(record, request(1, session=session))
     record.begin(request(1, session=0))  # heard of again
     apply_whole(record, request(1, session=1000))
-    assert record.begin(request(1, session=0)) is Verdict.REPEATED
+    assert record.begin(request(1, session=0)) is Verdict.DUPLICATE
     assert record.begin(request(1, session=1)) is Verdict.NEW
     assert len(sessions_of(record.cut())) == MAX_SESSIONS
 
 
-def test_numbers_of_requests_that_were_refused_before_may_be_left_out(record: AppliedRecord):
+def test_numbers_of_requests_that_were_refused_before_may_be_left_out(record: CompletionLog):
     apply_whole(record, request(1))
     assert record.begin(request(4), acknowledged=1) is Verdict.NEW
 
 
 @pytest.mark.fault("F30")
-def test_a_server_that_lost_what_it_acknowledged_says_so(record: AppliedRecord):
+def test_a_server_that_lost_what_it_acknowledged_says_so(record: CompletionLog):
     with pytest.raises(SequenceGap, match="request 6 is done, this server knows requests up to 0"):
         record.begin(request(7), acknowledged=6)
 
 
-def test_a_late_copy_of_an_older_push_changes_nothing(record: AppliedRecord):
+def test_a_late_copy_of_an_older_push_changes_nothing(record: CompletionLog):
     record.begin(request(1))  # cut before any bucket
     record.begin(request(2))  # the client gave the first one up
     assert needed(record, request(1)) == [False, False, False]
-    assert record.begin(request(1)) is Verdict.REPEATED
+    assert record.begin(request(1)) is Verdict.DUPLICATE
 
 
 @pytest.mark.fault("F20")
-def test_a_newer_incarnation_replaces_the_older(record: AppliedRecord):
+def test_a_newer_incarnation_replaces_the_older(record: CompletionLog):
     apply_whole(record, request(1))
     assert record.begin(request(1, incarnation=1, session=2)) is Verdict.NEW
     with pytest.raises(StaleIncarnation, match="incarnation 0 was replaced"):
@@ -128,7 +128,7 @@ def test_a_newer_incarnation_replaces_the_older(record: AppliedRecord):
 
 
 @pytest.mark.fault("F06")
-def test_a_fence_stops_a_push_between_two_buckets(record: AppliedRecord):
+def test_a_fence_stops_a_push_between_two_buckets(record: CompletionLog):
     record.begin(request(1))
     record.mark(request(1), 0)
     record.fence(W0, 1)
@@ -137,14 +137,14 @@ def test_a_fence_stops_a_push_between_two_buckets(record: AppliedRecord):
     assert record.begin(request(1, incarnation=1)) is Verdict.NEW
 
 
-def test_a_fence_before_the_first_push_holds(record: AppliedRecord):
+def test_a_fence_before_the_first_push_holds(record: CompletionLog):
     record.fence(W0, 2)
     with pytest.raises(StaleIncarnation, match="accepts 2 and newer"):
         record.begin(request(1, incarnation=1))
     assert record.incarnation_of(W0) == 2
 
 
-def test_a_fence_never_goes_back(record: AppliedRecord):
+def test_a_fence_never_goes_back(record: CompletionLog):
     record.fence(W0, 5)
     record.fence(W0, 2)
     assert record.incarnation_of(W0) == 5
@@ -152,17 +152,17 @@ def test_a_fence_never_goes_back(record: AppliedRecord):
 
 @pytest.mark.fault("F31")
 @pytest.mark.parametrize("last", [2**31 - 1, 2**32 - 1, 2**53, MAX_SEQUENCE - 1])
-def test_sequence_numbers_do_not_wrap(record: AppliedRecord, last: int):
+def test_sequence_numbers_do_not_wrap(record: CompletionLog, last: int):
     old = request(last, incarnation=2**62)
     record.restore([SessionCut(W0, 2**62, 77, (last,) * NUM_BUCKETS)])
-    assert record.begin(old) is Verdict.REPEATED
+    assert record.begin(old) is Verdict.DUPLICATE
     new = old._replace(sequence=last + 1)
     assert record.begin(new) is Verdict.NEW
     record.mark(new, 0)
     assert needed(record, new) == [False, True, True]
 
 
-def test_a_checkpoint_in_the_middle_of_a_push_resumes_bucket_by_bucket(record: AppliedRecord):
+def test_a_checkpoint_in_the_middle_of_a_push_resumes_bucket_by_bucket(record: CompletionLog):
     apply_whole(record, request(1))
     record.begin(request(2))
     record.mark(request(2), 0)
@@ -173,14 +173,14 @@ def test_a_checkpoint_in_the_middle_of_a_push_resumes_bucket_by_bucket(record: A
     record.complete(request(2))
     apply_whole(record, request(1, session=7))  # begun after the cut
     record.fence(request(2).worker, 1)
-    restored = AppliedRecord(NUM_BUCKETS)
+    restored = CompletionLog(NUM_BUCKETS)
     restored.restore(sessions_of(cut, [0]))
     assert restored.begin(request(2)) is Verdict.RESUMED
     assert needed(restored, request(2)) == [False, True, True]
 
 
 @pytest.mark.fault("F08")
-def test_after_a_restore_the_lost_requests_are_counted(record: AppliedRecord):
+def test_after_a_restore_the_lost_requests_are_counted(record: CompletionLog):
     apply_whole(record, request(1))
     restored = saved_and_restored(record)
     assert restored.begin(request(7), acknowledged=6) is Verdict.NEW
@@ -190,25 +190,25 @@ def test_after_a_restore_the_lost_requests_are_counted(record: AppliedRecord):
         restored.begin(request(10), acknowledged=9)
 
 
-def test_another_run_is_not_taken_for_the_one_that_was_saved(record: AppliedRecord):
+def test_another_run_is_not_taken_for_the_one_that_was_saved(record: CompletionLog):
     apply_whole(record, request(1, incarnation=4))
     restored = saved_and_restored(record)
     assert restored.begin(request(1, incarnation=0, session=1)) is Verdict.NEW
 
 
-def test_a_record_of_another_cut_is_refused(record: AppliedRecord):
+def test_a_record_of_another_cut_is_refused(record: CompletionLog):
     with pytest.raises(PhaseError, match="2 buckets"):
         record.restore([SessionCut(W0, 0, 1, (1, 1))])
 
 
 @pytest.mark.fault("F08")
 def test_a_server_without_buckets_and_rows_has_lost_nothing_by_a_restore():
-    empty, restored = AppliedRecord(0), AppliedRecord(0)
+    empty, restored = CompletionLog(0), CompletionLog(0)
     for sequence in range(1, 6):
         empty.begin(request(sequence), sequence - 1)
         empty.complete(request(sequence))
     restored.restore(empty.cut().sessions())
-    assert restored.begin(request(5), 4) is Verdict.REPEATED
+    assert restored.begin(request(5), 4) is Verdict.DUPLICATE
     assert restored.begin(request(6), 5) is Verdict.NEW
     assert restored.lost_requests == 0
 
@@ -217,20 +217,20 @@ def test_a_server_without_buckets_and_rows_has_lost_nothing_by_a_restore():
 @pytest.mark.parametrize("num_buckets", [NUM_BUCKETS, NUM_BUCKETS - 1])
 def test_a_push_in_flight_at_a_cut_counts_once_there_or_after_the_restore(num_buckets: int):
     """Units behind the buckets are a table's; a push to the groups never changes them."""
-    record, restored, name = AppliedRecord(NUM_BUCKETS), AppliedRecord(NUM_BUCKETS), request(1)
+    record, restored, name = CompletionLog(NUM_BUCKETS), CompletionLog(NUM_BUCKETS), request(1)
     record.begin(name)
     for bucket in range(num_buckets):
         record.mark(name, bucket)
     cut = record.cut()
     restored.restore(sessions_of(cut))
-    is_counted_again = restored.begin(name) is not Verdict.REPEATED
+    is_counted_again = restored.begin(name) is not Verdict.DUPLICATE
     assert cut.num_uncounted(num_buckets) + is_counted_again == 1
 
 
 @pytest.mark.fault("F27")
 @given(st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=6))
 def test_whatever_is_cut_every_bucket_changes_once_per_push(pushes: list[list[int]]):
-    record = AppliedRecord(NUM_BUCKETS)
+    record = CompletionLog(NUM_BUCKETS)
     applied = [0] * NUM_BUCKETS
 
     def deliver(sequence: int, reach: int) -> None:

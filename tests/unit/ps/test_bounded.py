@@ -7,15 +7,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ps.consistency.policy import Admission, Drop, Release
-from ps.consistency.ssp import StaleSync
+from ps.consistency.policy import Drop, PushDecision, Release
+from ps.consistency.ssp import SSP
 from ps.errors import PhaseError, SettingsError
 from ps.manifest.manifest import WorkerRank
 
 W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
 
 
-def push(policy: StaleSync, worker: WorkerRank, times: int = 1) -> list:
+def push(policy: SSP, worker: WorkerRank, times: int = 1) -> list:
     actions = []
     for _ in range(times):
         actions += policy.on_push(worker, 1, null=False)
@@ -23,43 +23,43 @@ def push(policy: StaleSync, worker: WorkerRank, times: int = 1) -> list:
 
 
 def test_a_worker_within_the_bound_is_answered_at_once():
-    policy = StaleSync(2, 2)
-    assert policy.admit(W0) is Admission.APPLY
+    policy = SSP(2, 2)
+    assert policy.admit(W0) is PushDecision.APPLY
     assert push(policy, W0, 2) == [Release((W0,), 1), Release((W0,), 2)]
     assert policy.missing() == ()
 
 
 def test_a_worker_beyond_the_bound_waits_for_the_slowest_and_gets_no_early_values():
-    policy = StaleSync(3, 1)
+    policy = SSP(3, 1)
     push(policy, W0)
     push(policy, W1)
-    assert policy.admit(W0) is Admission.APPLY_AND_HOLD
+    assert policy.admit(W0) is PushDecision.APPLY_AND_HOLD
     assert push(policy, W0) == []
     assert policy.missing() == (W2,)
     assert push(policy, W2) == [Release((W0, W2), 4)]
 
 
 def test_bound_zero_goes_in_step():
-    policy = StaleSync(2, 0)
+    policy = SSP(2, 0)
     assert push(policy, W0) == []
     assert push(policy, W1) == [Release((W0, W1), 2)]
 
 
 def test_a_null_push_advances_the_workers_clock_and_no_update():
-    policy = StaleSync(2, 0)
+    policy = SSP(2, 0)
     assert policy.on_push(W0, 0, null=True) == []
     assert policy.on_push(W1, 0, null=True) == [Release((W0, W1), 0)]
 
 
 def test_one_worker_never_waits():
-    policy = StaleSync(1, 0)
+    policy = SSP(1, 0)
     assert push(policy, W0, 3) == [Release((W0,), n) for n in (1, 2, 3)]
 
 
 @pytest.mark.fault("F34")
 @pytest.mark.parametrize("event", ["on_leave", "on_finish", "on_lost"])
 def test_nobody_waits_for_a_worker_that_is_gone(event: str):
-    policy = StaleSync(2, 1)
+    policy = SSP(2, 1)
     push(policy, W0, 2)
     assert policy.missing() == (W1,)
     assert getattr(policy, event)(W1) == [Release((W0,), 2)]
@@ -68,14 +68,14 @@ def test_nobody_waits_for_a_worker_that_is_gone(event: str):
 
 @pytest.mark.fault("F06")
 def test_a_lost_worker_that_waits_is_dropped_and_the_others_go_on():
-    policy = StaleSync(2, 0)
+    policy = SSP(2, 0)
     push(policy, W1)
     assert policy.on_lost(W1) == [Drop(W1)]
     assert push(policy, W0) == [Release((W0,), 2)]
 
 
 def test_a_joining_worker_starts_at_the_slowest_clock():
-    policy = StaleSync(3, 1)
+    policy = SSP(3, 1)
     policy.on_leave(W2)
     push(policy, W0, 3)
     push(policy, W1, 2)
@@ -86,7 +86,7 @@ def test_a_joining_worker_starts_at_the_slowest_clock():
 
 
 def test_a_worker_that_is_further_at_another_server_begins_there():
-    policy = StaleSync(2, 0)
+    policy = SSP(2, 0)
     policy.on_leave(W1)
     push(policy, W0, 2)
     policy.on_join(W1)
@@ -102,7 +102,7 @@ def all_go_on(*, agree: bool) -> bool:
     Worker 1 joins while worker 0's push is known to server 1 only; worker 2 joins while the pushes
     of the others are known to server 0 only.
     """
-    servers = [StaleSync(3, 0), StaleSync(3, 0)]
+    servers = [SSP(3, 0), SSP(3, 0)]
 
     def join(worker: WorkerRank) -> None:
         for server in servers:
@@ -125,7 +125,7 @@ def all_go_on(*, agree: bool) -> bool:
     return go_round(servers)
 
 
-def go_round(servers: list[StaleSync]) -> bool:
+def go_round(servers: list[SSP]) -> bool:
     """Whether each worker, which waits for the answers of both servers, does 20 more pushes."""
     counts = {W0: 0, W1: 0, W2: 0}
     for _ in range(20):
@@ -146,7 +146,7 @@ def test_workers_that_join_with_one_clock_at_all_servers_never_wait_for_each_oth
 @pytest.mark.parametrize("bound", [0, 1])
 def test_a_worker_that_leaves_and_joins_about_a_restart_never_waits_for_who_waits_for_it(bound):
     """One server counts from 0 again, the other one is at 1000: nobody is 1000 pushes ahead."""
-    servers = [StaleSync(3, bound), StaleSync(3, bound)]
+    servers = [SSP(3, bound), SSP(3, bound)]
     for _ in range(1000):
         for worker in (W0, W1, W2):
             push(servers[0], worker)
@@ -168,7 +168,7 @@ def test_a_worker_that_leaves_and_joins_about_a_restart_never_waits_for_who_wait
 
 @pytest.mark.fault("F08")
 def test_a_clock_that_was_told_raises_its_worker_alone_and_frees_who_waits():
-    policy = StaleSync(2, 0)
+    policy = SSP(2, 0)
     assert policy.catch_up(W0, 7) == []
     assert push(policy, W0) == []
     assert policy.catch_up(W1, 6) == []
@@ -181,7 +181,7 @@ def test_a_clock_that_was_told_raises_its_worker_alone_and_frees_who_waits():
 
 
 def test_after_all_have_left_they_start_again_from_the_slowest():
-    policy = StaleSync(2, 4)
+    policy = SSP(2, 4)
     push(policy, W0, 3)
     push(policy, W1, 1)
     for worker in (W1, W0):
@@ -192,7 +192,7 @@ def test_after_all_have_left_they_start_again_from_the_slowest():
 
 
 def test_a_worker_that_left_says_join_and_one_that_finished_says_finish():
-    policy = StaleSync(2, 1)
+    policy = SSP(2, 1)
     policy.on_leave(W0)
     with pytest.raises(PhaseError, match="join"):
         policy.admit(W0)
@@ -204,13 +204,13 @@ def test_a_worker_that_left_says_join_and_one_that_finished_says_finish():
 
 def test_a_push_whose_worker_left_on_the_way_is_answered():
     """Its gradient is applied already, so it must not hear a refusal."""
-    policy = StaleSync(2, 0)
+    policy = SSP(2, 0)
     policy.on_leave(W0)
     assert push(policy, W0) == [Release((W0,), 1)]
 
 
 def test_two_pushes_of_one_worker_wait_together():
-    policy = StaleSync(2, 0)
+    policy = SSP(2, 0)
     assert push(policy, W0, 2) == []
     assert push(policy, W1) == [Release((W1,), 3)]
     assert push(policy, W1) == [Release((W0, W1), 4)]
@@ -218,7 +218,7 @@ def test_two_pushes_of_one_worker_wait_together():
 
 def test_a_negative_bound_is_refused():
     with pytest.raises(SettingsError, match="at least 0, got -1"):
-        StaleSync(2, -1)
+        SSP(2, -1)
 
 
 class StaleSyncModel(RuleBasedStateMachine):
@@ -230,7 +230,7 @@ class StaleSyncModel(RuleBasedStateMachine):
     @initialize(bound=st.integers(0, 3))
     def start(self, bound: int) -> None:
         self.bound = bound
-        self.policy = StaleSync(self.NUM_WORKERS, bound)
+        self.policy = SSP(self.NUM_WORKERS, bound)
         self.counts: dict[int, int] = dict.fromkeys(range(self.NUM_WORKERS), 0)
         self.waiting: set[int] = set()
         self.finished: set[int] = set()
@@ -259,7 +259,7 @@ class StaleSyncModel(RuleBasedStateMachine):
                 self.policy.admit(worker)
             return
         held = self.counts[worker] + 1 - self.slowest > self.bound
-        expected = Admission.APPLY_AND_HOLD if held else Admission.APPLY
+        expected = PushDecision.APPLY_AND_HOLD if held else PushDecision.APPLY
         assert self.policy.admit(worker) is expected
         actions = self.policy.on_push(worker, 1, null=null)
         self.counts[worker] += 1

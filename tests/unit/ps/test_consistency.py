@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ps.consistency.asp import Async, make_policy, slowed
-from ps.consistency.bsp import Sync
-from ps.consistency.policy import Admission, Break, Contribution, Drop, Reduce, Release
-from ps.consistency.ssp import StaleSync
+from ps.consistency.asp import ASP, make_policy, slowed
+from ps.consistency.bsp import BSP
+from ps.consistency.policy import Break, Contribution, Drop, PushDecision, Reduce, Release
+from ps.consistency.ssp import SSP
 from ps.errors import PhaseError, SettingsError, WorkerLost
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec, WorkerRank
 
@@ -19,39 +19,39 @@ GROUP = GroupSpec("trainable", "float32", SGD(), (ParamSpec("w", (4,)),))
 
 
 def test_async_applies_and_answers_every_push_at_once():
-    policy = Async()
-    assert policy.admit(W0) is Admission.APPLY
+    policy = ASP()
+    assert policy.admit(W0) is PushDecision.APPLY
     assert policy.on_push(W0, 32, null=False) == [Release((W0,), 1)]
     assert policy.on_push(W1, 32, null=False) == [Release((W1,), 2)]
 
 
 def test_async_null_push_is_answered_and_changes_no_clock():
-    policy = Async(clock=7)
+    policy = ASP(clock=7)
     assert policy.on_push(W0, 0, null=True) == [Release((W0,), 7)]
 
 
 def test_async_goes_on_when_a_worker_is_lost():
-    policy = Async()
+    policy = ASP()
     assert policy.on_lost(W0) == []
-    assert policy.admit(W1) is Admission.APPLY
+    assert policy.admit(W1) is PushDecision.APPLY
 
 
 def test_async_refuses_a_finished_worker():
-    policy = Async()
+    policy = ASP()
     policy.on_finish(W0)
     with pytest.raises(PhaseError, match="finish"):
         policy.admit(W0)
 
 
 def test_sync_waits_for_every_worker_from_the_start():
-    policy = Sync(2)
-    assert policy.admit(W1) is Admission.STAGE
+    policy = BSP(2)
+    assert policy.admit(W1) is PushDecision.STAGE
     assert policy.on_push(W1, 10, null=False) == []
     assert policy.missing() == (W0,)
 
 
 def test_sync_reduces_in_rank_order_whoever_came_first():
-    policy = Sync(3)
+    policy = BSP(3)
     policy.on_push(W2, 30, null=False)
     policy.on_push(W0, 10, null=False)
     actions = policy.on_push(W1, 20, null=False)
@@ -61,14 +61,14 @@ def test_sync_reduces_in_rank_order_whoever_came_first():
 
 
 def test_sync_null_push_is_present_without_a_gradient():
-    policy = Sync(2)
+    policy = BSP(2)
     policy.on_push(W0, 0, null=True)
     actions = policy.on_push(W1, 20, null=False)
     assert actions == [Reduce((Contribution(W1, 20),)), Release((W0, W1), 1)]
 
 
 def test_sync_clock_of_null_pushes_only_applies_nothing():
-    policy = Sync(2)
+    policy = BSP(2)
     policy.on_push(W0, 0, null=True)
     assert policy.on_push(W1, 0, null=True) == [Release((W0, W1), 1)]
     assert policy.clock == 1
@@ -76,7 +76,7 @@ def test_sync_clock_of_null_pushes_only_applies_nothing():
 
 @pytest.mark.fault("F34")
 def test_sync_leaving_worker_completes_the_barrier_of_the_others():
-    policy = Sync(2)
+    policy = BSP(2)
     policy.on_push(W0, 10, null=False)
     assert policy.on_leave(W1) == [Reduce((Contribution(W0, 10),)), Release((W0,), 1)]
     assert policy.on_push(W0, 10, null=False) == [
@@ -86,16 +86,16 @@ def test_sync_leaving_worker_completes_the_barrier_of_the_others():
 
 
 def test_sync_push_after_leave_is_refused_until_join():
-    policy = Sync(2)
+    policy = BSP(2)
     policy.on_leave(W1)
     with pytest.raises(PhaseError, match="join"):
         policy.admit(W1)
     policy.on_join(W1)
-    assert policy.admit(W1) is Admission.STAGE
+    assert policy.admit(W1) is PushDecision.STAGE
 
 
 def test_sync_joining_worker_is_waited_for_at_once():
-    policy = Sync(2)
+    policy = BSP(2)
     policy.on_leave(W1)
     policy.on_join(W1)
     assert policy.on_push(W0, 10, null=False) == []
@@ -103,20 +103,20 @@ def test_sync_joining_worker_is_waited_for_at_once():
 
 
 def test_sync_last_worker_leaving_completes_nothing():
-    policy = Sync(1)
+    policy = BSP(1)
     assert policy.on_leave(W0) == []
     assert policy.clock == 0
 
 
 def test_sync_finish_is_final():
-    policy = Sync(2)
+    policy = BSP(2)
     policy.on_finish(W1)
     with pytest.raises(PhaseError, match="finish"):
         policy.on_join(W1)
 
 
 def test_sync_second_push_in_one_clock_is_refused_and_names_the_missing():
-    policy = Sync(2)
+    policy = BSP(2)
     policy.on_push(W0, 10, null=False)
     with pytest.raises(PhaseError, match=r"twice in clock 0.*worker 1"):
         policy.on_push(W0, 10, null=False)
@@ -124,7 +124,7 @@ def test_sync_second_push_in_one_clock_is_refused_and_names_the_missing():
 
 @pytest.mark.fault("F02")
 def test_sync_lost_member_breaks_the_barrier_for_all_later_pushes():
-    policy = Sync(3)
+    policy = BSP(3)
     policy.on_push(W0, 10, null=False)
     policy.on_push(W1, 10, null=False)
     assert policy.on_lost(W2) == [Break((W0, W1), W2)]
@@ -134,21 +134,21 @@ def test_sync_lost_member_breaks_the_barrier_for_all_later_pushes():
 
 
 def test_sync_lost_worker_that_had_left_breaks_nothing():
-    policy = Sync(2)
+    policy = BSP(2)
     policy.on_leave(W1)
     assert policy.on_lost(W1) == []
-    assert policy.admit(W0) is Admission.STAGE
+    assert policy.admit(W0) is PushDecision.STAGE
 
 
 @pytest.mark.fault("F02")
 def test_sync_continuing_goes_on_without_the_lost_worker():
-    policy = Sync(2, on_lost="continue")
+    policy = BSP(2, on_lost="continue")
     policy.on_push(W0, 10, null=False)
     assert policy.on_lost(W1) == [Reduce((Contribution(W0, 10),)), Release((W0,), 1)]
 
 
 def test_sync_continuing_drops_what_the_lost_worker_had_staged():
-    policy = Sync(2, on_lost="continue")
+    policy = BSP(2, on_lost="continue")
     policy.on_push(W1, 10, null=False)
     assert policy.on_lost(W1) == [Drop(W1)]
     assert policy.on_push(W0, 5, null=False) == [
@@ -158,10 +158,10 @@ def test_sync_continuing_drops_what_the_lost_worker_had_staged():
 
 
 def test_make_policy_follows_the_manifest():
-    assert isinstance(make_policy(Manifest(groups=(GROUP,)), 2), Async)
-    assert isinstance(make_policy(Manifest(groups=(GROUP,), consistency="sync"), 2), Sync)
+    assert isinstance(make_policy(Manifest(groups=(GROUP,)), 2), ASP)
+    assert isinstance(make_policy(Manifest(groups=(GROUP,), consistency="sync"), 2), BSP)
     bounded = make_policy(Manifest(groups=(GROUP,), consistency="ssp", staleness_bound=3), 2)
-    assert isinstance(bounded, StaleSync)
+    assert isinstance(bounded, SSP)
     with pytest.raises(SettingsError, match="num_workers"):
         make_policy(Manifest(groups=(GROUP,)), 0)
 
@@ -186,14 +186,14 @@ def test_a_stale_gradient_is_slowed_by_its_age():
 
 
 class SyncModel(RuleBasedStateMachine):
-    """Compares `Sync` with the plainest model: sets of ranks and a list of finished barriers."""
+    """Compares `BSP` with the plainest model: sets of ranks and a list of finished barriers."""
 
     NUM_WORKERS = 4
     ranks = st.integers(0, NUM_WORKERS - 1).map(WorkerRank)
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy = Sync(self.NUM_WORKERS, on_lost="continue")
+        self.policy = BSP(self.NUM_WORKERS, on_lost="continue")
         self.members = set(range(self.NUM_WORKERS))
         self.finished: set[int] = set()
         self.staged: dict[int, int | None] = {}

@@ -12,19 +12,19 @@ import pytest
 from ps.checkpoint import snapshot
 from ps.checkpoint.snapshot import CopyOnWrite
 from ps.client.saver import _cut
-from ps.consistency.bsp import Sync
+from ps.consistency.bsp import BSP
 from ps.consistency.gate import Gate
-from ps.consistency.waiting import Arrival
+from ps.consistency.waiting import PendingPush
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, RequestTimeout
-from ps.exactly_once import AppliedRecord, RequestId
+from ps.exactly_once import CompletionLog, RequestId
 from ps.manifest.manifest import Hyper, WorkerRank
 from ps.protocol import messages
-from ps.server.snapshot_trigger import Cut, CutOrder, Cutting
+from ps.server.snapshot_trigger import SnapshotRequest, SnapshotTaken, SnapshotTrigger
 from tests.ps_bed import ADD, make_manifest, wait_until
 
 MANIFEST = make_manifest(100, rule=ADD)
-NOW = messages.Cut("save")
+NOW = messages.TakeSnapshot("save")
 
 
 class Bench:
@@ -32,20 +32,20 @@ class Bench:
 
     def __init__(self) -> None:
         self.dense = DenseShard(MANIFEST, rank=0, num_servers=1, num_workers=1)
-        self.record = AppliedRecord(len(self.dense.buckets))
+        self.record = CompletionLog(len(self.dense.buckets))
         self.guard = CopyOnWrite(self.dense, (), self.record)
         self.gate: Gate[Any] = Gate(
-            Sync(1), self.record, self._reduce, lambda _: None, lambda _: None
+            BSP(1), self.record, self._reduce, lambda _: None, lambda _: None
         )
         self.is_settled = True
-        self.cutting = Cutting(self.guard, self.gate, lambda: self.is_settled)
+        self.cutting = SnapshotTrigger(self.guard, self.gate, lambda: self.is_settled)
         self.sequence = 0
 
     def step(self) -> None:
         self.sequence += 1
         request = RequestId(WorkerRank(0), 0, 1, self.sequence)
         self.gate.begin(request, self.sequence - 1)
-        self.gate.arrive(Arrival(request, 1, Hyper(0.1), object()))
+        self.gate.arrive(PendingPush(request, 1, Hyper(0.1), object()))
 
     def _reduce(self, _: object) -> None:
         for unit, bucket in enumerate(self.dense.buckets):
@@ -54,7 +54,7 @@ class Bench:
                 ones = np.ones(bucket.num_elements, np.float32)
                 self.dense.apply(bucket.id, ones, Hyper(0.1))
 
-    def make(self, order: CutOrder, wait_s: float = 0.0) -> Cut:
+    def make(self, order: SnapshotRequest, wait_s: float = 0.0) -> SnapshotTaken:
         return self.cutting.make(order, wait_s, lambda: False)
 
     def saved(self, save_id: str) -> set[float]:
@@ -75,16 +75,16 @@ def bench() -> Bench:
 
 def test_now_is_at_once_and_asking_again_finds_the_same_cut(bench: Bench):
     bench.step()
-    assert bench.make(CutOrder("save", {})) == (1, True)
+    assert bench.make(SnapshotRequest("save", {})) == (1, True)
     bench.step()
-    assert bench.make(CutOrder("save", {})) == (1, True)
-    assert bench.make(CutOrder("save", {}, 1)) == (1, True)
+    assert bench.make(SnapshotRequest("save", {})) == (1, True)
+    assert bench.make(SnapshotRequest("save", {}, 1)) == (1, True)
     assert bench.saved("save") == {1.0}
 
 
 def test_a_clock_to_come_is_cut_by_the_push_that_completes_it(bench: Bench):
-    made: list[Cut] = []
-    order = CutOrder("save", {}, 3)
+    made: list[SnapshotTaken] = []
+    order = SnapshotRequest("save", {}, 3)
     waiter = threading.Thread(target=lambda: made.append(bench.make(order, 10.0)))
     waiter.start()
     wait_until(lambda: bench.cutting._wanted is not None, "the order")
@@ -98,8 +98,8 @@ def test_a_clock_to_come_is_cut_by_the_push_that_completes_it(bench: Bench):
 def test_a_clock_that_is_past_or_does_not_come_is_said(bench: Bench):
     bench.step()
     bench.step()
-    assert bench.make(CutOrder("save", {}, 1)) == (2, False)
-    assert bench.make(CutOrder("save", {}, 3)) == (2, False)
+    assert bench.make(SnapshotRequest("save", {}, 1)) == (2, False)
+    assert bench.make(SnapshotRequest("save", {}, 3)) == (2, False)
     bench.step()
     assert bench.guard.cut is None, "nobody waits for it any more"
     with pytest.raises(CheckpointError, match="save save has no cut here"):
@@ -109,10 +109,12 @@ def test_a_clock_that_is_past_or_does_not_come_is_said(bench: Bench):
 def test_a_cut_waits_for_the_second_round_of_a_clipped_push(bench: Bench):
     bench.is_settled = False
     with pytest.raises(RequestTimeout, match=r"clock 0 was not settled within 0 s"):
-        bench.make(CutOrder("save", {}))
-    assert bench.make(CutOrder("last", {}, as_it_is=True)) == (0, True), "nobody brings it any more"
+        bench.make(SnapshotRequest("save", {}))
+    assert bench.make(SnapshotRequest("last", {}, as_it_is=True)) == (0, True), (
+        "nobody brings it any more"
+    )
     bench.is_settled = True
-    assert bench.make(CutOrder("save", {})) == (0, True)
+    assert bench.make(SnapshotRequest("save", {})) == (0, True)
 
 
 @pytest.mark.fault("F10")
@@ -120,17 +122,17 @@ def test_a_cut_that_was_released_while_another_server_was_away_is_made_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(snapshot, "UNWRITTEN_S", 0.0)
-    assert bench.make(CutOrder("save", {})) == (0, True)
+    assert bench.make(SnapshotRequest("save", {})) == (0, True)
     bench.step()
-    assert bench.make(CutOrder("save", {}, 0)) == (1, False), "that clock is past"
-    assert bench.make(CutOrder("save", {})) == (1, True)
+    assert bench.make(SnapshotRequest("save", {}, 0)) == (1, False), "that clock is past"
+    assert bench.make(SnapshotRequest("save", {})) == (1, True)
     assert bench.saved("save") == {1.0}
 
 
 def test_a_later_save_takes_the_cut_of_an_earlier_one_away(bench: Bench):
-    bench.make(CutOrder("first", {}))
+    bench.make(SnapshotRequest("first", {}))
     bench.step()
-    bench.make(CutOrder("second", {}))
+    bench.make(SnapshotRequest("second", {}))
     with pytest.raises(CheckpointError, match="another save"):
         bench.saved("first")
     assert bench.saved("second") == {1.0}

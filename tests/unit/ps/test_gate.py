@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from ps.consistency.asp import Async
-from ps.consistency.bsp import Sync
+from ps.consistency.asp import ASP
+from ps.consistency.bsp import BSP
 from ps.consistency.gate import Event, Gate
-from ps.consistency.policy import Admission, OnLost
-from ps.consistency.ssp import StaleSync
-from ps.consistency.waiting import Arrival
+from ps.consistency.policy import OnLost, PushDecision
+from ps.consistency.ssp import SSP
+from ps.consistency.waiting import PendingPush
 from ps.errors import (
     NonFiniteGradient,
     PeerGone,
@@ -23,7 +23,7 @@ from ps.errors import (
     ServerError,
     StaleIncarnation,
 )
-from ps.exactly_once import AppliedRecord, RequestId, SessionCut, Verdict
+from ps.exactly_once import CompletionLog, RequestId, SessionCut, Verdict
 from ps.manifest.manifest import Hyper, WorkerRank
 
 HYPER = Hyper(0.1)
@@ -40,8 +40,8 @@ class Bench:
         self.applied: list[int] = []
         self.failures: list[str] = []
         self.trouble: Exception | None = None
-        self.policy = Sync(2, on_lost=on_lost)
-        self.record = AppliedRecord(1)
+        self.policy = BSP(2, on_lost=on_lost)
+        self.record = CompletionLog(1)
         self.gate: Gate[float] = Gate(
             self.policy,
             self.record,
@@ -55,13 +55,13 @@ class Bench:
             raise self.trouble
         self.reduced.append([arrival.gradient for arrival in staged])
 
-    def _applied(self, arrival: Arrival[float]) -> None:
+    def _applied(self, arrival: PendingPush[float]) -> None:
         self.applied.append(arrival.id.worker)
 
-    def arrival(self, worker: int, sequence: int = 1, *, null: bool = False) -> Arrival[float]:
+    def arrival(self, worker: int, sequence: int = 1, *, null: bool = False) -> PendingPush[float]:
         name = RequestId(WorkerRank(worker), 0, 1, sequence)
         self.gate.begin(name)
-        return Arrival(name, 1, None if null else HYPER, None if null else float(worker))
+        return PendingPush(name, 1, None if null else HYPER, None if null else float(worker))
 
 
 def restored(clock: int, sequence: int) -> Bench:
@@ -81,19 +81,19 @@ def test_after_a_restore_a_push_of_an_undone_clock_does_not_wait_for_the_next(la
     bench = restored(clock=1, sequence=1)
     ahead, late = RequestId(WorkerRank(0), 0, 1, 3), RequestId(WorkerRank(1), 0, 1, 2)
 
-    def come_ahead() -> Arrival[float]:
+    def come_ahead() -> PendingPush[float]:
         assert bench.gate.begin(ahead, 2, 2) == (Verdict.NEW, None)
-        return bench.gate.arrive(Arrival(ahead, 1, HYPER, 0.0))
+        return bench.gate.arrive(PendingPush(ahead, 1, HYPER, 0.0))
 
     if late_first:
         assert bench.gate.begin(late, 1, 1, is_push=True) == (Verdict.NEW, None)
-        waiting = bench.gate.arrive(Arrival(late, 1, HYPER, 1.0))
+        waiting = bench.gate.arrive(PendingPush(late, 1, HYPER, 1.0))
         assert not waiting.is_done
         staged = come_ahead()
         assert waiting.clock == 2
     else:
         staged = come_ahead()
-        assert bench.gate.begin(late, 1, 1, is_push=True) == (Verdict.REPEATED, None)
+        assert bench.gate.begin(late, 1, 1, is_push=True) == (Verdict.DUPLICATE, None)
     assert (bench.gate.clock, bench.reduced, staged.is_done) == (2, [], False)
     bench.gate.arrive(bench.arrival(1, 3))
     assert (bench.gate.clock, bench.reduced, staged.clock) == (3, [[0.0, 1.0]], 3)
@@ -247,20 +247,20 @@ def test_a_frozen_worker_that_was_dropped_hears_it_when_it_thaws():
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_pushes_that_arrive_together_are_stale_for_each_other(is_lost: bool):
     """Each bucket gets them in some order, and neither worker has seen the other's."""
-    gate: Gate[float] = Gate(Async(), AppliedRecord(1), lambda _: None, lambda _: None, print)
+    gate: Gate[float] = Gate(ASP(), CompletionLog(1), lambda _: None, lambda _: None, print)
     one, other, cut = (RequestId(WorkerRank(rank), 0, 1, 1) for rank in range(3))
     for name in (one, other, cut):
         gate.begin(name)
-        assert gate.admit(name) is Admission.APPLY
+        assert gate.admit(name) is PushDecision.APPLY
     assert [gate.staleness_of(name.worker) for name in (one, other)] == [2, 2]
-    gate.arrive(Arrival(one, 1, HYPER))
+    gate.arrive(PendingPush(one, 1, HYPER))
     assert gate.staleness_of(other.worker) == 2
     if is_lost:
         gate.lose(cut.worker)
     else:
         gate.change(cut._replace(session=2), LEAVE, leaves=True)
     assert gate.staleness_of(other.worker) == 1, "what was cut for ever is not on its way"
-    gate.arrive(Arrival(other, 1, HYPER))
+    gate.arrive(PendingPush(other, 1, HYPER))
     assert gate.staleness_of(one.worker) == 1
     gate.pulled(one.worker, gate.clock)
     assert gate.staleness_of(one.worker) == 0
@@ -268,12 +268,12 @@ def test_pushes_that_arrive_together_are_stale_for_each_other(is_lost: bool):
 
 def test_a_worker_that_a_restored_server_does_not_know_is_not_stale():
     """Else its first push would hardly count, at a rate divided by the updates of years."""
-    gate: Gate[float] = Gate(Async(clock=900), AppliedRecord(1), print, lambda _: None, print)
+    gate: Gate[float] = Gate(ASP(clock=900), CompletionLog(1), print, lambda _: None, print)
     name = RequestId(WorkerRank(0), 0, 1, 1)
     gate.begin(name)
     gate.admit(name)
     assert gate.staleness_of(name.worker) == 0
-    gate.arrive(Arrival(name, 1, HYPER))
+    gate.arrive(PendingPush(name, 1, HYPER))
     assert gate.staleness_of(name.worker) == 0
     assert gate.staleness_of(WorkerRank(1)) == 1
 
@@ -289,8 +289,10 @@ def test_a_worker_may_be_lost_while_the_server_stops(on_lost: OnLost):
         bench.gate.wait(waiting, soon(), NEVER_GONE)
 
 
-def push_of(worker: int, sequence: int, incarnation: int = 0) -> Arrival[float]:
-    return Arrival(RequestId(WorkerRank(worker), incarnation, 1, sequence), 1, HYPER, float(worker))
+def push_of(worker: int, sequence: int, incarnation: int = 0) -> PendingPush[float]:
+    return PendingPush(
+        RequestId(WorkerRank(worker), incarnation, 1, sequence), 1, HYPER, float(worker)
+    )
 
 
 def test_the_retry_of_a_refused_push_waits_with_it():
@@ -330,10 +332,10 @@ def test_the_copy_of_a_push_that_came_twice_into_a_clock_stays_refused():
     other = RequestId(WorkerRank(0), 0, 2, 1)
     bench.gate.begin(other)
     with pytest.raises(PhaseError, match="pushed twice"):
-        bench.gate.arrive(Arrival(other, 1, HYPER, 7.0))
+        bench.gate.arrive(PendingPush(other, 1, HYPER, 7.0))
     bench.gate.arrive(bench.arrival(1, 1))
     with pytest.raises(PhaseError, match="pushed twice"):
-        bench.gate.arrive(Arrival(other, 1, HYPER, 7.0))
+        bench.gate.arrive(PendingPush(other, 1, HYPER, 7.0))
     assert bench.gate.missing() == (0, 1)
 
 
@@ -341,16 +343,16 @@ def test_the_copy_of_a_push_that_came_twice_into_a_clock_stays_refused():
 def test_a_push_that_was_applied_as_it_arrived_counts_though_a_copy_was_refused_meanwhile():
     applied: list[RequestId] = []
     gate: Gate[float] = Gate(
-        StaleSync(2, 1), AppliedRecord(1), print, lambda arrival: applied.append(arrival.id), print
+        SSP(2, 1), CompletionLog(1), print, lambda arrival: applied.append(arrival.id), print
     )
     name = RequestId(WorkerRank(0), 0, 1, 1)
     gate.begin(name)
-    assert gate.admit(name) is Admission.APPLY
+    assert gate.admit(name) is PushDecision.APPLY
     gate.change(name._replace(session=2), LEAVE, leaves=True)
     assert gate.begin(name) == (Verdict.RESUMED, None)
     with pytest.raises(PhaseError, match="has left"):
         gate.admit(name)
-    gate.arrive(Arrival(name, 1, HYPER))
+    gate.arrive(PendingPush(name, 1, HYPER))
     assert applied == [name]
     assert gate.clock == 1
 

@@ -26,11 +26,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ps.consistency.bsp import Sync
+from ps.consistency.bsp import BSP
 from ps.consistency.hybrid import Permits
-from ps.consistency.ssp import StaleSync
+from ps.consistency.ssp import SSP
 from ps.consistency.waiting import WaitingPushes
-from ps.exactly_once import AppliedRecord
+from ps.exactly_once import CompletionLog
 from ps.server import receive
 from tests.gate_bed import WHOLE, GateBed
 from tests.gate_model import NUM_BUCKETS, NUM_WORKERS, SIZE, Kind, Mode, Model, Name, Outcome
@@ -350,13 +350,13 @@ def test_a_server_does_what_the_model_does_for_longer():
 
 
 BROKEN: dict[str, tuple[type, str, Callable[..., Any]]] = {
-    "a refused push is taken after a join": (AppliedRecord, "refusal_of", lambda *_: None),
-    "buckets forget what was applied": (AppliedRecord, "needs", lambda *_: True),
-    "a fenced attempt may push": (AppliedRecord, "refuse_stale", lambda *_: None),
-    "a lost worker is waited for": (Sync, "on_lost", lambda *_: []),
+    "a refused push is taken after a join": (CompletionLog, "refusal_of", lambda *_: None),
+    "buckets forget what was applied": (CompletionLog, "needs", lambda *_: True),
+    "a fenced attempt may push": (CompletionLog, "refuse_stale", lambda *_: None),
+    "a lost worker is waited for": (BSP, "on_lost", lambda *_: []),
     "a replaced attempt stays at the barrier": (WaitingPushes, "has_fenced", lambda *_: False),
     "a refused push is taken for a null one": (WaitingPushes, "refuse", lambda *_: None),
-    "ssp lets a replaced attempt wait": (StaleSync, "on_replaced", lambda *_: []),
+    "ssp lets a replaced attempt wait": (SSP, "on_replaced", lambda *_: []),
     "a batch keeps its permit": (Permits, "on_batch_over", lambda *_: []),
     "a worker that leaves keeps its permits": (Permits, "on_gone", lambda *_: []),
 }

@@ -43,13 +43,13 @@ SAMPLES: dict[type, Request] = {
     messages.Meet: messages.Meet("k", 1.0),
     messages.SetNote: messages.SetNote(NUMBER, "a/b"),
     messages.FetchNotes: messages.FetchNotes(),
-    messages.Cut: messages.Cut("id", "base", 9, 1.5),
+    messages.TakeSnapshot: messages.TakeSnapshot("id", "base", 9, 1.5),
     messages.Save: messages.Save("/tmp/x", "id"),
     messages.Restore: messages.Restore("/tmp/x", 1, "ab", 10),
     messages.FetchStats: messages.FetchStats(),
     messages.Fence: messages.Fence(0, 1),
     messages.Lose: messages.Lose(0),
-    messages.Stop: messages.Stop(),
+    messages.StopServer: messages.StopServer(),
 }
 ALL = list(SAMPLES.values())
 
@@ -167,25 +167,31 @@ def test_numbers_and_texts_out_of_range_are_refused(fields: dict):
 
 def test_an_answer_of_another_kind_is_a_typed_error():
     with pytest.raises(SettingsError, match="no Ack"):
-        decode_reply(encode(messages.Stop()), Ack)
+        decode_reply(encode(messages.StopServer()), Ack)
 
 
 MAY_CALL: dict[str, set[type]] = {
-    "worker:0": set(SAMPLES) - {messages.Fence, messages.Lose, messages.Stop},
+    "worker:0": set(SAMPLES) - {messages.Fence, messages.Lose, messages.StopServer},
     "driver:0": {
         messages.Describe, messages.FetchManifest, messages.FetchStats, messages.Pull,
-        messages.Lookup, messages.Scan, messages.Cut, messages.Save, messages.Restore,
+        messages.Lookup, messages.Scan, messages.TakeSnapshot, messages.Save, messages.Restore,
         messages.SetNote, messages.FetchNotes,
-        messages.Fence, messages.Lose, messages.Stop,
+        messages.Fence, messages.Lose, messages.StopServer,
     },
     "supervisor:0": {
         messages.Describe, messages.FetchManifest, messages.FetchStats, messages.FetchNotes,
-        messages.Fence, messages.Lose, messages.Stop,
+        messages.Fence, messages.Lose, messages.StopServer,
     },
     "feeder:0": set(),
-    "server:0": {messages.Describe, messages.FetchManifest, messages.Cut, messages.Save},
+    "server:0": {messages.Describe, messages.FetchManifest, messages.TakeSnapshot, messages.Save},
 }  # fmt: skip
-CHIEF_ONLY = {messages.Seed, messages.Assign, messages.Cut, messages.Save, messages.Restore}
+CHIEF_ONLY = {
+    messages.Seed,
+    messages.Assign,
+    messages.TakeSnapshot,
+    messages.Save,
+    messages.Restore,
+}
 MAY_CALL["worker:1"] = MAY_CALL["worker:0"] - CHIEF_ONLY
 
 
@@ -209,7 +215,7 @@ def test_a_worker_rank_that_does_not_exist_is_refused():
 
 LEGAL_WHEN_EMPTY = {
     messages.Describe, messages.FetchStats, messages.FetchNotes, messages.Seed, messages.Restore,
-    messages.Meet, messages.Finish, messages.Fence, messages.Lose, messages.Stop,
+    messages.Meet, messages.Finish, messages.Fence, messages.Lose, messages.StopServer,
 }  # fmt: skip
 
 

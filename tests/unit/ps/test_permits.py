@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ps.consistency.asp import make_policy
 from ps.consistency.hybrid import Hybrid, Permits
-from ps.consistency.policy import Action, Break, Contribution, Grant, Recall, Reduce, Release
+from ps.consistency.policy import Action, Break, Contribution, Grant, RecallLookups, Reduce, Release
 from ps.errors import PhaseError, SettingsError, WorkerLost
 from ps.exactly_once import RequestId
 from ps.manifest.manifest import GroupSpec, Manifest, ParamSpec, TableSpec, WorkerRank
@@ -84,7 +84,7 @@ def test_a_lookup_that_its_client_gave_up_gets_no_permit_while_its_connection_is
     """Nobody would ever end that batch, and the next lookup would wait for it."""
     permits = Permits(1)
     look_up(permits, 1, 2)
-    assert look_up(permits, 3, still_open=(1, 3)) == [Recall((batch(2),))]
+    assert look_up(permits, 3, still_open=(1, 3)) == [RecallLookups((batch(2),))]
     assert permits.on_lookup_ended(batch(2)) == []
     assert permits.on_batch_over(batch(1)) == [Grant(batch(3))]
 
@@ -101,7 +101,7 @@ def test_a_newer_attempt_has_all_permits_and_the_older_one_stops_waiting():
     permits = Permits(1)
     look_up(permits, 1, 2)
     newer = batch(1, incarnation=1)
-    assert permits.on_lookup(newer, (1,)) == [Recall((batch(2),)), Grant(newer)]
+    assert permits.on_lookup(newer, (1,)) == [RecallLookups((batch(2),)), Grant(newer)]
     assert permits.on_batch_over(batch(1)) == [], "an end of the older one changes nothing"
     assert permits.held(W0) == {newer}
 
@@ -118,7 +118,7 @@ def test_a_worker_that_goes_gives_its_permits_back_and_completes_the_barrier(eve
     look_up(policy, 1, 2)
     policy.on_push(W1, 5, null=False)
     assert getattr(policy, event)(W0) == [
-        Recall((batch(2),)),
+        RecallLookups((batch(2),)),
         Reduce((Contribution(W1, 5),)),
         Release((W1,), 1),
     ]
@@ -133,7 +133,7 @@ def test_a_broken_barrier_ends_every_wait_for_a_permit():
     policy = Hybrid(2, 1)
     look_up(policy, 1, 2)
     policy.on_push(W0, 5, null=False)
-    assert policy.on_lost(W1) == [Break((W0,), W1), Recall((batch(2),))]
+    assert policy.on_lost(W1) == [Break((W0,), W1), RecallLookups((batch(2),))]
     with pytest.raises(WorkerLost):
         look_up(policy, 3)
 
@@ -144,7 +144,7 @@ def test_with_continue_only_the_lost_workers_permits_are_taken_back():
     look_up(policy, 1, 2)
     policy.on_lookup(batch(1, worker=1), (1,))
     policy.on_lookup(batch(2, worker=1), (1, 2))
-    assert policy.on_lost(W1) == [Recall((batch(2, worker=1),))]
+    assert policy.on_lost(W1) == [RecallLookups((batch(2, worker=1),))]
     assert policy.on_batch_over(batch(1)) == [Grant(batch(2))]
 
 
@@ -222,7 +222,7 @@ class PermitsModel(RuleBasedStateMachine):
     @rule(rank=ranks)
     def forget(self, rank: int) -> None:
         """Begin a batch and know of no other: they lose their permits and their places in line."""
-        recalled = [Recall(tuple(self.line[rank]))] if self.line[rank] else []
+        recalled = [RecallLookups(tuple(self.line[rank]))] if self.line[rank] else []
         self.numbers[rank] += 1
         name = self.name(rank, self.numbers[rank])
         actions = self.permits.on_lookup(name, (name.sequence,))
@@ -244,13 +244,13 @@ class PermitsModel(RuleBasedStateMachine):
 
     @rule(rank=ranks)
     def go(self, rank: int) -> None:
-        expected = [Recall(tuple(self.line[rank]))] if self.line[rank] else []
+        expected = [RecallLookups(tuple(self.line[rank]))] if self.line[rank] else []
         assert self.permits.on_gone(WorkerRank(rank)) == expected
         self.held[rank], self.line[rank] = [], []
 
     @rule(rank=ranks)
     def replace(self, rank: int) -> None:
-        recalled = [Recall(tuple(self.line[rank]))] if self.line[rank] else []
+        recalled = [RecallLookups(tuple(self.line[rank]))] if self.line[rank] else []
         self.incarnations[rank] += 1
         self.numbers[rank] = 1
         name = self.name(rank, 1)

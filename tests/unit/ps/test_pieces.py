@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.client.slices import cut_pieces, views_of
+from ps.client.slices import slice_by_server, views_of
 from ps.dense.staging import StagedGradient, cut_runs
 from ps.manifest.diff import MAX_SHOWN, manifest_differences
 from ps.manifest.manifest import SGD, Adam, DType, GroupSpec, Layout, Manifest, ParamSpec
@@ -32,7 +32,7 @@ def test_pieces_cover_every_element_once_in_the_servers_bucket_order(group_sizes
         group.name: np.arange(group.num_elements).astype(group.dtype) for group in manifest.groups
     }
     owned = deal(layout.bucket_bytes(), num_servers)
-    for pieces, mine in zip(cut_pieces(layout, num_servers), owned, strict=True):
+    for pieces, mine in zip(slice_by_server(layout, num_servers), owned, strict=True):
         assert len(pieces) <= len(manifest.groups), "neighbours are merged"
         sent = b"".join(views_of(arrays, pieces))
         buckets = layout.buckets[mine.start : mine.stop]
@@ -43,7 +43,7 @@ def test_pieces_cover_every_element_once_in_the_servers_bucket_order(group_sizes
 def test_views_share_the_arrays_memory():
     manifest = manifest_of([100])
     arrays = {"g0": np.zeros(100, np.float32)}
-    (view,) = views_of(arrays, cut_pieces(Layout.of(manifest), 1)[0])
+    (view,) = views_of(arrays, slice_by_server(Layout.of(manifest), 1)[0])
     view.cast("f")[7] = 3.0
     assert arrays["g0"][7] == 3.0
 

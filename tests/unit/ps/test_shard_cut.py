@@ -7,9 +7,9 @@ import pytest
 
 from ps.checkpoint import snapshot
 from ps.checkpoint.format import new_arrays
-from ps.checkpoint.snapshot import CopyOnWrite, Place, ShardCut
+from ps.checkpoint.snapshot import CopyOnWrite, ShardSnapshot, UnitKey
 from ps.dense.shard import DenseShard
-from ps.exactly_once import AppliedRecord, RequestId
+from ps.exactly_once import CompletionLog, RequestId
 from ps.manifest.manifest import Adam, Hyper, WorkerRank
 from tests.ps_bed import make_manifest
 
@@ -23,13 +23,13 @@ class Bench:
 
     def __init__(self) -> None:
         self.dense = DenseShard(MANIFEST, rank=0, num_servers=1, num_workers=1)
-        self.record = AppliedRecord(len(self.dense.buckets))
+        self.record = CompletionLog(len(self.dense.buckets))
         self.guard = CopyOnWrite(self.dense, (), self.record)
         for bucket in self.dense.buckets:
             self.dense.set_values(bucket.id, np.arange(bucket.num_elements, dtype=np.float32))
 
-    def cut(self, base: dict[Place, int] | None = None) -> ShardCut:
-        self.guard.open(ShardCut(self.guard, 5, "save", base or {}))
+    def cut(self, base: dict[UnitKey, int] | None = None) -> ShardSnapshot:
+        self.guard.open(ShardSnapshot(self.guard, 5, "save", base or {}))
         assert self.guard.cut is not None
         return self.guard.cut
 
@@ -42,7 +42,7 @@ class Bench:
                 self.dense.apply(unit, gradient, HYPER)
                 self.record.mark(REQUEST, unit)
 
-    def taken(self, cut: ShardCut) -> list[tuple[int, list[np.ndarray]]]:
+    def taken(self, cut: ShardSnapshot) -> list[tuple[int, list[np.ndarray]]]:
         found = []
         for bucket in cut.buckets:
             if not cut.is_unchanged(bucket.id):
@@ -119,7 +119,7 @@ def test_copies_are_made_once_and_freed_when_they_are_written(bench: Bench):
 
 
 def test_what_the_base_has_is_neither_written_nor_copied(bench: Bench):
-    base: dict[Place, int] = {i: bench.dense.version(i) for i in bench.dense.bucket_ids}
+    base: dict[UnitKey, int] = {i: bench.dense.version(i) for i in bench.dense.bucket_ids}
     bench.push(0)
     cut = bench.cut(base)
     bench.push(0, 1, 2)

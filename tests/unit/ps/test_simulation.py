@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ps.client.server_group import Fleet
-from ps.consistency.bsp import Sync
-from ps.consistency.ssp import StaleSync
-from ps.exactly_once import AppliedRecord, Verdict
+from ps.client.server_group import ServerGroup
+from ps.consistency.bsp import BSP
+from ps.consistency.ssp import SSP
+from ps.exactly_once import CompletionLog, Verdict
 from ps.server.handlers import Service
 from tests.simulated_network import Network
 from tests.simulated_ps import Plan, Simulation, run
@@ -83,7 +83,7 @@ def test_a_seed_gives_the_same_run_again():
     assert logs[0][0]
 
 
-def always_new(record: AppliedRecord, request, acknowledged: int = 0) -> Verdict:
+def always_new(record: CompletionLog, request, acknowledged: int = 0) -> Verdict:
     record._record_of(request).sequence = request.sequence
     return Verdict.NEW
 
@@ -94,20 +94,20 @@ def waits_for_all(network: Network, calls, timeout_s: float):
 
 
 MUTANTS = {
-    "repeated pushes are taken for new ones": (AppliedRecord, "begin", always_new, ""),
-    "buckets forget what was applied": (AppliedRecord, "needs", lambda *_: True, "doubled|reads"),
+    "repeated pushes are taken for new ones": (CompletionLog, "begin", always_new, ""),
+    "buckets forget what was applied": (CompletionLog, "needs", lambda *_: True, "doubled|reads"),
     "a cut call waits for the others' replies": (Network, "wait_any", waits_for_all, "Timeout"),
-    "a lost worker is waited for": (Sync, "on_lost", lambda *_: [], "Timeout"),
+    "a lost worker is waited for": (BSP, "on_lost", lambda *_: [], "Timeout"),
 }
 RESTART_MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
     "a restarted server keeps its old clock": (
-        Sync,
+        BSP,
         "catch_up",
         lambda *_: [],
         "clocks|two pushes|Timeout",
     ),
     "a restarted server does not hear where its workers stand": (
-        StaleSync,
+        SSP,
         "catch_up",
         lambda *_: [],
         "Timeout",
@@ -119,13 +119,13 @@ RESTART_MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
         "Timeout|WorkerLost",
     ),
     "a restarted server waits for who has left": (
-        Fleet,
-        "look_after",
+        ServerGroup,
+        "probe_restarts",
         lambda *_, **__: None,
         "Timeout",
     ),
     "a restart forgets what was applied": (
-        AppliedRecord,
+        CompletionLog,
         "restore",
         lambda record, _: setattr(record, "_is_restored", True),
         "doubled|reads",
@@ -159,12 +159,12 @@ def test_a_restart_that_breaks_a_promise_is_found(name: str, monkeypatch: pytest
 
 
 def test_a_bound_that_is_one_too_wide_is_found(monkeypatch: pytest.MonkeyPatch):
-    made = StaleSync.__init__
+    made = SSP.__init__
 
-    def wider(policy: StaleSync, num_workers: int, bound: int, **options: int) -> None:
+    def wider(policy: SSP, num_workers: int, bound: int, **options: int) -> None:
         made(policy, num_workers, bound + 1, **options)
 
-    monkeypatch.setattr(StaleSync, "__init__", wider)
+    monkeypatch.setattr(SSP, "__init__", wider)
     with pytest.raises(AssertionError, match="bound broken"):
         run(range(400))
 

@@ -1,13 +1,13 @@
 """The age of gradients, also of those that were computed while pushes travelled."""
 
-from ps.consistency.staleness import Views
+from ps.consistency.staleness import StalenessTracker
 from ps.manifest.manifest import MAX_LAG, WorkerRank
 
 ONE, OTHER = WorkerRank(0), WorkerRank(1)
 
 
 def test_only_updates_by_others_since_the_last_pull_count():
-    views = Views(first_clock=100)
+    views = StalenessTracker(first_clock=100)
     assert views.staleness(ONE, 100) == 0, "what a restored server had is no age"
     views.pushed(ONE)
     assert (views.staleness(ONE, 101), views.staleness(OTHER, 101)) == (0, 1)
@@ -18,7 +18,7 @@ def test_only_updates_by_others_since_the_last_pull_count():
 
 def test_with_a_lag_they_count_from_an_earlier_pull():
     """One pushes at the clocks 1, 3, 5, ... and OTHER in between; one's answers come at once."""
-    views, clock = Views(0), 0
+    views, clock = StalenessTracker(0), 0
     views.pulled(ONE, clock)
     for turn in range(1, 6):
         for worker in (ONE, OTHER):
@@ -34,7 +34,7 @@ def test_with_a_lag_they_count_from_an_earlier_pull():
 
 
 def test_the_memory_of_pulls_is_bounded():
-    views = Views(0)
+    views = StalenessTracker(0)
     for clock in range(10 * MAX_LAG):
         views.pulled(ONE, clock)
     assert views.staleness(ONE, 10 * MAX_LAG, MAX_LAG) == MAX_LAG + 1

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from ps.checkpoint import snapshot
-from ps.checkpoint.snapshot import SegmentCopy
+from ps.checkpoint.snapshot import SegmentSnapshot
 from ps.errors import TableFull
 from ps.manifest.manifest import Adagrad, Hyper
 from ps.manifest.table_spec import RandomNormal
 from ps.tables import eviction
 from ps.tables.routing import Router
-from ps.tables.rows import Batch, Dropped
+from ps.tables.rows import Dropped, RowBatch
 from ps.tables.table import Table
 from tests.tables_bed import ones, table, table_kernels_loaded
 
@@ -46,17 +46,17 @@ def shares(num_servers: int, spec=SPEC) -> list[Table]:
     return [Table(spec, rank=rank, num_servers=num_servers) for rank in range(num_servers)]
 
 
-def copies(share: Table, versions: dict[int, int] | None = None) -> list[SegmentCopy]:
+def copies(share: Table, versions: dict[int, int] | None = None) -> list[SegmentSnapshot]:
     return [
-        SegmentCopy(share, (0, at), (versions or {}).get(at), lambda: None)
+        SegmentSnapshot(share, (0, at), (versions or {}).get(at), lambda: None)
         for at in range(len(share.segments))
     ]
 
 
-def rows_of(share: Table, versions: dict[int, int] | None = None) -> list[Batch]:
+def rows_of(share: Table, versions: dict[int, int] | None = None) -> list[RowBatch]:
     """What a save of a table that drops nothing has."""
     found = [batch for copy in copies(share, versions) for batch in copy.batches()]
-    return [batch for batch in found if isinstance(batch, Batch)]
+    return [batch for batch in found if isinstance(batch, RowBatch)]
 
 
 @pytest.mark.parametrize("num_servers", [1, 2, 5])
@@ -112,7 +112,7 @@ def test_a_copy_is_of_one_moment_while_rows_change_come_and_go(
     (made,) = shares(1, spec)
     push([made], IDS[:300])
     base: int | None = None
-    applied: list[Batch | Dropped] = []
+    applied: list[RowBatch | Dropped] = []
     if is_delta:
         (first,) = copies(made)
         applied += first.batches()
@@ -125,7 +125,7 @@ def test_a_copy_is_of_one_moment_while_rows_change_come_and_go(
         order = np.argsort(rows.ids)
         at_cut.append((rows.ids[order].tolist(), rows.rows[order]))
 
-    copy = SegmentCopy(made, (0, 0), base, cut)
+    copy = SegmentSnapshot(made, (0, 0), base, cut)
     random = np.random.default_rng(0)
     for batch in copy.batches():
         applied.append(batch)
@@ -133,7 +133,7 @@ def test_a_copy_is_of_one_moment_while_rows_change_come_and_go(
     assert copy.is_whole is not is_delta
     found: dict[int, bytes] = {}
     for batch in applied:
-        if isinstance(batch, Batch):
+        if isinstance(batch, RowBatch):
             found.update(zip(batch.ids.tolist(), map(bytes, batch.rows), strict=True))
         else:
             found = {number: found[number] for number in found.keys() - batch.ids.tolist()}

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from ps.checkpoint.inspect import table_arrays
 from ps.checkpoint.reader import read_manifest
-from ps.checkpoint.snapshot import NO_BASE, CopyOnWrite, Place, ShardCut
+from ps.checkpoint.snapshot import NO_BASE, CopyOnWrite, ShardSnapshot, UnitKey
 from ps.checkpoint.table_restore import restore_tables
 from ps.checkpoint.writer import Base, Origin, Portion, commit, write_shard
 from ps.dense.shard import DenseShard
 from ps.errors import TableFull
-from ps.exactly_once import AppliedRecord
+from ps.exactly_once import CompletionLog
 from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
 from ps.manifest.table_spec import Admission
 from ps.server.lifecycle import ServerSettings
@@ -33,7 +33,7 @@ from ps.tables import table as table_module
 from ps.tables.eviction import RowAges, oldest
 from ps.tables.quota import NoRoom
 from ps.tables.routing import Router
-from ps.tables.rows import Batch
+from ps.tables.rows import RowBatch
 from ps.tables.table import Table
 from tests.tables_bed import ones, table, table_kernels_loaded
 
@@ -61,7 +61,7 @@ class Servers:
             for rank in range(num_servers)
         ]
         self._guards = [self._guard(rank, share) for rank, share in enumerate(self.tables)]
-        self._versions: list[dict[Place, int]] = [{} for _ in self.tables]
+        self._versions: list[dict[UnitKey, int]] = [{} for _ in self.tables]
         self._base: Base | None = None
 
     def push(self, ids: Any = (), value: float = 1.0) -> None:
@@ -88,7 +88,9 @@ class Servers:
         base = None if full else self._base
         save_id, records = f"save-{step}", []
         for rank, guard in enumerate(self._guards):
-            cut = ShardCut(guard, 0, save_id, NO_BASE if base is None else self._versions[rank])
+            cut = ShardSnapshot(
+                guard, 0, save_id, NO_BASE if base is None else self._versions[rank]
+            )
             portion = Portion(segments=cut.segments)
             records.append(write_shard(root, save_id, rank=rank, shard=cut, portion=portion))
             self._versions[rank] = cut.versions()
@@ -99,7 +101,7 @@ class Servers:
 
     def _guard(self, rank: int, share: Table) -> CopyOnWrite:
         dense = DenseShard(self.manifest, rank=rank, num_servers=len(self.tables), num_workers=1)
-        return CopyOnWrite(dense, [share], AppliedRecord(len(share.segments)))
+        return CopyOnWrite(dense, [share], CompletionLog(len(share.segments)))
 
 
 def restored(
@@ -305,7 +307,7 @@ def test_a_table_never_holds_many_more_rows_than_it_may(
     seen: list[int] = []
     load = Table.load
 
-    def watched(share: Table, batch: Batch) -> int:
+    def watched(share: Table, batch: RowBatch) -> int:
         seen.append(share.num_rows + batch.ids.size)
         return load(share, batch)
 

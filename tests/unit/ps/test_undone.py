@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.checkpoint.fencing import EpochGuard
+from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.storage import storage_at
 from ps.errors import CheckpointError, PhaseError
 from ps.server.loss_report import LossReport
@@ -32,8 +32,8 @@ def test_a_loss_is_told_when_it_has_settled_and_again_when_it_grew():
     assert LossReport().last(stats(1)).startswith("ps:1: 12 s, 1 update lost")
 
 
-def guard(root: Path, cluster: str = "c") -> EpochGuard:
-    return EpochGuard(storage_at(root), cluster, 3)
+def guard(root: Path, cluster: str = "c") -> GenerationFence:
+    return GenerationFence(storage_at(root), cluster, 3)
 
 
 @pytest.mark.fault("F11")

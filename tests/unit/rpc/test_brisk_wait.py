@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc.transport.spin_wait import BRISK_S, LOOK_S, MAX_PATIENCE, BriskPoll
+from rpc.transport.spin_wait import BRISK_S, LOOK_S, MAX_PATIENCE, SpinThenPoll
 from rpc.transport.stream import SocketStream
 from tests.rpc_bed import WAIT_S
 
@@ -79,7 +79,7 @@ class Core:
         self.look_s = self.yield_s = 1e-6
         self.event_at_s = 0.0
         self.num_looks = self.num_sleeps = 0
-        self.tested = BriskPoll()
+        self.tested = SpinThenPoll()
         self.tested._poll = self  # type: ignore[assignment]
         monkeypatch.setattr("rpc.transport.spin_wait.time.monotonic", lambda: self.now_s)
         monkeypatch.setattr("rpc.transport.spin_wait.os.sched_yield", self.give_way)

@@ -19,7 +19,15 @@ from rpc.errors import (
     VersionMismatch,
 )
 from rpc.limits import Limits
-from rpc.wire.frame import HEADER_BYTES, Frame, Kind, Opener, Sealer, decode_error, encode_error
+from rpc.wire.frame import (
+    HEADER_BYTES,
+    Frame,
+    FrameKind,
+    Opener,
+    Sealer,
+    decode_error,
+    encode_error,
+)
 
 KEY = bytes(range(32))
 GOLDEN = {
@@ -40,9 +48,9 @@ GOLDEN = {
 
 def sealed(sealer: Sealer) -> dict[str, bytes]:
     return {
-        "request": sealer.seal(Kind.REQUEST, 1, b"meta", 5),
-        "part": sealer.seal(Kind.REPLY, 2**64 - 1, b"", 2**33, more=True),
-        "error": sealer.seal(Kind.ERROR, 7, encode_error("shape", "no", {"a": "b"}), 0),
+        "request": sealer.seal(FrameKind.REQUEST, 1, b"meta", 5),
+        "part": sealer.seal(FrameKind.REPLY, 2**64 - 1, b"", 2**33, more=True),
+        "error": sealer.seal(FrameKind.ERROR, 7, encode_error("shape", "no", {"a": "b"}), 0),
     }
 
 
@@ -73,20 +81,20 @@ def test_the_documented_golden_bytes_are_these():
 def test_what_is_sealed_is_opened():
     opener = Opener(KEY, Limits())
     frames = {name: opened(opener, data) for name, data in sealed(Sealer(KEY)).items()}
-    assert frames["request"] == Frame(Kind.REQUEST, False, 1, b"meta", 5)
-    assert frames["part"] == Frame(Kind.REPLY, True, 2**64 - 1, b"", 2**33)
+    assert frames["request"] == Frame(FrameKind.REQUEST, False, 1, b"meta", 5)
+    assert frames["part"] == Frame(FrameKind.REPLY, True, 2**64 - 1, b"", 2**33)
     error = decode_error(frames["error"].meta)
     assert (error.code, error.message, error.details) == ("shape", "no", {"a": "b"})
 
 
 @given(
-    st.sampled_from(Kind),
+    st.sampled_from(FrameKind),
     st.integers(0, 2**64 - 1),
     st.binary(max_size=300),
     st.integers(0, Limits().max_payload_bytes),
 )
 def test_round_trip(kind, request_id, meta, payload_bytes):
-    payload_bytes = 0 if kind == Kind.ERROR else payload_bytes
+    payload_bytes = 0 if kind == FrameKind.ERROR else payload_bytes
     data = Sealer(KEY).seal(kind, request_id, meta, payload_bytes)
     sent = Frame(kind, False, request_id, meta, payload_bytes)
     assert opened(Opener(KEY, Limits()), data) == sent
@@ -115,7 +123,7 @@ def test_each_flipped_bit_is_refused(name):
 @pytest.mark.fault("F27")
 def test_replayed_dropped_and_swapped_frames_are_refused():
     sealer = Sealer(KEY)
-    frames = [sealer.seal(Kind.REQUEST, index, b"m", 0) for index in range(3)]
+    frames = [sealer.seal(FrameKind.REQUEST, index, b"m", 0) for index in range(3)]
     for order in ([0, 0], [1], [0, 2], [2], [0, 1, 0]):
         opener = Opener(KEY, Limits())
         for index in order[:-1]:

@@ -15,7 +15,7 @@ import pytest
 from rpc.auth.handshake import Credentials, Identity
 from rpc.client.connection import connect
 from rpc.endpoint import Endpoint, advertised_host, boot_id
-from rpc.errors import ClosedError, DeadlineExceeded, PeerGone, PortInUse, TransportError
+from rpc.errors import ConnectionClosed, DeadlineExceeded, PeerGone, PortInUse, TransportError
 from rpc.limits import Limits
 from rpc.server.listener import Call, Listener
 from tests.rpc_bed import SERVER, WAIT_S, WORKER, RawClient, bed, wait_until
@@ -91,13 +91,13 @@ def test_an_inproc_name_is_bound_once(listener):
 
 
 def test_bind_and_start_have_an_order(listener):
-    with pytest.raises(ClosedError, match="nothing is bound"):
+    with pytest.raises(ConnectionClosed, match="nothing is bound"):
         listener.start()
     listener.bind_inproc("ordered")
     listener.start()
-    with pytest.raises(ClosedError):
+    with pytest.raises(ConnectionClosed):
         listener.start()
-    with pytest.raises(ClosedError):
+    with pytest.raises(ConnectionClosed):
         listener.bind_tcp("127.0.0.1")
 
 

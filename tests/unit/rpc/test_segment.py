@@ -13,15 +13,15 @@ import pytest
 from rpc.errors import ProtocolError
 from rpc.limits import Limits
 from rpc.transport import memfd
-from rpc.transport.memfd import Segment, cannot_share
+from rpc.transport.memfd import SharedMemory, cannot_share
 
 SIZE = 8192
 pytestmark = pytest.mark.skipif(bool(cannot_share()), reason=cannot_share())
 
 
 @pytest.fixture
-def made() -> Iterator[tuple[Segment, int]]:
-    ours, descriptor = Segment.make("test", SIZE)
+def made() -> Iterator[tuple[SharedMemory, int]]:
+    ours, descriptor = SharedMemory.make("test", SIZE)
     yield ours, descriptor
     ours.close()
     os.close(descriptor)
@@ -29,7 +29,7 @@ def made() -> Iterator[tuple[Segment, int]]:
 
 def test_one_writes_and_the_other_reads(made):
     ours, descriptor = made
-    theirs = Segment.take(descriptor, SIZE)
+    theirs = SharedMemory.take(descriptor, SIZE)
     ours.bytes[7] = 42
     assert theirs.bytes[7] == 42
     assert theirs.bytes.readonly
@@ -98,7 +98,7 @@ def test_memory_that_its_maker_could_take_away_is_refused(give: Callable[[], int
     descriptor = give()
     try:
         with pytest.raises(ProtocolError):
-            Segment.take(descriptor, SIZE)
+            SharedMemory.take(descriptor, SIZE)
     finally:
         os.close(descriptor)
 

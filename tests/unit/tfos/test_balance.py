@@ -14,7 +14,7 @@ from tfos.control.members import WINDOW_BEATS
 from tfos.control.state import ClusterState
 from tfos.monitor.reports import ClusterReport
 from tfos.monitor.status import cluster_report
-from tfos.monitor.stragglers import told
+from tfos.monitor.stragglers import server_counters
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -207,4 +207,4 @@ def test_counters_that_cannot_be_read_are_left_out(stats: bytes):
     report = cluster.report()
     assert report.notes == ()
     assert all(node.server is None for node in report.nodes)
-    assert told(None) is None
+    assert server_counters(None) is None

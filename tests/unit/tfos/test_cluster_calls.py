@@ -35,7 +35,7 @@ class Feeding:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, int, str]] = []
 
-    def train(self, request: FeedRequest, is_left: Any) -> None:
+    def train(self, request: FeedRequest, is_abandoned: Any) -> None:
         self.calls.append((request.data, request.num_epochs, request.feed))
 
     def feed_batch(self, request: FeedRequest) -> None:

@@ -264,15 +264,15 @@ def test_an_interrupted_train_does_not_end_the_one_of_another_thread(spark, clus
 def test_the_first_trains_of_two_threads_share_their_accounts(spark, cluster, monkeypatch):
     made = []
     both = threading.Barrier(2)
-    make = epochs.FeedJobs.__init__
+    make = epochs.EpochFeeder.__init__
 
-    def slowly(self: epochs.FeedJobs, *args: Any) -> None:
+    def slowly(self: epochs.EpochFeeder, *args: Any) -> None:
         made.append(self)
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(0.2)
         make(self, *args)
 
-    monkeypatch.setattr(epochs.FeedJobs, "__init__", slowly)
+    monkeypatch.setattr(epochs.EpochFeeder, "__init__", slowly)
     with ThreadPoolExecutor(2) as pool:
         for feed in ("input", "second"):
             pool.submit(cluster.train, FakeRdd(spark, [1]), 1, qname=feed)

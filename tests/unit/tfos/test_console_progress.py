@@ -5,7 +5,7 @@ import io
 import pytest
 
 from tfos.console.console import Console, printable
-from tfos.console.progress import Progress, Sample
+from tfos.console.progress import Sample, TrainingProgress
 from tfos.monitor.reports import EpochReport, TrainReport
 
 
@@ -70,7 +70,7 @@ def test_a_closed_stream_is_no_failure():
 
 
 def test_rates_are_over_the_last_seconds():
-    progress = Progress(3)
+    progress = TrainingProgress(3)
     progress.start_epoch(0, Sample(0.0, 0, 0.0))
     for second in range(1, 31):
         rows = 100 * second if second <= 10 else 1000 + 200 * (second - 10)
@@ -81,7 +81,7 @@ def test_rates_are_over_the_last_seconds():
 
 
 def test_the_time_left_comes_from_rows_once_an_epoch_is_known():
-    progress = Progress(3)
+    progress = TrainingProgress(3)
     progress.rows_per_epoch = 1000
     progress.start_epoch(1, Sample(0.0, 1000, 0.0))
     progress.add(Sample(1.0, 1100, 1.0))
@@ -89,7 +89,7 @@ def test_the_time_left_comes_from_rows_once_an_epoch_is_known():
 
 
 def test_the_time_left_of_the_first_epoch_comes_from_its_tasks():
-    progress = Progress(2)
+    progress = TrainingProgress(2)
     progress.start_epoch(0, Sample(0.0, 0, 0.0))
     progress.add(Sample(10.0, 500, 1.0))
     assert progress.eta_s is None
@@ -99,7 +99,7 @@ def test_the_time_left_of_the_first_epoch_comes_from_its_tasks():
 
 
 def test_no_time_is_told_before_a_row_was_trained():
-    progress = Progress(6)
+    progress = TrainingProgress(6)
     progress.start_epoch(0, Sample(0.0, 0, 0.0))
     progress.add(Sample(10.0, 0, 0.0))
     progress.epoch_fraction = 0.25  # its rows are in the workers, which still compile

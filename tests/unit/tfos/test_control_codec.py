@@ -22,7 +22,7 @@ ORDERS: list[messages.Order] = [
     messages.Start((messages.RosterEntry(NODE, 0, "h", "1", Endpoint("h", 1)),)),
     messages.Flush("input", 3),
     messages.FinishFeed("input"),
-    messages.WorkerLost(1, 2, "gone"),
+    messages.FenceWorker(1, 2, "gone"),
     messages.WorkerDone(1),
     messages.Stop("bye"),
 ]

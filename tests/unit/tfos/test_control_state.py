@@ -136,9 +136,9 @@ def test_a_node_that_is_not_planned_is_refused():
 def test_a_worker_killed_from_outside_is_a_warning_and_the_servers_fence_it():
     state = _running()
     actions = _fail(state, "worker:1", signal=9, message="killed by SIGKILL")
-    assert _orders(actions, messages.WorkerLost) == {"ps:0"}
+    assert _orders(actions, messages.FenceWorker) == {"ps:0"}
     lost = next(action.order for action in actions if isinstance(action, Send))
-    assert lost == messages.WorkerLost(1, 0, "killed by SIGKILL")
+    assert lost == messages.FenceWorker(1, 0, "killed by SIGKILL")
     warning = next(action for action in actions if isinstance(action, Warn))
     assert "worker:1@host-b was lost: killed by SIGKILL; worker:0 go on" in warning.text
     assert state.phase is ClusterPhase.RUNNING
@@ -233,7 +233,7 @@ def test_a_silent_node_is_given_up_after_the_limit_and_fenced_when_it_thaws():
         state.on_heartbeat(messages.Heartbeat(_id(name), 1, "x"), NOW + 19)
     assert state.on_tick(NOW + 19.9) == []
     actions = state.on_tick(NOW + 20.1)
-    assert _orders(actions, messages.WorkerLost) == {"ps:0"}
+    assert _orders(actions, messages.FenceWorker) == {"ps:0"}
     assert state.failures[0].error_type == messages.NODE_SILENT
     assert "20.1 s (limit 20 s)" in state.failures[0].message
     beat, _ = state.on_heartbeat(messages.Heartbeat(_id("worker:1"), 2, "x"), NOW + 25)
@@ -244,7 +244,7 @@ def test_a_broken_connection_that_does_not_come_back_is_a_loss_within_seconds():
     state = _running()
     state.on_stream_closed(_id("worker:1"), NOW)
     assert state.on_tick(NOW + 2.9) == []
-    assert _orders(state.on_tick(NOW + 3.1), messages.WorkerLost) == {"ps:0"}
+    assert _orders(state.on_tick(NOW + 3.1), messages.FenceWorker) == {"ps:0"}
 
 
 def test_a_connection_that_comes_back_is_no_loss():
@@ -291,7 +291,7 @@ def test_a_retried_task_of_a_running_cluster_is_refused_and_its_old_attempt_lost
     state = _running()
     reply, actions = _register(state, "worker:1", attempt=1)
     assert not reply.accepted
-    assert _orders(actions, messages.WorkerLost) == {"ps:0"}
+    assert _orders(actions, messages.FenceWorker) == {"ps:0"}
     assert state.failures[0].error_type == messages.EXECUTOR_LOST
 
 

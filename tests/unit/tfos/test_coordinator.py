@@ -119,8 +119,8 @@ def test_a_vanished_node_is_lost_within_seconds(bed):
     # Sooner than silence alone would tell.
     assert ClusterConfig().hang_s > WAIT_S
     assert bed.coordinator.wait(lambda state: bool(state.failures), WAIT_S)
-    lost = bed.nodes["ps:0"].expect(messages.WorkerLost)
-    assert isinstance(lost, messages.WorkerLost)
+    lost = bed.nodes["ps:0"].expect(messages.FenceWorker)
+    assert isinstance(lost, messages.FenceWorker)
     assert lost.rank == 1
     assert bed.coordinator.phase is ClusterPhase.RUNNING
 

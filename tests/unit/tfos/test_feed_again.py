@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feeding.protocol.row_ranges import Accepted
+from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.task import FeedReport, FeedTask
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
@@ -17,7 +17,7 @@ from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.state import Action, ClusterState, Send
 from tfos.errors import FeedError
-from tfos.feed.epochs import FeedJobs
+from tfos.feed.epochs import EpochFeeder
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
@@ -70,14 +70,14 @@ class Played:
         self.happens.append((name, messages.Failed(lost)))
 
     def reach(self, name: str, trained_rows: int) -> None:
-        rows = messages.EpochRows(0, trained_rows, trained_rows)
+        rows = messages.EpochRowCounts(0, trained_rows, trained_rows)
         stats = messages.FeedSnapshot("input", trained_rows=trained_rows, epochs=(rows,))
         self.happens.append((name, messages.FlushReached("input", 0, stats)))
 
 
-def jobs(played: Any, feed: Callable[[FeedTask], list[FeedReport]]) -> FeedJobs:
+def jobs(played: Any, feed: Callable[[FeedTask], list[FeedReport]]) -> EpochFeeder:
     console = Console(enabled=False)
-    made = FeedJobs(None, played, Credentials.generate(), ClusterConfig(), console)
+    made = EpochFeeder(None, played, Credentials.generate(), ClusterConfig(), console)
     made._feed = lambda run, task: feed(task)  # type: ignore[method-assign]
     return made
 
@@ -85,13 +85,13 @@ def jobs(played: Any, feed: Callable[[FeedTask], list[FeedReport]]) -> FeedJobs:
 def fed(task: FeedTask) -> list[FeedReport]:
     """Each worker has accepted a third of the rows, or one of them what is fed again."""
     if task.again is None:
-        thirds = {rank: Accepted([(rank * 10, 10, 0)]).pack() for rank in range(3)}
+        thirds = {rank: AcceptedRows([(rank * 10, 10, 0)]).pack() for rank in range(3)}
         return [FeedReport(0, rows=ROWS, partition_rows=ROWS, accepted=thirds)]
     assert (task.again, task.round_number) == ({0: ((20, 30),)}, 1)
     first = task.targets[0].worker
     return [
         FeedReport(
-            0, rows=10, partition_rows=ROWS, accepted={first: Accepted([(20, 10, 10)]).pack()}
+            0, rows=10, partition_rows=ROWS, accepted={first: AcceptedRows([(20, 10, 10)]).pack()}
         )
     ]
 
@@ -132,7 +132,7 @@ def test_rows_lost_when_every_other_main_fun_has_returned_are_dropped():
 
     played = Played()
     played.lose("worker:2")
-    final = [messages.EpochRows(0, 10, 10)]
+    final = [messages.EpochRowCounts(0, 10, 10)]
     for name in ("worker:0", "worker:1"):
         snapshot = messages.FeedSnapshot("input", trained_rows=10, epochs=tuple(final))
         played.happens.append((name, messages.Done((snapshot,))))

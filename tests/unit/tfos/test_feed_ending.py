@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from feeding.protocol.row_ranges import Accepted
+from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.task import FeedReport, FeedTask
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
@@ -20,7 +20,7 @@ from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member, NodeStatus
 from tfos.control.state import Action, ClusterState
 from tfos.errors import FeedError, NodeFailedError, PhaseError
-from tfos.feed.epochs import FeedJobs
+from tfos.feed.epochs import EpochFeeder
 from tfos.feed.request import FeedCall, FeedRequest
 from tfos.feed.watch import FeedWatch
 from tfos.phases import ClusterPhase
@@ -85,9 +85,9 @@ class Cluster:
         self.coordinator.act(lambda state: state.fail(failure))
         self.stop(lambda state: state.live())
 
-    def jobs(self, feed: Callable[[FeedTask], list[FeedReport]]) -> FeedJobs:
+    def jobs(self, feed: Callable[[FeedTask], list[FeedReport]]) -> EpochFeeder:
         credentials = Credentials.generate()
-        made: Any = FeedJobs(None, self.coordinator, credentials, self.config, self.console)
+        made: Any = EpochFeeder(None, self.coordinator, credentials, self.config, self.console)
         made._feed = lambda run, task: feed(task)
         return made
 
@@ -135,7 +135,7 @@ def test_an_epoch_that_finds_the_workers_stopped_is_no_empty_report(cluster):
 def test_workers_that_are_stopped_before_they_trained_what_they_accepted(cluster):
     def accepted(task: FeedTask) -> list[FeedReport]:
         cluster.stop_workers()
-        rows = Accepted([(0, 30, 0)]).pack()
+        rows = AcceptedRows([(0, 30, 0)]).pack()
         return [FeedReport(0, rows=30, partition_rows=30, accepted={0: rows})]
 
     with pytest.raises(PhaseError, match="the cluster became CLOSED while it was fed"):

@@ -15,7 +15,7 @@ from ps.checkpoint.storage import storage_at
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, wait_until
-from tfos.driver.final_checkpoint import LastSave
+from tfos.driver.final_checkpoint import FinalCheckpoint
 
 pytestmark = pytest.mark.fault("F15")
 MANIFEST = make_manifest(rule=ADD)
@@ -34,7 +34,7 @@ def save(bed: Cluster, directory: Path, timeout_s: float = 10.0) -> str:
     state = SimpleNamespace(servers=servers, workers=[None] * bed.num_workers)
     coordinator: Any = SimpleNamespace(read=lambda look: look(state))
     console: Any = Heard()
-    LastSave(str(directory), coordinator, bed.credentials, console).save(timeout_s)
+    FinalCheckpoint(str(directory), coordinator, bed.credentials, console).save(timeout_s)
     return console.lines[0]
 
 

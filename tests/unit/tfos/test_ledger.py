@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeding.protocol.row_ranges import Accepted, RowRanges
+from feeding.protocol.row_ranges import AcceptedRows, RowRanges
 from feeding.sender.feeder import FeedReport
-from tfos.control.messages import EpochRows
+from tfos.control.messages import EpochRowCounts
 from tfos.feed.ledger import EpochLedger, Rows, num_rows
 
 NAMES = [f"worker:{rank}" for rank in range(3)]
@@ -29,7 +29,7 @@ class Epoch:
 
     def task(self, partition: int, wanted: list[int], *, fails: bool = False) -> FeedReport | None:
         """Feed rows of a partition; a task that fails stops somewhere and reports nothing."""
-        accepted = {worker: Accepted() for worker in range(len(NAMES))}
+        accepted = {worker: AcceptedRows() for worker in range(len(NAMES))}
         stop = self.random.randint(0, len(wanted)) if fails else len(wanted)
         at = 0
         while at < stop:
@@ -55,9 +55,9 @@ class Epoch:
         for worker in self.alive:
             self.said[worker] = self.trained[worker] = len(self.queues[worker])
 
-    def last(self) -> dict[int, EpochRows]:
+    def last(self) -> dict[int, EpochRowCounts]:
         return {
-            worker: EpochRows(0, len(queue), self.said[worker])
+            worker: EpochRowCounts(0, len(queue), self.said[worker])
             for worker, queue in enumerate(self.queues)
         }
 
@@ -115,16 +115,16 @@ def test_every_row_is_trained_whatever_fails_and_all_are_counted(
 @pytest.mark.fault("F01")
 def test_rows_that_a_lost_worker_said_it_trained_are_not_fed_again():
     ledger = EpochLedger("input", 3)
-    lost, other = Accepted([(0, 10, 0), (20, 10, 10)]), Accepted([(10, 10, 0)])
+    lost, other = AcceptedRows([(0, 10, 0), (20, 10, 10)]), AcceptedRows([(10, 10, 0)])
     report = FeedReport(4, rows=30, accepted={0: other.pack(), 1: lost.pack()})
     assert ledger.add([report]) == 0
     assert ledger.counts_on(1)
-    again = ledger.take_lost({1: EpochRows(3, accepted_rows=20, trained_rows=13)})
+    again = ledger.take_lost({1: EpochRowCounts(3, accepted_rows=20, trained_rows=13)})
     assert (again, num_rows(again)) == ({4: ((23, 30),)}, 7)
     assert not ledger.counts_on(1)
-    fed = FeedReport(4, rows=7, dropped_rows=2, accepted={0: Accepted([(23, 5, 10)]).pack()})
+    fed = FeedReport(4, rows=7, dropped_rows=2, accepted={0: AcceptedRows([(23, 5, 10)]).pack()})
     assert ledger.add([fed], again=True) == 2
-    last = {0: EpochRows(3, 15, 15), 1: EpochRows(3, 20, 13)}
+    last = {0: EpochRowCounts(3, 15, 15), 1: EpochRowCounts(3, 20, 13)}
     done = ledger.report(last, NAMES, seconds=1.0)
     assert (done.fed_rows, done.trained_rows, done.dropped_rows) == (30, 28, 2)
     assert done.repeated_rows == 5
@@ -133,17 +133,17 @@ def test_rows_that_a_lost_worker_said_it_trained_are_not_fed_again():
 
 def test_rows_that_a_worker_dropped_when_main_fun_returned_are_dropped_not_repeated():
     ledger = EpochLedger("input", 0)
-    accepted = Accepted([(0, 50, 0)])
+    accepted = AcceptedRows([(0, 50, 0)])
     ledger.add([FeedReport(0, rows=60, dropped_rows=10, accepted={0: accepted.pack()})])
-    done = ledger.report({0: EpochRows(0, 50, 20)}, NAMES, seconds=1.0)
+    done = ledger.report({0: EpochRowCounts(0, 50, 20)}, NAMES, seconds=1.0)
     assert (done.fed_rows, done.trained_rows, done.dropped_rows) == (60, 20, 40)
     assert done.repeated_rows == 0
 
 
 def test_rows_of_several_lost_workers_are_put_together():
     ledger = EpochLedger("input", 0)
-    accepted = {1: Accepted([(0, 5, 0)]).pack(), 2: Accepted([(5, 5, 0)]).pack()}
+    accepted = {1: AcceptedRows([(0, 5, 0)]).pack(), 2: AcceptedRows([(5, 5, 0)]).pack()}
     ledger.add([FeedReport(0, rows=10, accepted=accepted)])
-    again = ledger.take_lost({1: EpochRows(0), 2: EpochRows(0)})
+    again = ledger.take_lost({1: EpochRowCounts(0), 2: EpochRowCounts(0)})
     assert again == {0: ((0, 10),)}
     assert RowRanges(again[0]).num_rows == 10

@@ -7,15 +7,15 @@ import threading
 import pytest
 
 from tfos.control import messages
-from tfos.node.child_link import MAX_MESSAGE_BYTES, FromChild, Link, Progress, Raised
+from tfos.node.child_link import MAX_MESSAGE_BYTES, ChildLink, FromChild, Progress, Raised
 from tfos.node.errors import LinkError
 
 
 @pytest.fixture
 def ends():
     left, right = socket.socketpair()
-    supervisor: Link = Link(left, FromChild)
-    child: Link = Link(right, messages.Order)
+    supervisor: ChildLink = ChildLink(left, FromChild)
+    child: ChildLink = ChildLink(right, messages.Order)
     yield supervisor, child, right
     supervisor.close()
     child.close()

@@ -70,7 +70,7 @@ def test_workers_are_not_restarted(clock):
 @pytest.mark.fault("F08")
 def test_the_next_server_hears_which_workers_nobody_has_to_wait_for(clock):
     made = restarts_of(1)
-    lost, done = messages.WorkerLost(2, 0, "killed"), messages.WorkerDone(1)
+    lost, done = messages.FenceWorker(2, 0, "killed"), messages.WorkerDone(1)
     for order in (lost, messages.Flush("input", 0), done, messages.Stop("end")):
         made.note(order)
     told: list[messages.Order] = []

@@ -8,13 +8,13 @@ import pytest
 
 from tfos.config import ClusterConfig, InputMode
 from tfos.errors import NotEnoughSlots
-from tfos.spark.slots import Executor, Offer, SlotWait, shortage, workers_hold_slots
+from tfos.spark.slots import ExecutorSlots, Offer, SlotWait, shortage, workers_hold_slots
 from tfos.topology import plan
 
 
 def _offer(*busy: int, slots: int = 1, expected: int | None = None) -> Offer:
     return Offer(
-        tuple(Executor(str(i), "h", slots, count) for i, count in enumerate(busy)), expected
+        tuple(ExecutorSlots(str(i), "h", slots, count) for i, count in enumerate(busy)), expected
     )
 
 
@@ -84,7 +84,9 @@ def test_slots_that_other_jobs_hold_do_not_count_and_may_become_free():
 
 
 def test_the_sentence_adds_up_executors_of_different_sizes():
-    offer = Offer((Executor("1", "a", 1), Executor("2", "a", 1), Executor("3", "b", 2)))
+    offer = Offer(
+        (ExecutorSlots("1", "a", 1), ExecutorSlots("2", "a", 1), ExecutorSlots("3", "b", 2))
+    )
     assert "2 x 1 slot + 1 x 2 slots" in shortage(plan(5, 1), offer)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.feed_bed import eventually
 from tfos.monitor.reports import EpochReport
-from tfos.streaming.state import QueryState, Run, StreamLag, StreamStopped
+from tfos.streaming.state import QueryState, StreamLag, StreamRun, StreamStopped
 
 
 def report(rows: int) -> EpochReport:
@@ -42,7 +42,7 @@ def test_what_was_restored_does_not_hide_what_this_program_trained():
 
 
 def test_a_stop_waits_for_the_running_batch_and_holds_the_next_one_back():
-    run, may_end, log = Run(), threading.Event(), []
+    run, may_end, log = StreamRun(), threading.Event(), []
 
     def train(name: str) -> None:
         try:
@@ -70,7 +70,7 @@ def test_a_stop_waits_for_the_running_batch_and_holds_the_next_one_back():
 
 
 def test_an_error_of_a_batch_is_kept_and_frees_the_run():
-    run = Run()
+    run = StreamRun()
     with pytest.raises(ValueError, match="rows"), run.batch():
         raise ValueError("rows")
     assert isinstance(run.error, ValueError)

@@ -11,7 +11,7 @@ import pytest
 from tfos.errors import FeedError
 from tfos.phases import ClusterPhase
 from tfos.streaming.handle import StreamTraining
-from tfos.streaming.state import QueryState, Run
+from tfos.streaming.state import QueryState, StreamRun
 
 
 def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_after_an_error():
@@ -28,7 +28,7 @@ def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_aft
         if len(saves) == 1:
             raise FeedError("the disk is full")
 
-    training = StreamTraining(query, QueryState("q"), Run(), coordinator, ending, save)
+    training = StreamTraining(query, QueryState("q"), StreamRun(), coordinator, ending, save)
     with pytest.raises(FeedError, match="the disk is full"):
         training.stop()
     training.stop()

@@ -34,7 +34,7 @@ def callbacks(ctx: ShownContext) -> list[Any]:
     Args:
         ctx: the node's context; without `log_dir` there is no TensorBoard.
     """
-    found: list[Any] = [Progress(ctx)]
+    found: list[Any] = [ReportProgress(ctx)]
     if ctx.log_dir:
         directory = os.path.join(ctx.log_dir, f"worker-{ctx.worker_rank}")
         found.append(EventFiles(log_dir=directory))
@@ -72,7 +72,7 @@ for _name in vars(keras.callbacks.TensorBoard):
         setattr(EventFiles, _name, _tolerant(_name))
 
 
-class Progress(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+class ReportProgress(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Reports steps, rows and loss to the driver."""
 
     def __init__(self, ctx: WorkerContext) -> None:

@@ -31,7 +31,7 @@ from tfos.keras.fit.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers
 from tfos.keras.step.settings import Settings
-from tfos.keras.step.trainer import Exchange
+from tfos.keras.step.trainer import PSTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         compression=compression,
     )
     _check(model)
-    exchange = Exchange(model, ctx, settings)
+    exchange = PSTrainer(model, ctx, settings)
     if tensors.is_built(model):
         exchange.attach(seeds=ctx.is_chief)
     _install(model, exchange)
@@ -136,7 +136,7 @@ def _check(model: Any) -> None:
     optimizers.check(model.optimizer)
 
 
-def _install(model: Any, exchange: Exchange) -> None:
+def _install(model: Any, exchange: PSTrainer) -> None:
     """Replace methods of this one object. Its class, and with it saving, stays what it was."""
 
     def make_train_function(force: bool = False) -> Any:
@@ -160,7 +160,7 @@ def _install(model: Any, exchange: Exchange) -> None:
     model.__dict__.update(overrides, _tfos_exchange=exchange)
 
 
-def _train(model: Any, exchange: Exchange, iterator: Iterator[Any]) -> Any:
+def _train(model: Any, exchange: PSTrainer, iterator: Iterator[Any]) -> Any:
     """Train `steps_per_execution` batches, or as many as the epoch still has."""
     import tensorflow as tf
 
@@ -178,7 +178,7 @@ def _train(model: Any, exchange: Exchange, iterator: Iterator[Any]) -> Any:
     return logs
 
 
-def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
+def _fit(model: Any, exchange: PSTrainer) -> Callable[..., Any]:
     original = model.fit
     signature = inspect.signature(original)
     fits = iter(range(1 << 62))
@@ -192,7 +192,7 @@ def _fit(model: Any, exchange: Exchange) -> Callable[..., Any]:
         _check_arguments(arguments)
         validation.check(arguments)
         name = f"fit/{next(fits)}"
-        passes = validation.Validation(exchange, arguments, name)
+        passes = validation.ValidationPasses(exchange, arguments, name)
         exchange.validation = passes
         before = BeforeCallbacks(exchange, dataset, passes, name)
         after = AfterCallbacks(exchange, name)
@@ -278,7 +278,7 @@ def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: An
     )
 
 
-def _pulling(original: Callable[..., Any], exchange: Exchange) -> Callable[..., Any]:
+def _pulling(original: Callable[..., Any], exchange: PSTrainer) -> Callable[..., Any]:
     @functools.wraps(original)
     def pulling(*args: Any, **kwargs: Any) -> Any:
         if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
@@ -292,7 +292,7 @@ def _pulling(original: Callable[..., Any], exchange: Exchange) -> Callable[..., 
     return pulling
 
 
-def _pushing(original: Callable[..., Any], exchange: Exchange) -> Callable[..., Any]:
+def _pushing(original: Callable[..., Any], exchange: PSTrainer) -> Callable[..., Any]:
     @functools.wraps(original)
     def pushing(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)

@@ -26,9 +26,9 @@ import keras
 import msgspec
 
 from tfos.keras.data.dataset import BatchDataset
-from tfos.keras.fit.validation import Validation
+from tfos.keras.fit.validation import ValidationPasses
 from tfos.keras.step import optimizers
-from tfos.keras.step.trainer import Exchange
+from tfos.keras.step.trainer import PSTrainer
 
 Logs = dict[str, Any] | None
 
@@ -60,7 +60,9 @@ class FeedEnded(Exception):
 class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """First in the list of callbacks."""
 
-    def __init__(self, exchange: Exchange, dataset: Any, validation: Validation, name: str) -> None:
+    def __init__(
+        self, exchange: PSTrainer, dataset: Any, validation: ValidationPasses, name: str
+    ) -> None:
         super().__init__()
         self._exchange = exchange
         self._validation = validation
@@ -77,7 +79,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._exchange.ctx.micro_batches.follow(self._feed)
         if self._exchange.waits:
             self._exchange.join()
-            self._exchange.meet(f"{self._name}/begin", b"")
+            self._exchange.rendezvous(f"{self._name}/begin", b"")
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """Wait for the epoch's first batch, or learn that there is none and never will be."""
@@ -107,7 +109,9 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 del logs[name]  # Keras shows the metrics of no batch as 0
         fed_epoch = self._dataset.ended_epoch if self._dataset and self._feed else None
         report = Report(rows, dict(_numbers(logs or {})), fed_epoch, val_rows)
-        answers = exchange.meet(f"{self._name}/{epoch}/metrics", msgspec.msgpack.encode(report))
+        answers = exchange.rendezvous(
+            f"{self._name}/{epoch}/metrics", msgspec.msgpack.encode(report)
+        )
         reports = _decoded(answers.values(), Report)
         if logs is not None:
             logs.update(combine(reports))
@@ -127,7 +131,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Last in the list of callbacks."""
 
-    def __init__(self, exchange: Exchange, name: str) -> None:
+    def __init__(self, exchange: PSTrainer, name: str) -> None:
         super().__init__()
         self._exchange = exchange
         self._name = name
@@ -155,7 +159,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         stop = bool(self.model.stop_training)
         own = Decision(exchange.ctx.is_chief, stop, rate, exchange.assigned)
         exchange.assigned = False
-        answers = exchange.meet(key, msgspec.msgpack.encode(own))
+        answers = exchange.rendezvous(key, msgspec.msgpack.encode(own))
         decision = next((d for d in _decoded(answers.values(), Decision) if d.chief), own)
         if decision is own:
             return

@@ -14,10 +14,10 @@ from typing import Any
 
 from tfos.errors import SettingsError
 from tfos.keras.data.dataset import FeedDataset
-from tfos.keras.step.trainer import Exchange
+from tfos.keras.step.trainer import PSTrainer
 
 
-class Validation:
+class ValidationPasses:
     """The passes of one `fit`.
 
     Args:
@@ -26,7 +26,7 @@ class Validation:
         name: of the fit, the same on all workers.
     """
 
-    def __init__(self, exchange: Exchange, arguments: dict[str, Any], name: str) -> None:
+    def __init__(self, exchange: PSTrainer, arguments: dict[str, Any], name: str) -> None:
         self._exchange = exchange
         trained, data = arguments.get("x"), arguments.get("validation_data")
         self._trained = trained if isinstance(trained, FeedDataset) else None
@@ -46,7 +46,7 @@ class Validation:
         self._has_run = True
         if self._dataset is not None:
             self._passes += 1
-            exchange.meet(f"{self._name}/validation/{self._passes}", b"")
+            exchange.rendezvous(f"{self._name}/validation/{self._passes}", b"")
 
     def take_rows(self) -> int:
         """Return the weight of this epoch's metrics: its rows; 1 for data that all share."""

@@ -22,13 +22,13 @@ from ps.manifest.manifest import Manifest
 from tfos.keras.errors import UnsupportedModel
 
 if TYPE_CHECKING:
-    from tfos.keras.step.trainer import Exchange
+    from tfos.keras.step.trainer import PSTrainer
 
 PIECE_BYTES = 1 << 20
 """Most bytes of one meeting's value."""
 
 
-def share(exchange: Exchange, weights: Sequence[Any], *, seeds: bool) -> None:
+def share(exchange: PSTrainer, weights: Sequence[Any], *, seeds: bool) -> None:
     """Give the seeder's frozen weights to the other workers.
 
     Args:
@@ -47,7 +47,7 @@ def share(exchange: Exchange, weights: Sequence[Any], *, seeds: bool) -> None:
         received = np.empty_like(data)
         for start in range(0, data.size, PIECE_BYTES):
             piece = data[start : start + PIECE_BYTES].tobytes() if seeds else b""
-            answers = exchange.meet(f"frozen/{position}/{start}", piece)
+            answers = exchange.rendezvous(f"frozen/{position}/{start}", piece)
             given = next((value for value in answers.values() if value), b"")
             if not given:  # and no StopIteration, which Keras takes for the end of the data
                 raise _nobody_gave(variable.path)

@@ -26,7 +26,7 @@ GRACE_S = 5.0
 """For a push whose own deadline has passed to say so itself."""
 
 
-class Push(Generic[Result]):
+class PipelinedPush(Generic[Result]):
     """One push: waiting, under way, or done with a result or an error."""
 
     def __init__(self, send: Callable[[], Result]) -> None:
@@ -73,8 +73,8 @@ class InFlight(Generic[Result]):
 
     def __init__(self, timeout_s: Callable[[], float]) -> None:
         self._timeout_s = timeout_s
-        self._pushes: deque[Push[Result]] = deque()
-        self._queue: SimpleQueue[Push[Result] | None] = SimpleQueue()
+        self._pushes: deque[PipelinedPush[Result]] = deque()
+        self._queue: SimpleQueue[PipelinedPush[Result] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class InFlight(Generic[Result]):
                 target=_send_all, args=(self._queue,), name="tfos-push", daemon=True
             )
             self._thread.start()
-        push = Push(send)
+        push = PipelinedPush(send)
         self._pushes.append(push)
         self._queue.put(push)
 
@@ -96,7 +96,7 @@ class InFlight(Generic[Result]):
         """Wait for the oldest push and return its result.
 
         Raises:
-            RequestTimeout: see Push.wait; no push is left then.
+            RequestTimeout: see PipelinedPush.wait; no push is left then.
             Exception: what sending it, or one before it, raised; no push is left then.
             KeyboardInterrupt: it is still under way, and those behind it are.
         """
@@ -123,7 +123,7 @@ class InFlight(Generic[Result]):
             self._thread = None
 
 
-def _send_all(queue: SimpleQueue[Push[Result] | None]) -> None:
+def _send_all(queue: SimpleQueue[PipelinedPush[Result] | None]) -> None:
     failed: BaseException | None = None
     while (push := queue.get()) is not None:
         push.run(failed)

@@ -14,7 +14,7 @@ from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.protocols import WorkerContext
 
 
-class Places:
+class DataPositions:
     """The notes of one model's training.
 
     Args:
@@ -37,7 +37,7 @@ class Places:
         """Note nothing more, and let the rows go."""
         self._dataset, self._first = None, {}
 
-    def for_push(self) -> metadata.PushedNote | None:
+    def for_push(self) -> metadata.AttachedMetadata | None:
         """Return what goes with the push of the batch that was handed out last."""
         place = None if self._dataset is None else self._dataset.place()
         if place is None:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tfos.keras.step import optimizers
-from tfos.keras.step.variables import Group
+from tfos.keras.step.variables import VariableGroup
 
 ALIGNMENT = 64
 """What TensorFlow's kernels ask of memory."""
@@ -36,7 +36,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Received:
     """One flat array per group, and the same memory as tensors."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[VariableGroup]) -> None:
         import tensorflow as tf
 
         self.arrays: dict[str, Array] = {
@@ -57,7 +57,7 @@ class Replica:
             accumulates, the counter behind that counts batches, those not yet pushed included.
     """
 
-    def __init__(self, groups: Sequence[Group], optimizer: Any) -> None:
+    def __init__(self, groups: Sequence[VariableGroup], optimizer: Any) -> None:
         self._groups = tuple(groups)
         self._trainable = tuple(group for group in groups if group.trainable)
         self._iterations = optimizers.unwrap(optimizer)._iterations.value
@@ -100,7 +100,7 @@ class Replica:
         count = tf.cast(iterations, self._iterations.dtype) * self._batches_per_update
         self._iterations.assign(count + waiting)
 
-    def _compile_assign(self, groups: Sequence[Group]) -> Any:
+    def _compile_assign(self, groups: Sequence[VariableGroup]) -> Any:
         import tensorflow as tf
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow has no types
@@ -127,7 +127,7 @@ class Averages:
         groups: all groups of the model.
     """
 
-    def __init__(self, model: Any, groups: Sequence[Group]) -> None:
+    def __init__(self, model: Any, groups: Sequence[VariableGroup]) -> None:
         optimizers.give_slots(model)
         inner = optimizers.unwrap(model.optimizer)
         averages = inner._model_variables_moving_average

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ps.manifest.manifest import Hyper
-from ps.metadata import PushedNote
+from ps.metadata import AttachedMetadata
 from tfos.keras.data import tensors
 from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
 from tfos.keras.protocols import WorkerContext
@@ -39,13 +39,13 @@ from tfos.keras.step import attach as frozen
 from tfos.keras.step import optimizers, variables
 from tfos.keras.step.attach import check_same
 from tfos.keras.step.pipeline import InFlight
-from tfos.keras.step.positions import Places
+from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.replica import Averages, Received, Replica
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.train_step import GradientStep, StepOutput
 
 if TYPE_CHECKING:
-    from tfos.keras.fit.validation import Validation
+    from tfos.keras.fit.validation import ValidationPasses
 
 PARTS = ("compute", "feed", "pull", "push")
 
@@ -84,7 +84,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class AppliedPush:
     """A push that the servers have acknowledged, and the values that came back."""
 
     received: Received
@@ -92,7 +92,7 @@ class Landed:
     rows: int
 
 
-class Exchange:
+class PSTrainer:
     """Keeps one model's variables and the servers' parameters together.
 
     Attributes:
@@ -120,7 +120,7 @@ class Exchange:
         self._rows_waiting = 0
         self.assigned = False
         self.is_between_epochs = False
-        self.validation: Validation | None = None
+        self.validation: ValidationPasses | None = None
         self._client = ctx.ps_client()
         self._member = True
         self._build_meetings = 0
@@ -129,9 +129,9 @@ class Exchange:
         self._step: GradientStep | None = None
         self._replica: Replica | None = None
         self._averages: Averages | None = None
-        self._in_flight: InFlight[Landed] = InFlight(lambda: self._client.timeout_s)
+        self._in_flight: InFlight[AppliedPush] = InFlight(lambda: self._client.timeout_s)
         self._most_in_flight = 0
-        self.places = Places(ctx, self._client)
+        self.places = DataPositions(ctx, self._client)
 
     @property
     def client(self) -> Any:
@@ -194,7 +194,7 @@ class Exchange:
         """
         self._build_meetings += 1
         own = b"" if data is None else tensors.describe(data)
-        answers = self.meet(f"build/{self._build_meetings}", own)
+        answers = self.rendezvous(f"build/{self._build_meetings}", own)
         described = next((answers[rank] for rank in sorted(answers) if answers[rank]), None)
         if described is not None:
             tensors.build(self.model, described)
@@ -344,16 +344,16 @@ class Exchange:
         rows: tuple[int, int],
         *,
         lag: int,
-        note: PushedNote | None,
-    ) -> Landed:
+        note: AttachedMetadata | None,
+    ) -> AppliedPush:
         """Push for the rows of this batch, and of this and those accumulated before it."""
         newest, all_rows = rows
         ack = self._client.push_pull(
             pushed, received.arrays, hyper=hyper, rows=all_rows, lag=lag, note=note
         )
-        return Landed(received, ack.clock, newest)
+        return AppliedPush(received, ack.clock, newest)
 
-    def _give_back(self, landed: Landed) -> None:
+    def _give_back(self, landed: AppliedPush) -> None:
         _, replica = self._bound()
         replica.give(landed.received)
         self.clock = landed.clock
@@ -410,8 +410,8 @@ class Exchange:
             self._client.leave()
             self._member = False
 
-    def meet(self, key: str, value: bytes) -> dict[int, bytes]:
-        """Exchange small values with all workers that are not done; returns them by rank."""
+    def rendezvous(self, key: str, value: bytes) -> dict[int, bytes]:
+        """PSTrainer small values with all workers that are not done; returns them by rank."""
         if self.ctx.num_workers == 1:
             return {self.ctx.worker_rank: value}
         answers = self._client.rendezvous(key, value, timeout_s=MEETING_TIMEOUT_S)

@@ -37,7 +37,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class VariableGroup:
     """Variables that stand in one flat buffer on the servers."""
 
     name: str
@@ -82,16 +82,16 @@ class Group:
 class Variables:
     """All variables of a model that concern the servers."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[VariableGroup, ...]
     frozen: tuple[Any, ...]
 
     @property
-    def trainable(self) -> tuple[Group, ...]:
+    def trainable(self) -> tuple[VariableGroup, ...]:
         """The groups whose gradients are pushed."""
         return tuple(group for group in self.groups if group.trainable)
 
     @property
-    def statistics(self) -> tuple[Group, ...]:
+    def statistics(self) -> tuple[VariableGroup, ...]:
         """The groups whose values are pushed."""
         return tuple(group for group in self.groups if not group.trainable)
 
@@ -177,7 +177,7 @@ def collect(model: Any, optimizer: Any) -> Variables:
     for variable in statistics:
         buckets.setdefault(("statistics", _master_dtype(variable)), []).append(variable)
     groups = tuple(
-        Group(
+        VariableGroup(
             name=kind if dtype == "float32" else f"{kind}.{dtype}",
             dtype="float32" if dtype == "float32" else "float64",
             variables=tuple(members),

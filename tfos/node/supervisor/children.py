@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfos.node import bootstrap, procfs
-from tfos.node.child_link import FromChild, Link
+from tfos.node.child_link import ChildLink, FromChild
 from tfos.node.spec import SupervisorSpec
 
 _READ_BYTES = 64 * 1024
@@ -34,7 +34,7 @@ class Exit:
 class Child:
     """A running child process."""
 
-    def __init__(self, pid: int, output: int, link: Link[FromChild] | None) -> None:
+    def __init__(self, pid: int, output: int, link: ChildLink[FromChild] | None) -> None:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.output = output
@@ -126,7 +126,7 @@ def spawn(  # noqa: PLR0913 - the whole of a process's start
         os.close(output_write)
         if link:
             link[1].close()
-    child = Child(process.pid, output_read, Link(link[0], FromChild) if link else None)
+    child = Child(process.pid, output_read, ChildLink(link[0], FromChild) if link else None)
     process.returncode = 0  # `Child.reap` waits for it; Popen must not
     return child
 

@@ -46,7 +46,7 @@ Notice = messages.Order | Registered | Unwanted
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class HeartbeatState:
     """What a heartbeat tells; replaced as a whole, so a reader needs no lock."""
 
     phase: str = "starting"
@@ -56,7 +56,7 @@ class Vitals:
     stats: bytes = b""
 
 
-class Uplink:
+class Reporter:
     """A supervisor's line to its driver."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Uplink:
         client: ControlClient,
         register: messages.Register,
         *,
-        vitals: Callable[[], Vitals],
+        vitals: Callable[[], HeartbeatState],
         post: Callable[[Notice], None],
     ) -> None:
         self._client = client

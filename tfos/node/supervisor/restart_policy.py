@@ -75,7 +75,7 @@ class Restarts:
 
     def note(self, order: messages.Order) -> None:
         """Remember an order if a later child has to obey it as well."""
-        if self.limit and isinstance(order, messages.WorkerLost | messages.WorkerDone):
+        if self.limit and isinstance(order, messages.FenceWorker | messages.WorkerDone):
             self._orders.append(order)
 
     def repeat_orders(self, tell: Callable[[messages.Order], None]) -> None:

@@ -27,17 +27,17 @@ from tfos.control.client import ControlClient
 from tfos.node import failure, procfs
 from tfos.node.child_link import FromChild, Progress, Raised
 from tfos.node.errors import LinkError
-from tfos.node.spec import ChildSpec, State, Status, SupervisorSpec
+from tfos.node.spec import ChildSpec, NodeStatus, State, SupervisorSpec
 from tfos.node.supervisor import children, tensorboard
 from tfos.node.supervisor.event_loop import EventLoop
 from tfos.node.supervisor.log_buffer import NodeLog
 from tfos.node.supervisor.reporter import (
     REGISTER_WINDOW_S,
+    HeartbeatState,
     Notice,
     Registered,
+    Reporter,
     Unwanted,
-    Uplink,
-    Vitals,
 )
 from tfos.node.supervisor.restart_policy import Restarts
 from tfos.node.workspace import Workspace
@@ -65,7 +65,7 @@ class Supervisor:
         self._workspace = Workspace(spec.executor, self._node.name, spec.attempt, spec.cluster_id)
         self._log = NodeLog(self._workspace.log_path)
         self._loop = EventLoop()
-        self._vitals = Vitals()
+        self._vitals = HeartbeatState()
         self._env = children.child_env(
             os.environ, threads=spec.bundle.settings.threads, cores=spec.executor.cores
         )
@@ -103,7 +103,7 @@ class Supervisor:
         """Hand a notice to the main thread."""
         self._loop.post(lambda: self._on_notice(notice))
 
-    def _make_uplink(self) -> Uplink:
+    def _make_uplink(self) -> Reporter:
         spec = self._spec
         keys = TlsCredentials(spec.bundle.cert_pem, spec.bundle.key_pem, spec.bundle.ca_pem)
         client = ControlClient(spec.driver_address, spec.cluster_id, self._node, keys)
@@ -115,7 +115,7 @@ class Supervisor:
             boot_id=endpoint.boot_id(),
             skew=spec.skew,
         )
-        return Uplink(client, register, vitals=lambda: self._vitals, post=self._post)
+        return Reporter(client, register, vitals=lambda: self._vitals, post=self._post)
 
     def _open(self) -> None:
         procfs.become_subreaper()
@@ -385,7 +385,7 @@ class Supervisor:
 
     def _write_status(self, state: State, reason: str = "") -> None:
         with contextlib.suppress(OSError):  # the node task may be gone
-            line = msgspec.json.encode(Status(state, reason)) + b"\n"
+            line = msgspec.json.encode(NodeStatus(state, reason)) + b"\n"
             os.write(self._spec.status_fd, line)
 
 
