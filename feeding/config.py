@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 
 MIB = 1 << 20
 
@@ -49,18 +49,18 @@ class FeedConfig:
         for name in ("chunk_rows", "chunk_bytes", "max_chunk_bytes", "max_inflight_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")
+                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
         for name in ("feed_timeout_s", "starve_timeout_s", "connect_timeout_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise SettingsError(f"{name} must be a number of seconds, got {value!r}")
+                raise FeedSettingsError(f"{name} must be a number of seconds, got {value!r}")
             if not (math.isfinite(value) and value > 0):
-                raise SettingsError(f"{name} must be finite and > 0, got {value!r}")
+                raise FeedSettingsError(f"{name} must be finite and > 0, got {value!r}")
         if self.float_dtype not in ("float64", "float32", "float16"):
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"float_dtype must be float64, float32 or float16, got {self.float_dtype!r}"
             )
         if self.chunk_bytes > self.max_chunk_bytes:
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"chunk_bytes ({self.chunk_bytes}) exceeds max_chunk_bytes ({self.max_chunk_bytes})"
             )

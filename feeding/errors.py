@@ -1,7 +1,7 @@
 """Everything that feeding can raise.
 
-FeedError
-├── SettingsError        impossible settings                    → fix the call
+FeedError (a TFOSError)
+├── FeedSettingsError    impossible settings                    → fix the call
 ├── RowError             a row does not fit a chunk             → fix the data
 ├── SchemaError          a chunk does not fit what was asked    → fix the data or ask another dtype
 ├── DataError            a file's content is damaged           → repair it, or skip bad records
@@ -26,16 +26,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rpc.errors import RemoteError
+from rpc.errors import RemoteError, SettingsError, TFOSError
 
 
-class FeedError(Exception):
+class FeedError(TFOSError):
     """Base of all errors of this package."""
 
     code: ClassVar[str] = "feed"
 
 
-class SettingsError(FeedError):
+class FeedSettingsError(FeedError, SettingsError):
     """The settings cannot work, whatever the data."""
 
     code = "feed_settings"
@@ -149,7 +149,7 @@ _BY_CODE: dict[str, type[FeedError]] = {
     kind.code: kind
     for kind in (
         FeedError,
-        SettingsError,
+        FeedSettingsError,
         RowError,
         SchemaError,
         ChunkError,

@@ -1,10 +1,10 @@
 """Everything the parameter server can raise, ordered by who must act.
 
-PSError
-├── SettingsError            impossible settings                 → fix the call
+PSError (a TFOSError)
+├── PSSettingsError          impossible settings                 → fix the call
 ├── ManifestMismatch         two sides mean different parameters → fix the deployment
 ├── RoleError                this role may not call that         → fix the call
-├── PhaseError               the shard is in the wrong phase     → wait, seed or restart it
+├── ServerPhaseError         the shard is in the wrong phase     → wait, seed or restart it
 ├── PushError                the server refused one push         → its state is unchanged
 │   ├── ShapeError           size or dtype of a tensor is wrong
 │   ├── NonFiniteGradient    NaN or infinity in a bucket
@@ -15,9 +15,9 @@ PSError
 │   └── SequenceGap          a push is missing before this one
 ├── WorkerLost               a sync barrier lost a member        → restart with the remaining
 ├── CheckpointError          a checkpoint cannot be written or read
-├── TransportError           network or peer failed              → retried; then this
+├── ServerUnavailable        network or peer failed              → retried; then this
 │   ├── RequestTimeout
-│   └── PeerGone
+│   └── ServerGone
 ├── ClosedError              *this side* closed it earlier       → programming error
 └── ServerError              the server failed for a reason of its own
 
@@ -30,13 +30,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from rpc.errors import SettingsError, TFOSError
+
 if TYPE_CHECKING:
     from typing import Self
 
     from rpc.errors import RemoteError
 
 
-class PSError(Exception):
+class PSError(TFOSError):
     """Base of all errors of the parameter server.
 
     Args:
@@ -56,7 +58,7 @@ class PSError(Exception):
         return type(self)(self.message, self.details)
 
 
-class SettingsError(PSError, ValueError):
+class PSSettingsError(PSError, SettingsError):
     """Settings that cannot work, whoever asks.
 
     A `ValueError` too, so that decoding a manifest reports it with the path of the field.
@@ -77,7 +79,7 @@ class RoleError(PSError):
     code = "role"
 
 
-class PhaseError(PSError):
+class ServerPhaseError(PSError):
     """The shard is in a phase in which this call is illegal; the message names both."""
 
     code = "phase"
@@ -143,19 +145,19 @@ class CheckpointError(PSError):
     code = "checkpoint"
 
 
-class TransportError(PSError):
+class ServerUnavailable(PSError):
     """The network or the peer failed and retries did not help."""
 
     code = "transport"
 
 
-class RequestTimeout(TransportError):
+class RequestTimeout(ServerUnavailable):
     """No answer within the deadline."""
 
     code = "request_timeout"
 
 
-class PeerGone(TransportError):
+class ServerGone(ServerUnavailable):
     """The peer closed or reset the connection and could not be reached again."""
 
     code = "peer_gone"

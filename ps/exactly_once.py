@@ -37,7 +37,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from ps.errors import PhaseError, PSError, SequenceGap, StaleIncarnation
+from ps.errors import PSError, SequenceGap, ServerPhaseError, StaleIncarnation
 from ps.manifest.manifest import WorkerRank
 
 MAX_SEQUENCE = 2**63 - 1
@@ -329,7 +329,7 @@ class CompletionLog:
         self._is_restored = True
         for cut in cuts:
             if len(cut.applied) != self._num_buckets:
-                raise PhaseError(
+                raise ServerPhaseError(
                     f"a record of {len(cut.applied)} buckets cannot be restored into a shard of "
                     f"{self._num_buckets}"
                 )

@@ -22,7 +22,7 @@ import msgspec
 
 from ps import codec
 from ps.codec import UNREADABLE
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 
 MAX_NOTES = 4096
 MAX_NOTE_BYTES = 1 << 20
@@ -95,16 +95,16 @@ class Metadata:
         """Refuse a note for which there is no room.
 
         Raises:
-            SettingsError: there are too many, or they are too large.
+            PSSettingsError: there are too many, or they are too large.
         """
         if name not in self._texts and len(self._texts) >= MAX_NOTES:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"note {name!r} would be one more than the {MAX_NOTES} that a cluster may have; "
                 "use a name again, or remove notes: set_note(name, None)"
             )
         total = self._num_bytes + _size(name, text)
         if total > MAX_ALL_BYTES:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"with note {name!r} all notes would have {total} bytes, the limit is "
                 f"{MAX_ALL_BYTES}; keep large things in a file and note its path"
             )
@@ -125,7 +125,7 @@ class Metadata:
         """As `put`, unless this request of the session, or a later one, was here before.
 
         Raises:
-            SettingsError: see `check_room`.
+            PSSettingsError: see `check_room`.
         """
         if sequence <= self._done.get(session, 0):
             return
@@ -141,11 +141,11 @@ def pushed(name: str, value: Any) -> AttachedMetadata:
     """Return a note for a push.
 
     Raises:
-        SettingsError: see `text_of`; or it is too long to come with a push.
+        PSSettingsError: see `text_of`; or it is too long to come with a push.
     """
     text = text_of(name, value)
     if len(text) > MAX_PUSHED_LENGTH:
-        raise SettingsError(
+        raise PSSettingsError(
             f"note {name!r} has {len(text)} characters; one that comes with a push may have "
             f"{MAX_PUSHED_LENGTH}"
         )
@@ -156,15 +156,15 @@ def text_of(name: str, value: Any) -> str:
     """Return a value as JSON.
 
     Raises:
-        SettingsError: the name is none, JSON has no such value, or its text is too long.
+        PSSettingsError: the name is none, JSON has no such value, or its text is too long.
     """
     try:
         msgspec.convert(name, NoteName)
         encoded = msgspec.json.encode(value)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
-        raise SettingsError(f"note {name!r} cannot be kept: {error}") from error
+        raise PSSettingsError(f"note {name!r} cannot be kept: {error}") from error
     if len(encoded) > MAX_NOTE_BYTES:
-        raise SettingsError(
+        raise PSSettingsError(
             f"note {name!r} has {len(encoded)} bytes, the limit is {MAX_NOTE_BYTES}"
         )
     return encoded.decode()
@@ -174,10 +174,10 @@ def read_text(name: str, call: Payload) -> str:
     """Return the text that a request brings.
 
     Raises:
-        SettingsError: it is too long, or no JSON.
+        PSSettingsError: it is too long, or no JSON.
     """
     if call.payload_bytes > MAX_NOTE_BYTES:
-        raise SettingsError(
+        raise PSSettingsError(
             f"note {name!r} has {call.payload_bytes} bytes, the limit is {MAX_NOTE_BYTES}"
         )
     data = bytearray(call.payload_bytes)
@@ -186,7 +186,7 @@ def read_text(name: str, call: Payload) -> str:
         msgspec.json.decode(data)
         return data.decode()
     except UNREADABLE as error:
-        raise SettingsError(f"note {name!r} is no JSON: {error}") from error
+        raise PSSettingsError(f"note {name!r} is no JSON: {error}") from error
 
 
 def encode(texts: Mapping[str, str]) -> bytes:
@@ -198,13 +198,13 @@ def decode(payload: bytes | memoryview) -> dict[str, Any]:
     """Return values by name.
 
     Raises:
-        SettingsError: the server sent something else.
+        PSSettingsError: the server sent something else.
     """
     try:
         texts = codec.msgpack(payload, dict[str, str])
         return {name: msgspec.json.decode(text) for name, text in texts.items()}
     except UNREADABLE as error:
-        raise SettingsError(f"the server's notes cannot be read: {error}") from error
+        raise PSSettingsError(f"the server's notes cannot be read: {error}") from error
 
 
 def _size(name: str, text: str) -> int:

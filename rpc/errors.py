@@ -1,4 +1,8 @@
-"""Everything the RPC layer can raise.
+"""The root of all errors of tfos, and everything the RPC layer can raise.
+
+TFOSError                 base of every error that tfos raises, in any room and process
+├── SettingsError         a value that cannot work; also a ValueError        → fix the call
+└── RpcError, ps.errors.PSError, feeding.errors.FeedError and those of tfos.errors
 
 RpcError
 ├── AuthError             wrong or missing token, wrong cluster or role  → fix the deployment
@@ -20,7 +24,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-class RpcError(Exception):
+class TFOSError(Exception):
+    """Base of every error that tfos raises."""
+
+
+class SettingsError(TFOSError, ValueError):
+    """A value cannot work, whatever the data or the cluster."""
+
+
+class RpcError(TFOSError):
     """Base of all errors of this package."""
 
 

@@ -9,6 +9,7 @@ from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.server import ControlServer
+from tfos.failure import NodeId
 
 WAIT_S = 30.0
 
@@ -42,18 +43,18 @@ class RecordingHandler:
         self._note("heartbeat", heartbeat)
         return messages.HeartbeatReply()
 
-    def on_event(self, node: messages.NodeId, event: messages.Event) -> None:
+    def on_event(self, node: NodeId, event: messages.Event) -> None:
         self._note("event", (node, event))
 
     def on_log(self, batch: messages.LogBatch) -> None:
         self._note("log", batch)
 
-    def on_stream_opened(self, node: messages.NodeId) -> str:
+    def on_stream_opened(self, node: NodeId) -> str:
         if not self.refuse_orders:
             self._note("opened", node)
         return self.refuse_orders
 
-    def on_stream_closed(self, node: messages.NodeId) -> None:
+    def on_stream_closed(self, node: NodeId) -> None:
         self._note("closed", node)
 
 
@@ -80,17 +81,17 @@ class ControlBed:
         return f"127.0.0.1:{self.port}"
 
     def client(self, role: str = "worker", index: int = 0, attempt: int = 0) -> ControlClient:
-        node = messages.NodeId(role, index, attempt)
+        node = NodeId(role, index, attempt)
         return self.client_with(node, self.authority.node(node.name))
 
-    def client_with(self, node: messages.NodeId, credentials: TlsCredentials) -> ControlClient:
+    def client_with(self, node: NodeId, credentials: TlsCredentials) -> ControlClient:
         client = ControlClient(self.address, self.cluster_id, node, credentials)
         self.clients.append(client)
         return client
 
     @staticmethod
     def connect(
-        address: str, cluster_id: str, node: messages.NodeId, credentials: TlsCredentials
+        address: str, cluster_id: str, node: NodeId, credentials: TlsCredentials
     ) -> ControlClient:
         return ControlClient(address, cluster_id, node, credentials)
 

@@ -18,6 +18,7 @@ from rpc.endpoint import Endpoint
 from tfos.control import messages
 from tfos.control.client import ControlClient
 from tfos.errors import ControlError
+from tfos.failure import NodeFailure, NodeId
 from tfos.node.spec import NodeBundle
 from tfos.node.task import NodeResult, NodeTask
 
@@ -188,7 +189,7 @@ class FakeNode:
         self.started = threading.Event()
         self.ended = threading.Event()
         self._task, self._bundle, self._register = task, bundle, register
-        self._node = messages.NodeId(bundle.role, bundle.index)
+        self._node = NodeId(bundle.role, bundle.index)
         self._client: ControlClient | None = None
         self._thread = threading.Thread(target=self._run, name=f"fake-{self.name}", daemon=True)
         self._thread.start()
@@ -207,7 +208,7 @@ class FakeNode:
     def fail(self, text: str) -> None:
         """Raise in main_fun."""
         assert self._client is not None
-        failure = messages.NodeFailure(
+        failure = NodeFailure(
             self._node, "h", 7, error_type="ValueError", message=text, traceback="T"
         )
         self._client.report(messages.Failed(failure), timeout_s=WAIT_S)

@@ -19,10 +19,10 @@ from ps.client.server_group import Answer
 from ps.consistency.policy import OnLost
 from ps.errors import (
     NonFiniteGradient,
-    PhaseError,
     PSError,
+    PSSettingsError,
     RequestTimeout,
-    SettingsError,
+    ServerPhaseError,
     StaleIncarnation,
     WorkerLost,
 )
@@ -45,9 +45,9 @@ PUSHES, EVENTS, ROWS, LOOKUPS = range(1, 5)
 _OUTCOMES: tuple[tuple[type[Exception], Outcome], ...] = (
     (StaleIncarnation, "stale"),
     (WorkerLost, "lost"),
-    (PhaseError, "phase"),
+    (ServerPhaseError, "phase"),
     (NonFiniteGradient, "nan"),
-    (SettingsError, "settings"),
+    (PSSettingsError, "settings"),
     (RequestTimeout, "timeout"),
 )
 

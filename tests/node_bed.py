@@ -21,6 +21,7 @@ from tests.control_bed import ControlBed, RecordingHandler
 from tests.named_memory import left_since, named
 from tests.spark.marked_processes import MARKER, kill, marked, wait_gone
 from tfos.control import messages
+from tfos.failure import NodeFailure, NodeId
 from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeResult, NodeTask
 
@@ -63,7 +64,7 @@ class SteeredHandler(RecordingHandler):
     def __init__(self) -> None:
         super().__init__()
         self.reply = messages.RegisterReply(accepted=True)
-        self.fenced: set[messages.NodeId] = set()
+        self.fenced: set[NodeId] = set()
 
     def on_register(self, register: messages.Register) -> messages.RegisterReply:
         super().on_register(register)
@@ -167,7 +168,7 @@ class NodeBed:
         batch: messages.LogBatch = self._await(matches)
         return next(line for line in batch.lines if text in line)
 
-    def failure(self, name: str) -> messages.NodeFailure:
+    def failure(self, name: str) -> NodeFailure:
         return self.event(name, messages.Failed).failure
 
     def entry(self, name: str, rank: int = 0) -> messages.RosterEntry:
@@ -179,7 +180,7 @@ class NodeBed:
 
     def order(self, name: str, order: messages.Order, attempt: int = 0) -> None:
         role, index = name.split(":")
-        self.control.server.send(messages.NodeId(role, int(index), attempt), order)
+        self.control.server.send(NodeId(role, int(index), attempt), order)
 
     def release(self, *names: str) -> tuple[messages.RosterEntry, ...]:
         """Wait until these nodes listen, then start them all."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from tfos.version import __version__
+
 if TYPE_CHECKING:
     from tfos.cluster import TFCluster
     from tfos.config import Checkpoints, ClusterConfig, InputMode
     from tfos.datasource import register_data_sources
     from tfos.errors import NodeFailedError, TFOSError
-
-__version__ = "0.1.0"
-"""The one place of the release's number; every process of a cluster must have the same."""
 
 __all__ = [
     "Checkpoints",
@@ -25,6 +24,7 @@ __all__ = [
     "NodeFailedError",
     "TFCluster",
     "TFOSError",
+    "__version__",
     "register_data_sources",
 ]
 

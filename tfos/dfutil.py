@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from feeding.errors import DataError, RowError, SettingsError
+from feeding.errors import DataError, FeedSettingsError, RowError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, Row, StructType
@@ -92,7 +92,7 @@ def toTFExample(
         dtypes: `df.dtypes`: names and types of the columns.
 
     Raises:
-        SettingsError: a column has a type that no record holds.
+        FeedSettingsError: a column has a type that no record holds.
         RowError: in a task: an array holds a null.
     """
     kinds = {name: _kind_of(name, dtype) for name, dtype in dtypes}
@@ -185,7 +185,7 @@ def _kind_of(name: str, dtype: str) -> str:
         return "int64"
     if value in _BYTES:
         return ""
-    raise SettingsError(
+    raise FeedSettingsError(
         f"column {name!r} is {dtype}; a tf.Example holds numbers, booleans, text, bytes, and "
         "arrays of these"
     )

@@ -1,6 +1,6 @@
-"""Everything that tfos raises in the driver, ordered by who must act.
+"""Every error of tfos that a program can catch: one tree, ordered by who must act.
 
-TFOSError
+TFOSError                        every error of every room
 ├── SettingsError            impossible arguments (also a ValueError)     → fix the call
 │   ├── ConfigError          a Spark setting that the cluster cannot use  → fix the configuration
 │   ├── UnsupportedError     a thing tfos does not do (yet)               → choose another way
@@ -9,27 +9,200 @@ TFOSError
 ├── ReservationTimeout       nodes that never came; the text names them   → look at those executors
 ├── PhaseError               the call does not fit the cluster's phase    → programming error
 ├── NodeFailedError          a node failed; `failures` has the records    → read the first one
-├── FeedTimeout              rows were fed but nobody took them           → feed_timeout, main_fun
-├── FeedError                the Spark job that feeds rows failed         → the data, the executors
+├── FeedError                feeding.errors: rows, chunks, files
+│   ├── FeedTimeout          rows were fed but nobody took them           → feed_timeout, main_fun
+│   └── FeedJobError         the Spark job that feeds rows failed         → the data, the executors
 ├── ShutdownTimeout          nodes did not end in time and were killed    → timeout, main_fun
 └── ControlError             the control plane between driver and nodes
     ├── ControlUnavailable   transient: nobody answered in time           → retried by the caller
     └── ControlRefused       the driver refused this node for good        → the node ends
+
+Besides these, the names of ps.errors, feeding.errors, rpc.errors, tfos.keras.errors and
+tfos.node.errors can be imported from here; each of their trees starts with TFOSError, too.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tfos.control.messages import NodeFailure
+from feeding.errors import (
+    ChunkError,
+    DataError,
+    FeedClosed,
+    FeedError,
+    FeedSettingsError,
+    FeedTimeout,
+    FileChanged,
+    LateChunk,
+    MissingPackage,
+    NoWorkerLeft,
+    PathError,
+    ResultCountError,
+    ResultTypeError,
+    RowError,
+    RowsChanged,
+    SchemaError,
+    StorageUnavailable,
+    TrainerFailed,
+)
+from ps.errors import (
+    CheckpointError,
+    ClosedError,
+    IdError,
+    ManifestMismatch,
+    NonFiniteGradient,
+    PackingError,
+    PSError,
+    PSSettingsError,
+    PushError,
+    RequestTimeout,
+    RoleError,
+    SequenceGap,
+    ServerError,
+    ServerGone,
+    ServerPhaseError,
+    ServerUnavailable,
+    ShapeError,
+    StaleIncarnation,
+    TableFull,
+    WorkerLost,
+)
+from rpc.errors import (
+    AuthError,
+    BusyError,
+    ConnectionClosed,
+    DeadlineExceeded,
+    IntegrityError,
+    LimitExceeded,
+    PeerGone,
+    PortInUse,
+    ProtocolError,
+    RemoteError,
+    RpcError,
+    SettingsError,
+    TFOSError,
+    TransportError,
+    VersionMismatch,
+)
+from tfos.failure import NodeFailure
 
+if TYPE_CHECKING:
+    from tfos.keras.errors import (
+        FeedEndedWarning,
+        NotCompiled,
+        UnsupportedModel,
+        UnsupportedOptimizer,
+        VariablesChanged,
+    )
+    from tfos.node.errors import (
+        ClusterStopped,
+        LinkError,
+        NodeError,
+        NodeStartError,
+        NoServersError,
+        VersionSkew,
+    )
 
-class TFOSError(Exception):
-    """Base of all errors that tfos raises in the driver."""
+_LATER = {
+    "tfos.keras.errors": (
+        "FeedEndedWarning",
+        "NotCompiled",
+        "UnsupportedModel",
+        "UnsupportedOptimizer",
+        "VariablesChanged",
+    ),
+    "tfos.node.errors": (
+        "ClusterStopped",
+        "LinkError",
+        "NoServersError",
+        "NodeError",
+        "NodeStartError",
+        "VersionSkew",
+    ),
+}
+"""Loaded on first use: their modules import this one."""
 
-
-class SettingsError(TFOSError, ValueError):
-    """The arguments cannot work, whatever the cluster."""
+__all__ = [
+    "AuthError",
+    "BusyError",
+    "CheckpointError",
+    "ChunkError",
+    "ClosedError",
+    "ClusterStopped",
+    "ConfigError",
+    "ConnectionClosed",
+    "ControlError",
+    "ControlRefused",
+    "ControlUnavailable",
+    "DataError",
+    "DeadlineExceeded",
+    "FeedClosed",
+    "FeedEndedWarning",
+    "FeedError",
+    "FeedJobError",
+    "FeedSettingsError",
+    "FeedTimeout",
+    "FileChanged",
+    "IdError",
+    "IntegrityError",
+    "LateChunk",
+    "LimitExceeded",
+    "LinkError",
+    "ManifestMismatch",
+    "MissingPackage",
+    "NoServersError",
+    "NoWorkerLeft",
+    "NodeError",
+    "NodeFailedError",
+    "NodeStartError",
+    "NonFiniteGradient",
+    "NotCompiled",
+    "NotEnoughSlots",
+    "NotPicklable",
+    "PSError",
+    "PSSettingsError",
+    "PackingError",
+    "PathError",
+    "PeerGone",
+    "PhaseError",
+    "PortInUse",
+    "ProtocolError",
+    "PushError",
+    "RemoteError",
+    "RemoteTraceback",
+    "RequestTimeout",
+    "ReservationTimeout",
+    "ResultCountError",
+    "ResultTypeError",
+    "RoleError",
+    "RowError",
+    "RowsChanged",
+    "RpcError",
+    "SchemaError",
+    "SequenceGap",
+    "ServerError",
+    "ServerGone",
+    "ServerPhaseError",
+    "ServerUnavailable",
+    "SettingsError",
+    "ShapeError",
+    "ShutdownTimeout",
+    "StaleIncarnation",
+    "StorageUnavailable",
+    "TFOSError",
+    "TableFull",
+    "TrainerFailed",
+    "TransportError",
+    "UnsupportedError",
+    "UnsupportedModel",
+    "UnsupportedOptimizer",
+    "VariablesChanged",
+    "VersionMismatch",
+    "VersionSkew",
+    "WorkerLost",
+]
 
 
 class ConfigError(SettingsError):
@@ -64,11 +237,7 @@ class PhaseError(TFOSError):
     """The call does not fit the phase that the cluster is in."""
 
 
-class FeedTimeout(TFOSError):
-    """No worker took a row for `feed_timeout` seconds."""
-
-
-class FeedError(TFOSError):
+class FeedJobError(FeedError):
     """The Spark job that feeds rows failed, and no node did."""
 
 
@@ -150,3 +319,11 @@ def _where(failure: NodeFailure) -> str:
     known = ", ".join(part for part in where if part)
     text = f"{verb} {failure.node.name}" + (f" ({known})" if known else "")
     return f"{text}; log: {failure.log_path}" if failure.log_path else text
+
+
+def __getattr__(name: str) -> object:
+    """Load an error of a room whose module imports this one."""
+    for home, names in _LATER.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

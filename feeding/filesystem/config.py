@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 
 MIB = 1 << 20
 
@@ -38,8 +38,8 @@ class FileSystemConfig:
             seconds: object = getattr(self, name)
             is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
             if not is_number or not 0 < getattr(self, name) < math.inf:
-                raise SettingsError(f"{name} must be > 0 seconds and finite, got {seconds!r}")
+                raise FeedSettingsError(f"{name} must be > 0 seconds and finite, got {seconds!r}")
         for name in ("range_bytes", "ranges_in_flight"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")
+                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")

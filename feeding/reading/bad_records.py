@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Literal
 
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FeedSettingsError
 
 _logger = logging.getLogger(__name__)
 _TOLD = 10
@@ -34,11 +34,11 @@ class BadData:
 
     def __post_init__(self) -> None:
         if self.action not in ("fail", "skip"):
-            raise SettingsError(f"on_bad_data must be 'fail' or 'skip', got {self.action!r}")
+            raise FeedSettingsError(f"on_bad_data must be 'fail' or 'skip', got {self.action!r}")
         if isinstance(self.max_skipped, bool) or not isinstance(self.max_skipped, int):
-            raise SettingsError(f"max_skipped must be an int >= 0, got {self.max_skipped!r}")
+            raise FeedSettingsError(f"max_skipped must be an int >= 0, got {self.max_skipped!r}")
         if self.max_skipped < 0:
-            raise SettingsError(f"max_skipped must be an int >= 0, got {self.max_skipped}")
+            raise FeedSettingsError(f"max_skipped must be an int >= 0, got {self.max_skipped}")
 
     @property
     def num_skipped(self) -> int:

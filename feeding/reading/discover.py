@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.globbing import alternatives
 from feeding.filesystem.interface import FileStatus, FileSystem, Path
 from feeding.filesystem.location import parse
@@ -38,7 +38,7 @@ def data_files(
 
     Raises:
         FileNotFoundError: a path or pattern has no file.
-        SettingsError: there is no path.
+        FeedSettingsError: there is no path.
         DataError: a directory is nested more than 32 deep.
     """
     found: dict[str, SourceFile] = {}
@@ -65,15 +65,15 @@ def path_list(paths: Path | Iterable[Path]) -> list[str]:
     """Return one path or several as a list of text.
 
     Raises:
-        SettingsError: there is none, or something else than paths.
+        FeedSettingsError: there is none, or something else than paths.
     """
     given: Any = [paths] if isinstance(paths, str | os.PathLike) else paths
     try:
         texts = [os.fspath(path) for path in given]
     except TypeError as error:
-        raise SettingsError(f"paths must be a path or a list of paths: {error}") from None
+        raise FeedSettingsError(f"paths must be a path or a list of paths: {error}") from None
     if not texts:
-        raise SettingsError("no paths were given; name at least one file, directory or pattern")
+        raise FeedSettingsError("no paths were given; name at least one file, directory or pattern")
     return texts
 
 

@@ -25,7 +25,7 @@ from typing import Annotated
 
 import msgspec
 
-from feeding.errors import FileChanged, SettingsError
+from feeding.errors import FeedSettingsError, FileChanged
 from feeding.reading import splits
 from feeding.reading.splits import SourceFile, Split
 
@@ -114,7 +114,7 @@ def work_of(
         stops: of the runs before, the oldest first.
 
     Raises:
-        SettingsError: see splits.share.
+        FeedSettingsError: see splits.share.
     """
     if not any(_is_begun(place, epoch) for stop in stops for place in stop):
         mine = splits.share(files, worker, num_workers, seed=seed, epoch=epoch)
@@ -135,7 +135,7 @@ def course_after(
 
     Raises:
         FileChanged: the files are others than they were.
-        SettingsError: the order of rows is another one.
+        FeedSettingsError: the order of rows is another one.
     """
     last = [each for each in found if each.generation == before.generation]
     if not last:
@@ -200,7 +200,7 @@ def _check_same(saved: Position, reader: Position) -> None:
     for name in ("seed", "shuffle_rows"):
         then, now = getattr(saved, name), getattr(reader, name)
         if then != now:
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"reading cannot go on where it was: it had {name}={then}, now {now}; pass the "
                 "same, or begin anew under another name"
             )

@@ -16,7 +16,7 @@ import numpy as np
 
 from feeding.columnar.ops import Columns, cut, joined, num_rows
 from feeding.columnar.schema import Schema
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 from feeding.reading.positions import START, Course, Place, Position, fingerprint, work_of
 from feeding.reading.runs import Order, RowRun, Source, runs
 from feeding.receiver.batch_reader import Batch, check_batch_size
@@ -49,11 +49,11 @@ class DirectReader:
         course: Course = START,
     ) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
-            raise SettingsError(f"seed must be an int, got {seed!r} ({type(seed).__name__})")
+            raise FeedSettingsError(f"seed must be an int, got {seed!r} ({type(seed).__name__})")
         if type(shuffle_rows) is not int or shuffle_rows < 1:
-            raise SettingsError(f"shuffle_rows must be an int >= 1, got {shuffle_rows!r}")
+            raise FeedSettingsError(f"shuffle_rows must be an int >= 1, got {shuffle_rows!r}")
         if shuffle_rows > 1 and seed is None:
-            raise SettingsError(f"shuffle_rows={shuffle_rows} without a seed; pass seed=")
+            raise FeedSettingsError(f"shuffle_rows={shuffle_rows} without a seed; pass seed=")
         self._source = source
         self._share = (worker, num_workers)
         self._files = tuple(source.files())

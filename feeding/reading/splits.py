@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from feeding.config import MIB
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 
 PIECE_BYTES = 32 * MIB
 """Files are cut into pieces of about this size, which an epoch's order shuffles."""
@@ -76,12 +76,12 @@ def share(
         piece_bytes: size of the pieces of files that do not know their rows.
 
     Raises:
-        SettingsError: there is no such worker, a size that cannot be, or files of both kinds.
+        FeedSettingsError: there is no such worker, a size that cannot be, or files of both kinds.
     """
     if not 0 <= worker < num_workers:
-        raise SettingsError(f"worker must be 0 to {num_workers - 1}, got {worker}")
+        raise FeedSettingsError(f"worker must be 0 to {num_workers - 1}, got {worker}")
     if piece_bytes < 1:
-        raise SettingsError(f"piece_bytes must be at least 1, got {piece_bytes}")
+        raise FeedSettingsError(f"piece_bytes must be at least 1, got {piece_bytes}")
     in_order = sorted(files, key=lambda file: file.path)
     dice = random.Random(f"{seed} {epoch}")
     if counted := [file for file in in_order if file.piece_rows is not None]:
@@ -107,7 +107,7 @@ def _row_share(
 ) -> list[Split]:
     if len(counted) < len(files):
         other = next(file.path for file in files if file.piece_rows is None)
-        raise SettingsError(
+        raise FeedSettingsError(
             f"the rows of {counted[0].path} are known, those of {other} are not; read them apart"
         )
     pieces = [

@@ -24,7 +24,7 @@ from feeding.columnar.builder import offsets_of
 from feeding.columnar.chunk import Array, Chunk
 from feeding.columnar.rows import column_values
 from feeding.columnar.schema import DTYPES, ColumnGroup, ColumnSpec, Schema
-from feeding.errors import SchemaError, SettingsError
+from feeding.errors import FeedSettingsError, SchemaError
 from feeding.reading.positions import Position
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.epoch_rows import INFERENCE, Receipt, RowSpan
@@ -67,11 +67,13 @@ def check_batch_size(value: object) -> int:
     """Return a batch size as an int.
 
     Raises:
-        SettingsError: it is no int >= 1.
+        FeedSettingsError: it is no int >= 1.
     """
     if not isinstance(value, bool) and isinstance(value, int | np.integer) and value >= 1:
         return int(value)
-    raise SettingsError(f"batch_size must be an int >= 1, got {value!r} ({type(value).__name__})")
+    raise FeedSettingsError(
+        f"batch_size must be an int >= 1, got {value!r} ({type(value).__name__})"
+    )
 
 
 class Cursor:
@@ -179,7 +181,9 @@ class BatchReader:
         self._picked: tuple[int, ...] = ()
         for dtype in [dtypes] if isinstance(dtypes, str) else (dtypes or {}).values():
             if dtype not in DTYPES:
-                raise SettingsError(f"dtype {dtype!r} is not one of {', '.join(sorted(DTYPES))}")
+                raise FeedSettingsError(
+                    f"dtype {dtype!r} is not one of {', '.join(sorted(DTYPES))}"
+                )
         if schema is not None:
             self._adopt(schema)
 

@@ -21,7 +21,7 @@ import msgspec
 from ps import codec
 from ps.checkpoint.storage import Storage, typed_errors
 from ps.codec import UNREADABLE
-from ps.errors import CheckpointError, PhaseError
+from ps.errors import CheckpointError, ServerPhaseError
 from rpc.endpoint import Endpoint
 
 MAX_NBYTES = 1 << 16
@@ -97,7 +97,7 @@ class GenerationFence:
         """Look again if the last look is old.
 
         Raises:
-            PhaseError: this process was replaced and must not answer.
+            ServerPhaseError: this process was replaced and must not answer.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -108,7 +108,7 @@ class GenerationFence:
         if newer is not None:
             with self._lock:
                 self._looked_s = 0.0  # every later look has the same answer
-            raise PhaseError(self.replaced_text(newer))
+            raise ServerPhaseError(self.replaced_text(newer))
 
     def replaced_text(self, newer: Generation) -> str:
         """Say who is the server now."""

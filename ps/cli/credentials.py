@@ -15,7 +15,7 @@ import os
 import stat
 from pathlib import Path
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from rpc.auth.certificates import TlsCredentials
 from rpc.auth.handshake import Credentials
 
@@ -27,28 +27,28 @@ def read_secret(path: Path) -> bytes:
     """Return the secret in a file that only its owner may read.
 
     Raises:
-        SettingsError: there is no file, others may read it, or the secret is too short or long.
+        PSSettingsError: there is no file, others may read it, or the secret is too short or long.
         OSError: it cannot be read.
     """
     recipe = f"make one with: (umask 077; head -c 32 /dev/urandom | base64 > {path})"
     try:
         file = path.open("rb")
     except FileNotFoundError as error:
-        raise SettingsError(
+        raise PSSettingsError(
             f"there is no file {path}; all processes of a cluster need the same secret: {recipe}"
         ) from error
     with file:
         status = os.fstat(file.fileno())
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"{path} has mode {mode:04o}: others may read the secret; chmod 0600 {path}"
             )
         if status.st_uid not in (os.geteuid(), 0):
-            raise SettingsError(f"{path} belongs to user id {status.st_uid}, not to this user")
+            raise PSSettingsError(f"{path} belongs to user id {status.st_uid}, not to this user")
         secret = file.read(MAX_SECRET_BYTES + 1).strip()
     if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
-        raise SettingsError(
+        raise PSSettingsError(
             f"the secret in {path} has {len(secret)} bytes, it needs {MIN_SECRET_BYTES}.."
             f"{MAX_SECRET_BYTES}; {recipe}"
         )
@@ -74,15 +74,15 @@ def credentials_of(options: argparse.Namespace) -> Credentials:
     """Return what was given.
 
     Raises:
-        SettingsError: it cannot be used together.
+        PSSettingsError: it cannot be used together.
         OSError: a file cannot be read.
     """
     files = (options.tls_cert, options.tls_key, options.tls_ca)
     if any(files) and not all(files):
-        raise SettingsError("give all three of --tls-cert, --tls-key and --tls-ca, or none")
+        raise PSSettingsError("give all three of --tls-cert, --tls-key and --tls-ca, or none")
     secret = read_secret(Path(options.secret_file))
     tls = TlsCredentials.from_files(*files) if all(files) else None
     try:
         return Credentials(options.cluster_id, secret, options.integrity, tls)
     except ValueError as error:
-        raise SettingsError(str(error)) from error
+        raise PSSettingsError(str(error)) from error

@@ -16,7 +16,7 @@ from ps.checkpoint.reader import latest, steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.client.client import PSClient
 from ps.client.periodic_saver import Period, PeriodicSaver
-from ps.errors import PeerGone, SettingsError
+from ps.errors import PSSettingsError, ServerGone
 from ps.server.lifecycle import ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
@@ -64,7 +64,7 @@ class SelfSaving:
         """Return a client of the servers where they are now.
 
         Raises:
-            PeerGone: one of them has not been started yet.
+            ServerGone: one of them has not been started yet.
         """
         found = tuple(map(self._find, range(self._place.num_servers)))
         if self._made is None or found != self._endpoints:
@@ -83,7 +83,7 @@ class SelfSaving:
     def _find(self, rank: int) -> Endpoint:
         found = endpoint_of(self._storage, self._credentials.cluster_id, rank)
         if found is None:
-            raise PeerGone(
+            raise ServerGone(
                 f"ps:{rank} has not written to {self._storage.where()} where it listens; start it "
                 "with the same --save-dir"
             )
@@ -94,11 +94,11 @@ def refuse_foreign(directory: str) -> None:
     """Refuse to save beside another run's checkpoints.
 
     Raises:
-        SettingsError: there are some; names the newest.
+        PSSettingsError: there are some; names the newest.
         CheckpointError: the directory cannot be listed.
     """
     if steps_on_disk(storage_at(directory)):
-        raise SettingsError(
+        raise PSSettingsError(
             f"{directory} holds checkpoints of another run, newest step {latest(directory)}; pass "
             f"--restore {directory} to go on from it, or name an empty directory"
         )

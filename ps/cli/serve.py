@@ -26,7 +26,7 @@ from ps.cli.credentials import add_credentials, credentials_of, read_secret
 from ps.cli.self_saving import SelfSaving, refuse_foreign
 from ps.client.periodic_saver import Period
 from ps.client.saver import SaveOptions
-from ps.errors import PSError, SettingsError
+from ps.errors import PSError, PSSettingsError
 from ps.protocol.permissions import Phase
 from ps.server.lifecycle import ServerSettings
 from ps.server.loss_report import LossReport
@@ -108,11 +108,11 @@ def _self_saving(
     if options.save_every is None:
         return None
     if not options.save_dir or guard is None:
-        raise SettingsError(
+        raise PSSettingsError(
             f"--save-every {options.save_every:g} needs --save-dir DIR, the same for all servers"
         )
     if not 0 < options.save_every < math.inf:
-        raise SettingsError(f"--save-every takes seconds above 0, got {options.save_every!r}")
+        raise PSSettingsError(f"--save-every takes seconds above 0, got {options.save_every!r}")
     if settings.rank:
         return None  # ps:0 saves for all of them
     if not options.restore:
@@ -137,11 +137,11 @@ def metrics_token(file: str | None) -> str:
     """Read what the readers of the metrics page have to show; empty without a file.
 
     Raises:
-        SettingsError: no reader can show it, or others may read it.
+        PSSettingsError: no reader can show it, or others may read it.
     """
     token = read_secret(Path(file)) if file else b""
     if not all(0x21 <= byte <= 0x7E for byte in token):
-        raise SettingsError(
+        raise PSSettingsError(
             f"the token in {file} goes into an HTTP header, which takes one line of visible ASCII "
             f"characters without spaces; make one with: head -c 32 /dev/urandom | base64 > {file}"
         )

@@ -15,7 +15,7 @@ import msgspec
 
 from ps.cli.credentials import add_credentials, credentials_of
 from ps.client.client import PSClient
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
@@ -87,5 +87,5 @@ def lines(server: ServerStats) -> Iterator[str]:
 def _endpoint(address: str) -> Endpoint:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise SettingsError(f"{address!r} is no HOST:PORT, e.g. 127.0.0.1:40001")
+        raise PSSettingsError(f"{address!r} is no HOST:PORT, e.g. 127.0.0.1:40001")
     return Endpoint(host.strip("[]"), int(port))

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.jit import cache
 
 _DTYPES = ("float32", "float64")
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Compile every kernel of every rule, table and format; returns the exit status.
 
     Raises:
-        SettingsError: the directory cannot be used.
+        PSSettingsError: the directory cannot be used.
     """
     directory = Path(options.directory).resolve()
     os.environ[cache.CACHE_VARIABLE] = str(directory)
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     count += packing.warm_server(packing.ALL_KINDS) + packing.warm_client(packing.ALL_KINDS)
     used = cache.directory()
     if used.parent != directory:
-        raise SettingsError(
+        raise PSSettingsError(
             f"{directory} cannot be used (owner, mode or disk); kernels went to {used}"
         )
     sys.stdout.write(f"{count} kernels in {used} after {time.monotonic() - start_s:.1f} s\n")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ps.client.channel_stats import LinkCounters, LinkStats
-from ps.errors import SettingsError, client_closed
+from ps.errors import PSSettingsError, client_closed
 from ps.protocol import messages
 from ps.server.rendezvous import MAX_OPEN_BYTES
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -129,7 +129,7 @@ class Channel:
 
         Raises:
             AuthError: the server has another secret; final.
-            SettingsError: another server answers there.
+            PSSettingsError: another server answers there.
             ClosedError: after retire().
         """
         self._refuse_retired()
@@ -156,7 +156,7 @@ class Channel:
             return None
         if connection.peer.rank != self.server:
             connection.close()
-            raise SettingsError(
+            raise PSSettingsError(
                 f"{self.name} is ps:{connection.peer.rank}; give the endpoints in order of ranks"
             )
         if connection.peer.incarnation < self._incarnation:

@@ -34,7 +34,7 @@ from ps.client.dense import DenseClient
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.client.server_group import Answer, ServerGroup, check_serving, joined
 from ps.client.tables import TableClient
-from ps.errors import RequestTimeout, SettingsError
+from ps.errors import PSSettingsError, RequestTimeout
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.protocol import messages
@@ -122,7 +122,7 @@ class PSClient:
         open_storage: OpenStorage = storage_at,
     ) -> None:
         if not 0 < timeout_s <= MAX_WAIT_S:
-            raise SettingsError(f"timeout_s must be in (0, {MAX_WAIT_S:g}], got {timeout_s}")
+            raise PSSettingsError(f"timeout_s must be in (0, {MAX_WAIT_S:g}], got {timeout_s}")
         self.identity = identity
         self.num_workers = num_workers
         self.timeout_s = timeout_s
@@ -305,7 +305,7 @@ class PSClient:
             value: what JSON has, up to 1 MiB; None removes the note.
 
         Raises:
-            SettingsError: another name or value, or no room: 4096 notes, 16 MiB.
+            PSSettingsError: another name or value, or no room: 4096 notes, 16 MiB.
             PhaseError: the servers are not seeded yet.
         """
         text = metadata.text_of(name, value).encode()

@@ -22,7 +22,7 @@ from ps.client.error_feedback import ErrorFeedback
 from ps.client.server_group import ServerGroup, joined
 from ps.client.slices import Slice, check_arrays, slice_by_server, views_of
 from ps.client.two_round_push import ClippedPush
-from ps.errors import NonFiniteGradient, PhaseError, PSError, SettingsError
+from ps.errors import NonFiniteGradient, PSError, PSSettingsError, ServerPhaseError
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.optim.clipping import Clipper
@@ -59,9 +59,11 @@ class DenseClient:
 
     @property
     def manifest(self) -> Manifest:
-        """What is trained; raises PhaseError before `adopt`."""
+        """What is trained; raises ServerPhaseError before `adopt`."""
         if self._manifest is None:
-            raise PhaseError("this client knows no parameters yet; call seed() or attach() first")
+            raise ServerPhaseError(
+                "this client knows no parameters yet; call seed() or attach() first"
+            )
         return self._manifest
 
     def known_hash(self) -> str:
@@ -87,7 +89,7 @@ class DenseClient:
         check_arrays(layout, values, "values")
         encoded = manifest.encode()
         if len(encoded) > MAX_MANIFEST_BYTES:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"the manifest has {len(encoded)} bytes, limit {MAX_MANIFEST_BYTES}; "
                 "shorten the parameters' names"
             )

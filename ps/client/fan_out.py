@@ -24,10 +24,10 @@ from collections.abc import Mapping, Sequence
 from ps.client.channel import Channel, OutgoingCall
 from ps.errors import (
     ClosedError,
-    PeerGone,
     PSError,
+    PSSettingsError,
     RequestTimeout,
-    SettingsError,
+    ServerGone,
     client_closed,
     from_remote,
 )
@@ -86,7 +86,7 @@ def exchange(calls: Sequence[OutgoingCall], *, timeout_s: float, reconnect_s: fl
 
     Raises:
         PSError: the first server's refusal, as the server raised it.
-        PeerGone: a server could not be reached for `reconnect_s`.
+        ServerGone: a server could not be reached for `reconnect_s`.
         RequestTimeout: no answer within `timeout_s`.
         RpcError: a server has another secret or version, or breaks the protocol; see rpc.errors.
     """
@@ -184,7 +184,7 @@ def _begin(call: OutgoingCall, deadline_s: float) -> PendingCall | None:
     except (
         RpcError,
         ClosedError,
-        SettingsError,
+        PSSettingsError,
     ) as error:  # too large, closed by another thread, refused
         _settle(call, error)
     return None
@@ -245,9 +245,9 @@ def _timeout(calls: Sequence[OutgoingCall], timeout_s: float) -> RequestTimeout:
     return RequestTimeout(f"no answer from {names} within {timeout_s:g} s{why}")
 
 
-def _gone(call: OutgoingCall, reconnect_s: float) -> PeerGone:
+def _gone(call: OutgoingCall, reconnect_s: float) -> ServerGone:
     why = f"; the connection ended by: {call.last_cut}" if call.last_cut is not None else ""
-    return PeerGone(
+    return ServerGone(
         f"{call.link.name} could not be reached for {reconnect_s:g} s{why}; the last attempt: "
         f"{call.link.last_failure}; is the process alive?",
         {"server": str(call.link.server)},

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ps.errors import ClosedError, ManifestMismatch, PhaseError, PSError, ShapeError
+from ps.errors import ClosedError, ManifestMismatch, PSError, ServerPhaseError, ShapeError
 from ps.manifest.manifest import Hyper
 from ps.protocol.messages import Ack, BatchName
 
@@ -93,12 +93,12 @@ class LookupBatch:
             hyper: the learning rate.
 
         Raises:
-            PhaseError: this batch was pushed or closed before.
+            ServerPhaseError: this batch was pushed or closed before.
             PSError: as `TableClient.push`. After a refusal of the servers the batch is over; an
                 array of another shape was not sent, so it is not.
         """
         if self._is_over:
-            raise PhaseError("this batch was pushed or closed already; begin another one")
+            raise ServerPhaseError("this batch was pushed or closed already; begin another one")
         unknown = grads.keys() - self.ids.keys()
         if unknown:
             raise ManifestMismatch(

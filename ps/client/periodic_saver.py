@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ps.checkpoint.format import step_of
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions
-from ps.errors import ManifestMismatch, PSError, SettingsError, TransportError
+from ps.errors import ManifestMismatch, PSError, PSSettingsError, ServerUnavailable
 from rpc.errors import RpcError
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ class PeriodicSaver:
             try:
                 with self._lock:
                     self._attach(self._client(), timeout_s=_LOOK_S)
-            except (ManifestMismatch, SettingsError) as error:
+            except (ManifestMismatch, PSSettingsError) as error:
                 _logger.warning("nothing is saved: %s", error)
                 return False
             except _FAILED as error:  # a disk that is away, a server that stops and is replaced
-                if not isinstance(error, TransportError) and str(error) != told:
+                if not isinstance(error, ServerUnavailable) and str(error) != told:
                     told = str(error)
                     _logger.warning("nothing is saved yet: %s", told)
                 self._ended.wait(_LOOK_S)

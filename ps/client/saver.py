@@ -25,7 +25,7 @@ from ps.checkpoint.lease import Lease
 from ps.checkpoint.reader import load_chain, steps_on_disk
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
 from ps.checkpoint.writer import Base, Origin, abort, commit, keep_newest
-from ps.errors import CheckpointError, RequestTimeout, SettingsError
+from ps.errors import CheckpointError, PSSettingsError, RequestTimeout
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
 
@@ -65,7 +65,7 @@ class SaveOptions:
         for name in ("keep", "full_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise SettingsError(f"{name} must be at least 1, got {value!r}")
+                raise PSSettingsError(f"{name} must be at least 1, got {value!r}")
 
 
 DEFAULT_OPTIONS = SaveOptions()

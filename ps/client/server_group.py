@@ -20,11 +20,11 @@ from ps.client.channel_stats import LinkStats
 from ps.client.fan_out import exchange
 from ps.errors import (
     ManifestMismatch,
-    PhaseError,
     PSError,
+    PSSettingsError,
     RequestTimeout,
-    SettingsError,
-    TransportError,
+    ServerPhaseError,
+    ServerUnavailable,
     client_closed,
 )
 from ps.manifest.manifest import Manifest
@@ -65,9 +65,9 @@ class ServerGroup:
         reconnect_s: float,
     ) -> None:
         if not endpoints:
-            raise SettingsError("a client needs at least one server's endpoint, got none")
+            raise PSSettingsError("a client needs at least one server's endpoint, got none")
         if reconnect_s <= 0:
-            raise SettingsError(f"reconnect_s must be above 0, got {reconnect_s}")
+            raise PSSettingsError(f"reconnect_s must be above 0, got {reconnect_s}")
         self.links = tuple(
             Channel(rank, endpoint, credentials, identity)
             for rank, endpoint in enumerate(endpoints)
@@ -129,10 +129,10 @@ class ServerGroup:
         """Make one changing request, under the next sequence number of each server.
 
         Raises:
-            PhaseError: an earlier one got no answer, so the numbers of both sides may differ.
+            ServerPhaseError: an earlier one got no answer, so the numbers of both sides may differ.
         """
         if self._unknown is not None:
-            raise PhaseError(
+            raise ServerPhaseError(
                 f"an earlier request of this worker got no answer ({self._unknown}): nobody knows "
                 "whether it was applied; restart the worker with a new incarnation"
             )
@@ -143,7 +143,7 @@ class ServerGroup:
         acks: list[Ack] = []
         try:
             self.send(calls, timeout_s=timeout_s)
-        except TransportError as error:
+        except ServerUnavailable as error:
             self._unknown = error
             raise
         finally:
@@ -279,7 +279,7 @@ def check_serving(described: Sequence[Description], waited_s: float) -> None:
 
     Raises:
         RequestTimeout: one is still EMPTY.
-        PhaseError: one has failed or is stopping.
+        ServerPhaseError: one has failed or is stopping.
         ManifestMismatch: they serve different manifests.
     """
     for server in described:
@@ -289,7 +289,7 @@ def check_serving(described: Sequence[Description], waited_s: float) -> None:
                 {"server": str(server.server)},
             )
         if server.phase != Phase.SERVING:
-            raise PhaseError(f"ps:{server.server} is {server.phase}: {server.reason}")
+            raise ServerPhaseError(f"ps:{server.server} is {server.phase}: {server.reason}")
     hashes = {server.manifest_hash for server in described}
     if len(hashes) > 1:
         raise ManifestMismatch(

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from ps.client.channel import Channel, OutgoingCall
 from ps.client.lookup_batch import LookupBatch, OpenBatches
 from ps.client.server_group import ServerGroup, joined
-from ps.errors import ManifestMismatch, PhaseError, ShapeError
+from ps.errors import ManifestMismatch, ServerPhaseError, ShapeError
 from ps.manifest.manifest import Hyper, Manifest
 from ps.manifest.table_spec import MAX_INT64, TableSpec
 from ps.optim.clipping import clipped
@@ -111,8 +111,8 @@ class TableClient:
         Raises:
             IdError, ManifestMismatch: as `route`.
             RequestTimeout: hybrid: none of the older batches was over in time.
-            PhaseError, StaleIncarnation, WorkerLost: hybrid: this worker has left, was replaced, or
-                the barrier is broken.
+            ServerPhaseError, StaleIncarnation, WorkerLost: hybrid: this worker has left, was
+                replaced, or the barrier is broken.
         """
         routed = self._routed(ids)
         if not self._has_permits:
@@ -286,7 +286,7 @@ class TableClient:
 
     def _known_hash(self) -> str:
         if not self._hash:
-            raise PhaseError("this client knows no tables yet; call seed() or attach() first")
+            raise ServerPhaseError("this client knows no tables yet; call seed() or attach() first")
         return self._hash
 
     def _check_gradients(self, spec: TableSpec, ids: RoutedIds, grads: Array) -> None:

@@ -24,7 +24,7 @@ from ps.consistency.bsp import BSP
 from ps.consistency.hybrid import Hybrid
 from ps.consistency.policy import Action, OnLost, Policy, PushDecision, Release, refuse_finished
 from ps.consistency.ssp import SSP
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.manifest import Hyper, Manifest, WorkerRank
 
 
@@ -87,7 +87,7 @@ def make_policy(
 ) -> Policy:
     """Return the policy that the manifest asks for."""
     if num_workers < 1:
-        raise SettingsError(f"num_workers must be at least 1, got {num_workers}")
+        raise PSSettingsError(f"num_workers must be at least 1, got {num_workers}")
     if manifest.consistency == "sync":
         return BSP(num_workers, on_lost=on_lost, clock=clock)
     if manifest.consistency == "hybrid":

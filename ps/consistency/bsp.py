@@ -30,7 +30,7 @@ from ps.consistency.policy import (
     refuse_outsider,
     worker_lost,
 )
-from ps.errors import PhaseError
+from ps.errors import ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 
 
@@ -75,7 +75,7 @@ class BSP:
         """Count the worker as present; complete the barrier if it was the last."""
         self.admit(worker)
         if worker in self._arrived:
-            raise PhaseError(
+            raise ServerPhaseError(
                 f"worker {worker} pushed twice in clock {self._clock}: its first push still waits "
                 f"for {_ranks(self.missing())}; repeat that push or stop"
             )

@@ -48,7 +48,14 @@ from ps.consistency.waiting import (
     no_permit,
     still_waits,
 )
-from ps.errors import NonFiniteGradient, PeerGone, PhaseError, PSError, ServerError, SettingsError
+from ps.errors import (
+    NonFiniteGradient,
+    PSError,
+    PSSettingsError,
+    ServerError,
+    ServerGone,
+    ServerPhaseError,
+)
 from ps.exactly_once import CompletionLog, RequestId, Verdict
 from ps.manifest.manifest import WorkerRank
 
@@ -85,7 +92,7 @@ class RowGate:
 
         Raises:
             RequestTimeout: not before `deadline_s`; the worker's older batches are still under way.
-            PeerGone: the sender is gone; its retry stands in line anew.
+            ServerGone: the sender is gone; its retry stands in line anew.
             PSError: the worker has left, was replaced or lost, or the gate is closed.
         """
         gate, hybrid = self._gate, self._hybrid
@@ -120,13 +127,13 @@ class RowGate:
         """Refuse gradients that may not be applied now; others are, as they arrive.
 
         Raises:
-            PhaseError, WorkerLost: as for a push to the groups.
-            SettingsError: hybrid: they are of no batch, so nothing bounds how old they are.
+            ServerPhaseError, WorkerLost: as for a push to the groups.
+            PSSettingsError: hybrid: they are of no batch, so nothing bounds how old they are.
         """
         with self._gate.changed, self._gate.refusing(request):
             self._policy.admit(request.worker)
         if batch is None and self._hybrid is not None:
-            raise SettingsError(
+            raise PSSettingsError(
                 "hybrid takes gradients of rows only for a batch that was looked up to train on; "
                 "use tables.batch(ids) and its push()"
             )
@@ -156,7 +163,9 @@ class RowGate:
             hybrid.admit(batch.worker)
         except PSError as error:
             return error
-        return PhaseError(f"worker {batch.worker} has left while its lookup waited; look up again")
+        return ServerPhaseError(
+            f"worker {batch.worker} has left while its lookup waited; look up again"
+        )
 
 
 _logger = logging.getLogger(__name__)
@@ -263,7 +272,7 @@ class Gate(Generic[Gradient]):
         """Whether to apply a gradient as it arrives or to stage it.
 
         Raises:
-            PhaseError, WorkerLost: neither; every copy of it hears the same.
+            ServerPhaseError, WorkerLost: neither; every copy of it hears the same.
         """
         with self.changed, self.refusing(request):
             admission = self._policy.admit(request.worker)
@@ -370,7 +379,7 @@ class Gate(Generic[Gradient]):
 
         Raises:
             RequestTimeout: not before `deadline_s` (monotonic); names the missing workers.
-            PeerGone: the sender is gone; its push stays staged for its retry.
+            ServerGone: the sender is gone; its push stays staged for its retry.
             PSError: why the barrier broke.
         """
         with self.changed:
@@ -483,7 +492,7 @@ class Gate(Generic[Gradient]):
     def pause(self, deadline_s: float, worker: WorkerRank, is_gone: Callable[[], bool]) -> None:
         """Wait for a change, but not longer than until the sender is to be looked after."""
         if is_gone():
-            raise PeerGone(f"worker {worker} closed its connection while waiting")
+            raise ServerGone(f"worker {worker} closed its connection while waiting")
         self.changed.wait(max(0.0, min(deadline_s - time.monotonic(), _CHECK_PEER_S)))
 
     def refuse_closed(self) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Collection
 
 from ps.consistency.bsp import BSP
 from ps.consistency.policy import Action, Grant, OnLost, RecallLookups
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.exactly_once import RequestId
 from ps.manifest.manifest import WorkerRank
 
@@ -42,7 +42,7 @@ class Permits:
 
     def __init__(self, bound: int) -> None:
         if bound < 1:
-            raise SettingsError(f"a worker needs at least 1 permit, got staleness_bound={bound}")
+            raise PSSettingsError(f"a worker needs at least 1 permit, got staleness_bound={bound}")
         self.bound = bound
         self._held: dict[WorkerRank, set[RequestId]] = {}
         self._line: dict[WorkerRank, list[RequestId]] = {}

@@ -14,7 +14,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ps.errors import PhaseError, WorkerLost
+from ps.errors import ServerPhaseError, WorkerLost
 from ps.exactly_once import RequestId
 from ps.manifest.manifest import WorkerRank
 
@@ -109,7 +109,7 @@ class Policy(Protocol):
         """A push begins to arrive.
 
         Raises:
-            PhaseError: the worker has left (sync, ssp) or finished.
+            ServerPhaseError: the worker has left (sync, ssp) or finished.
             WorkerLost: the barrier is broken.
         """
 
@@ -117,8 +117,8 @@ class Policy(Protocol):
         """A push has arrived completely; `null` brings no gradient but counts as present.
 
         Raises:
-            PhaseError, WorkerLost: a push that was to be staged is not admitted any more. One that
-                was applied on its way in is never refused here.
+            ServerPhaseError, WorkerLost: a push that was to be staged is not admitted any more. One
+                that was applied on its way in is never refused here.
         """
 
     def clock_of(self, worker: WorkerRank) -> int:
@@ -153,12 +153,14 @@ def worker_lost(lost: WorkerRank) -> WorkerLost:
 
 
 def refuse_finished(worker: WorkerRank, finished: Set[WorkerRank]) -> None:
-    """Raise PhaseError for a worker that has finished."""
+    """Raise ServerPhaseError for a worker that has finished."""
     if worker in finished:
-        raise PhaseError(f"worker {worker} has called finish(), which is final; push before it")
+        raise ServerPhaseError(
+            f"worker {worker} has called finish(), which is final; push before it"
+        )
 
 
 def refuse_outsider(worker: WorkerRank, members: Set[WorkerRank]) -> None:
-    """Raise PhaseError for a worker that has left, so that nobody waits for it."""
+    """Raise ServerPhaseError for a worker that has left, so that nobody waits for it."""
     if worker not in members:
-        raise PhaseError(f"worker {worker} has left the barrier; call join() before push()")
+        raise ServerPhaseError(f"worker {worker} has left the barrier; call join() before push()")

@@ -28,7 +28,7 @@ from ps.consistency.policy import (
     refuse_finished,
     refuse_outsider,
 )
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.manifest import WorkerRank
 
 
@@ -46,7 +46,7 @@ class SSP:
 
     def __init__(self, num_workers: int, bound: int, *, clock: int = 0) -> None:
         if bound < 0:
-            raise SettingsError(f"the staleness bound must be at least 0, got {bound}")
+            raise PSSettingsError(f"the staleness bound must be at least 0, got {bound}")
         self._bound = bound
         self._clock = clock
         self._clocks = {WorkerRank(rank): 0 for rank in range(num_workers)}

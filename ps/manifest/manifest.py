@@ -22,7 +22,7 @@ import numpy as np
 from ps import codec
 from ps.codec import UNREADABLE
 from ps.compression.format import Compression
-from ps.errors import ManifestMismatch, SettingsError
+from ps.errors import ManifestMismatch, PSSettingsError
 from ps.manifest.limits import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.manifest.rule_spec import (
     SGD,
@@ -114,13 +114,13 @@ class ParamSpec(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME_LENGTH:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"a parameter's name has 1..{MAX_NAME_LENGTH} characters, got {len(self.name)}"
             )
         if len(self.shape) > MAX_RANK:
-            raise SettingsError(f"{self.name!r}: rank {len(self.shape)} is above {MAX_RANK}")
+            raise PSSettingsError(f"{self.name!r}: rank {len(self.shape)} is above {MAX_RANK}")
         if min(self.shape, default=0) < 0:
-            raise SettingsError(f"{self.name!r}: shape {self.shape} has a negative dimension")
+            raise PSSettingsError(f"{self.name!r}: shape {self.shape} has a negative dimension")
 
     @property
     def num_elements(self) -> int:
@@ -141,22 +141,22 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if self.compression != "none" and self.dtype != "float32":
-            raise SettingsError(
+            raise PSSettingsError(
                 f"group {self.name!r}: compression={self.compression!r} packs float32, the group "
                 f"is {self.dtype}; use compression='none' there, or float32"
             )
         if self.compression != "none" and isinstance(self.rule, Average):
-            raise SettingsError(
+            raise PSSettingsError(
                 f"group {self.name!r}: compression={self.compression!r} is for gradients, a "
                 "running average pushes values; use compression='none' there"
             )
         _check_unique(f"group {self.name!r}", [param.name for param in self.params])
         if self.nbytes > MAX_GROUP_BYTES:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"group {self.name!r}: {self.nbytes} bytes are above the limit {MAX_GROUP_BYTES}"
             )
         if isinstance(self.rule, RowWiseAdagrad):
-            raise SettingsError(
+            raise PSSettingsError(
                 f"group {self.name!r}: RowWiseAdagrad keeps one number per row, and only tables "
                 "have rows; use Adagrad, or a table"
             )
@@ -200,20 +200,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         names = [group.name for group in self.groups] + [table.name for table in self.tables]
         _check_unique("manifest", names)
         if len(self.tables) > MAX_TABLES:
-            raise SettingsError(f"{len(self.tables)} tables are above the limit {MAX_TABLES}")
+            raise PSSettingsError(f"{len(self.tables)} tables are above the limit {MAX_TABLES}")
         num_params = sum(len(group.params) for group in self.groups)
         if num_params > MAX_PARAMS:
-            raise SettingsError(f"{num_params} parameters are above the limit {MAX_PARAMS}")
+            raise PSSettingsError(f"{num_params} parameters are above the limit {MAX_PARAMS}")
         in_range = MIN_BUCKET_BYTES <= self.bucket_bytes <= MAX_BUCKET_BYTES
         if not in_range or self.bucket_bytes % 8:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"bucket_bytes must be a multiple of 8 from {MIN_BUCKET_BYTES} to "
                 f"{MAX_BUCKET_BYTES}, got {self.bucket_bytes}"
             )
         self._check_mode()
         num_buckets = sum(-(-group.nbytes // self.bucket_bytes) for group in self.groups)
         if num_buckets > MAX_BUCKETS:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"{num_buckets} buckets are above the limit {MAX_BUCKETS}; "
                 f"raise bucket_bytes ({self.bucket_bytes})"
             )
@@ -221,30 +221,30 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def _check_mode(self) -> None:
         """Refuse options that the mode would leave aside in silence."""
         if not 0 <= self.staleness_bound <= MAX_STALENESS_BOUND:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"staleness_bound must be in 0..{MAX_STALENESS_BOUND}, got {self.staleness_bound}"
             )
         if self.staleness_bound and self.consistency not in ("ssp", "hybrid"):
-            raise SettingsError(
+            raise PSSettingsError(
                 f"staleness_bound={self.staleness_bound} needs consistency='ssp' or 'hybrid', got "
                 f"{self.consistency!r}: async has no bound, sync has no staleness"
             )
         if self.consistency == "hybrid":
             self._check_hybrid()
         if self.staleness_aware and self.has_barrier:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"staleness_aware=True needs consistency='async' or 'ssp', got "
                 f"{self.consistency!r}: at a barrier no gradient is stale"
             )
 
     def _check_hybrid(self) -> None:
         if not 1 <= self.staleness_bound <= MAX_PERMITS:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"consistency='hybrid' needs staleness_bound=1..{MAX_PERMITS}, the batches that "
                 f"each worker may have under way, got {self.staleness_bound}"
             )
         if not self.tables:
-            raise SettingsError(
+            raise PSSettingsError(
                 "consistency='hybrid' bounds how old rows of tables get, and this manifest has no "
                 "tables; use 'sync'"
             )
@@ -287,7 +287,7 @@ def _check_unique(where: str, names: Sequence[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise SettingsError(f"{where}: the name {name!r} occurs twice")
+            raise PSSettingsError(f"{where}: the name {name!r} occurs twice")
         seen.add(name)
 
 
@@ -303,12 +303,12 @@ class Hyper(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not abs(self.learning_rate) <= MAX_SCALAR:  # also true for NaN
-            raise SettingsError(
+            raise PSSettingsError(
                 f"learning_rate must be finite in float32, got {self.learning_rate!r}"
             )
         for group, values in (self.scalars or {}).items():
             if not all(abs(value) <= MAX_SCALAR for value in values):
-                raise SettingsError(
+                raise PSSettingsError(
                     f"scalars of group {group!r} must be finite in float32, got {values!r}"
                 )
 

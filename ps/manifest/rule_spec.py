@@ -11,7 +11,7 @@ import math
 
 import msgspec
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 
 MAX_CONSTANT = 1e30
 """Largest epsilon, initial value or strength: far below what overflows float32."""
@@ -58,7 +58,7 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
 
     def __post_init__(self) -> None:
         if self.ema_overwrite_frequency is not None and self.ema_momentum is None:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"{type(self).__name__}: ema_overwrite_frequency={self.ema_overwrite_frequency} "
                 "needs ema_momentum: without it there is no average"
             )
@@ -68,7 +68,7 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
                 continue
             low, high = _RANGES[name]
             if not low <= value <= high:  # also false for NaN
-                raise SettingsError(
+                raise PSSettingsError(
                     f"{type(self).__name__}: {name} must be in [{low:g}, {high:g}], got {value!r}"
                 )
 
@@ -118,7 +118,7 @@ class Moments(Descent, frozen=True, kw_only=True):
         for name in ("beta_1", "beta_2"):
             value = getattr(self, name)
             if not 0.0 <= value < 1.0:
-                raise SettingsError(
+                raise PSSettingsError(
                     f"{type(self).__name__}: {name} must be in [0, 1), got {value!r}"
                 )
         super().__post_init__()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 
 
 def deal(bucket_bytes: Sequence[int], num_servers: int) -> tuple[range, ...]:
@@ -25,13 +25,13 @@ def deal(bucket_bytes: Sequence[int], num_servers: int) -> tuple[range, ...]:
         One range of bucket ids per server rank; together they are 0..len(bucket_bytes) in order.
 
     Raises:
-        SettingsError: num_servers < 1 or a negative size.
+        PSSettingsError: num_servers < 1 or a negative size.
     """
     if num_servers < 1:
-        raise SettingsError(f"num_servers must be >= 1, got {num_servers}")
+        raise PSSettingsError(f"num_servers must be >= 1, got {num_servers}")
     smallest = min(bucket_bytes, default=0)
     if smallest < 0:
-        raise SettingsError(f"bucket sizes must be >= 0 bytes, got {smallest}")
+        raise PSSettingsError(f"bucket sizes must be >= 0 bytes, got {smallest}")
     total = sum(bucket_bytes)
     ends = [0] * num_servers
     before = 0

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.limits import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.manifest.rule_spec import Adam, Adamax, Average, Descent, RuleConfig
 
@@ -26,7 +26,7 @@ MAX_UINT64 = 2**64 - 1
 def _check_finite(name: str, **settings: float) -> None:
     for setting, value in settings.items():
         if not abs(value) <= MAX_SCALAR:  # also true for NaN
-            raise SettingsError(f"{name}: {setting} must be finite in float32, got {value!r}")
+            raise PSSettingsError(f"{name}: {setting} must be finite in float32, got {value!r}")
 
 
 class Constant(msgspec.Struct, frozen=True, tag_field="initializer", tag="constant"):
@@ -47,7 +47,7 @@ class RandomUniform(msgspec.Struct, frozen=True, tag_field="initializer", tag="u
     def __post_init__(self) -> None:
         _check_finite("RandomUniform", minval=self.minval, maxval=self.maxval)
         if self.minval > self.maxval:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"RandomUniform: minval {self.minval} is above maxval {self.maxval}"
             )
 
@@ -75,7 +75,7 @@ class TruncatedNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag=
 def _check_normal(name: str, mean: float, stddev: float) -> None:
     _check_finite(name, mean=mean, stddev=stddev)
     if stddev < 0:
-        raise SettingsError(f"{name}: stddev must be >= 0, got {stddev!r}")
+        raise PSSettingsError(f"{name}: stddev must be >= 0, got {stddev!r}")
 
 
 Initializer = Constant | RandomUniform | RandomNormal | TruncatedNormal
@@ -100,7 +100,7 @@ def variance_scaling(
     Source: keras.initializers.VarianceScaling, whose fans of a matrix are its two dimensions.
     """
     if dim < 1 or num_rows < 1 or not 0 < scale <= MAX_SCALAR:
-        raise SettingsError(
+        raise PSSettingsError(
             f"variance_scaling needs dim >= 1, num_rows >= 1 and scale > 0, got {dim}, {num_rows} "
             f"and {scale!r}"
         )
@@ -133,11 +133,11 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_count <= MAX_COUNT:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"Admission: min_count must be in 1..{MAX_COUNT}, got {self.min_count}"
             )
         if not 0.0 < self.probability <= 1.0:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"Admission: probability must be in (0, 1], got {self.probability!r}"
             )
 
@@ -179,7 +179,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME_LENGTH:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"a table's name has 1..{MAX_NAME_LENGTH} characters, got {len(self.name)}"
             )
         self._check_int("dim", self.dim, 1, MAX_DIM)
@@ -191,9 +191,9 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 self._check_int(field, value, 0 if field == "max_id" else 1, most)
         if self.ttl_s is not None and not 0 < self.ttl_s <= MAX_SCALAR:
-            raise SettingsError(f"table {self.name!r}: ttl_s must be above 0, got {self.ttl_s!r}")
+            raise PSSettingsError(f"table {self.name!r}: ttl_s must be above 0, got {self.ttl_s!r}")
         if self.when_full == "lru" and self.max_rows is None and self.max_bytes is None:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"table {self.name!r}: when_full='lru' needs a limit; set max_rows or max_bytes"
             )
         self._check_rule()
@@ -217,7 +217,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_int(self, field: str, value: int, low: int, high: int) -> None:
         if not low <= value <= high:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"table {self.name!r}: {field} must be in {low}..{high}, got {value}"
             )
 
@@ -225,22 +225,22 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         rule = self.rule
         name = type(rule).__name__
         if isinstance(rule, Average):
-            raise SettingsError(f"table {self.name!r}: {name} is for statistics, not for rows")
+            raise PSSettingsError(f"table {self.name!r}: {name} is for statistics, not for rows")
         if isinstance(rule, Descent) and rule.ema_momentum is not None:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"table {self.name!r}: {name}(ema_momentum={rule.ema_momentum}) is not offered for "
                 "tables: the averages of rows that no push brings would move, too; set "
                 "ema_momentum=None"
             )
         if isinstance(rule, Descent) and rule.global_clipnorm:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"table {self.name!r}: {name}(global_clipnorm={rule.global_clipnorm}) is not "
                 "offered for tables: a push to tables does not know the gradients of the dense "
                 "groups; set clipnorm, which is the norm of this table's gradient, or clip before "
                 "the push"
             )
         if self.row_steps and not isinstance(rule, Adam | Adamax):
-            raise SettingsError(
+            raise PSSettingsError(
                 f"table {self.name!r}: row_steps=True is for Adam, AdamW, AMSGrad and Adamax, "
                 f"whose powers follow from a row's number of updates alone; got {name}"
             )

@@ -40,7 +40,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.manifest import Layout, Manifest
 from ps.manifest.rule_spec import Descent, RuleConfig
 
@@ -119,10 +119,10 @@ class Norms:
         """Refuse squares that no gradient has.
 
         Raises:
-            SettingsError: another number of them, or one that is negative or NaN.
+            PSSettingsError: another number of them, or one that is negative or NaN.
         """
         if squares.shape != (self.size,) or not (squares >= 0).all():
-            raise SettingsError(
+            raise PSSettingsError(
                 f"expected {self.size} sums of squares, one per clipped parameter, got "
                 f"{list(squares.shape)} with the least {squares.min(initial=0.0)}"
             )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.manifest import Hyper
 from ps.manifest.rule_spec import Moments, RowWiseAdagrad
 from ps.manifest.table_spec import TableSpec
@@ -79,14 +79,14 @@ def row_scalars(spec: TableSpec, hyper: Hyper, step: int) -> Array:
         step: pushes to the segment, this one included; the t of rules whose rows do not count.
 
     Raises:
-        SettingsError: `hyper.scalars` does not fit the rule.
+        PSSettingsError: `hyper.scalars` does not fit the rule.
     """
     dtype = np.dtype(spec.dtype)
     rule, config = rule_of_rows(spec), spec.rule
     if rule.row is None:
         return step_scalars(config, spec.name, hyper, step, dtype)
     if (hyper.scalars or {}).get(spec.name):
-        raise SettingsError(
+        raise PSSettingsError(
             f"table {spec.name!r}: {rule.name} takes no step scalars: its rows have their own"
         )
     names = rule.scalar_names

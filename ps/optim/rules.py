@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.manifest import Hyper
 from ps.manifest.rule_spec import (
     SGD,
@@ -328,7 +328,9 @@ def _powers(
 def _ftrl_l2(config: Ftrl, learning_rate: float, dtype: np.dtype[Any]) -> Number:
     number = dtype.type
     if learning_rate == 0:
-        raise SettingsError("Ftrl divides by the learning rate, which is 0; end the schedule above")
+        raise PSSettingsError(
+            "Ftrl divides by the learning rate, which is 0; end the schedule above"
+        )
     strength = number(config.l2_regularization_strength)
     return number(2) * (strength + number(config.beta) / (number(2) * number(learning_rate)))
 
@@ -354,14 +356,14 @@ def scalars(
         (weight decay, learning rate). Empty for average and add.
 
     Raises:
-        SettingsError: another number of scalars given than the rule has; a rate of 0 with Ftrl.
+        PSSettingsError: another number of scalars given than the rule has; a rate of 0 with Ftrl.
     """
     if not isinstance(config, Descent):
         return np.empty(0, dtype)
     rule = rule_of(config)
     if given and len(given) != len(rule.step_scalars):
         wanted = ", ".join(rule.step_scalars) or "none"
-        raise SettingsError(f"{rule.name} takes the step scalars: {wanted}; got {tuple(given)!r}")
+        raise PSSettingsError(f"{rule.name} takes the step scalars: {wanted}; got {tuple(given)!r}")
     lead = [*(given or _powers(config, learning_rate, step, dtype))]
     if not isinstance(config, Adam):  # whose alpha contains the rate
         lead.insert(0, learning_rate)
@@ -383,10 +385,10 @@ def step_scalars(
     """Return `scalars` for a push to a group of the manifest.
 
     Raises:
-        SettingsError: `hyper.scalars` does not fit the rule.
+        PSSettingsError: `hyper.scalars` does not fit the rule.
     """
     given = (hyper.scalars or {}).get(group, ())
     try:
         return scalars(config, hyper.learning_rate, step, dtype, given)
-    except SettingsError as error:
-        raise SettingsError(f"group {group!r}: {error.message}") from None
+    except PSSettingsError as error:
+        raise PSSettingsError(f"group {group!r}: {error.message}") from None

@@ -49,7 +49,7 @@ import msgspec
 from ps import codec
 from ps.checkpoint.format import ShardRecord
 from ps.codec import UNREADABLE
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.exactly_once import MAX_SEQUENCE
 from ps.manifest.manifest import MAX_LAG, MAX_PERMITS, Hyper
 from ps.manifest.table_spec import MAX_SEGMENTS, MAX_TABLES
@@ -409,21 +409,21 @@ def decode_request(meta: bytes) -> Request:
     """Return the request in a frame's meta.
 
     Raises:
-        SettingsError: not a request that this version knows; the message names the field.
+        PSSettingsError: not a request that this version knows; the message names the field.
     """
     try:
         return _request_decoder.decode(meta)
     except UNREADABLE as error:
-        raise SettingsError(f"not a request that this server knows: {error}") from error
+        raise PSSettingsError(f"not a request that this server knows: {error}") from error
 
 
 def decode_reply(meta: bytes | memoryview, reply: type[_Reply]) -> _Reply:
     """Return the reply in a frame's meta, or the statistics in its payload.
 
     Raises:
-        SettingsError: the server sent something else; client and server differ in version.
+        PSSettingsError: the server sent something else; client and server differ in version.
     """
     try:
         return codec.msgpack(meta, reply)
     except UNREADABLE as error:
-        raise SettingsError(f"the server's answer is no {reply.__name__}: {error}") from error
+        raise PSSettingsError(f"the server's answer is no {reply.__name__}: {error}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ps.errors import PhaseError, RoleError
+from ps.errors import RoleError, ServerPhaseError
 from ps.protocol import messages
 from rpc.auth.handshake import Identity, Role
 
@@ -39,10 +39,12 @@ _MOVES = {
 
 
 def check_move(server: int, now: Phase, to: Phase) -> None:
-    """Raise PhaseError unless a shard may go from `now` to `to`; any phase may fail."""
+    """Raise ServerPhaseError unless a shard may go from `now` to `to`; any phase may fail."""
     if to is not Phase.FAILED and to not in _MOVES[now]:
         legal = ", ".join(sorted(phase.value for phase in _MOVES[now])) or "nowhere"
-        raise PhaseError(f"ps:{server} is {now.value} and cannot become {to.value}; legal: {legal}")
+        raise ServerPhaseError(
+            f"ps:{server} is {now.value} and cannot become {to.value}; legal: {legal}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +127,14 @@ def check_phase(request: messages.Request, server: int, phase: Phase, reason: st
     """Refuse a request that is illegal in the shard's phase.
 
     Raises:
-        PhaseError: the message names the phase and the phases in which it is legal.
+        ServerPhaseError: the message names the phase and the phases in which it is legal.
     """
     rule = _RULES[type(request)]
     if phase in rule.phases:
         return
     legal = ", ".join(known.value for known in Phase if known in rule.phases)
     why = f" ({reason})" if reason else ""
-    raise PhaseError(
+    raise ServerPhaseError(
         f"{name_of(request)} needs a shard that is {legal}; ps:{server} is {phase.value}{why}",
         {"phase": phase.value, "server": str(server)},
     )

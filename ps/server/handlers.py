@@ -22,7 +22,7 @@ from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.consistency.asp import make_policy
 from ps.consistency.gate import Event
 from ps.dense.shard import DenseShard
-from ps.errors import ManifestMismatch, PhaseError, SettingsError, ShapeError
+from ps.errors import ManifestMismatch, PSSettingsError, ServerPhaseError, ShapeError
 from ps.exactly_once import SessionCut
 from ps.manifest.diff import manifest_differences
 from ps.manifest.manifest import Layout, Manifest, WorkerRank
@@ -292,9 +292,9 @@ class Service:
 
     def _meet(self, call: Call, request: messages.Meet) -> None:
         if self.settings.rank != 0:
-            raise SettingsError(f"workers meet on ps:0, this is ps:{self.settings.rank}")
+            raise PSSettingsError(f"workers meet on ps:0, this is ps:{self.settings.rank}")
         if call.payload_bytes > MAX_VALUE_BYTES:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"a meeting's value has at most {MAX_VALUE_BYTES} bytes, got {call.payload_bytes}"
             )
         worker = WorkerRank(call.peer.rank)
@@ -312,7 +312,7 @@ class Service:
 
     def _set_note(self, call: Call, request: messages.SetNote) -> None:
         if self.settings.rank != 0:
-            raise SettingsError(f"notes are kept on ps:0, this is ps:{self.settings.rank}")
+            raise PSSettingsError(f"notes are kept on ps:0, this is ps:{self.settings.rank}")
         text = metadata.read_text(request.name, call)
         shard = self.life.loaded()
         if call.peer.role is Role.WORKER:
@@ -339,7 +339,7 @@ class Service:
     def _restore(self, call: Call, request: messages.Restore) -> None:
         if self.life.shard is not None:
             if self._restored != request:
-                raise PhaseError(
+                raise ServerPhaseError(
                     f"ps:{self.settings.rank} is {self.life.phase.value} already; restore needs "
                     "servers that are EMPTY: start new ones, or assign() the values"
                 )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ps.consistency.policy import OnLost
-from ps.errors import PhaseError, SettingsError
+from ps.errors import PSSettingsError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.messages import Description
 from ps.protocol.permissions import Phase, check_move
@@ -42,14 +42,14 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_servers:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"rank must be in 0..{self.num_servers - 1} (num_servers={self.num_servers}), "
                 f"got {self.rank}"
             )
         if self.num_workers < 1:
-            raise SettingsError(f"num_workers must be at least 1, got {self.num_workers}")
+            raise PSSettingsError(f"num_workers must be at least 1, got {self.num_workers}")
         if self.on_lost not in ("fail", "continue"):
-            raise SettingsError(f"on_lost must be 'fail' or 'continue', got {self.on_lost!r}")
+            raise PSSettingsError(f"on_lost must be 'fail' or 'continue', got {self.on_lost!r}")
 
 
 class Lifecycle:
@@ -86,10 +86,12 @@ class Lifecycle:
         """The shard.
 
         Raises:
-            PhaseError: there is none yet.
+            ServerPhaseError: there is none yet.
         """
         if self._shard is None:
-            raise PhaseError(f"ps:{self.settings.rank} is {self._phase.value} and holds no values")
+            raise ServerPhaseError(
+                f"ps:{self.settings.rank} is {self._phase.value} and holds no values"
+            )
         return self._shard
 
     def describe(self) -> Description:
@@ -185,7 +187,7 @@ class Lifecycle:
             shard = self._shard
         if shard is not None:
             where = f"ps:{self.settings.rank} is {Phase.DRAINING.value}"
-            shard.gate.close(PhaseError(f"{where} ({reason}); nothing was changed"))
+            shard.gate.close(ServerPhaseError(f"{where} ({reason}); nothing was changed"))
         self.stopping.set()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
-from ps.errors import PeerGone, PhaseError, RequestTimeout, SettingsError
+from ps.errors import PSSettingsError, RequestTimeout, ServerGone, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 
 MAX_KEY_LENGTH = 256
@@ -51,11 +51,13 @@ class Rendezvous:
             Whether the meeting is closed, so that `result` has its values.
 
         Raises:
-            PhaseError: the worker has finished.
-            SettingsError: key or value is too long, or too many meetings are open.
+            ServerPhaseError: the worker has finished.
+            PSSettingsError: key or value is too long, or too many meetings are open.
         """
         if worker in self._finished:
-            raise PhaseError(f"worker {worker} has called finish(), which is final; meet before it")
+            raise ServerPhaseError(
+                f"worker {worker} has called finish(), which is final; meet before it"
+            )
         _check(key, value)
         self._live.add(worker)  # a new incarnation of a lost worker is live again
         if key in self._closed:
@@ -102,13 +104,13 @@ class Rendezvous:
 
     def _check_room(self, key: str, value: bytes) -> None:
         if key not in self._open and len(self._open) >= MAX_OPEN_KEYS:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"{len(self._open)} meetings are open, the limit is {MAX_OPEN_KEYS}: workers use "
                 f"different keys; the oldest is {next(iter(self._open))!r}, the new one {key!r}"
             )
         total = _size(self._open) + len(value)
         if total > MAX_OPEN_BYTES:
-            raise SettingsError(
+            raise PSSettingsError(
                 f"the open meetings would hold {total} bytes, the limit is {MAX_OPEN_BYTES}; "
                 f"send smaller values than {len(value)} bytes for {key!r}"
             )
@@ -120,9 +122,9 @@ def _size(meetings: Mapping[str, Mapping[WorkerRank, bytes]]) -> int:
 
 def _check(key: str, value: bytes) -> None:
     if not 0 < len(key) <= MAX_KEY_LENGTH:
-        raise SettingsError(f"a meeting's key has 1..{MAX_KEY_LENGTH} characters, got {len(key)}")
+        raise PSSettingsError(f"a meeting's key has 1..{MAX_KEY_LENGTH} characters, got {len(key)}")
     if len(value) > MAX_VALUE_BYTES:
-        raise SettingsError(
+        raise PSSettingsError(
             f"a meeting's value has at most {MAX_VALUE_BYTES} bytes, got {len(value)} for {key!r}; "
             "send a summary instead"
         )
@@ -152,15 +154,15 @@ class RendezvousBoard:
         Raises:
             RequestTimeout: not before `deadline_s` (monotonic); names who is missing. The value
                 stays, so a retry goes on waiting.
-            PeerGone: the caller is gone.
-            PhaseError: the worker has finished, or the server is stopping.
+            ServerGone: the caller is gone.
+            ServerPhaseError: the worker has finished, or the server is stopping.
         """
         with self._changed:
             if self._rendezvous.arrive(key, worker, value):
                 self._changed.notify_all()
             while (values := self._rendezvous.result(key)) is None:
                 if self._ended:
-                    raise PhaseError(f"meeting {key!r} ends: {self._ended}")
+                    raise ServerPhaseError(f"meeting {key!r} ends: {self._ended}")
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     missing = ", ".join(str(rank) for rank in self._rendezvous.missing(key))
@@ -170,7 +172,7 @@ class RendezvousBoard:
                         {"missing": missing},
                     )
                 if is_gone():
-                    raise PeerGone(f"worker {worker} closed its connection while waiting")
+                    raise ServerGone(f"worker {worker} closed its connection while waiting")
                 self._changed.wait(min(left_s, _CHECK_PEER_S))
             return values
 

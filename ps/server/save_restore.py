@@ -30,7 +30,7 @@ from ps.checkpoint.table_restore import is_same_cut, restore_tables
 from ps.checkpoint.writer import Portion, write_shard
 from ps.codec import UNREADABLE
 from ps.dense.shard import DenseShard
-from ps.errors import CheckpointError, PhaseError
+from ps.errors import CheckpointError, ServerPhaseError
 from ps.exactly_once import SessionCut
 from ps.protocol import messages
 from ps.server.lifecycle import ServerSettings
@@ -107,7 +107,7 @@ class ShardSaving:
         Raises:
             CheckpointError: an earlier save is still being written.
             RequestTimeout: see ps.server.snapshot_trigger.
-            PhaseError: nobody waits for the answer, so another save's cut is not given up for it.
+            ServerPhaseError: nobody waits for the answer, so another save's cut stays.
         """
         if not self._writing.acquire(timeout=request.wait_s):
             raise CheckpointError(
@@ -116,7 +116,9 @@ class ShardSaving:
             )
         try:
             if is_gone():
-                raise PhaseError("the client of this save is gone: nobody would write its cut")
+                raise ServerPhaseError(
+                    "the client of this save is gone: nobody would write its cut"
+                )
             base = self._known.of(request.base)
             order = SnapshotRequest(request.save_id, base, request.clock, request.as_it_is)
             made = shard.cutting.make(order, request.wait_s, is_gone)
@@ -132,11 +134,13 @@ class ShardSaving:
         Raises:
             CheckpointError: disk full, no permission, or a value is not finite; nothing is left.
                 Or there is no such cut.
-            PhaseError: nobody waits for the answer.
+            ServerPhaseError: nobody waits for the answer.
         """
         with self._writing:
             if is_gone():
-                raise PhaseError("the client of this save is gone: it may have been committed")
+                raise ServerPhaseError(
+                    "the client of this save is gone: it may have been committed"
+                )
             if self._last is None or self._last[0] != request:
                 self._last = None
                 self._last = request, self._write(shard, request)

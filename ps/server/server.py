@@ -15,7 +15,7 @@ from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.restore import AS_SAVED, Restoring, find
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.errors import CheckpointError, PhaseError
+from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.permissions import Phase
 from ps.server.handlers import Service
@@ -164,7 +164,7 @@ class PSServer:
             return
         try:
             self._guard.check()
-        except PhaseError as error:
+        except ServerPhaseError as error:
             self._service.stop(error.message)
             self._listener.close(_REPLACED_CLOSE_S)
             raise

@@ -42,7 +42,7 @@ from ps.errors import (
     NonFiniteGradient,
     PackingError,
     PSError,
-    SettingsError,
+    PSSettingsError,
     ShapeError,
 )
 from ps.exactly_once import CompletionLog, RequestId, SessionCut, Verdict
@@ -255,9 +255,9 @@ class ServingShard:
             return
         self._gradients_in.check_size(call.payload_bytes, "push")
         if request.hyper is None:
-            raise SettingsError("a push needs the learning rate: send `hyper`, or push_null()")
+            raise PSSettingsError("a push needs the learning rate: send `hyper`, or push_null()")
         if request.rows < 1:
-            raise SettingsError(f"a push stands for at least 1 row, got {request.rows}")
+            raise PSSettingsError(f"a push stands for at least 1 row, got {request.rows}")
         if request.note is not None:
             self.notes.check_room(request.note.name, request.note.text)
         self._check_hyper(request.hyper)
@@ -265,7 +265,7 @@ class ServingShard:
     def _check_hyper(self, hyper: Hyper) -> None:
         """Refuse scalars that do not fit rule or mode, before anything is applied."""
         if hyper.scalars and self.manifest.staleness_aware:
-            raise SettingsError(
+            raise PSSettingsError(
                 "staleness_aware scales a push's learning rate on the server, so its step scalars "
                 "cannot come with it; send the learning rate alone"
             )

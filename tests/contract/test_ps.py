@@ -15,11 +15,11 @@ from ps.errors import (
     ClosedError,
     ManifestMismatch,
     NonFiniteGradient,
-    PhaseError,
+    PSSettingsError,
     RequestTimeout,
     RoleError,
     SequenceGap,
-    SettingsError,
+    ServerPhaseError,
     ShapeError,
     StaleIncarnation,
     WorkerLost,
@@ -108,7 +108,7 @@ def test_a_worker_that_finished_before_the_seed_is_not_waited_for(transport: str
         assert chief.push(filled(manifest, 1.0), hyper=HYPER, rows=1).clock == 1
         late = bed.client(1)
         late.attach()
-        with pytest.raises(PhaseError, match="final"):
+        with pytest.raises(ServerPhaseError, match="final"):
             late.join()
 
 
@@ -138,7 +138,7 @@ def test_a_worker_may_finish_while_the_servers_stop(transport: str, consistency:
         bed.driver().stop_servers("enough")
         worker.leave()
         worker.finish()
-        with pytest.raises(PhaseError, match="DRAINING"):
+        with pytest.raises(ServerPhaseError, match="DRAINING"):
             worker.join()
 
 
@@ -155,7 +155,7 @@ def test_calls_before_seed_and_after_close_say_what_to_do(transport: str):
     manifest = make_manifest()
     with cluster(transport) as bed:
         client = bed.client()
-        with pytest.raises(PhaseError, match=r"seed\(\) or attach\(\)"):
+        with pytest.raises(ServerPhaseError, match=r"seed\(\) or attach\(\)"):
             client.pull(filled(manifest))
         client.close()
         client.close()
@@ -410,7 +410,7 @@ def test_sync_push_after_leave_says_join(transport: str):
     with cluster(transport) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         client.leave()
-        with pytest.raises(PhaseError, match="join"):
+        with pytest.raises(ServerPhaseError, match="join"):
             client.push(filled(manifest), hyper=HYPER, rows=1)
         client.join()
         assert client.push(filled(manifest), hyper=HYPER, rows=1).clock == 1
@@ -425,7 +425,7 @@ def test_sync_barrier_times_out_naming_the_missing_worker(transport: str):
         hasty.attach()
         with pytest.raises(RequestTimeout, match="waits for worker 0"):
             hasty.push(filled(manifest), hyper=HYPER, rows=1)
-        with pytest.raises(PhaseError, match="nobody knows"):
+        with pytest.raises(ServerPhaseError, match="nobody knows"):
             hasty.push(filled(manifest), hyper=HYPER, rows=1)
 
 
@@ -572,7 +572,7 @@ def test_rendezvous_does_not_wait_for_finished_or_lost_workers(transport: str):
         assert meeting == {0: b"a"}
         with pytest.raises(StaleIncarnation, match="worker 2 incarnation 0"):
             clients[2].rendezvous("k", b"", timeout_s=1)
-        with pytest.raises(PhaseError, match="finish"):
+        with pytest.raises(ServerPhaseError, match="finish"):
             clients[1].rendezvous("k", b"", timeout_s=1)
 
 
@@ -699,7 +699,7 @@ def test_scalars_that_do_not_fit_the_rule_change_nothing(consistency: str):
     manifest = make_manifest(rule=Adam(), consistency=consistency)
     with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest, 1.0))
-        with pytest.raises(SettingsError, match="takes the step scalars: alpha"):
+        with pytest.raises(PSSettingsError, match="takes the step scalars: alpha"):
             client.push(filled(manifest, 1.0), hyper=hyper, rows=1)
         assert set(bed.pulled(client)["trainable"]) == {1.0}
         assert client.push(filled(manifest), hyper=HYPER, rows=1).clock == 1
@@ -709,7 +709,7 @@ def test_rows_of_a_push_are_checked():
     manifest = make_manifest()
     with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest))
-        with pytest.raises(SettingsError, match="at least 1 row, got 0"):
+        with pytest.raises(PSSettingsError, match="at least 1 row, got 0"):
             client.push(filled(manifest), hyper=HYPER, rows=0)
 
 
@@ -736,7 +736,7 @@ def test_roles_are_checked_on_the_wire(transport: str):
 def test_endpoints_in_the_wrong_order_are_refused(transport: str):
     with cluster(transport, num_servers=2) as bed:
         client = bed.client(endpoints=bed.endpoints[::-1])
-        with pytest.raises(SettingsError, match="order of ranks"):
+        with pytest.raises(PSSettingsError, match="order of ranks"):
             client.describe()
 
 
@@ -761,11 +761,11 @@ def test_stop_ends_waiting_pushes_and_still_answers_pulls(transport: str):
             bed.driver().stop_servers("enough")
 
         pushed, _ = run_all(partial(clients[0].push, filled(manifest), hyper=HYPER, rows=1), stop)
-        assert isinstance(pushed, PhaseError)
+        assert isinstance(pushed, ServerPhaseError)
         assert "DRAINING (enough)" in str(pushed)
         assert server.wait_stopped(1.0)
         assert bed.pulled(clients[0])["trainable"][0] == 1.0
-        with pytest.raises(PhaseError, match="DRAINING"):
+        with pytest.raises(ServerPhaseError, match="DRAINING"):
             clients[1].push(filled(manifest), hyper=HYPER, rows=1)
 
 
@@ -797,7 +797,7 @@ def test_restore_into_a_serving_shard_is_refused(transport: str, tmp_path: Path)
     with cluster(transport) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         client.save(tmp_path, 1)
-        with pytest.raises(PhaseError, match="EMPTY"):
+        with pytest.raises(ServerPhaseError, match="EMPTY"):
             client.restore(tmp_path)
 
 
@@ -837,7 +837,7 @@ def test_a_server_that_was_restarted_empty_is_noticed():
         (client,) = bed.workers(manifest, filled(manifest))
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         restart(bed)
-        with pytest.raises(PhaseError, match="EMPTY"):
+        with pytest.raises(ServerPhaseError, match="EMPTY"):
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         bed.client().seed(manifest, filled(manifest))
         with pytest.raises(SequenceGap, match="lost updates; restore the last checkpoint"):

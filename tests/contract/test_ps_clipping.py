@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ps.errors import NonFiniteGradient, RequestTimeout, ServerError, SettingsError, WorkerLost
+from ps.errors import NonFiniteGradient, PSSettingsError, RequestTimeout, ServerError, WorkerLost
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.protocol import messages
 from ps.protocol.messages import Number
@@ -277,5 +277,5 @@ def test_settle_without_anything_to_settle_changes_nothing():
         bed.workers(manifest, filled(manifest, 1.0))
         digest = manifest.hash()
         assert raw_call(bed, 0, messages.Settle(digest, Number(9, 1), 5)).clock == 0
-        with pytest.raises((RemoteError, SettingsError), match="8 bytes, this shard takes 0"):
+        with pytest.raises((RemoteError, PSSettingsError), match="8 bytes, this shard takes 0"):
             raw_call(bed, 0, messages.Settle(digest, Number(9, 2), 5), [np.zeros(1)])

@@ -18,7 +18,7 @@ from ps.checkpoint.restore import read_extra
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
-from ps.errors import CheckpointError, PhaseError
+from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import Adam, Hyper
 from ps.metadata import pushed
 from ps.protocol import messages
@@ -212,7 +212,7 @@ def test_a_cut_whose_client_is_gone_does_not_take_another_saves_away(tmp_path: P
         service = bed.servers[0]._service
         saving, shard = service._saving, service.life.loaded()
         assert saving.cut(shard, messages.TakeSnapshot("mine"), lambda: False).is_made
-        with pytest.raises(PhaseError, match="client of this save is gone"):
+        with pytest.raises(ServerPhaseError, match="client of this save is gone"):
             saving.cut(shard, messages.TakeSnapshot("late"), lambda: True)
         request = messages.Save(str(tmp_path), "mine")
         assert saving.save(shard, request, lambda: False).clock == 0

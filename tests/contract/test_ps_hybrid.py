@@ -14,10 +14,10 @@ from ps.errors import (
     ClosedError,
     ManifestMismatch,
     NonFiniteGradient,
-    PhaseError,
     PSError,
+    PSSettingsError,
     RequestTimeout,
-    SettingsError,
+    ServerPhaseError,
     ShapeError,
     StaleIncarnation,
     WorkerLost,
@@ -119,7 +119,7 @@ def test_whatever_ends_a_batch_gives_its_permit_back_once(transport: str):
             batch = begun(client)
             give_back(batch)
             batch.close()
-            with pytest.raises(PhaseError, match="pushed or closed already"):
+            with pytest.raises(ServerPhaseError, match="pushed or closed already"):
                 pushed(batch)
         begun(client)
         with pytest.raises(RequestTimeout, match="worker 0 has staleness_bound=1 batches"):
@@ -179,7 +179,7 @@ def test_a_lookup_does_not_wait_for_a_push_that_waits_at_the_barrier(transport: 
 def test_a_push_of_no_batch_is_refused_and_changes_nothing(transport: str):
     with cluster(transport) as bed:
         (client,) = started(bed, hybrid())
-        with pytest.raises(SettingsError, match=r"use tables\.batch"):
+        with pytest.raises(PSSettingsError, match=r"use tables\.batch"):
             client.tables.push({"user": (IDS, ones(IDS))}, hyper=HYPER)
         assert not client.tables.lookup({"user": IDS})["user"].any()
         assert pushed(begun(client)).applied
@@ -240,7 +240,11 @@ def test_a_worker_that_goes_ends_its_own_wait(transport: str, how: str):
     with cluster(transport, num_servers=2) as bed:
         (client,) = started(bed, hybrid())
         waiting_ends_with(
-            bed, client, getattr(client, how), PhaseError, "finish" if how == "finish" else "left"
+            bed,
+            client,
+            getattr(client, how),
+            ServerPhaseError,
+            "finish" if how == "finish" else "left",
         )
         if how == "leave":
             client.join()
@@ -275,7 +279,7 @@ def test_stopping_servers_end_the_wait(transport: str):
         (client,) = started(bed, hybrid())
         driver = bed.driver()
         waiting_ends_with(
-            bed, client, lambda: driver.stop_servers("enough"), PhaseError, "DRAINING"
+            bed, client, lambda: driver.stop_servers("enough"), ServerPhaseError, "DRAINING"
         )
 
 

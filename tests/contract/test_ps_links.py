@@ -12,7 +12,7 @@ import pytest
 from ps.client import channel, fan_out
 from ps.client.channel_stats import LinkStats
 from ps.client.client import PSClient
-from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, PeerGone
+from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, ServerGone
 from ps.manifest.manifest import Hyper
 from rpc.client.connection import Connection, connect
 from rpc.transport.memfd import cannot_share
@@ -169,7 +169,7 @@ def test_a_server_that_cannot_be_reached_is_named_with_the_reason(proxied):
     parts = proxied(num_servers=2)
     parts.bed.servers[1].close()
     client = parts.client(reconnect_s=0.2)
-    with pytest.raises(PeerGone, match=r"ps:1 at .* could not be reached .*the last attempt: "):
+    with pytest.raises(ServerGone, match=r"ps:1 at .* could not be reached .*the last attempt: "):
         client.describe()
 
 

@@ -15,7 +15,7 @@ import pytest
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.cli import checkpoints
-from ps.errors import PhaseError, RoleError, SettingsError
+from ps.errors import PSSettingsError, RoleError, ServerPhaseError
 from ps.manifest.manifest import Hyper
 from ps.metadata import (
     MAX_ALL_BYTES,
@@ -49,7 +49,7 @@ HYPER = Hyper(0.1)
 def test_notes_are_set_replaced_and_removed_by_workers_and_the_driver(transport: str):
     with cluster(transport, num_servers=2, num_workers=2) as bed:
         assert bed.client(0).notes() == {}
-        with pytest.raises(PhaseError, match="setnote needs a shard that is SERVING"):
+        with pytest.raises(ServerPhaseError, match="setnote needs a shard that is SERVING"):
             bed.client(0).set_note("a", 1)
         workers = bed.workers(MANIFEST, filled(MANIFEST))
         driver = bed.driver()
@@ -150,9 +150,11 @@ def test_what_is_no_note_is_refused():
             ("", 1), ("a b", 1), ("a\n", 1), ("x" * 201, 1),
             ("a", object()), ("a", cyclic), ("a", "x" * MAX_NOTE_BYTES),
         ):  # fmt: skip
-            with pytest.raises(SettingsError, match=r"note .* (cannot be kept|has 1048578 bytes)"):
+            with pytest.raises(
+                PSSettingsError, match=r"note .* (cannot be kept|has 1048578 bytes)"
+            ):
                 client.set_note(name, value)
-        with pytest.raises(SettingsError, match="comes with a push may have 4096"):
+        with pytest.raises(PSSettingsError, match="comes with a push may have 4096"):
             pushed("a", "x" * MAX_PUSHED_LENGTH)
         request = messages.SetNote(Number(1, 1), "a")
         for server, payload, match in (
@@ -179,7 +181,7 @@ def test_their_number_and_size_are_bounded():
     notes = Metadata()
     for number in range(MAX_NOTES):
         notes.put_once(1, number + 1, f"n{number}", "1")
-    with pytest.raises(SettingsError, match="one more than the 4096"):
+    with pytest.raises(PSSettingsError, match="one more than the 4096"):
         notes.check_room("other", "1")
     notes.check_room("n5", "22")
     notes.put("n5", "null")
@@ -187,7 +189,7 @@ def test_their_number_and_size_are_bounded():
     large = Metadata()
     for number in range(15):
         large.put(f"n{number}", "x" * MAX_NOTE_BYTES)
-    with pytest.raises(SettingsError, match=f"the limit is {MAX_ALL_BYTES}"):
+    with pytest.raises(PSSettingsError, match=f"the limit is {MAX_ALL_BYTES}"):
         large.check_room("more", "x" * MAX_NOTE_BYTES)
 
 

@@ -19,7 +19,7 @@ from ps.checkpoint.writer import Base, Origin, Portion, abort, commit, write_sha
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
 from ps.dense.shard import DenseShard
-from ps.errors import CheckpointError, ManifestMismatch, SettingsError
+from ps.errors import CheckpointError, ManifestMismatch, PSSettingsError
 from ps.manifest.manifest import SGD, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.protocol import messages
 from ps.server.save_restore import restore_into
@@ -80,7 +80,7 @@ def test_a_damaged_newer_step_neither_counts_nor_goes(tmp_path: Path):
 
 @pytest.mark.parametrize("options", [{"keep": 0}, {"full_every": 0}, {"keep": -1}])
 def test_options_that_keep_nothing_are_refused(options: dict[str, Any]):
-    with pytest.raises(SettingsError, match="must be at least 1"):
+    with pytest.raises(PSSettingsError, match="must be at least 1"):
         SaveOptions(**options)
 
 

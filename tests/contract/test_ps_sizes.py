@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ps.client.client import PSClient
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.manifest import GroupSpec, Hyper, Manifest, ParamSpec
 from tests.ps_bed import ADD, Cluster, cluster, run_all, succeeded
 from tests.tables_bed import ones, table, table_kernels_loaded
@@ -93,6 +93,6 @@ def test_a_gradient_of_no_rows_is_refused_and_the_next_one_counts(
     manifest = manifest_of(mode, SMALL)
     with cluster() as bed:
         (client,) = clients_of(bed, manifest)
-        with pytest.raises(SettingsError, match=sentence):
+        with pytest.raises(PSSettingsError, match=sentence):
             client.push(arrays(manifest, 1.0), hyper=HYPER, rows=rows)
         assert client.push(arrays(manifest, 1.0), hyper=HYPER, rows=1).clock == 1

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from ps.client.client import PSClient
-from ps.errors import NonFiniteGradient, PhaseError, RequestTimeout, SettingsError, StaleIncarnation
+from ps.errors import (
+    NonFiniteGradient,
+    PSSettingsError,
+    RequestTimeout,
+    ServerPhaseError,
+    StaleIncarnation,
+)
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
 from ps.protocol.messages import Number
@@ -189,7 +195,7 @@ def test_a_replaced_worker_joins_at_the_slowest_clock(transport: str):
             add(staying)
         newer = bed.client(1, incarnation=1)
         newer.attach()
-        with pytest.raises(PhaseError, match=r"join\(\)"):
+        with pytest.raises(ServerPhaseError, match=r"join\(\)"):
             add(newer)
         newer.join()
         assert [add(newer), add(staying)] == [11, 12]
@@ -292,6 +298,6 @@ def test_scalars_of_a_step_are_refused_where_the_server_scales_the_rate():
     with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         hyper = Hyper(0.5, {"trainable": ()})
-        with pytest.raises(SettingsError, match="send the learning rate alone"):
+        with pytest.raises(PSSettingsError, match="send the learning rate alone"):
             client.push(filled(manifest, 1.0), hyper=hyper, rows=1)
         assert set(bed.pulled(client)["trainable"]) == {0.0}

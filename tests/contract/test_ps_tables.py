@@ -14,9 +14,9 @@ from ps.errors import (
     IdError,
     ManifestMismatch,
     NonFiniteGradient,
-    PhaseError,
+    PSSettingsError,
     RoleError,
-    SettingsError,
+    ServerPhaseError,
     ShapeError,
     StaleIncarnation,
     TableFull,
@@ -294,7 +294,7 @@ def test_tables_do_not_wait_for_a_barrier(transport: str):
         waiting.join(15)
         assert not waiting.is_alive()
         one.finish()
-        with pytest.raises(PhaseError, match="finish"):
+        with pytest.raises(ServerPhaseError, match="finish"):
             one.tables.push({"user": ([7], ones([7]))}, hyper=HYPER)
 
 
@@ -376,10 +376,10 @@ def test_a_manifest_may_have_tables_alone(transport: str):
     ],
 )
 def test_impossible_tables_are_refused_with_the_setting(changes, sentence):
-    with pytest.raises(SettingsError, match=sentence):
+    with pytest.raises(PSSettingsError, match=sentence):
         TableSpec(**{"name": "user", "dim": 4, "rule": ADD, **changes})
 
 
 def test_names_are_unique_through_groups_and_tables():
-    with pytest.raises(SettingsError, match="'trainable' occurs twice"):
+    with pytest.raises(PSSettingsError, match="'trainable' occurs twice"):
         with_tables(table("trainable"))

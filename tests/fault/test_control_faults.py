@@ -17,11 +17,12 @@ from tests.control_bed import ControlBed
 from tfos.control import codec, messages
 from tfos.control.authority import ClusterAuthority
 from tfos.errors import ControlRefused, ControlUnavailable
+from tfos.failure import NodeId
 
 WAIT_S = 30.0
 REFUSED_S = 0.7
 """An accepted call takes 20 ms; a refused one is tried again until its deadline."""
-NODE = messages.NodeId("worker", 0)
+NODE = NodeId("worker", 0)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from tests.node_bed import WAIT_S, NodeBed, exited, send_signal, wait_forever
 from tests.spark.marked_processes import wait_gone
 from tfos.control import messages
+from tfos.failure import EXECUTOR_LOST, NodeId
 from tfos.node import task as node_task
 from tfos.node.errors import NodeStartError
 
@@ -192,7 +193,7 @@ def test_a_node_dies_with_its_executor(bed, name, executors):
     executor.kill()
     killed_s = time.monotonic()
     failure = bed.failure(name)
-    assert failure.error_type == messages.EXECUTOR_LOST
+    assert failure.error_type == EXECUTOR_LOST
     assert time.monotonic() - killed_s < FOUND_S
     bed.assert_nothing_left()
 
@@ -242,7 +243,7 @@ def test_a_failed_node_leaves_its_log_beside_the_executors(bed, executors):
 def test_a_replaced_attempt_ends(bed):
     run = bed.start(bed.bundle("worker:0", wait_forever))
     bed.registered("worker:0")
-    bed.handler.fenced.add(messages.NodeId("worker", 0, 0))
+    bed.handler.fenced.add(NodeId("worker", 0, 0))
     assert "replaced" in run.wait().reason
     bed.assert_nothing_left()
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ps.client.client import PSClient
-from ps.errors import PeerGone, RequestTimeout
+from ps.errors import RequestTimeout, ServerGone
 from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import AuthError
@@ -50,7 +50,7 @@ def test_killing_a_server_stops_training_with_its_name(tmp_path: Path):
 
         started_s = time.monotonic()
         trained, _ = run_all(train, kill)
-        assert isinstance(trained, PeerGone)
+        assert isinstance(trained, ServerGone)
         endpoint = servers[1].endpoint
         assert f"ps:1 at {endpoint} could not be reached for 1 s" in str(trained)
         assert time.monotonic() - started_s < 30.0
@@ -73,7 +73,7 @@ def test_killing_a_server_ends_a_waiting_sync_push(tmp_path: Path):
             servers[0].send(signal.SIGKILL)
 
         pushed, _ = run_all(partial(client.push, filled(manifest, 1.0), hyper=HYPER, rows=1), kill)
-        assert isinstance(pushed, PeerGone)
+        assert isinstance(pushed, ServerGone)
         assert "ps:0 at 127.0.0.1" in str(pushed)
 
 

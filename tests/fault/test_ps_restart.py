@@ -16,7 +16,7 @@ import pytest
 from ps.checkpoint.reader import latest, steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.client.client import PSClient
-from ps.errors import PeerGone, PSError
+from ps.errors import PSError, ServerGone
 from ps.manifest.manifest import Hyper, Manifest
 from ps.protocol import messages
 from rpc.auth.handshake import Identity, Role
@@ -176,7 +176,7 @@ def test_all_servers_killed_during_a_save_go_on_from_the_commit_before(tmp_path:
                     server.send(signal.SIGKILL)
 
             saved, _ = run_all(partial(client.save, root, 2), kill)
-            assert isinstance(saved, PeerGone), saved
+            assert isinstance(saved, ServerGone), saved
         assert steps_on_disk(storage_at(root)) == [1] == [latest(root)]
         assert not list(root.glob(".tmp-*"))
         again = [

@@ -14,7 +14,7 @@ import pytest
 
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.errors import (
-    FeedError,
+    FeedJobError,
     NodeFailedError,
     NotEnoughSlots,
     NotPicklable,
@@ -286,7 +286,7 @@ def test_cancelling_every_job_of_the_context_ends_the_cluster_in_order(spark):
     canceller = threading.Timer(1.0, spark.cancelAllJobs)
     canceller.start()
     started = time.monotonic()
-    with pytest.raises((NodeFailedError, FeedError), match="cancelled"):
+    with pytest.raises((NodeFailedError, FeedJobError), match="cancelled"):
         cluster.train(_rows(spark), num_epochs=1)
     cluster.abort()
     assert time.monotonic() - started < 1.0 + ABORT_S

@@ -16,8 +16,8 @@ from tests.feed_bed import Background
 from tests.spark.conftest import STANDALONE, await_executors, standalones
 from tfos import ClusterConfig, InputMode, NodeFailedError, TFCluster
 from tfos.console.console import Console
-from tfos.control.messages import EXECUTOR_LOST
 from tfos.errors import NotEnoughSlots
+from tfos.failure import EXECUTOR_LOST
 from tfos.node import versions
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240, func_only=True)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tfos import InputMode, TFCluster
-from tfos.errors import FeedError, SettingsError
+from tfos.errors import FeedJobError, SettingsError
 
 pytestmark = [
     pytest.mark.spark,
@@ -204,7 +204,7 @@ def test_columns_arrive_as_they_were_and_what_cannot_is_refused(spark, session, 
         holes = session.createDataFrame(
             [(1, 0.5, "a"), (2, None, None), (None, float("nan"), "")], "n int, x double, s string"
         ).coalesce(1)
-        with pytest.raises(FeedError, match=r"RowError: partition 0, row 2, column 'n': null"):
+        with pytest.raises(FeedJobError, match=r"RowError: partition 0, row 2, column 'n': null"):
             cluster.train(holes, 1, FEED_TIMEOUT_S)
         kept.new()
         rows = fed(holes, nulls={"n": 0, "x": -1.0, "s": "?"})

@@ -11,7 +11,7 @@ import pytest
 
 from tests.feed_bed import eventually
 from tfos import InputMode, TFCluster
-from tfos.errors import FeedError
+from tfos.errors import FeedJobError
 
 pytestmark = [
     pytest.mark.spark,
@@ -80,7 +80,7 @@ def test_odd_data_is_fed_whole_or_refused_by_row_and_the_cluster_goes_on(spark, 
     with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK) as cluster:
         cluster.start(keep, str(tmp_path))
         for what, (text, make) in REFUSED.items():
-            with pytest.raises(FeedError, match=rf"RowError: .*{text}"):
+            with pytest.raises(FeedJobError, match=rf"RowError: .*{text}"):
                 cluster.train(make(spark), 1, feed_timeout=FEED_TIMEOUT_S)
             assert cluster.phase.name == "RUNNING", what
         for what, (rows, make) in FED.items():

@@ -11,7 +11,7 @@ import pytest
 from ps.cli.checkpoints import main as checkpoint_command
 from tests.feed_bed import eventually
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
-from tfos.errors import FeedError, NodeFailedError, PhaseError, SettingsError
+from tfos.errors import FeedJobError, NodeFailedError, PhaseError, SettingsError
 
 pytestmark = [
     pytest.mark.spark,
@@ -188,7 +188,7 @@ def test_a_batch_of_which_a_part_could_not_be_read_comes_again_whole(spark, tmp_
         bed.put(5.0)  # is trained while the other file is read
         bed.put(*[0.0] * 300_000, BROKEN)
         training = bed.start(cluster)
-        with pytest.raises(FeedError, match="a broken row"):
+        with pytest.raises(FeedJobError, match="a broken row"):
             training.await_end(WAIT_S)
         assert training.last_batch_id == 0
         cluster.abort()

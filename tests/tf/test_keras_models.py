@@ -6,12 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from ps.errors import ManifestMismatch
-from ps.errors import NonFiniteGradient as ServersNonFinite
+from ps.errors import ManifestMismatch, NonFiniteGradient
 from tests.tf.training import blobs, serving
 from tfos.errors import SettingsError
 from tfos.keras.errors import (
-    NonFiniteGradient,
     NotCompiled,
     UnsupportedModel,
     UnsupportedOptimizer,
@@ -150,9 +148,8 @@ def test_non_finite_gradient_is_an_error_before_anything_is_sent(cluster):
     before = [weight.numpy() for weight in model.weights]
     poisoned = X.copy()
     poisoned[40] = np.nan
-    with pytest.raises(NonFiniteGradient, match=r"kernel.*worker:0, step 2 ") as caught:
+    with pytest.raises(NonFiniteGradient, match=r"kernel.*worker:0, step 2 "):
         model.fit(poisoned, Y, batch_size=32, shuffle=False, verbose=0)
-    assert isinstance(caught.value, ServersNonFinite)
     assert cluster.pushes == 1
     assert not np.array_equal(before[0], model.weights[0].numpy())
 

@@ -16,8 +16,7 @@ import keras
 import numpy as np
 import pytest
 
-from feeding.errors import FileChanged
-from feeding.errors import SettingsError as FeedSettingsError
+from feeding.errors import FeedSettingsError, FileChanged
 from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example

@@ -10,7 +10,7 @@ import ast
 import importlib
 from pathlib import Path
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from tfos.bench.harness import Bench
 
 ON_GIVEN_SERVERS = frozenset({"dense", "small", "sparse"})
@@ -31,12 +31,12 @@ def run(name: str, bench: Bench) -> None:
     """Run one benchmark; its figures go to `bench`.
 
     Raises:
-        SettingsError: there is none of this name, or it cannot measure given servers.
+        PSSettingsError: there is none of this name, or it cannot measure given servers.
         ModuleNotFoundError: it compares with a package that is not installed.
     """
     if name not in NAMES:
-        raise SettingsError(f"no benchmark named {name!r}; there are {', '.join(NAMES)}")
+        raise PSSettingsError(f"no benchmark named {name!r}; there are {', '.join(NAMES)}")
     if bench.given_servers is not None and name not in ON_GIVEN_SERVERS:
         able = ", ".join(sorted(ON_GIVEN_SERVERS))
-        raise SettingsError(f"{name} starts its own servers; with --servers there are {able}")
+        raise PSSettingsError(f"{name} starts its own servers; with --servers there are {able}")
     importlib.import_module(f"tfos.bench.{name}").run(bench)

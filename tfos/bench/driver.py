@@ -31,6 +31,7 @@ from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.coordinator import Coordinator
+from tfos.failure import NodeId
 from tfos.topology import plan
 
 HOST = "127.0.0.1"
@@ -79,7 +80,7 @@ def simulate(port: int, nodes: list[Node], orders: Any) -> None:
     address = f"{HOST}:{forwarder.port}"
     clients = []
     for index, (_, credentials) in enumerate(nodes):
-        node = messages.NodeId("worker", index)
+        node = NodeId("worker", index)
         client = ControlClient(address, CLUSTER_ID, node, credentials)
         client.register(messages.Register(node, str(index), HOST, 1000 + index))
         client.orders(lambda _: None, lambda _: None)
@@ -98,7 +99,7 @@ def simulate(port: int, nodes: list[Node], orders: Any) -> None:
         orders.send(forwarder.num_bytes - before)
 
 
-def _heartbeat(node: messages.NodeId, seq: int) -> messages.Heartbeat:
+def _heartbeat(node: NodeId, seq: int) -> messages.Heartbeat:
     """Return one as a training worker sends it."""
     progress = {"steps": float(seq), "rows": 128.0 * seq, "loss": 0.25, "steps_per_s": 20.0}
     feed = messages.FeedSnapshot("input", fed_rows=128 * seq, taken_rows=128 * seq)

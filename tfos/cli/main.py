@@ -142,13 +142,13 @@ def _looking(directory: str, work: Callable[[Storage], int]) -> None:
 
 def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
     from ps.cli.credentials import read_secret
-    from ps.errors import SettingsError
+    from ps.errors import PSSettingsError
     from rpc.auth.handshake import Credentials
     from rpc.endpoint import Endpoint
     from tfos.bench.harness import GivenServers
 
     if not (servers and secret_file and cluster_id):
-        raise SettingsError(
+        raise PSSettingsError(
             "--servers, --secret-file and --cluster-id go together: where the servers listen, and "
             "what they were started with"
         )
@@ -156,7 +156,7 @@ def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
     for place in servers.split(","):
         host, _, port = place.strip().rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
-            raise SettingsError(f"--servers takes HOST:PORT,HOST:PORT,... and got {place!r}")
+            raise PSSettingsError(f"--servers takes HOST:PORT,HOST:PORT,... and got {place!r}")
         endpoints.append(Endpoint(host.strip("[]"), int(port)))
     return GivenServers(tuple(endpoints), Credentials(cluster_id, read_secret(Path(secret_file))))
 

@@ -20,6 +20,7 @@ from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
 from tfos.control.identity import tls_name
 from tfos.errors import ControlRefused, ControlUnavailable
+from tfos.failure import NodeId
 
 Reply = TypeVar("Reply")
 
@@ -52,7 +53,7 @@ class ControlClient:
         self,
         address: str,
         cluster_id: str,
-        node: messages.NodeId,
+        node: NodeId,
         credentials: TlsCredentials,
     ) -> None:
         self.node = node

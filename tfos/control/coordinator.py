@@ -22,6 +22,7 @@ from tfos.control import messages
 from tfos.control.server import ControlServer
 from tfos.control.state import Action, ClusterState, Send, Warn
 from tfos.errors import NodeFailedError
+from tfos.failure import NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.topology import Plan
 
@@ -151,7 +152,7 @@ class Coordinator:
             self._changed.notify_all()
             return reply
 
-    def on_event(self, node: messages.NodeId, event: messages.Event) -> None:
+    def on_event(self, node: NodeId, event: messages.Event) -> None:
         """Act on a node's report."""
         self.act(lambda state: state.on_event(node, event, self._clock()))
 
@@ -160,12 +161,12 @@ class Coordinator:
         host = self.read(lambda state: _host(state, batch.node))
         self._console.node_lines(f"{batch.node.name}@{host}", batch.lines, batch.dropped)
 
-    def on_stream_opened(self, node: messages.NodeId) -> str:
+    def on_stream_opened(self, node: NodeId) -> str:
         """Return why this attempt gets no orders; empty if it may have them."""
         with self._lock:
             return self._state.on_stream_opened(node, self._clock())
 
-    def on_stream_closed(self, node: messages.NodeId) -> None:
+    def on_stream_closed(self, node: NodeId) -> None:
         """The node's connection is gone."""
         self.act(lambda state: state.on_stream_closed(node, self._clock()))
 
@@ -187,10 +188,10 @@ class Coordinator:
             self.act(lambda state: state.on_tick(self._clock()))
 
 
-def _is_symptom(failure: messages.NodeFailure) -> bool:
+def _is_symptom(failure: NodeFailure) -> bool:
     return failure.error_type.rpartition(".")[2] in _SYMPTOMS
 
 
-def _host(state: ClusterState, node: messages.NodeId) -> str:
+def _host(state: ClusterState, node: NodeId) -> str:
     member = state.members.get(node.name)
     return member.host if member is not None and member.host else "?"

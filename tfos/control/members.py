@@ -13,11 +13,10 @@ from tfos.control.messages import (
     FeedSnapshot,
     FlushReached,
     Heartbeat,
-    NodeFailure,
-    NodeId,
     PhaseChanged,
     Register,
 )
+from tfos.failure import NodeFailure, NodeId
 from tfos.topology import PlannedNode
 
 

@@ -24,6 +24,7 @@ from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
 from tfos.control.outbox import Outbox
 from tfos.errors import ControlError
+from tfos.failure import NodeId
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,16 +42,16 @@ class ControlHandler(Protocol):
     def on_heartbeat(self, heartbeat: messages.Heartbeat) -> messages.HeartbeatReply:
         """Note a sign of life."""
 
-    def on_event(self, node: messages.NodeId, event: messages.Event) -> None:
+    def on_event(self, node: NodeId, event: messages.Event) -> None:
         """Act on a report."""
 
     def on_log(self, batch: messages.LogBatch) -> None:
         """Show lines of output."""
 
-    def on_stream_opened(self, node: messages.NodeId) -> str:
+    def on_stream_opened(self, node: NodeId) -> str:
         """Return why this attempt gets no orders; empty if it may have them."""
 
-    def on_stream_closed(self, node: messages.NodeId) -> None:
+    def on_stream_closed(self, node: NodeId) -> None:
         """The node's connection for orders is gone, for whatever reason."""
 
 
@@ -61,7 +62,7 @@ class ControlServer:
         self, handler: ControlHandler, credentials: TlsCredentials, *, num_nodes: int
     ) -> None:
         self._handler = handler
-        self._outboxes: dict[messages.NodeId, Outbox] = {}
+        self._outboxes: dict[NodeId, Outbox] = {}
         self._outboxes_lock = threading.Lock()
         self._threads = _DaemonThreads(2 * num_nodes + _SPARE_THREADS)
         self._server = grpc.server(
@@ -103,7 +104,7 @@ class ControlServer:
         self._server.start()
         return bound
 
-    def send(self, node: messages.NodeId, order: messages.Order) -> None:
+    def send(self, node: NodeId, order: messages.Order) -> None:
         """Queue an order for this attempt of a node; it leaves at once if the node listens."""
         self._outbox(node).put(order)
 
@@ -119,7 +120,7 @@ class ControlServer:
         self._server.stop(_CLOSE_GRACE_S).wait(5.0)
         self._threads.shutdown(wait=False)
 
-    def _outbox(self, node: messages.NodeId) -> Outbox:
+    def _outbox(self, node: NodeId) -> Outbox:
         with self._outboxes_lock:
             return self._outboxes.setdefault(node, Outbox())
 
@@ -255,7 +256,7 @@ def _decode(
         _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
-def _check_sender(node: messages.NodeId, context: grpc.ServicerContext) -> None:
+def _check_sender(node: NodeId, context: grpc.ServicerContext) -> None:
     """A node speaks only for itself: its certificate names it."""
     peer = _peer_name(context)
     if peer != node.name:

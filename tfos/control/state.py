@@ -19,6 +19,7 @@ from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import FeedEpoch
+from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
 from tfos.phases import ClusterPhase, may_move
 from tfos.topology import Plan
 
@@ -30,7 +31,7 @@ _MAX_FAILURES = 100
 class Send:
     """Give this order to this attempt of a node."""
 
-    node: messages.NodeId
+    node: NodeId
     order: messages.Order
 
 
@@ -58,9 +59,9 @@ class ClusterState:
     plan: Plan
     config: ClusterConfig
     phase: ClusterPhase = ClusterPhase.NEW
-    failures: list[messages.NodeFailure] = field(default_factory=list)
+    failures: list[NodeFailure] = field(default_factory=list)
     """Every failure and loss, in order of arrival."""
-    fatal: list[messages.NodeFailure] = field(default_factory=list)
+    fatal: list[NodeFailure] = field(default_factory=list)
     """Those that failed the cluster; the first is the root cause."""
     tensorboard: messages.TensorBoardUp | None = None
     is_starting: bool = False
@@ -157,7 +158,7 @@ class ClusterState:
         self.is_ending = True
         return self.stop(members, reason, grace_s=grace_s)
 
-    def fail(self, failure: messages.NodeFailure, *, stop: bool = True) -> list[Action]:
+    def fail(self, failure: NodeFailure, *, stop: bool = True) -> list[Action]:
         """Fail the cluster because of this record; without `stop` the caller ends it in order."""
         self._note(failure)
         if len(self.fatal) < _MAX_FAILURES:
@@ -187,7 +188,7 @@ class ClusterState:
             )
         if self.phase is ClusterPhase.RUNNING:
             actions = self._vanished(
-                member, messages.EXECUTOR_LOST, "Spark started its task again: its executor is gone"
+                member, EXECUTOR_LOST, "Spark started its task again: its executor is gone"
             )
             reply, _ = self._refuse("the cluster runs already; a lost node does not rejoin")
             return reply, actions
@@ -210,7 +211,7 @@ class ClusterState:
         member.hear(heartbeat)
         return messages.HeartbeatReply(), []
 
-    def on_event(self, node: messages.NodeId, event: messages.Event, now_s: float) -> list[Action]:
+    def on_event(self, node: NodeId, event: messages.Event, now_s: float) -> list[Action]:
         """Something happened at a node; reports of fenced attempts are ignored."""
         member = self._current(node)
         if member is None:
@@ -235,7 +236,7 @@ class ClusterState:
                 return self._done(member)
         return []
 
-    def on_stream_opened(self, node: messages.NodeId, now_s: float) -> str:
+    def on_stream_opened(self, node: NodeId, now_s: float) -> str:
         """A node wants its orders; returns why not, or nothing."""
         member = self._current(node)
         if member is None:
@@ -244,7 +245,7 @@ class ClusterState:
         member.stream_lost_s = None
         return ""
 
-    def on_stream_closed(self, node: messages.NodeId, now_s: float) -> list[Action]:
+    def on_stream_closed(self, node: NodeId, now_s: float) -> list[Action]:
         """A node's connection is gone: its end if it was told to stop, else it may come back."""
         member = self._current(node)
         if member is not None:
@@ -262,13 +263,13 @@ class ClusterState:
             if min(lost_s, silent_s) > self.config.reconnect_s:
                 actions += self._vanished(
                     member,
-                    messages.NODE_SILENT,
+                    NODE_SILENT,
                     f"its supervisor is gone: connection closed {lost_s:.1f} s ago",
                 )
             elif silent_s > self.config.hang_s:
                 actions += self._vanished(
                     member,
-                    messages.NODE_SILENT,
+                    NODE_SILENT,
                     f"no sign of life for {silent_s:.1f} s (limit {self.config.hang_s:.0f} s): "
                     "frozen or cut off from the driver",
                 )
@@ -276,7 +277,7 @@ class ClusterState:
 
     # ---- decisions ----
 
-    def _current(self, node: messages.NodeId) -> Member | None:
+    def _current(self, node: NodeId) -> Member | None:
         """Return the member if this is its newest attempt and it was not given up."""
         member = self.members.get(node.name)
         if member is None or node.attempt != member.attempt or not member.is_live:
@@ -329,13 +330,13 @@ class ClusterState:
             return []
         return self._to_servers(messages.WorkerDone(member.planned.rank))
 
-    def _failed(self, member: Member, failure: messages.NodeFailure) -> list[Action]:
+    def _failed(self, member: Member, failure: NodeFailure) -> list[Action]:
         if member.stop_ordered:
             member.status = NodeStatus.ENDED
             if failure.traceback and self.phase is ClusterPhase.FAILED:
                 self._note(failure)  # it failed by itself while the order to stop was on its way
             return []
-        outside = failure.signal in _FROM_OUTSIDE or failure.error_type == messages.EXECUTOR_LOST
+        outside = failure.signal in _FROM_OUTSIDE or failure.error_type == EXECUTOR_LOST
         return self._end_of(member, failure, outside=outside)
 
     def _vanished(self, member: Member, error_type: str, text: str) -> list[Action]:
@@ -346,9 +347,7 @@ class ClusterState:
             return []
         return self._end_of(member, member.failure(error_type, text), outside=True)
 
-    def _end_of(
-        self, member: Member, failure: messages.NodeFailure, *, outside: bool
-    ) -> list[Action]:
+    def _end_of(self, member: Member, failure: NodeFailure, *, outside: bool) -> list[Action]:
         if outside and not failure.signal and self.phase is ClusterPhase.RESERVED:
             # Its executor or supervisor is gone, not only its child: Spark starts the task again,
             # and a newer attempt will register.
@@ -374,7 +373,7 @@ class ClusterState:
             and bool(others)
         )
 
-    def _fence(self, member: Member, failure: messages.NodeFailure) -> list[Action]:
+    def _fence(self, member: Member, failure: NodeFailure) -> list[Action]:
         """Tell the servers, or they would wait for this worker or accept its late pushes."""
         rank, attempt = member.planned.rank, member.node.attempt
         return self._to_servers(messages.FenceWorker(rank, attempt, failure.message))
@@ -382,7 +381,7 @@ class ClusterState:
     def _to_servers(self, order: messages.Order) -> list[Action]:
         return [Send(server.node, order) for server in self.servers if server.is_live]
 
-    def _note(self, failure: messages.NodeFailure) -> None:
+    def _note(self, failure: NodeFailure) -> None:
         if len(self.failures) < _MAX_FAILURES:
             self.failures.append(failure)
 

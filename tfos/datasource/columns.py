@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types
 
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 from tfos.datasource.options import RecordType
 from tfos.datasource.partition_paths import WRITABLE_KINDS
 
@@ -49,16 +49,18 @@ def check_schema(schema: types.StructType, record_type: RecordType) -> None:
     """Refuse columns that a record cannot hold.
 
     Raises:
-        SettingsError: names the column, its type and what to do.
+        FeedSettingsError: names the column, its type and what to do.
     """
     names = schema.fieldNames()
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise SettingsError(f"columns {twice} are there twice; every feature needs its own name")
+        raise FeedSettingsError(
+            f"columns {twice} are there twice; every feature needs its own name"
+        )
     if record_type == "ByteArray":
         kinds = [field.dataType for field in schema.fields]
         if kinds != [types.BinaryType()]:
-            raise SettingsError(
+            raise FeedSettingsError(
                 "recordType ByteArray is one column of binary, got "
                 f"{schema.simpleString()}; partition columns do not count"
             )
@@ -68,7 +70,7 @@ def check_schema(schema: types.StructType, record_type: RecordType) -> None:
         kind = whole.elementType if isinstance(whole, types.ArrayType) else whole
         if not isinstance(kind, _VALUES):
             advice = next((text for base, text in _ADVICE if isinstance(kind, base)), "drop it")
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"column {field.name!r} is {whole.simpleString()}, which no Example holds; {advice}"
             )
 
@@ -77,21 +79,21 @@ def check_partition_columns(schema: types.StructType, names: Iterable[str]) -> N
     """Refuse columns that cannot become directories.
 
     Raises:
-        SettingsError: there is no such column, or its values name no directory.
+        FeedSettingsError: there is no such column, or its values name no directory.
     """
     for name in names:
         if name not in schema.fieldNames():
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"partitionBy names {name!r}; there are the columns {', '.join(schema.names)}"
             )
         if name.startswith("."):
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"partitionBy names {name!r}; readers pass over directories that begin with a dot, "
                 "rename it"
             )
         kind = schema[name].dataType.simpleString()
         if kind not in WRITABLE_KINDS:
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"partitionBy names {name!r}, which is {kind}; it must be one of "
                 f"{', '.join(sorted(WRITABLE_KINDS))}; cast it to string"
             )
@@ -102,7 +104,7 @@ def without(schema: types.StructType, names: Iterable[str]) -> types.StructType:
     apart = set(names)
     kept = types.StructType([field for field in schema.fields if field.name not in apart])
     if not kept.fields:
-        raise SettingsError("every column is a partition column; a record needs at least one")
+        raise FeedSettingsError("every column is a partition column; a record needs at least one")
     return kept
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 from feeding.filesystem.hdfs.hadoop_conf import (
     configuration_directory,
     read_configuration,
@@ -54,7 +54,7 @@ def complete_path(path: str) -> str:
     Without a scheme it is on `fs.defaultFS` of HADOOP_CONF_DIR, else on this host.
 
     Raises:
-        SettingsError: it has a scheme, but no host where one is needed.
+        FeedSettingsError: it has a scheme, but no host where one is needed.
     """
     settings = read_configuration(configuration_directory(os.environ))
     return path_on(path, settings.get("fs.defaultFS", "file:///"), user_name(os.environ))
@@ -64,12 +64,12 @@ def path_on(path: str, default_fs: str, user: str = "") -> str:
     """Return a path as listings name it, without a scheme on `default_fs`.
 
     Raises:
-        SettingsError: it has a scheme, but no host where one is needed.
+        FeedSettingsError: it has a scheme, but no host where one is needed.
     """
     short = _ONE_SLASH.fullmatch(path)
     if short is not None:
         if short[1].lower() != LOCAL:
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"{path!r} names no host; say {short[1]}://host/..., or a path alone, which is on "
                 "fs.defaultFS"
             )
@@ -93,7 +93,7 @@ def list_files(options: TFRecordOptions, *, may_be_empty: bool = False) -> Listi
     Raises:
         FileNotFoundError: a path has no file.
         DataError: files lie below directories of different columns.
-        SettingsError: a path is not below basePath.
+        FeedSettingsError: a path is not below basePath.
     """
     found: dict[str, tuple[SourceFile, dict[str, str | None]]] = {}
     for path in map(complete_path, options.paths):
@@ -116,7 +116,7 @@ def _base(path: str, said: str) -> str:
     if said:
         base = str(parse(complete_path(said)))
         if not f"{location}/".startswith(base.rstrip("/") + "/"):
-            raise SettingsError(f"{location} is not below basePath {base}")
+            raise FeedSettingsError(f"{location} is not below basePath {base}")
         return base
     parts = location.path.split("/")
     fixed = next((n for n, part in enumerate(parts) if _MAGIC & set(part)), len(parts))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from feeding.config import MIB
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 from feeding.reading.bad_records import BadData
 
 RecordType = Literal["Example", "ByteArray"]
@@ -55,7 +55,7 @@ def parse_options(given: Mapping[str, str]) -> TFRecordOptions:
     """Return the options that Spark collected from a user; their names know no case.
 
     Raises:
-        SettingsError: there is no such option, or it cannot have this value.
+        FeedSettingsError: there is no such option, or it cannot have this value.
     """
     found: dict[str, Any] = {"paths": _paths(given)}
     for name, value in given.items():
@@ -64,12 +64,12 @@ def parse_options(given: Mapping[str, str]) -> TFRecordOptions:
         option = _OPTIONS.get(name.lower())
         if option is None:
             known = ", ".join(sorted(spelling for _, _, spelling in _OPTIONS.values()))
-            raise SettingsError(f"there is no option {name!r} of tfrecord; there are {known}")
+            raise FeedSettingsError(f"there is no option {name!r} of tfrecord; there are {known}")
         field_name, read, spelling = option
         try:
             found[field_name] = read(value)
         except ValueError as error:
-            raise SettingsError(f"option {spelling} is {value!r}; it must be {error}") from None
+            raise FeedSettingsError(f"option {spelling} is {value!r}; it must be {error}") from None
     return TFRecordOptions(**found)
 
 
@@ -78,7 +78,7 @@ def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
     paths = [lowered["path"]] if lowered.get("path") else []
     paths += json.loads(lowered.get("paths", "[]"))
     if not paths:
-        raise SettingsError("no path was given; say load(path) or save(path)")
+        raise FeedSettingsError("no path was given; say load(path) or save(path)")
     return tuple(paths)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 from feeding.filesystem.registry import filesystem_for
 from tfos.datasource.columns import (
     arrow_schema,
@@ -60,14 +60,14 @@ class RecordFilesWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark
         overwrite: whether what is at the path goes.
 
     Raises:
-        SettingsError: a column that no record holds, or more than one path.
+        FeedSettingsError: a column that no record holds, or more than one path.
         FileExistsError: there are files, and the option ifExists is "error".
         NotADirectoryError: the path is a file.
     """
 
     def __init__(self, schema: StructType, options: TFRecordOptions, overwrite: bool) -> None:
         if len(options.paths) != 1:
-            raise SettingsError(f"a write has one path, got {', '.join(options.paths)}")
+            raise FeedSettingsError(f"a write has one path, got {', '.join(options.paths)}")
         check_partition_columns(schema, options.partition_by)
         self._data = without(schema, options.partition_by)
         check_schema(self._data, options.record_type)

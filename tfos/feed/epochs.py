@@ -30,7 +30,7 @@ from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
-from tfos.errors import FeedError
+from tfos.errors import FeedJobError
 from tfos.feed.epoch import EpochFeed, final_line, targets_of
 from tfos.feed.ledger import num_rows
 from tfos.feed.micro_batch import MicroBatch
@@ -169,7 +169,7 @@ class EpochFeeder:
         """Return a lazy collection of results; see TFCluster.inference."""
         targets = self._coordinator.read(targets_of)
         if not targets:
-            raise FeedError("no worker takes rows: main_fun has returned on every worker")
+            raise FeedJobError("no worker takes rows: main_fun has returned on every worker")
         task = InferenceTask(
             targets=targets,
             credentials=self._credentials,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfos.errors import FeedError, PhaseError
+from tfos.errors import FeedJobError, PhaseError
 from tfos.feed.micro_batch import MicroBatch
 
 
@@ -35,9 +35,9 @@ class FeedCall:
     """Of the feed, counted over all calls."""
 
     def check_wanted(self) -> None:
-        """Raise FeedError if its user was interrupted."""
+        """Raise FeedJobError if its user was interrupted."""
         if self.is_abandoned():
-            raise FeedError(f"epoch {self.epoch} of {self.feed!r} was interrupted")
+            raise FeedJobError(f"epoch {self.epoch} of {self.feed!r} was interrupted")
 
     def __str__(self) -> str:
         if self.is_abandoned():

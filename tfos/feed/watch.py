@@ -19,7 +19,7 @@ from tfos.console.progress import Sample, TrainingProgress
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import mean_loss
 from tfos.control.state import ClusterState
-from tfos.errors import FeedError, FeedTimeout, PhaseError, TFOSError
+from tfos.errors import FeedJobError, FeedTimeout, PhaseError, TFOSError
 from tfos.feed.epoch import movement
 from tfos.feed.request import FeedCall
 from tfos.phases import ClusterPhase
@@ -56,7 +56,7 @@ class FeedWatch:
 
         Raises:
             NodeFailedError, PhaseError: the cluster failed, or was stopped.
-            FeedError: the call's user was interrupted.
+            FeedJobError: the call's user was interrupted.
             FeedTimeout: nothing moved for `stall_s`.
         """
         moved_s = shown_s = time.monotonic()
@@ -90,7 +90,7 @@ class FeedWatch:
 
         Raises:
             NodeFailedError, PhaseError: as `until`.
-            FeedError: the call's user was interrupted.
+            FeedJobError: the call's user was interrupted.
         """
         if self._coordinator.read(lambda state: state.is_ending):
             self._await_end(call)
@@ -100,7 +100,7 @@ class FeedWatch:
     def failure(self, call: FeedCall, error: BaseException) -> TFOSError:
         """Return the error of a job that failed, which may be the symptom of a cluster's end."""
         reason = reason_of(error)
-        own = FeedError(f"feeding epoch {call.epoch} of {call.feed!r} failed in Spark: {reason}")
+        own = FeedJobError(f"feeding epoch {call.epoch} of {call.feed!r} failed in Spark: {reason}")
         if reason.startswith(_OF_THE_DATA):
             return (self._cause() if self._coordinator.read(_has_ended) else None) or own
         if not self._coordinator.wait(lambda state: _has_ended(state) or state.is_ending, _BLAME_S):

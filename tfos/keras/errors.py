@@ -1,21 +1,18 @@
 """What the Keras binding raises, ordered by who must act.
 
-TFOSError
-├── SettingsError
-│   ├── NotCompiled          distribute() before compile()              → compile first
-│   ├── VariablesChanged     layers or `trainable` changed afterwards   → distribute last
-│   └── UnsupportedError
-│       ├── UnsupportedOptimizer   the servers have no such rule        → choose another
-│       └── UnsupportedModel       the step cannot be split             → change train_step
-└── NonFiniteGradient        NaN or infinity in a gradient              → fix the model, or "skip"
+SettingsError
+├── NotCompiled          distribute() before compile()                  → compile first
+├── VariablesChanged     layers or `trainable` changed afterwards       → distribute last
+└── UnsupportedError
+    ├── UnsupportedOptimizer   the servers have no such rule            → choose another
+    └── UnsupportedModel       the step cannot be split                 → change train_step
 
 FeedEndedWarning             fit() asked for more epochs than were fed
 """
 
 from __future__ import annotations
 
-import ps.errors
-from tfos.errors import SettingsError, TFOSError, UnsupportedError
+from tfos.errors import SettingsError, UnsupportedError
 
 
 class NotCompiled(SettingsError):
@@ -32,13 +29,6 @@ class UnsupportedOptimizer(UnsupportedError):
 
 class UnsupportedModel(UnsupportedError):
     """The model's training step cannot be split into gradients here and an update there."""
-
-
-class NonFiniteGradient(TFOSError, ps.errors.NonFiniteGradient):
-    """A gradient held NaN or infinity; nothing of the step was sent.
-
-    The servers raise the same class of `ps.errors` for what reaches them.
-    """
 
 
 class FeedEndedWarning(UserWarning):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from rpc.histogram import duration_text
-from tfos.control.messages import NodeFailure
+from tfos.failure import NodeFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Everything that starting and running one node can raise.
 
-NodeError
+NodeError (a TFOSError)
 ├── NodeStartError      the supervisor did not come up on this executor → read its last words
 │   └── VersionSkew     this executor cannot work with this driver      → the same environment
 ├── LinkError           a child and its supervisor do not understand each other → our defect
@@ -10,8 +10,10 @@ NodeError
 
 from __future__ import annotations
 
+from rpc.errors import TFOSError
 
-class NodeError(Exception):
+
+class NodeError(TFOSError):
     """Base of this room's errors."""
 
 

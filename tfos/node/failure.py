@@ -12,7 +12,7 @@ from types import TracebackType
 
 import msgspec
 
-from tfos.control import messages
+from tfos.failure import NodeFailure
 from tfos.node.child_link import Raised
 from tfos.node.supervisor.children import Exit
 
@@ -36,7 +36,7 @@ def describe_exit(how: Exit, *, oom_kills: int = 0) -> str:
     return f"killed by {name}"
 
 
-def raised(base: messages.NodeFailure, error: Raised) -> messages.NodeFailure:
+def raised(base: NodeFailure, error: Raised) -> NodeFailure:
     """Return the record of a child that has told its exception."""
     return msgspec.structs.replace(
         base,
@@ -47,7 +47,7 @@ def raised(base: messages.NodeFailure, error: Raised) -> messages.NodeFailure:
     )
 
 
-def died(base: messages.NodeFailure, how: Exit) -> messages.NodeFailure:
+def died(base: NodeFailure, how: Exit) -> NodeFailure:
     """Return the record of a child that has ended without a word."""
     early = " before its work was done (os._exit?)" if how.exit_code == 0 else ""
     return msgspec.structs.replace(

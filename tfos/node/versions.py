@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-import tfos
+from tfos.version import __version__
 
 _DISTRIBUTIONS = {
     "numpy": ("numpy",),
@@ -43,7 +43,7 @@ class Difference:
 
 def installed() -> dict[str, str]:
     """Return name and version of tfos, Python and what main_fun computes with, if it is there."""
-    found = {"tfos": tfos.__version__, "python": platform.python_version()}
+    found = {"tfos": __version__, "python": platform.python_version()}
     for name, distributions in _DISTRIBUTIONS.items():
         for distribution in distributions:
             try:

@@ -20,7 +20,7 @@ from tfos.control.members import mean_loss
 from tfos.control.state import ClusterState
 from tfos.driver import preflight
 from tfos.driver.shutdown import Shutdown
-from tfos.errors import FeedError, TFOSError
+from tfos.errors import FeedJobError, TFOSError
 from tfos.phases import ClusterPhase
 from tfos.spark.interruptible import InterruptibleCall
 from tfos.streaming.state import QueryState, StreamLag, StreamRun
@@ -119,7 +119,7 @@ class StreamTraining:
 
         Raises:
             NodeFailedError: the cluster failed; the node's own traceback is the cause.
-            FeedError, FeedTimeout: a batch could not be fed or saved.
+            FeedJobError, FeedTimeout: a batch could not be fed or saved.
             StreamingQueryException: the query failed by itself; pyspark's.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -144,7 +144,7 @@ class StreamTraining:
             timeout_s: for the running batch.
 
         Raises:
-            FeedError: the batch did not end in time, or could not be saved.
+            FeedJobError: the batch did not end in time, or could not be saved.
             NodeFailedError: the cluster failed meanwhile.
         """
         limit_s = preflight.check_timeout("timeout_s", timeout_s)
@@ -195,7 +195,7 @@ class StreamTraining:
         if not self.query.isActive:
             return
         if not self._run.stop(timeout_s):
-            raise FeedError(
+            raise FeedJobError(
                 f"the running micro-batch did not end within {timeout_s:.0f} s; call stop() again, "
                 "or end the cluster with abort()"
             )

@@ -21,7 +21,7 @@ from tfos.control.messages import BatchReport, SaveBatches
 from tfos.control.state import ClusterState, Send
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
-from tfos.errors import FeedError, PhaseError, SettingsError, TFOSError
+from tfos.errors import FeedJobError, PhaseError, SettingsError, TFOSError
 from tfos.feed.entry import FeedService
 from tfos.feed.micro_batch import MicroBatch, answer_to, chief_trains
 from tfos.feed.request import FeedRequest
@@ -166,7 +166,7 @@ class Streams:
         """Return why a batch was not trained to its end: no main_fun is left to do it."""
         if self._coordinator.read(lambda cluster: cluster.is_ending):
             return PhaseError(f"the cluster was stopped while it trained batch {batch.batch_id}")
-        return FeedError(
+        return FeedJobError(
             f"batch {batch.batch_id} was not trained: main_fun has returned on the chief. Train "
             "with fit(epochs=ctx.all_epochs)"
         )
@@ -175,7 +175,7 @@ class Streams:
         """Save what was trained since the last save.
 
         Raises:
-            FeedError: it was not saved; the text says why.
+            FeedJobError: it was not saved; the text says why.
         """
         if self._checkpoints is None or not state.num_unsaved:
             return
@@ -186,7 +186,7 @@ class Streams:
     def _check_saved(self, state: QueryState, answer: BatchReport | None) -> None:
         if answer is None or answer.error:
             why = answer.error if answer is not None else "main_fun has returned on the chief"
-            raise FeedError(
+            raise FeedJobError(
                 f"batch {state.last_id} was trained and could not be saved: {why}. The query ends "
                 "before Spark marks the batch as done; start it again once the directory can be "
                 "written: what is trained already is not trained again"
@@ -222,7 +222,7 @@ class Streams:
         answer = self._answer(feed, number)
         if answer is None:
             why = "main_fun has returned" if came else f"it is silent for {_ANSWER_S:.0f} s"
-            raise FeedError(f"the chief takes no batch of the stream: {why}")
+            raise FeedJobError(f"the chief takes no batch of the stream: {why}")
         return answer
 
 
@@ -239,7 +239,7 @@ class StreamCalls:
         with checkpoints, saved (`Checkpoints.every_batches`), so Spark marks only such as done.
 
         Raises:
-            NodeFailedError, FeedError, FeedTimeout: as train; the query ends with that error.
+            NodeFailedError, FeedJobError, FeedTimeout: as train; the query ends with that error.
         """
         self._streams.train_batch(
             FeedRequest(data=None, feed="input", feed_timeout_s=_FEED_TIMEOUT_S), df, batch_id

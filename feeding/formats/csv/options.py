@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from feeding.arrow.arrays import DTYPES
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 
 TYPES = {
     **{name: getattr(pa, "bool_" if name == "bool" else name)() for name in DTYPES.values()},
@@ -49,19 +49,19 @@ class CsvRequest:
     def __post_init__(self) -> None:
         given = self.columns
         if isinstance(given, str) or not all(map(_is_text, given or ())):
-            raise SettingsError(f"columns must be names, or dtypes by name, got {given!r}")
+            raise FeedSettingsError(f"columns must be names, or dtypes by name, got {given!r}")
         if given is not None and not len(given):
-            raise SettingsError("no columns were asked for; name at least one")
+            raise FeedSettingsError("no columns were asked for; name at least one")
         for name, dtype in given.items() if isinstance(given, Mapping) else ():
             if dtype not in TYPES:
-                raise SettingsError(
+                raise FeedSettingsError(
                     f"column {name!r}: dtype {dtype!r} is not one of {', '.join(sorted(TYPES))}"
                 )
         if given is not None and len(set(given)) < len(given):
-            raise SettingsError(f"a column is asked for twice: {list(given)}")
+            raise FeedSettingsError(f"a column is asked for twice: {list(given)}")
         delimiter: object = self.delimiter
         if not isinstance(delimiter, str) or len(delimiter.encode()) != 1 or delimiter in _TAKEN:
-            raise SettingsError(
+            raise FeedSettingsError(
                 "delimiter must be one ASCII character, no quote and no line end, got "
                 f"{delimiter!r}"
             )
@@ -72,9 +72,9 @@ class CsvRequest:
         if isinstance(names, bool):
             return
         if isinstance(names, str) or not names or not all(map(_is_text, names)):
-            raise SettingsError(f"header must be True, False or names, got {names!r}")
+            raise FeedSettingsError(f"header must be True, False or names, got {names!r}")
         if len(set(names)) < len(names):
-            raise SettingsError(f"header names two columns alike: {list(names)}")
+            raise FeedSettingsError(f"header names two columns alike: {list(names)}")
 
 
 def _is_text(value: object) -> bool:

@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 from feeding.arrow.arrays import DTYPES, TEXTS
 from feeding.columnar.ops import Columns
 from feeding.columnar.schema import ColumnGroup, Schema
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.interface import Path, RangeReader
 from feeding.formats.csv.options import TYPES, CsvRequest
 from feeding.formats.parquet.columns import BadValue, ColumnReader, StoredColumn, column_spec, held
@@ -47,7 +47,7 @@ class CsvSource(LineSource):
     Raises:
         FileNotFoundError: a path has no file.
         DataError: the first file has no such column, or nothing at all.
-        SettingsError: the request cannot work.
+        FeedSettingsError: the request cannot work.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class CsvSource(LineSource):
         ]
         for name in request.nulls:
             if name not in types:
-                raise SettingsError(f"nulls: {name!r} is none of the columns {list(types)}")
+                raise FeedSettingsError(f"nulls: {name!r} is none of the columns {list(types)}")
         self._convert = pa_csv.ConvertOptions(
             column_types=types,
             include_columns=list(types),

@@ -24,7 +24,7 @@ from feeding.arrow.arrays import DTYPES, LISTS, TEXTS, bounds, numbers, plain
 from feeding.arrow.spark_vectors import is_vector, spread
 from feeding.columnar.chunk import Array
 from feeding.columnar.schema import ColumnSpec
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.receiver.batch_reader import BatchColumn, Ragged
 
 _REFUSED = (
@@ -178,7 +178,7 @@ def column_spec(column: StoredColumn, shape: tuple[int, ...] | None = None) -> C
         shape: of a list column; None: any number of values.
 
     Raises:
-        SettingsError: there is no column for its type.
+        FeedSettingsError: there is no column for its type.
     """
     kind = column.item_type
     if kind.id in DTYPES and not column.has_rows_of_items:
@@ -191,7 +191,7 @@ def column_spec(column: StoredColumn, shape: tuple[int, ...] | None = None) -> C
         if TEXTS[kind.id] == "str":
             return ColumnSpec(column.name, "str", "str")
         return ColumnSpec(column.name, "bytes", "bytes")
-    raise SettingsError(f"column {column.name!r} {_REFUSED.format(type=column.type)}")
+    raise FeedSettingsError(f"column {column.name!r} {_REFUSED.format(type=column.type)}")
 
 
 def refuse_alike(column: StoredColumn, stored: Iterable[str], file: str) -> None:
@@ -210,14 +210,14 @@ def held(name: str, value: Any, kind: pa.DataType) -> Any:
     """Return what stands for a null as a column of this type holds it.
 
     Raises:
-        SettingsError: it cannot hold that.
+        FeedSettingsError: it cannot hold that.
     """
     try:
         found = pa.scalar(value, kind).as_py()
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         found = None
     if found is None or (pa.types.is_integer(kind) and found != value):
-        raise SettingsError(
+        raise FeedSettingsError(
             f"nulls={{{name!r}: {value!r}}}: the column is {kind}, which cannot hold that"
         )
     return found

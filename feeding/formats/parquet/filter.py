@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 
 
 class RowFilter:
@@ -25,7 +25,7 @@ class RowFilter:
             must, or a pyarrow.compute expression.
 
     Raises:
-        SettingsError: it is none of these.
+        FeedSettingsError: it is none of these.
     """
 
     def __init__(self, filters: Any) -> None:
@@ -34,7 +34,7 @@ class RowFilter:
                 filters if isinstance(filters, pc.Expression) else pq.filters_to_expression(filters)
             )
         except (ValueError, TypeError, pa.ArrowException) as error:
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"filters must be [(column, operator, value), …] or a pyarrow.compute expression, "
                 f"got {filters!r}: {error}"
             ) from None
@@ -54,7 +54,7 @@ class RowFilter:
             constants: values of columns that are the same in all its rows.
 
         Raises:
-            SettingsError: the expression does not fit the columns.
+            FeedSettingsError: the expression does not fit the columns.
         """
         known: Any = pc.scalar(True)
         for name, value in constants.items():
@@ -64,7 +64,7 @@ class RowFilter:
             whole = ds.ParquetFileFormat().make_fragment(file, partition_expression=known)
             found = whole.subset(self._expression, schema=schema).row_groups
         except (pa.ArrowException, ValueError, TypeError) as error:
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"filters do not fit the columns: {' '.join(str(error).split())[:300]}"
             ) from None
         return {group.id for group in found}

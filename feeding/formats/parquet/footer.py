@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feeding.config import MIB
-from feeding.errors import DataError, FileChanged, SettingsError
+from feeding.errors import DataError, FeedSettingsError, FileChanged
 from feeding.filesystem.interface import RangeReader
 from feeding.filesystem.registry import filesystem_for
 from feeding.reading.bad_records import BadData
@@ -62,7 +62,7 @@ class ParquetLimits:
         for name in ("max_footer_bytes", "max_row_group_bytes", "max_page_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")
+                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from feeding.columnar.schema import ColumnGroup, Schema
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.parquet.columns import (
     ColumnReader,
     StoredColumn,
@@ -52,15 +52,15 @@ class ParquetRequest:
     def __post_init__(self) -> None:
         given = self.columns
         if isinstance(given, str) or not all(map(_is_text, given or ())):
-            raise SettingsError(f"columns must be a list of names, got {given!r}")
+            raise FeedSettingsError(f"columns must be a list of names, got {given!r}")
         if given is not None and not len(given):
-            raise SettingsError("no columns were asked for; name at least one")
+            raise FeedSettingsError("no columns were asked for; name at least one")
         if given is not None and len(set(given)) < len(given):
-            raise SettingsError(f"a column is asked for twice: {list(given)}")
+            raise FeedSettingsError(f"a column is asked for twice: {list(given)}")
         for name, shape in self.shapes.items():
             said: object = shape
             if said is not None and not (isinstance(said, tuple) and all(map(_is_size, said))):
-                raise SettingsError(
+                raise FeedSettingsError(
                     f"the shape of {name!r} must be None or a tuple of ints >= 1, got {shape!r}"
                 )
 
@@ -82,7 +82,7 @@ class ParquetPlan:
 
     Raises:
         DataError: a column that is asked for is not there.
-        SettingsError: a column cannot be read, or a setting does not fit.
+        FeedSettingsError: a column cannot be read, or a setting does not fit.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class ParquetPlan:
                 )
         for name in request.nulls:
             if name not in names:
-                raise SettingsError(f"nulls: {name!r} is none of the columns {list(names)}")
+                raise FeedSettingsError(f"nulls: {name!r} is none of the columns {list(names)}")
         for name in request.shapes:
             if name not in self._stored or not self._stored[name].has_rows_of_items:
-                raise SettingsError(f"shapes: {name!r} is no list column of what is asked for")
+                raise FeedSettingsError(f"shapes: {name!r} is no list column of what is asked for")
         self._looked_at = [
             column
             for column in stored.values()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 from feeding.config import MIB
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.readahead import ReadAhead
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -40,7 +40,7 @@ class LineLimits:
         for name in ("max_line_bytes", "max_gzip_ratio", "block_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")
+                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from feeding.columnar.chunk import Array
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 from feeding.formats.tfrecord import example_kernels as kernels
 from feeding.formats.tfrecord.framing import RecordBlock
 from feeding.formats.tfrecord.records import RecordDamage, without_damaged
@@ -50,12 +50,14 @@ class Feature:
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
-            raise SettingsError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
+            raise FeedSettingsError(
+                f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}"
+            )
         if self.shape is None and self.default is not None:
-            raise SettingsError("a feature of any length (shape None) has no default")
+            raise FeedSettingsError("a feature of any length (shape None) has no default")
         shape: object = self.shape
         if shape is not None and not (isinstance(shape, tuple) and all(map(_is_size, shape))):
-            raise SettingsError(f"shape must be None or a tuple of ints >= 0, got {shape!r}")
+            raise FeedSettingsError(f"shape must be None or a tuple of ints >= 0, got {shape!r}")
         if self.shape is not None and self.default is not None:
             self._check_default(self.shape)
 
@@ -64,7 +66,7 @@ class Feature:
             value = np.asarray(self.default, object if self.dtype == "bytes" else self.dtype)
             np.broadcast_to(value, shape)
         except (TypeError, ValueError, OverflowError) as error:
-            raise SettingsError(
+            raise FeedSettingsError(
                 f"default {self.default!r} is no {self.dtype} of shape {shape}: {error}"
             ) from None
 
@@ -92,11 +94,11 @@ class ExampleDecoder:
 
     def __init__(self, features: Mapping[str, Feature]) -> None:
         if not features:
-            raise SettingsError("no features were asked for; name at least one")
+            raise FeedSettingsError("no features were asked for; name at least one")
         given: Mapping[Any, Any] = features
         for name, feature in given.items():
             if not isinstance(name, str) or not isinstance(feature, Feature):
-                raise SettingsError(
+                raise FeedSettingsError(
                     f"features are Feature objects by name, got {name!r}: {feature!r}; for example "
                     "{'label': Feature('int64')}"
                 )

@@ -20,7 +20,7 @@ import numpy as np
 
 from feeding.columnar.chunk import Array
 from feeding.config import MIB
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.tfrecord import frame_kernels
 from feeding.reading.bad_records import BadData
 
@@ -45,7 +45,7 @@ class RecordLimits:
         for name in ("max_record_bytes", "max_gzip_ratio", "block_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SettingsError(f"{name} must be an int >= 1, got {value!r}")
+                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,9 @@ class RecordReader:
         gzip: bool | None = None,
     ) -> None:
         if span[0] and gzip:
-            raise SettingsError(f"{name} is compressed: it cannot be read from byte {span[0]} on")
+            raise FeedSettingsError(
+                f"{name} is compressed: it cannot be read from byte {span[0]} on"
+            )
         self._name = name
         self._stop = sys.maxsize if span[1] is None else span[1]
         self._limits = limits or RecordLimits()

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from feeding.columnar.chunk import Array
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 from feeding.formats.tfrecord import example_kernels as kernels
 from feeding.formats.tfrecord.byte_kernels import gather
 from feeding.formats.tfrecord.example import narrowed, packed_names, value_counts
@@ -58,7 +58,7 @@ def column_of(field: pa.Field) -> ArrowColumn:
     """Return how a field of a schema is read.
 
     Raises:
-        SettingsError: no list of a tf.Example holds values of its type.
+        FeedSettingsError: no list of a tf.Example holds values of its type.
     """
     item = field.type.value_type if pa.types.is_list(field.type) else field.type
     if pa.types.is_string(item) or pa.types.is_binary(item):
@@ -68,7 +68,7 @@ def column_of(field: pa.Field) -> ArrowColumn:
     elif pa.types.is_signed_integer(item) or pa.types.is_boolean(item):
         kind = INTS
     else:
-        raise SettingsError(
+        raise FeedSettingsError(
             f"column {field.name!r} is {field.type}; a tf.Example holds numbers, booleans, text, "
             "bytes, and lists of these"
         )

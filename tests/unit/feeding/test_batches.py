@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
-from feeding.errors import FeedTimeout, SchemaError, SettingsError
+from feeding.errors import FeedSettingsError, FeedTimeout, SchemaError
 from feeding.receiver.batch_reader import Batch, BatchReader, Ragged
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.feed_queue import EpochEnd, FeedEnd
@@ -138,7 +138,7 @@ def test_what_a_dtype_cannot_hold_is_refused(rows, dtypes, text):
 
 @pytest.mark.parametrize("dtypes", ["int3", {"x": "object"}, "str"])
 def test_an_unknown_dtype_is_refused_before_any_row(dtypes):
-    with pytest.raises(SettingsError, match="is not one of bool, float16"):
+    with pytest.raises(FeedSettingsError, match="is not one of bool, float16"):
         BatchReader(channel_with([[1]]), dtypes=dtypes)
 
 
@@ -240,5 +240,5 @@ def test_without_any_row_the_schema_is_unknown_but_nobody_hangs():
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "32", True, None])
 def test_batch_size_must_be_a_positive_int(size):
-    with pytest.raises(SettingsError, match=r"batch_size must be an int >= 1, got .*\("):
+    with pytest.raises(FeedSettingsError, match=r"batch_size must be an int >= 1, got .*\("):
         BatchReader(FeedChannel(CONFIG)).next_batch(size)

@@ -15,7 +15,7 @@ from feeding.columnar.rows import rows_of
 from feeding.columnar.schema import DTYPES, FeedRow, row_class
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
-from feeding.errors import RowError, SettingsError
+from feeding.errors import FeedSettingsError, RowError
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT = st.floats(allow_nan=False)
@@ -269,7 +269,7 @@ def test_a_row_over_the_limit_is_refused_with_the_setting():
     ],
 )
 def test_impossible_settings_are_refused(bad):
-    with pytest.raises(SettingsError, match=next(iter(bad))):
+    with pytest.raises(FeedSettingsError, match=next(iter(bad))):
         FeedConfig(**bad)
 
 

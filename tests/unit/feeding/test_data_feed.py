@@ -5,7 +5,7 @@ import pytest
 from feeding.columnar.schema import row_class
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
-from feeding.errors import FeedError, ResultCountError, SchemaError, SettingsError
+from feeding.errors import FeedError, FeedSettingsError, ResultCountError, SchemaError
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
 
@@ -157,7 +157,7 @@ def test_terminate_counts_the_rest_as_dropped():
 @pytest.mark.parametrize("size", [0, -1, 1.5, "32", True])
 def test_batch_size_must_be_a_positive_int(size):
     _, feed = make([[1]])
-    with pytest.raises(SettingsError, match="batch_size must be an int >= 1, got"):
+    with pytest.raises(FeedSettingsError, match="batch_size must be an int >= 1, got"):
         feed.next_batch(size)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.errors import DataError, FileChanged, SettingsError
+from feeding.errors import DataError, FeedSettingsError, FileChanged
 from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
@@ -150,7 +150,7 @@ def test_hidden_names_are_left_out_of_patterns_too(directory, tmp_path):
 
 @pytest.mark.parametrize("paths", [[], 5, [None]])
 def test_what_is_no_path_is_refused(paths):
-    with pytest.raises(SettingsError, match="path"):
+    with pytest.raises(FeedSettingsError, match="path"):
         data_files(paths, can_be_cut=bool)
 
 
@@ -212,10 +212,10 @@ def test_nothing_to_read_and_impossible_settings_are_refused(directory, tmp_path
         with pytest.raises(FileNotFoundError):
             TFRecordSource(str(path), COLUMNS)
     source = TFRecordSource(str(directory), COLUMNS)
-    with pytest.raises(SettingsError, match="without a seed"):
+    with pytest.raises(FeedSettingsError, match="without a seed"):
         DirectReader(source, 0, 1, shuffle_rows=2)
-    with pytest.raises(SettingsError, match="shuffle_rows must be an int >= 1"):
+    with pytest.raises(FeedSettingsError, match="shuffle_rows must be an int >= 1"):
         DirectReader(source, 0, 1, seed=1, shuffle_rows=0)
     for seed in (1.5, "1", True):
-        with pytest.raises(SettingsError, match="seed must be an int"):
+        with pytest.raises(FeedSettingsError, match="seed must be an int"):
             DirectReader(source, 0, 1, seed=seed)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeding.errors import DataError, RowError, SettingsError
+from feeding.errors import DataError, FeedSettingsError, RowError
 from feeding.formats.tfrecord.example import ExampleDecoder, Feature
 from feeding.formats.tfrecord.framing import RecordBlock
 from feeding.formats.tfrecord.from_rows import encode_example
@@ -198,5 +198,5 @@ def test_hostile_messages_end_typed():
     ],
 )
 def test_impossible_features_are_refused(make):
-    with pytest.raises(SettingsError):
+    with pytest.raises(FeedSettingsError):
         make()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from feeding.errors import DataError, RowError, SettingsError
+from feeding.errors import DataError, FeedSettingsError, RowError
 from feeding.formats.tfrecord.framing import RecordBlock, RecordReader, RecordWriter
 from feeding.formats.tfrecord.from_arrow import ExampleEncoder, framed
 from feeding.formats.tfrecord.from_rows import encode_example
@@ -152,7 +152,7 @@ def test_a_null_inside_a_list_is_refused():
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.list_(pa.list_(pa.int8())), pa.uint8()])
 def test_types_that_no_record_holds_are_refused(kind):
-    with pytest.raises(SettingsError, match=r"column 'x' is .*; a tf.Example holds"):
+    with pytest.raises(FeedSettingsError, match=r"column 'x' is .*; a tf.Example holds"):
         ExampleEncoder(pa.schema({"x": kind}))
 
 

@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
-from feeding.errors import FileChanged, MissingPackage, PathError, SettingsError
+from feeding.errors import FeedSettingsError, FileChanged, MissingPackage, PathError
 from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.registry import filesystem_for
@@ -181,7 +181,7 @@ def test_hidden_names_fit_into_a_directory():
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong):
-    with pytest.raises(SettingsError, match=next(iter(wrong))):
+    with pytest.raises(FeedSettingsError, match=next(iter(wrong))):
         FileSystemConfig(**wrong)
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.local import LocalReader
 from feeding.formats.parquet.plan import ParquetRequest
 from feeding.formats.parquet.source import ParquetSource
@@ -238,7 +238,9 @@ def test_what_has_no_place_in_a_column_is_refused_unless_it_is_not_asked_for(tmp
         }
     )
     path = write(tmp_path / "file", rows)
-    with pytest.raises(SettingsError, match="column 'words' is list<element: string>; a column is"):
+    with pytest.raises(
+        FeedSettingsError, match="column 'words' is list<element: string>; a column is"
+    ):
         ParquetSource(str(path))
     assert read(path, columns=["n"]) == {"n": [1]}
     with pytest.raises(DataError, match=r"has no column 'm'; it has n: int64, words"):
@@ -268,9 +270,9 @@ def test_nulls_are_refused_or_replaced(tmp_path):
         row = 0 if name == "d" else 1
         with pytest.raises(DataError, match=rf"row group 0, row {row}: column '{name}': null"):
             read(path, columns=[name])
-    with pytest.raises(SettingsError, match="the column is int64, which cannot hold that"):
+    with pytest.raises(FeedSettingsError, match="the column is int64, which cannot hold that"):
         read(path, nulls={**fills, "n": "x"})
-    with pytest.raises(SettingsError, match="'x' is none of the columns"):
+    with pytest.raises(FeedSettingsError, match="'x' is none of the columns"):
         read(path, nulls={"x": 1})
 
 
@@ -342,7 +344,7 @@ def test_functions_that_know_no_dictionaries_filter_too(tmp_path):
 def test_a_fraction_is_not_cut_off_to_replace_a_null(tmp_path):
     path = write(tmp_path / "f", pa.table({"n": [1, None]}))
     assert read(path, nulls={"n": 2.0}) == {"n": [1, 2]}
-    with pytest.raises(SettingsError, match="int64, which cannot hold that"):
+    with pytest.raises(FeedSettingsError, match="int64, which cannot hold that"):
         read(path, nulls={"n": 1.5})
 
 
@@ -380,7 +382,7 @@ def test_row_groups_without_a_wanted_row_are_not_dealt(directory):
     "filters", [5, "n > 3", [("n", "~", 3)], [("n", ">")], [("zz", ">", 3)], [("n", ">", "x")]]
 )
 def test_filters_that_cannot_be_are_refused(directory, filters):
-    with pytest.raises(SettingsError, match="filters"):
+    with pytest.raises(FeedSettingsError, match="filters"):
         ParquetSource(str(directory), ParquetRequest(filters=filters))
 
 
@@ -396,7 +398,7 @@ def test_filters_that_cannot_be_are_refused(directory, filters):
     ],
 )
 def test_requests_that_cannot_be_are_refused(directory, request_):
-    with pytest.raises(SettingsError):
+    with pytest.raises(FeedSettingsError):
         ParquetSource(str(directory), ParquetRequest(**request_))
 
 

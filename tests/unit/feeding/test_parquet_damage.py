@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feeding.arrow.arrays import PYARROW_FLOOR, check_pyarrow
-from feeding.errors import DataError, FileChanged, MissingPackage, SettingsError
+from feeding.errors import DataError, FeedSettingsError, FileChanged, MissingPackage
 from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
 from feeding.formats.parquet.page_headers import check_pages
 from feeding.formats.parquet.plan import ParquetRequest
@@ -174,7 +174,7 @@ def test_whatever_is_wrong_ends_typed(good, tmp_path_factory, data):
         broken[data.draw(st.integers(first, len(whole) - 1))] = data.draw(st.integers(0, 255))
     path = tmp_path_factory.getbasetemp() / "broken.parquet"
     path.write_bytes(bytes(broken))
-    with contextlib.suppress(DataError, SettingsError):
+    with contextlib.suppress(DataError, FeedSettingsError):
         rows_of(ParquetSource(str(path)))
 
 
@@ -323,7 +323,7 @@ def test_a_long_text_that_stands_in_all_rows_is_held_once(tmp_path):
 def test_limits_are_whole_numbers(name):
     value: Any
     for value in (0, -1, 1.5, True):
-        with pytest.raises(SettingsError, match=name):
+        with pytest.raises(FeedSettingsError, match=name):
             ParquetLimits(**{name: value})
 
 

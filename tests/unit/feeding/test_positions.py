@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from feeding.columnar.ops import Columns
 from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
-from feeding.errors import FileChanged, SettingsError
+from feeding.errors import FeedSettingsError, FileChanged
 from feeding.reading import splits
 from feeding.reading.positions import START, Course, Place, Position, course_after, refuse_changed
 from feeding.reading.reader import DirectReader
@@ -205,7 +205,7 @@ def test_what_cannot_go_on_says_why():
     saved, files = reader.position, source.files()
     assert len(msgspec.json.encode(saved)) < 300
     other = DirectReader(source, 0, 1, seed=2, shuffle_rows=4).position
-    with pytest.raises(SettingsError, match="it had seed=1, now 2"):
+    with pytest.raises(FeedSettingsError, match="it had seed=1, now 2"):
         course_after(START, [saved], files, other)
     changed = DirectReader(Rows([[5], [8]], "bytes"), 0, 1, seed=1, shuffle_rows=4).position
     with pytest.raises(FileChanged, match="files, their sizes or their rows are others"):

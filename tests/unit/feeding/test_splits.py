@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 from feeding.reading.splits import SourceFile, share
 
 FILES = st.lists(
@@ -65,7 +65,7 @@ def test_counted_rows_are_dealt_once_and_evenly(files, num_workers, seed, epoch,
 
 def test_files_of_both_kinds_are_refused():
     files = [SourceFile("a", 10), SourceFile("b", 10, piece_rows=(3,))]
-    with pytest.raises(SettingsError, match="rows of b are known, those of a are not"):
+    with pytest.raises(FeedSettingsError, match="rows of b are known, those of a are not"):
         share(files, 0, 1)
 
 
@@ -85,7 +85,7 @@ def test_one_worker_reads_a_file_in_one_go():
 
 
 def test_impossible_shares_are_refused():
-    with pytest.raises(SettingsError, match="worker must be 0 to 1, got 2"):
+    with pytest.raises(FeedSettingsError, match="worker must be 0 to 1, got 2"):
         share([], 2, 2)
-    with pytest.raises(SettingsError, match="piece_bytes"):
+    with pytest.raises(FeedSettingsError, match="piece_bytes"):
         share([], 0, 1, piece_bytes=0)

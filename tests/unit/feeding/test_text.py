@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.errors import DataError, FileChanged, SettingsError
+from feeding.errors import DataError, FeedSettingsError, FileChanged
 from feeding.formats.csv.options import CsvRequest
 from feeding.formats.csv.source import CsvSource
 from feeding.formats.text.lines import LineLimits, LineReader
@@ -302,8 +302,8 @@ def test_other_columns_and_changed_files_are_named(tmp_path):
 )
 def test_requests_that_cannot_be_are_refused(tmp_path, request_):
     (tmp_path / "a").write_text("n,s\n1,a\n")
-    with pytest.raises(SettingsError):
+    with pytest.raises(FeedSettingsError):
         CsvSource(str(tmp_path), CsvRequest(**request_))
     for name in ("max_line_bytes", "max_gzip_ratio", "block_bytes"):
-        with pytest.raises(SettingsError, match=name):
+        with pytest.raises(FeedSettingsError, match=name):
             LineLimits(**{name: 0})

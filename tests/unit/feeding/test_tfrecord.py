@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeding.config import MIB
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.tfrecord.frame_kernels import _crc_by_instruction, _crc_by_table
 from feeding.formats.tfrecord.framing import RecordLimits, RecordReader, RecordWriter, _crc_of
 from feeding.reading.bad_records import BadData
@@ -226,5 +226,5 @@ def test_random_bytes_end_typed():
     ],
 )
 def test_impossible_settings_are_refused(make):
-    with pytest.raises(SettingsError, match="must be"):
+    with pytest.raises(FeedSettingsError, match="must be"):
         make()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.errors import PhaseError, SequenceGap, StaleIncarnation
+from ps.errors import SequenceGap, ServerPhaseError, StaleIncarnation
 from ps.exactly_once import (
     MAX_SEQUENCE,
     MAX_SESSIONS,
@@ -197,7 +197,7 @@ def test_another_run_is_not_taken_for_the_one_that_was_saved(record: CompletionL
 
 
 def test_a_record_of_another_cut_is_refused(record: CompletionLog):
-    with pytest.raises(PhaseError, match="2 buckets"):
+    with pytest.raises(ServerPhaseError, match="2 buckets"):
         record.restore([SessionCut(W0, 0, 1, (1, 1))])
 
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ps.consistency.policy import Drop, PushDecision, Release
 from ps.consistency.ssp import SSP
-from ps.errors import PhaseError, SettingsError
+from ps.errors import PSSettingsError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 
 W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
@@ -194,11 +194,11 @@ def test_after_all_have_left_they_start_again_from_the_slowest():
 def test_a_worker_that_left_says_join_and_one_that_finished_says_finish():
     policy = SSP(2, 1)
     policy.on_leave(W0)
-    with pytest.raises(PhaseError, match="join"):
+    with pytest.raises(ServerPhaseError, match="join"):
         policy.admit(W0)
     policy.on_finish(W1)
     for call in (policy.admit, policy.on_join):
-        with pytest.raises(PhaseError, match="finish"):
+        with pytest.raises(ServerPhaseError, match="finish"):
             call(W1)
 
 
@@ -217,7 +217,7 @@ def test_two_pushes_of_one_worker_wait_together():
 
 
 def test_a_negative_bound_is_refused():
-    with pytest.raises(SettingsError, match="at least 0, got -1"):
+    with pytest.raises(PSSettingsError, match="at least 0, got -1"):
         SSP(2, -1)
 
 
@@ -255,7 +255,7 @@ class StaleSyncModel(RuleBasedStateMachine):
     @rule(worker=ranks, null=st.booleans())
     def push(self, worker: WorkerRank, null: bool) -> None:
         if worker not in self.counts:
-            with pytest.raises(PhaseError):
+            with pytest.raises(ServerPhaseError):
                 self.policy.admit(worker)
             return
         held = self.counts[worker] + 1 - self.slowest > self.bound
@@ -270,7 +270,7 @@ class StaleSyncModel(RuleBasedStateMachine):
     @rule(worker=ranks, ahead=st.integers(-1, 2) | st.just(50))
     def join(self, worker: WorkerRank, ahead: int) -> None:
         if worker in self.finished:
-            with pytest.raises(PhaseError):
+            with pytest.raises(ServerPhaseError):
                 self.policy.on_join(worker)
             return
         wanted, stands_at = self.slowest + ahead, self.counts.get(worker, self.slowest)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.manifest import SGD, Adam, Average, GroupSpec, Manifest, ParamSpec
 from ps.optim.clipping import Clipper, Norms, clip_of, scale_to_norm, sum_of_squares
 
@@ -110,7 +110,7 @@ def test_squares_that_no_gradient_has_are_refused():
     norms = Norms(manifest(SGD(clipnorm=1.0), "sync"))
     norms.check(np.array([0.0, 1.0, np.inf]))
     for wrong in (np.zeros(2), np.array([0.0, -1.0, 0.0]), np.array([0.0, np.nan, 0.0])):
-        with pytest.raises(SettingsError, match="expected 3 sums of squares"):
+        with pytest.raises(PSSettingsError, match="expected 3 sums of squares"):
             norms.check(wrong)
 
 

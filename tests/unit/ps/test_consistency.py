@@ -11,7 +11,7 @@ from ps.consistency.asp import ASP, make_policy, slowed
 from ps.consistency.bsp import BSP
 from ps.consistency.policy import Break, Contribution, Drop, PushDecision, Reduce, Release
 from ps.consistency.ssp import SSP
-from ps.errors import PhaseError, SettingsError, WorkerLost
+from ps.errors import PSSettingsError, ServerPhaseError, WorkerLost
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec, WorkerRank
 
 W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
@@ -39,7 +39,7 @@ def test_async_goes_on_when_a_worker_is_lost():
 def test_async_refuses_a_finished_worker():
     policy = ASP()
     policy.on_finish(W0)
-    with pytest.raises(PhaseError, match="finish"):
+    with pytest.raises(ServerPhaseError, match="finish"):
         policy.admit(W0)
 
 
@@ -88,7 +88,7 @@ def test_sync_leaving_worker_completes_the_barrier_of_the_others():
 def test_sync_push_after_leave_is_refused_until_join():
     policy = BSP(2)
     policy.on_leave(W1)
-    with pytest.raises(PhaseError, match="join"):
+    with pytest.raises(ServerPhaseError, match="join"):
         policy.admit(W1)
     policy.on_join(W1)
     assert policy.admit(W1) is PushDecision.STAGE
@@ -111,14 +111,14 @@ def test_sync_last_worker_leaving_completes_nothing():
 def test_sync_finish_is_final():
     policy = BSP(2)
     policy.on_finish(W1)
-    with pytest.raises(PhaseError, match="finish"):
+    with pytest.raises(ServerPhaseError, match="finish"):
         policy.on_join(W1)
 
 
 def test_sync_second_push_in_one_clock_is_refused_and_names_the_missing():
     policy = BSP(2)
     policy.on_push(W0, 10, null=False)
-    with pytest.raises(PhaseError, match=r"twice in clock 0.*worker 1"):
+    with pytest.raises(ServerPhaseError, match=r"twice in clock 0.*worker 1"):
         policy.on_push(W0, 10, null=False)
 
 
@@ -162,7 +162,7 @@ def test_make_policy_follows_the_manifest():
     assert isinstance(make_policy(Manifest(groups=(GROUP,), consistency="sync"), 2), BSP)
     bounded = make_policy(Manifest(groups=(GROUP,), consistency="ssp", staleness_bound=3), 2)
     assert isinstance(bounded, SSP)
-    with pytest.raises(SettingsError, match="num_workers"):
+    with pytest.raises(PSSettingsError, match="num_workers"):
         make_policy(Manifest(groups=(GROUP,)), 0)
 
 
@@ -176,7 +176,7 @@ def test_make_policy_follows_the_manifest():
     ],
 )
 def test_options_that_a_mode_would_leave_aside_are_refused(options: dict, text: str):
-    with pytest.raises(SettingsError, match=text):
+    with pytest.raises(PSSettingsError, match=text):
         Manifest(groups=(GROUP,), **options)
 
 
@@ -215,7 +215,7 @@ class SyncModel(RuleBasedStateMachine):
     @rule(worker=ranks, rows=st.integers(1, 100), null=st.booleans())
     def push(self, worker: WorkerRank, rows: int, null: bool) -> None:
         if worker not in self.members or worker in self.staged:
-            with pytest.raises(PhaseError):
+            with pytest.raises(ServerPhaseError):
                 self.policy.on_push(worker, rows, null=null)
             return
         actions = self.policy.on_push(worker, rows, null=null)
@@ -225,7 +225,7 @@ class SyncModel(RuleBasedStateMachine):
     @rule(worker=ranks)
     def join(self, worker: WorkerRank) -> None:
         if worker in self.finished:
-            with pytest.raises(PhaseError):
+            with pytest.raises(ServerPhaseError):
                 self.policy.on_join(worker)
             return
         assert self.policy.on_join(worker) == []

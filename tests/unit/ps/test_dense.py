@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps.dense.shard import DenseShard
-from ps.errors import ManifestMismatch, NonFiniteGradient, SettingsError, ShapeError
+from ps.errors import ManifestMismatch, NonFiniteGradient, PSSettingsError, ShapeError
 from ps.manifest.manifest import (
     MAX_BUCKET_BYTES,
     SGD,
@@ -152,7 +152,7 @@ def test_scalars_that_do_not_fit_leave_the_bucket_unchanged():
     (shard,) = shards(manifest(AdamW()))
     seed([shard], numbers(0))
     before = pull([shard]).tobytes()
-    with pytest.raises(SettingsError):
+    with pytest.raises(PSSettingsError):
         push([shard], numbers(1), Hyper(0.1, {"trainable": (1.0, 2.0)}))
     assert pull([shard]).tobytes() == before
 

@@ -17,10 +17,10 @@ from ps.consistency.ssp import SSP
 from ps.consistency.waiting import PendingPush
 from ps.errors import (
     NonFiniteGradient,
-    PeerGone,
-    PhaseError,
     RequestTimeout,
     ServerError,
+    ServerGone,
+    ServerPhaseError,
     StaleIncarnation,
 )
 from ps.exactly_once import CompletionLog, RequestId, SessionCut, Verdict
@@ -153,7 +153,7 @@ def test_a_wait_ends_at_its_deadline():
 def test_a_wait_ends_when_its_sender_is_gone_and_the_push_stays_staged():
     bench = Bench()
     arrival = bench.gate.arrive(bench.arrival(0))
-    with pytest.raises(PeerGone):
+    with pytest.raises(ServerGone):
         bench.gate.wait(arrival, soon(), lambda: True)
     bench.gate.arrive(bench.arrival(1))
     assert bench.reduced == [[0.0, 1.0]]
@@ -201,12 +201,12 @@ def test_a_refused_push_is_present_once_however_often_it_comes():
 def test_close_ends_waits_and_later_requests():
     bench = Bench()
     arrival = bench.gate.arrive(bench.arrival(0))
-    bench.gate.close(PhaseError("DRAINING"))
+    bench.gate.close(ServerPhaseError("DRAINING"))
     for ended in (
         partial(bench.gate.wait, arrival, soon(), NEVER_GONE),
         partial(bench.gate.begin, arrival.id),
     ):
-        with pytest.raises(PhaseError, match="DRAINING"):
+        with pytest.raises(ServerPhaseError, match="DRAINING"):
             ended()
 
 
@@ -282,10 +282,10 @@ def test_a_worker_that_a_restored_server_does_not_know_is_not_stale():
 def test_a_worker_may_be_lost_while_the_server_stops(on_lost: OnLost):
     bench = Bench(on_lost)
     waiting = bench.gate.arrive(bench.arrival(1))
-    bench.gate.close(PhaseError("ps:0 stops"))
+    bench.gate.close(ServerPhaseError("ps:0 stops"))
     bench.gate.lose(WorkerRank(0), 0)
     bench.gate.lose(WorkerRank(1), 0)
-    with pytest.raises(PhaseError, match="stops"):
+    with pytest.raises(ServerPhaseError, match="stops"):
         bench.gate.wait(waiting, soon(), NEVER_GONE)
 
 
@@ -331,10 +331,10 @@ def test_the_copy_of_a_push_that_came_twice_into_a_clock_stays_refused():
     bench.gate.arrive(bench.arrival(0, 1))
     other = RequestId(WorkerRank(0), 0, 2, 1)
     bench.gate.begin(other)
-    with pytest.raises(PhaseError, match="pushed twice"):
+    with pytest.raises(ServerPhaseError, match="pushed twice"):
         bench.gate.arrive(PendingPush(other, 1, HYPER, 7.0))
     bench.gate.arrive(bench.arrival(1, 1))
-    with pytest.raises(PhaseError, match="pushed twice"):
+    with pytest.raises(ServerPhaseError, match="pushed twice"):
         bench.gate.arrive(PendingPush(other, 1, HYPER, 7.0))
     assert bench.gate.missing() == (0, 1)
 
@@ -350,7 +350,7 @@ def test_a_push_that_was_applied_as_it_arrived_counts_though_a_copy_was_refused_
     assert gate.admit(name) is PushDecision.APPLY
     gate.change(name._replace(session=2), LEAVE, leaves=True)
     assert gate.begin(name) == (Verdict.RESUMED, None)
-    with pytest.raises(PhaseError, match="has left"):
+    with pytest.raises(ServerPhaseError, match="has left"):
         gate.admit(name)
     gate.arrive(PendingPush(name, 1, HYPER))
     assert applied == [name]
@@ -360,8 +360,8 @@ def test_a_push_that_was_applied_as_it_arrived_counts_though_a_copy_was_refused_
 def test_a_push_that_is_refused_at_a_closed_gate_waits_for_nobody():
     bench = Bench()
     refused = bench.arrival(0)
-    bench.gate.close(PhaseError("DRAINING"))
-    with pytest.raises(PhaseError, match="DRAINING"):
+    bench.gate.close(ServerPhaseError("DRAINING"))
+    with pytest.raises(ServerPhaseError, match="DRAINING"):
         bench.gate.refuse(refused, NonFiniteGradient("NaN"))
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from ps.errors import PhaseError, RoleError, SettingsError
+from ps.errors import PSSettingsError, RoleError, ServerPhaseError
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
 from ps.protocol.messages import (
@@ -77,14 +77,14 @@ def test_the_wire_format_of_a_push_is_fixed():
 def test_every_truncation_is_a_typed_error():
     whole = encode(SAMPLES[Push])
     for length in range(len(whole)):
-        with pytest.raises(SettingsError, match="not a request"):
+        with pytest.raises(PSSettingsError, match="not a request"):
             decode_request(whole[:length])
 
 
 @pytest.mark.attack("A07")
 @pytest.mark.parametrize("junk", [b"", b"\x80\x04K\x01.", b"cos\nsystem\n", b"\xc1", bytes(64)])
 def test_what_is_no_request_is_refused_without_looking_further(junk: bytes):
-    with pytest.raises(SettingsError):
+    with pytest.raises(PSSettingsError):
         decode_request(junk)
 
 
@@ -100,9 +100,9 @@ HOSTILE = {
 @pytest.mark.attack("A12")
 @pytest.mark.parametrize("meta", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_bytes_are_a_typed_error_on_both_sides(meta: bytes):
-    with pytest.raises(SettingsError, match="not a request"):
+    with pytest.raises(PSSettingsError, match="not a request"):
         decode_request(meta)
-    with pytest.raises(SettingsError, match="no Description"):
+    with pytest.raises(PSSettingsError, match="no Description"):
         decode_reply(meta, messages.Description)
 
 
@@ -161,12 +161,12 @@ def test_hostile_bytes_are_a_typed_error_on_both_sides(meta: bytes):
     ids=str,
 )
 def test_numbers_and_texts_out_of_range_are_refused(fields: dict):
-    with pytest.raises(SettingsError):
+    with pytest.raises(PSSettingsError):
         decode_request(msgspec.msgpack.encode(fields))
 
 
 def test_an_answer_of_another_kind_is_a_typed_error():
-    with pytest.raises(SettingsError, match="no Ack"):
+    with pytest.raises(PSSettingsError, match="no Ack"):
         decode_reply(encode(messages.StopServer()), Ack)
 
 
@@ -224,12 +224,12 @@ def test_an_empty_shard_names_its_phase(request_: Request):
     if type(request_) in LEGAL_WHEN_EMPTY:
         check_phase(request_, 3, Phase.EMPTY)
     else:
-        with pytest.raises(PhaseError, match="ps:3 is EMPTY"):
+        with pytest.raises(ServerPhaseError, match="ps:3 is EMPTY"):
             check_phase(request_, 3, Phase.EMPTY)
 
 
 def test_a_failed_shard_says_why():
-    with pytest.raises(PhaseError, match=r"ps:0 is FAILED \(disk\)"):
+    with pytest.raises(ServerPhaseError, match=r"ps:0 is FAILED \(disk\)"):
         check_phase(SAMPLES[Push], 0, Phase.FAILED, "disk")
 
 
@@ -243,5 +243,5 @@ def test_phases_move_forward_only(now: Phase, to: Phase):
     if to is Phase.FAILED or (now.value, to.value) in legal:
         check_move(0, now, to)
     else:
-        with pytest.raises(PhaseError, match=f"is {now.value} and cannot become {to.value}"):
+        with pytest.raises(ServerPhaseError, match=f"is {now.value} and cannot become {to.value}"):
             check_move(0, now, to)

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ps.cli.serve import metrics_token
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.manifest import WorkerRank
 from ps.stats.counters import Counters
 from ps.stats.prometheus import Page, server_metrics
@@ -170,7 +170,7 @@ def test_a_token_that_no_reader_can_show_is_refused(tmp_path: Path, token: bytes
     file = tmp_path / "token"
     file.touch(mode=0o600)
     file.write_bytes(token)
-    with pytest.raises(SettingsError, match="one line of visible ASCII"):
+    with pytest.raises(PSSettingsError, match="one line of visible ASCII"):
         metrics_token(str(file))
     file.write_bytes(b"0123456789abcdef\n")
     assert metrics_token(str(file)) == "0123456789abcdef"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.manifest import (
     SGD,
     Adadelta,
@@ -222,7 +222,7 @@ def test_scalars_that_came_with_the_push_replace_the_computed_ones():
 
 @pytest.mark.parametrize(("config", "given"), [(Adam(), (1.0, 2.0)), (SGD(), (1.0,))])
 def test_a_wrong_number_of_scalars_is_refused(config, given):
-    with pytest.raises(SettingsError, match="takes the step scalars"):
+    with pytest.raises(PSSettingsError, match="takes the step scalars"):
         step_scalars(config, "g", Hyper(0.1, {"g": given}), 1, F32)
 
 
@@ -252,5 +252,5 @@ def test_nadams_scalars_are_near_the_exact_ones(step):
 
 
 def test_ftrl_refuses_a_learning_rate_that_it_divides_by():
-    with pytest.raises(SettingsError, match="divides by the learning rate"):
+    with pytest.raises(PSSettingsError, match="divides by the learning rate"):
         scalars(Ftrl(), 0.0, 1, F32)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.errors import ManifestMismatch, SettingsError
+from ps.errors import ManifestMismatch, PSSettingsError
 from ps.manifest.manifest import (
     SGD,
     Adagrad,
@@ -104,7 +104,7 @@ def test_any_difference_changes_the_hash(other):
     ],
 )
 def test_impossible_settings_are_refused_with_both_values(make, message):
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(PSSettingsError, match=message):
         make()
 
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ps.consistency.asp import make_policy
 from ps.consistency.hybrid import Hybrid, Permits
 from ps.consistency.policy import Action, Break, Contribution, Grant, RecallLookups, Reduce, Release
-from ps.errors import PhaseError, SettingsError, WorkerLost
+from ps.errors import PSSettingsError, ServerPhaseError, WorkerLost
 from ps.exactly_once import RequestId
 from ps.manifest.manifest import GroupSpec, Manifest, ParamSpec, TableSpec, WorkerRank
 from ps.manifest.rule_spec import SGD
@@ -107,7 +107,7 @@ def test_a_newer_attempt_has_all_permits_and_the_older_one_stops_waiting():
 
 
 def test_no_permits_are_refused():
-    with pytest.raises(SettingsError, match="at least 1 permit, got staleness_bound=0"):
+    with pytest.raises(PSSettingsError, match="at least 1 permit, got staleness_bound=0"):
         Permits(0)
 
 
@@ -123,7 +123,7 @@ def test_a_worker_that_goes_gives_its_permits_back_and_completes_the_barrier(eve
         Release((W1,), 1),
     ]
     assert policy.permits.held(W0) == frozenset()
-    with pytest.raises(PhaseError):
+    with pytest.raises(ServerPhaseError):
         look_up(policy, 3)
 
 
@@ -166,7 +166,7 @@ def test_the_manifest_chooses_hybrid_with_its_bound():
     ],
 )
 def test_a_hybrid_without_sense_is_refused(options: dict, sentence: str):
-    with pytest.raises(SettingsError, match=sentence):
+    with pytest.raises(PSSettingsError, match=sentence):
         Manifest(**{"groups": (GROUP,), "tables": (TABLE,), "consistency": "hybrid", **options})
 
 

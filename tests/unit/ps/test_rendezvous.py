@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps.errors import PhaseError, SettingsError
+from ps.errors import PSSettingsError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.server import rendezvous as module
 from ps.server.rendezvous import MAX_CLOSED_KEYS, MAX_OPEN_KEYS, MAX_VALUE_BYTES, Rendezvous
@@ -42,7 +42,7 @@ def test_a_finished_worker_is_not_waited_for_and_may_not_come():
     meetings.arrive("k", W0, b"a")
     assert meetings.finish(W1) == ("k",)
     assert meetings.result("k") == {W0: b"a"}
-    with pytest.raises(PhaseError, match="finish"):
+    with pytest.raises(ServerPhaseError, match="finish"):
         meetings.arrive("k2", W1, b"")
 
 
@@ -92,7 +92,7 @@ def test_too_many_open_meetings_are_refused_with_both_keys():
     meetings = Rendezvous(2)
     for number in range(MAX_OPEN_KEYS):
         meetings.arrive(f"k{number}", W0, b"")
-    with pytest.raises(SettingsError, match=r"'k0'.*'one more'"):
+    with pytest.raises(PSSettingsError, match=r"'k0'.*'one more'"):
         meetings.arrive("one more", W0, b"")
 
 
@@ -102,7 +102,7 @@ def test_too_many_open_meetings_are_refused_with_both_keys():
     [("", b"", "1..256"), ("k" * 257, b"", "got 257"), ("k", bytes(MAX_VALUE_BYTES + 1), "bytes")],
 )
 def test_keys_and_values_are_limited(key: str, value: bytes, text: str):
-    with pytest.raises(SettingsError, match=text):
+    with pytest.raises(PSSettingsError, match=text):
         Rendezvous(1).arrive(key, W0, value)
 
 
@@ -111,5 +111,5 @@ def test_all_open_values_together_are_limited(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_OPEN_BYTES", 100)
     meetings = Rendezvous(3)
     meetings.arrive("k", W0, bytes(60))
-    with pytest.raises(SettingsError, match="120 bytes"):
+    with pytest.raises(PSSettingsError, match="120 bytes"):
         meetings.arrive("k", W1, bytes(60))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.manifest import (
     SGD,
     Adagrad,
@@ -263,5 +263,5 @@ def test_decay_acts_on_rows_that_a_push_brings_once_each_time():
     ],
 )
 def test_what_cannot_be_promised_is_refused(make, sentence):
-    with pytest.raises(SettingsError, match=sentence):
+    with pytest.raises(PSSettingsError, match=sentence):
         make()

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ps.cli.credentials import read_secret
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 
 
 def test_where_there_is_no_file_the_error_says_how_to_make_one(tmp_path: Path):
     path = tmp_path / "secret"
-    with pytest.raises(SettingsError, match=f"no file {path}; .*make one with: ") as raised:
+    with pytest.raises(PSSettingsError, match=f"no file {path}; .*make one with: ") as raised:
         read_secret(path)
     _, _, recipe = str(raised.value).partition("make one with: ")
     subprocess.run(["sh", "-ec", recipe], check=True, timeout=60)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.errors import SettingsError
+from ps.errors import PSSettingsError
 from ps.manifest.sharding import deal
 
 SIZES = st.lists(st.integers(0, 1000), max_size=60)
@@ -42,5 +42,5 @@ def test_a_total_beyond_64_bits_is_still_exact():
 
 @pytest.mark.parametrize(("sizes", "servers"), [([1], 0), ([1], -1), ([1, -1], 1)])
 def test_impossible_numbers_are_refused(sizes, servers):
-    with pytest.raises(SettingsError, match="must be >= "):
+    with pytest.raises(PSSettingsError, match="must be >= "):
         deal(sizes, servers)

@@ -8,7 +8,7 @@ import pytest
 
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.storage import storage_at
-from ps.errors import CheckpointError, PhaseError
+from ps.errors import CheckpointError, ServerPhaseError
 from ps.server.loss_report import LossReport
 from ps.stats.server_stats import ServerStats
 
@@ -47,7 +47,9 @@ def test_the_later_process_is_the_server(tmp_path: Path, monkeypatch: pytest.Mon
     assert first.successor() == second._mine
     first.check()  # it has looked a moment ago
     monkeypatch.setattr("ps.checkpoint.fencing.LOOK_S", 0.0)
-    with pytest.raises(PhaseError, match=r"ps:3 \(start 1, pid \d+\) was replaced by start 2"):
+    with pytest.raises(
+        ServerPhaseError, match=r"ps:3 \(start 1, pid \d+\) was replaced by start 2"
+    ):
         first.check()
     second.check()
     with pytest.raises(CheckpointError, match=r"replaced by start 2 .* while it started"):

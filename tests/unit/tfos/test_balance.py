@@ -12,6 +12,7 @@ from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import WINDOW_BEATS
 from tfos.control.state import ClusterState
+from tfos.failure import NodeId
 from tfos.monitor.reports import ClusterReport
 from tfos.monitor.status import cluster_report
 from tfos.monitor.stragglers import server_counters
@@ -33,9 +34,9 @@ class Cluster:
             self.state.on_register(messages.Register(node, "1", "h", 7), NOW)
             self.state.on_event(node, messages.Listening(Endpoint("h", 1)), NOW)
 
-    def node(self, name: str) -> messages.NodeId:
+    def node(self, name: str) -> NodeId:
         role, _, index = name.partition(":")
-        return messages.NodeId(role, int(index))
+        return NodeId(role, int(index))
 
     def beat(self, name: str, progress: dict[str, float] | None = None, stats: bytes = b"") -> None:
         self._seq += 1

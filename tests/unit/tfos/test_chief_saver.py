@@ -15,7 +15,7 @@ from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.client.client import PSClient
 from ps.client.periodic_saver import Period, PeriodicSaver
-from ps.errors import CheckpointError, PhaseError
+from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import Hyper
 from tests.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.ps_bed import ADD, cluster, filled, make_manifest, wait_until
@@ -146,7 +146,7 @@ def test_what_fails_before_the_first_save_and_passes_is_told_and_tried_again(
 ):
     monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
-    failures: list[Exception] = [PhaseError("ps:1 is STOPPING")] * 2
+    failures: list[Exception] = [ServerPhaseError("ps:1 is STOPPING")] * 2
     failures += [CheckpointError("cannot read epoch-1.json")]
     with cluster("inproc") as bed:
         client = bed.client()

@@ -19,6 +19,7 @@ from tests.fake_spark import FakeSpark
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.control import messages
 from tfos.errors import SettingsError
+from tfos.failure import NodeId
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -54,7 +55,7 @@ def scrape(url: str | None, token: str | None = None) -> dict[tuple[str, ...], f
 
 def beat(cluster: TFCluster, name: str, **fields: Any) -> None:
     role, _, index = name.partition(":")
-    node = messages.NodeId(role, int(index))
+    node = NodeId(role, int(index))
     cluster._coordinator.on_heartbeat(messages.Heartbeat(node, 1, "main_fun", **fields))
 
 

@@ -9,8 +9,9 @@ from ps.client.client import PSClient
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
-from tfos.control.messages import NodeId, RosterEntry
+from tfos.control.messages import RosterEntry
 from tfos.errors import SettingsError
+from tfos.failure import NodeId
 from tfos.node.errors import NoServersError
 from tfos.node.spec import ChildSpec, Executor, NodeBundle, NodeSettings
 from tfos.worker.context import NodeContext

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from rpc.endpoint import Endpoint
 from tfos.control import codec, messages
+from tfos.failure import NodeFailure, NodeId
 
-NODE = messages.NodeId("worker", 1, 1)
+NODE = NodeId("worker", 1, 1)
 EVENTS: list[messages.Event] = [
     messages.Listening(Endpoint("h", 1)),
     messages.FlushReached("input", 3, messages.FeedSnapshot("input", 5, 5)),
     messages.TensorBoardUp("http://h:6006"),
     messages.PhaseChanged("main_fun"),
-    messages.Failed(messages.NodeFailure(NODE, "h", 5, signal=9)),
+    messages.Failed(NodeFailure(NODE, "h", 5, signal=9)),
     messages.Done(),
 ]
 ORDERS: list[messages.Order] = [

@@ -10,11 +10,12 @@ import pytest
 from tfos.control import messages, outbox
 from tfos.control.client import CALL_TIMEOUT_S
 from tfos.errors import ControlRefused, ControlUnavailable
+from tfos.failure import NodeFailure, NodeId
 
 WAIT_S = 30.0
 
 
-def _register(node: messages.NodeId) -> messages.Register:
+def _register(node: NodeId) -> messages.Register:
     return messages.Register(node=node, executor_id="1", host="h", pid=5)
 
 
@@ -108,12 +109,12 @@ def test_more_streams_than_spare_threads_do_not_starve_calls(control):
 
 def test_a_node_may_not_speak_for_another(control):
     client = control.client("worker", 1)
-    other = messages.NodeId("worker", 0)
+    other = NodeId("worker", 0)
     with pytest.raises(ControlRefused, match=r"worker:1.*claims to be 'worker:0'"):
         client.register(_register(other))
     with pytest.raises(ControlRefused, match="worker:0"):
         client.heartbeat(messages.Heartbeat(other, 1, "x"))
-    forged = messages.Failed(messages.NodeFailure(other, "h", 1))
+    forged = messages.Failed(NodeFailure(other, "h", 1))
     with pytest.raises(ControlRefused, match="worker:0"):
         client.report(forged)
     assert control.handler.notes == []

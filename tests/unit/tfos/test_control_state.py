@@ -9,6 +9,7 @@ from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import NodeStatus
 from tfos.control.state import Action, ClusterState, Send, Tell, Warn
+from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -21,9 +22,9 @@ def _state(cluster_size: int = 3, num_ps: int = 1, **config: object) -> ClusterS
     return state
 
 
-def _id(name: str, attempt: int = 0) -> messages.NodeId:
+def _id(name: str, attempt: int = 0) -> NodeId:
     role, _, index = name.partition(":")
-    return messages.NodeId(role, int(index), attempt)
+    return NodeId(role, int(index), attempt)
 
 
 def _register(
@@ -47,7 +48,7 @@ def _running(cluster_size: int = 3, num_ps: int = 1, **config: object) -> Cluste
 
 
 def _fail(state: ClusterState, name: str, **fields: object) -> list[Action]:
-    failure = messages.NodeFailure(_id(name), "host-b", 7, **fields)  # type: ignore[arg-type]
+    failure = NodeFailure(_id(name), "host-b", 7, **fields)  # type: ignore[arg-type]
     return state.on_event(_id(name), messages.Failed(failure), NOW)
 
 
@@ -165,7 +166,7 @@ def test_losing_a_server_or_the_chief_fails_the_cluster(name):
 @pytest.mark.fault("F08")
 def test_a_server_that_was_started_again_is_a_warning_and_a_record():
     state = _running()
-    failure = messages.NodeFailure(_id("ps:0"), "host-b", 7, message="ps:0 killed by SIGKILL")
+    failure = NodeFailure(_id("ps:0"), "host-b", 7, message="ps:0 killed by SIGKILL")
     again = messages.Restarted(failure, 1, 2)
     (warning,) = state.on_event(_id("ps:0"), again, NOW)
     assert isinstance(warning, Warn)
@@ -234,7 +235,7 @@ def test_a_silent_node_is_given_up_after_the_limit_and_fenced_when_it_thaws():
     assert state.on_tick(NOW + 19.9) == []
     actions = state.on_tick(NOW + 20.1)
     assert _orders(actions, messages.FenceWorker) == {"ps:0"}
-    assert state.failures[0].error_type == messages.NODE_SILENT
+    assert state.failures[0].error_type == NODE_SILENT
     assert "20.1 s (limit 20 s)" in state.failures[0].message
     beat, _ = state.on_heartbeat(messages.Heartbeat(_id("worker:1"), 2, "x"), NOW + 25)
     assert beat.fenced
@@ -282,7 +283,7 @@ def test_a_child_killed_while_starting_fails_the_start_as_nobody_starts_it_again
 def test_an_executor_lost_while_starting_is_awaited_again():
     state = _state()
     _register(state, "worker:1")
-    actions = _fail(state, "worker:1", error_type=messages.EXECUTOR_LOST, message="JVM ended")
+    actions = _fail(state, "worker:1", error_type=EXECUTOR_LOST, message="JVM ended")
     assert [type(action) for action in actions] == [Warn]
     assert _register(state, "worker:1", attempt=1)[0].accepted
 
@@ -292,7 +293,7 @@ def test_a_retried_task_of_a_running_cluster_is_refused_and_its_old_attempt_lost
     reply, actions = _register(state, "worker:1", attempt=1)
     assert not reply.accepted
     assert _orders(actions, messages.FenceWorker) == {"ps:0"}
-    assert state.failures[0].error_type == messages.EXECUTOR_LOST
+    assert state.failures[0].error_type == EXECUTOR_LOST
 
 
 def test_a_flush_goes_to_those_who_train_and_waits_for_them_only():

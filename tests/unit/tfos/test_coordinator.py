@@ -16,6 +16,7 @@ from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.coordinator import Coordinator
+from tfos.failure import NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -54,7 +55,7 @@ class Node:
 
     def __init__(self, bed: Bed, name: str) -> None:
         role, _, index = name.partition(":")
-        self.id = messages.NodeId(role, int(index))
+        self.id = NodeId(role, int(index))
         self.orders: queue.Queue[messages.Order] = queue.Queue()
         self.client = ControlClient(
             f"127.0.0.1:{bed.port}", "bed", self.id, bed.authority.node(name)
@@ -69,7 +70,7 @@ class Node:
         return order
 
     def fail(self, **fields: object) -> None:
-        failure = messages.NodeFailure(self.id, "h", 7, **fields)  # type: ignore[arg-type]
+        failure = NodeFailure(self.id, "h", 7, **fields)  # type: ignore[arg-type]
         self.client.report(messages.Failed(failure))
 
 
@@ -127,7 +128,7 @@ def test_a_vanished_node_is_lost_within_seconds(bed):
 
 def test_a_cause_comes_before_the_symptom_that_was_reported_first(bed):
     bed.join_all()
-    bed.nodes["worker:0"].fail(error_type="ps.errors.PeerGone", message="ps:0", traceback="T")
+    bed.nodes["worker:0"].fail(error_type="ps.errors.ServerGone", message="ps:0", traceback="T")
     bed.nodes["ps:0"].expect(messages.Stop)
     bed.coordinator.act(
         lambda state: state.fail(state.members["ps:0"].failure("", "killed by SIGSEGV"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feeding.errors import SettingsError
+from feeding.errors import FeedSettingsError
 from feeding.reading.splits import SourceFile, Split
 from tfos.datasource.options import parse_options
 
@@ -41,12 +41,12 @@ def test_several_paths_come_as_spark_sends_them():
     ],
 )
 def test_what_cannot_be_is_refused_by_name(name, value, text):
-    with pytest.raises(SettingsError, match=text):
+    with pytest.raises(FeedSettingsError, match=text):
         parse_options({"path": "a", name: value})
 
 
 def test_a_read_needs_a_path():
-    with pytest.raises(SettingsError, match="no path"):
+    with pytest.raises(FeedSettingsError, match="no path"):
         parse_options({})
 
 

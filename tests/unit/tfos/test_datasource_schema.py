@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from feeding.errors import DataError, SettingsError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tfos.datasource.listing import list_files, path_on
@@ -90,7 +90,7 @@ def test_types_that_no_record_holds_are_refused_with_what_helps(kind, text):
 
     from tfos.datasource.columns import check_schema
 
-    with pytest.raises(SettingsError, match=text):
+    with pytest.raises(FeedSettingsError, match=text):
         check_schema(types.StructType([types.StructField("x", kind(types))]), "Example")
 
 
@@ -99,7 +99,7 @@ def test_partitions_that_readers_would_pass_over_are_refused():
 
     schema = columns(**{"n": "integer", ".hidden": "integer", "_seen": "integer"})
     check_partition_columns(schema, ["_seen"])
-    with pytest.raises(SettingsError, match=r"'.hidden'; readers pass over"):
+    with pytest.raises(FeedSettingsError, match=r"'.hidden'; readers pass over"):
         check_partition_columns(schema, [".hidden"])
 
 
@@ -128,7 +128,7 @@ def test_a_path_is_completed_as_listings_name_it(path, default_fs, whole):
 
 
 def test_a_scheme_without_a_host_is_refused():
-    with pytest.raises(SettingsError, match="'hdfs:/a' names no host; say hdfs://host"):
+    with pytest.raises(FeedSettingsError, match="'hdfs:/a' names no host; say hdfs://host"):
         path_on("hdfs:/a", "file:///")
 
 

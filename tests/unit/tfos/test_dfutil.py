@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feeding.errors import DataError, RowError, SettingsError
+from feeding.errors import DataError, FeedSettingsError, RowError
 from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.formats.tfrecord.infer import decode_example
 from tfos import dfutil
@@ -80,7 +80,7 @@ def test_the_schema_of_a_record():
 
 
 def test_what_cannot_be_is_named():
-    with pytest.raises(SettingsError, match=r"column 'd' is decimal\(9,2\)"):
+    with pytest.raises(FeedSettingsError, match=r"column 'd' is decimal\(9,2\)"):
         dfutil.toTFExample([("d", "decimal(9,2)")])
     with pytest.raises(DataError, match="'x' holds bytes that are no UTF-8; name it"):
         list(dfutil.fromTFExample([encode_example({"x": b"\xff"})]))

@@ -5,8 +5,8 @@ import traceback
 
 import pytest
 
-from tfos.control.messages import NodeFailure, NodeId
 from tfos.errors import NodeFailedError, TFOSError
+from tfos.failure import NodeFailure, NodeId
 
 TEXT = 'Traceback (most recent call last):\n  File "train.py", line 3\nZeroDivisionError: by zero'
 

@@ -16,7 +16,8 @@ from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.state import Action, ClusterState, Send
-from tfos.errors import FeedError
+from tfos.errors import FeedJobError
+from tfos.failure import NodeFailure, NodeId
 from tfos.feed.epochs import EpochFeeder
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
@@ -28,9 +29,9 @@ REQUEST = FeedRequest(
 )
 
 
-def node(name: str) -> messages.NodeId:
+def node(name: str) -> NodeId:
     role, index = name.split(":")
-    return messages.NodeId(role, int(index), 0)
+    return NodeId(role, int(index), 0)
 
 
 class Played:
@@ -66,7 +67,7 @@ class Played:
         return done(self.state)
 
     def lose(self, name: str) -> None:
-        lost = messages.NodeFailure(node(name), "host", 1, signal=9, message="killed")
+        lost = NodeFailure(node(name), "host", 1, signal=9, message="killed")
         self.happens.append((name, messages.Failed(lost)))
 
     def reach(self, name: str, trained_rows: int) -> None:
@@ -113,12 +114,12 @@ def test_rows_lost_after_the_order_to_end_the_epoch_are_fed_again_and_the_epoch_
 def test_feeding_again_that_fails_or_is_interrupted_leaves_no_epoch_open():
     def fails(task: FeedTask) -> list[FeedReport]:
         if task.again is not None:
-            raise FeedError("epoch 0 of 'input' was interrupted")
+            raise FeedJobError("epoch 0 of 'input' was interrupted")
         return fed(task)
 
     played = Played()
     played.lose("worker:2")
-    with pytest.raises(FeedError, match="was interrupted"):
+    with pytest.raises(FeedJobError, match="was interrupted"):
         jobs(played, fails).train(REQUEST)
     everybody = [("worker:0", 0), ("worker:1", 0), ("worker:2", 0)]
     assert played.flushed == [*everybody, ("worker:0", 1), ("worker:1", 1)]

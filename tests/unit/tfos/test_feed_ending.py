@@ -19,7 +19,8 @@ from tfos.control import messages
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member, NodeStatus
 from tfos.control.state import Action, ClusterState
-from tfos.errors import FeedError, NodeFailedError, PhaseError
+from tfos.errors import FeedJobError, NodeFailedError, PhaseError
+from tfos.failure import NodeFailure, NodeId
 from tfos.feed.epochs import EpochFeeder
 from tfos.feed.request import FeedCall, FeedRequest
 from tfos.feed.watch import FeedWatch
@@ -48,7 +49,7 @@ class Cluster:
 
     def _start(self, state: ClusterState) -> list[Action]:
         state.move(ClusterPhase.RESERVED)
-        nodes = [messages.NodeId(each.role, each.index, 0) for each in state.plan.nodes]
+        nodes = [NodeId(each.role, each.index, 0) for each in state.plan.nodes]
         for node in nodes:
             state.on_register(messages.Register(node, "0", "host", 1000), 0.0)
         for node in nodes:
@@ -80,8 +81,8 @@ class Cluster:
 
     def fail(self) -> None:
         """Fail because of worker:0."""
-        node = messages.NodeId("worker", 0, 0)
-        failure = messages.NodeFailure(node, "host", 1, "ZeroDivisionError", "the loss is gone")
+        node = NodeId("worker", 0, 0)
+        failure = NodeFailure(node, "host", 1, "ZeroDivisionError", "the loss is gone")
         self.coordinator.act(lambda state: state.fail(failure))
         self.stop(lambda state: state.live())
 
@@ -122,7 +123,7 @@ def test_a_job_that_fails_is_a_symptom_of_a_node_that_failed(cluster):
 def test_rows_that_do_not_fit_are_told_although_the_cluster_is_being_stopped(cluster):
     cluster.stop_workers()
     found = failure_of(cluster, RuntimeError("feeding.errors.RowError: row 3 has no image"))
-    assert isinstance(found, FeedError)
+    assert isinstance(found, FeedJobError)
     assert "row 3 has no image" in str(found)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tfos.config import Checkpoints
 from tfos.control import messages
+from tfos.failure import NodeFailure, NodeId
 from tfos.node.supervisor import restart_policy
 from tfos.node.supervisor.restart_policy import Restarts
 
@@ -39,10 +40,8 @@ def test_a_server_that_dies_again_and_again_is_started_later_each_time_then_no_m
     delays = [lived(made, clock, 1.0) for _ in range(8)]
     assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, None]
     assert made.count == 7
-    node = messages.NodeId("ps", 0, 0)
-    died = messages.NodeFailure(
-        node, "host", 1, message="ps:0 killed by SIGSEGV", log_tail=("last", "line")
-    )
+    node = NodeId("ps", 0, 0)
+    died = NodeFailure(node, "host", 1, message="ps:0 killed by SIGSEGV", log_tail=("last", "line"))
     failed = made.explain(died)
     assert "(its server was restarted 7 of 7 times within 10 minutes)" in failed.message
     assert failed.log_tail == ("last", "line")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tfos.errors import FeedError
+from tfos.errors import FeedJobError
 from tfos.phases import ClusterPhase
 from tfos.streaming.handle import StreamTraining
 from tfos.streaming.state import QueryState, StreamRun
@@ -26,10 +26,10 @@ def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_aft
     def save() -> None:
         saves.append("full" if not saves else "saved")
         if len(saves) == 1:
-            raise FeedError("the disk is full")
+            raise FeedJobError("the disk is full")
 
     training = StreamTraining(query, QueryState("q"), StreamRun(), coordinator, ending, save)
-    with pytest.raises(FeedError, match="the disk is full"):
+    with pytest.raises(FeedJobError, match="the disk is full"):
         training.stop()
     training.stop()
     assert saves == ["full", "saved"]

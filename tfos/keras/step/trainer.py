@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ps.errors import NonFiniteGradient
 from ps.manifest.manifest import Hyper
 from ps.metadata import AttachedMetadata
 from tfos.keras.data import tensors
-from tfos.keras.errors import NonFiniteGradient, UnsupportedModel
+from tfos.keras.errors import UnsupportedModel
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import attach as frozen
 from tfos.keras.step import optimizers, variables

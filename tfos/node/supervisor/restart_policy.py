@@ -19,6 +19,7 @@ import msgspec
 from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
 from tfos.control import messages
+from tfos.failure import NodeFailure
 from tfos.node.spec import NodeBundle
 
 WINDOW_S = 600.0
@@ -104,11 +105,11 @@ class Restarts:
         doublings = min(self._num_short - 2, _MAX_DOUBLINGS)
         return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doublings))
 
-    def report(self, failed: messages.NodeFailure) -> messages.Restarted:
+    def report(self, failed: NodeFailure) -> messages.Restarted:
         """Return what the driver is told of the restart that `take` has counted."""
         return messages.Restarted(failed, len(self._recent), self.limit)
 
-    def explain(self, failed: messages.NodeFailure) -> messages.NodeFailure:
+    def explain(self, failed: NodeFailure) -> NodeFailure:
         """Say that a child that failed was not the node's first one."""
         if not self.count:
             return failed

@@ -24,6 +24,7 @@ from rpc import endpoint
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import messages
 from tfos.control.client import ControlClient
+from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.node import failure, procfs
 from tfos.node.child_link import FromChild, Progress, Raised
 from tfos.node.errors import LinkError
@@ -61,7 +62,7 @@ class Supervisor:
 
     def __init__(self, spec: SupervisorSpec) -> None:
         self._spec = spec
-        self._node = messages.NodeId(spec.bundle.role, spec.bundle.index, spec.attempt)
+        self._node = NodeId(spec.bundle.role, spec.bundle.index, spec.attempt)
         self._workspace = Workspace(spec.executor, self._node.name, spec.attempt, spec.cluster_id)
         self._log = NodeLog(self._workspace.log_path)
         self._loop = EventLoop()
@@ -209,7 +210,7 @@ class Supervisor:
         self._tell_child(messages.Stop(reason, grace_s))
         self._loop.advance_timer("grace", grace_s, self._loop.stop)  # `_close` kills what is left
 
-    def _fail(self, failed: messages.NodeFailure) -> None:
+    def _fail(self, failed: NodeFailure) -> None:
         """Report why this node ends, unless it was ending anyway, and end."""
         if self._end_reason is None:
             self._end_reason = failed.message
@@ -219,7 +220,7 @@ class Supervisor:
     def _on_jvm_gone(self) -> None:
         executor = self._spec.executor
         text = f"executor {executor.executor_id} (JVM pid {executor.jvm_pid}) ended"
-        self._fail(self._failure(messages.EXECUTOR_LOST, text))
+        self._fail(self._failure(EXECUTOR_LOST, text))
 
     def _on_task_gone(self) -> None:
         """The node task was killed while it should wait with us: orders decide, else we end."""
@@ -297,7 +298,7 @@ class Supervisor:
         elif not self._is_done:
             self._replace(child, self._failure_of(child))
 
-    def _replace(self, dead: children.Child, failed: messages.NodeFailure) -> None:
+    def _replace(self, dead: children.Child, failed: NodeFailure) -> None:
         """Start a killed server again, later each time; one that raised would raise again."""
         delay_s = None if self._raised is not None else self._restarts.take()
         if delay_s is None:
@@ -313,7 +314,7 @@ class Supervisor:
         self._run_child()
         self._restarts.repeat_orders(self._tell_child)
 
-    def _failure_of(self, child: children.Child) -> messages.NodeFailure:
+    def _failure_of(self, child: children.Child) -> NodeFailure:
         how = child.reap() or children.Exit(None, None)
         if self._raised is not None:
             return failure.raised(self._failure("", ""), self._raised)
@@ -321,8 +322,8 @@ class Supervisor:
         text = f"{self._node.name} {text}{self._kill_reason}"
         return failure.died(self._failure("ProcessDied", text), how)
 
-    def _failure(self, error_type: str, message: str) -> messages.NodeFailure:
-        return messages.NodeFailure(
+    def _failure(self, error_type: str, message: str) -> NodeFailure:
+        return NodeFailure(
             node=self._node,
             host=self._spec.executor.host,
             pid=self._child.pid if self._child else os.getpid(),
