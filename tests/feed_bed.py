@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from feeding.columnar.batch import EpochEnd, FeedEnd
 from feeding.config import FeedConfig
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
-from feeding.receiver.feed_queue import EpochEnd, FeedEnd
 from feeding.sender.task import FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener

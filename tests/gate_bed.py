@@ -16,6 +16,7 @@ from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.restore import Restoring
 from ps.client.saver import Saver
 from ps.client.server_group import Answer
+from ps.config import ServerSettings
 from ps.consistency.policy import OnLost
 from ps.errors import (
     NonFiniteGradient,
@@ -30,7 +31,6 @@ from ps.manifest.manifest import Add, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.protocol import messages
 from ps.protocol.messages import BatchName, Number
 from ps.server.handlers import Service
-from ps.server.lifecycle import ServerSettings
 from rpc.auth.handshake import Identity, Role
 from rpc.errors import PeerGone, RpcError
 from tests.gate_model import BUCKET_BYTES, NUM_BUCKETS, NUM_WORKERS, Kind, Mode, Name, Outcome

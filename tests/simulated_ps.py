@@ -26,13 +26,13 @@ import numpy as np
 from ps.client import channel, client, fan_out
 from ps.client.client import PSClient
 from ps.client.lookup_batch import LookupBatch
+from ps.config import ServerSettings
 from ps.consistency import gate
 from ps.errors import WorkerLost
 from ps.manifest.manifest import SGD, Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.manifest.sharding import deal
 from ps.server import handlers, lifecycle, receive, rendezvous, shard, table_handlers
 from ps.server.handlers import Service
-from ps.server.lifecycle import ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tests.simulated_network import Network

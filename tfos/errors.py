@@ -17,15 +17,33 @@ TFOSError                        every error of every room
     ├── ControlUnavailable   transient: nobody answered in time           → retried by the caller
     └── ControlRefused       the driver refused this node for good        → the node ends
 
-Besides these, the names of ps.errors, feeding.errors, rpc.errors, tfos.keras.errors and
-tfos.node.errors can be imported from here; each of their trees starts with TFOSError, too.
+Besides these, the names of ps.errors, feeding.errors, rpc.errors, tfos.errors and
+tfos.errors can be imported from here; each of their trees starts with TFOSError, too.
+
+[merged tfos/errors.py] What the Keras binding raises, ordered by who must act.
+
+SettingsError
+├── NotCompiled          distribute() before compile()                  → compile first
+├── VariablesChanged     layers or `trainable` changed afterwards       → distribute last
+└── UnsupportedError
+    ├── UnsupportedOptimizer   the servers have no such rule            → choose another
+    └── UnsupportedModel       the step cannot be split                 → change train_step
+
+FeedEndedWarning             fit() asked for more epochs than were fed
+
+[merged tfos/errors.py] Everything that starting and running one node can raise.
+
+NodeError (a TFOSError)
+├── NodeStartError      the supervisor did not come up on this executor → read its last words
+│   └── VersionSkew     this executor cannot work with this driver      → the same environment
+├── LinkError           a child and its supervisor do not understand each other → our defect
+├── ClusterStopped      the driver ended the cluster while user code waited → expected
+└── NoServersError      the cluster has no parameter servers → num_ps >= 1
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from feeding.errors import (
     ChunkError,
@@ -87,42 +105,6 @@ from rpc.errors import (
     VersionMismatch,
 )
 from tfos.failure import NodeFailure
-
-if TYPE_CHECKING:
-    from tfos.keras.errors import (
-        FeedEndedWarning,
-        NotCompiled,
-        UnsupportedModel,
-        UnsupportedOptimizer,
-        VariablesChanged,
-    )
-    from tfos.node.errors import (
-        ClusterStopped,
-        LinkError,
-        NodeError,
-        NodeStartError,
-        NoServersError,
-        VersionSkew,
-    )
-
-_LATER = {
-    "tfos.keras.errors": (
-        "FeedEndedWarning",
-        "NotCompiled",
-        "UnsupportedModel",
-        "UnsupportedOptimizer",
-        "VariablesChanged",
-    ),
-    "tfos.node.errors": (
-        "ClusterStopped",
-        "LinkError",
-        "NoServersError",
-        "NodeError",
-        "NodeStartError",
-        "VersionSkew",
-    ),
-}
-"""Loaded on first use: their modules import this one."""
 
 __all__ = [
     "AuthError",
@@ -321,9 +303,45 @@ def _where(failure: NodeFailure) -> str:
     return f"{text}; log: {failure.log_path}" if failure.log_path else text
 
 
-def __getattr__(name: str) -> object:
-    """Load an error of a room whose module imports this one."""
-    for home, names in _LATER.items():
-        if name in names:
-            return getattr(importlib.import_module(home), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+class NotCompiled(SettingsError):
+    """The model has no optimizer yet."""
+
+
+class VariablesChanged(SettingsError):
+    """The model's variables are not the ones that were distributed."""
+
+
+class UnsupportedOptimizer(UnsupportedError):
+    """The servers have no update rule for this optimizer or for one of its settings."""
+
+
+class UnsupportedModel(UnsupportedError):
+    """The model's training step cannot be split into gradients here and an update there."""
+
+
+class FeedEndedWarning(UserWarning):
+    """The feed ended before `fit` had run all its epochs."""
+
+
+class NodeError(TFOSError):
+    """Base of this room's errors."""
+
+
+class NodeStartError(NodeError):
+    """The supervisor of a node did not come up."""
+
+
+class VersionSkew(NodeStartError):
+    """This executor has another Python or another tfos than the driver."""
+
+
+class LinkError(NodeError):
+    """The peer of the link sent something that is no message."""
+
+
+class ClusterStopped(NodeError):
+    """The cluster was stopped while this node still ran."""
+
+
+class NoServersError(NodeError):
+    """Parameter servers were asked for in a cluster without any."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feeding.receiver.batch_reader import BatchColumn, Ragged
+from feeding.columnar.batch import BatchColumn, Ragged
 
 Columns = tuple[BatchColumn, ...]
 Order = np.ndarray[Any, np.dtype[np.int64]]

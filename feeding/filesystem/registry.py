@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem
-from feeding.filesystem.hdfs.filesystem import HdfsFileSystem
 from feeding.filesystem.interface import FileSystem, Path
 from feeding.filesystem.local import LocalFileSystem
 from feeding.filesystem.location import HADOOP, LOCAL, parse
@@ -29,5 +28,7 @@ def filesystem_for(path: Path, config: FileSystemConfig = DEFAULTS) -> FileSyste
     if location.scheme == LOCAL:
         return LocalFileSystem()
     if location.scheme in HADOOP:
+        from feeding.filesystem.hdfs.filesystem import HdfsFileSystem
+
         return HdfsFileSystem(location, config)
     return FsspecFileSystem(location, config)

@@ -14,13 +14,12 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from feeding.columnar.batch import Batch, EpochEnd, check_batch_size
 from feeding.columnar.ops import Columns, cut, joined, num_rows
 from feeding.columnar.schema import Schema
 from feeding.errors import FeedSettingsError
 from feeding.reading.positions import START, Course, Place, Position, fingerprint, work_of
 from feeding.reading.runs import Order, RowRun, Source, runs
-from feeding.receiver.batch_reader import Batch, check_batch_size
-from feeding.receiver.feed_queue import EpochEnd
 
 
 class DirectReader:

@@ -20,15 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from feeding.columnar.batch import Batch, BatchColumn, EpochEnd, FeedEnd, Ragged, check_batch_size
 from feeding.columnar.builder import offsets_of
 from feeding.columnar.chunk import Array, Chunk
 from feeding.columnar.rows import column_values
 from feeding.columnar.schema import DTYPES, ColumnGroup, ColumnSpec, Schema
 from feeding.errors import FeedSettingsError, SchemaError
-from feeding.reading.positions import Position
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.epoch_rows import INFERENCE, Receipt, RowSpan
-from feeding.receiver.feed_queue import EpochEnd, FeedEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +62,6 @@ def receipt_of(slices: Iterable[Slice]) -> Receipt:
     return tuple(pieces)
 
 
-def check_batch_size(value: object) -> int:
-    """Return a batch size as an int.
-
-    Raises:
-        FeedSettingsError: it is no int >= 1.
-    """
-    if not isinstance(value, bool) and isinstance(value, int | np.integer) and value >= 1:
-        return int(value)
-    raise FeedSettingsError(
-        f"batch_size must be an int >= 1, got {value!r} ({type(value).__name__})"
-    )
-
-
 class Cursor:
     """Position in one feed; what it gives out is counted as taken."""
 
@@ -108,39 +94,6 @@ class Cursor:
     def discard(self) -> None:
         """Forget the rows of the chunk under way."""
         self._chunk = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """Rows of differing lengths: row i is `values[offsets[i]:offsets[i + 1]]`."""
-
-    values: Array
-    offsets: Array
-
-
-BatchColumn = Array | Ragged
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Consecutive rows as columns. Arrays may be read-only views; copy before changing them."""
-
-    num_rows: int
-    schema: Schema
-    arrays: tuple[BatchColumn, ...]
-    position: Position | None = None
-    """Where a reader of files is after it."""
-    receipt: Receipt = ()
-    """Which rows of a feed these are."""
-
-    @property
-    def columns(self) -> dict[str, BatchColumn]:
-        """Arrays by column name."""
-        return dict(zip(self.schema.names, self.arrays, strict=True))
-
-    def nest(self) -> Any:
-        """Return the arrays arranged as a row is: an array, tuple or dict of arrays."""
-        return self.schema.nest(self.arrays)
 
 
 class BatchReader:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from feeding.columnar.batch import EpochEnd, check_batch_size
 from feeding.columnar.rows import column_values, rows_of
 from feeding.encode.arrays import columns_of
 from feeding.errors import SchemaError
-from feeding.receiver.batch_reader import BatchReader, Cursor, Slice, check_batch_size, receipt_of
+from feeding.receiver.batch_reader import BatchReader, Cursor, Slice, receipt_of
 from feeding.receiver.channel import FeedChannel
-from feeding.receiver.feed_queue import EpochEnd
 
 
 class DataFeed:
@@ -77,7 +77,7 @@ class DataFeed:
         Returns:
             Arranged as a row is: one array, a tuple or a dict of arrays; with `input_mapping` a
             dict by tensor name. They may be read-only. Rows of differing lengths are a
-            `feeding.receiver.batch_reader.Ragged`.
+            `feeding.columnar.batch.Ragged`.
 
         Raises:
             ResultCountError, FeedClosed: as `next_batch`.

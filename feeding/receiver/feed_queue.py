@@ -17,23 +17,11 @@ import dataclasses
 from collections import deque
 from dataclasses import dataclass, field
 
+from feeding.columnar.batch import EpochEnd, FeedEnd
 from feeding.columnar.chunk import Chunk, ChunkMeta
 from feeding.columnar.schema import Schema
 from feeding.errors import LateChunk
 from feeding.receiver.epoch_rows import INFERENCE, EpochRows, EpochStats, Receipt
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """All rows of this epoch were handed out."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class FeedEnd:
-    """No row will ever come again."""
-
 
 Item = Chunk | EpochEnd | FeedEnd
 _KEPT_EPOCHS = 8

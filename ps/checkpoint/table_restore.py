@@ -25,8 +25,8 @@ import numpy as np
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import Root, logger
 from ps.checkpoint.table_reader import End, RowPlace, read_rows
+from ps.config import ServerSettings
 from ps.errors import CheckpointError
-from ps.server.lifecycle import ServerSettings
 from ps.tables.rows import Dropped, RowBatch
 from ps.tables.table import Table
 

@@ -16,8 +16,8 @@ from ps.checkpoint.reader import latest, steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.client.client import PSClient
 from ps.client.periodic_saver import Period, PeriodicSaver
+from ps.config import ServerSettings
 from ps.errors import PSSettingsError, ServerGone
-from ps.server.lifecycle import ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 

@@ -17,7 +17,7 @@ import msgspec
 from ps.client.channel_stats import LinkCounters, LinkStats
 from ps.errors import PSSettingsError, client_closed
 from ps.protocol import messages
-from ps.server.rendezvous import MAX_OPEN_BYTES
+from ps.protocol.messages import MAX_OPEN_BYTES
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Buffer, Connection, Reply, connect
 from rpc.endpoint import Endpoint

@@ -54,8 +54,9 @@ from ps.exactly_once import MAX_SEQUENCE
 from ps.manifest.manifest import MAX_LAG, MAX_PERMITS, Hyper
 from ps.manifest.table_spec import MAX_SEGMENTS, MAX_TABLES
 from ps.metadata import AttachedMetadata, NoteName
-from ps.server.rendezvous import MAX_KEY_LENGTH
 
+MAX_KEY_LENGTH = 256
+MAX_OPEN_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 16 << 20
 """100,000 parameters with names of 150 characters."""
 MAX_WAIT_S = 86_400.0

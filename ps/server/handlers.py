@@ -19,6 +19,7 @@ from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import Root, read_manifest, steps_after
 from ps.checkpoint.restore import Restoring
 from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.config import ServerSettings
 from ps.consistency.asp import make_policy
 from ps.consistency.gate import Event
 from ps.dense.shard import DenseShard
@@ -30,7 +31,7 @@ from ps.manifest.sharding import deal
 from ps.protocol import messages
 from ps.protocol.messages import Ack, Met
 from ps.protocol.permissions import check_caller, check_phase, name_of
-from ps.server.lifecycle import Lifecycle, ServerSettings
+from ps.server.lifecycle import Lifecycle
 from ps.server.loss_report import RestorePoint
 from ps.server.rendezvous import MAX_VALUE_BYTES, RendezvousBoard
 from ps.server.request import request_id

@@ -13,12 +13,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
-from ps.consistency.policy import OnLost
-from ps.errors import PSSettingsError, ServerPhaseError
+from ps.config import ServerSettings
+from ps.errors import ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.messages import Description
 from ps.protocol.permissions import Phase, check_move
@@ -27,29 +26,6 @@ from ps.server.shard import ServingShard
 _logger = logging.getLogger(__name__)
 
 _CHECK_PEER_S = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """How one server stands in its cluster."""
-
-    rank: int
-    num_servers: int
-    num_workers: int
-    """Workers 0..num_workers-1; the sync barrier waits for all of them from the start."""
-    on_lost: OnLost = "fail"
-    """What a lost worker does to a sync barrier: end the training typed, or go on without it."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.num_servers:
-            raise PSSettingsError(
-                f"rank must be in 0..{self.num_servers - 1} (num_servers={self.num_servers}), "
-                f"got {self.rank}"
-            )
-        if self.num_workers < 1:
-            raise PSSettingsError(f"num_workers must be at least 1, got {self.num_workers}")
-        if self.on_lost not in ("fail", "continue"):
-            raise PSSettingsError(f"on_lost must be 'fail' or 'continue', got {self.on_lost!r}")
 
 
 class Lifecycle:

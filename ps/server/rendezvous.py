@@ -24,12 +24,11 @@ from collections.abc import Callable, Mapping
 
 from ps.errors import PSSettingsError, RequestTimeout, ServerGone, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
+from ps.protocol.messages import MAX_KEY_LENGTH, MAX_OPEN_BYTES
 
-MAX_KEY_LENGTH = 256
 MAX_VALUE_BYTES = 1 << 20
 """Metrics and decisions of one epoch are a few hundred bytes; this leaves room without a risk."""
 MAX_OPEN_KEYS = 16
-MAX_OPEN_BYTES = 64 << 20
 MAX_CLOSED_KEYS = 16
 MAX_CLOSED_BYTES = 64 << 20
 """Answers kept for retries. A worker can be at most one meeting behind, so few are needed."""

@@ -29,11 +29,11 @@ from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.checkpoint.table_restore import is_same_cut, restore_tables
 from ps.checkpoint.writer import Portion, write_shard
 from ps.codec import UNREADABLE
+from ps.config import ServerSettings
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.exactly_once import SessionCut
 from ps.protocol import messages
-from ps.server.lifecycle import ServerSettings
 from ps.server.shard import ServingShard
 from ps.server.snapshot_trigger import SnapshotRequest
 from ps.tables.table import Table

@@ -15,11 +15,11 @@ from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.restore import AS_SAVED, Restoring, find
 from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.config import ServerSettings
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.permissions import Phase
 from ps.server.handlers import Service
-from ps.server.lifecycle import ServerSettings
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint

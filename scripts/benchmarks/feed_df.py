@@ -33,8 +33,8 @@ def main_fun(_: Any, ctx: Any) -> None:
     def read(feed: str, batch_rows: int) -> None:
         import numpy as np
 
-        from feeding.receiver.batch_reader import Batch, BatchReader
-        from feeding.receiver.feed_queue import FeedEnd
+        from feeding.columnar.batch import Batch, FeedEnd
+        from feeding.receiver.batch_reader import BatchReader
 
         reader = BatchReader(ctx.feed_channel, feed, dtypes="float32")
         while not isinstance(item := reader.next_batch(batch_rows), FeedEnd):

@@ -39,9 +39,9 @@ MB = 1e6
 
 def worker(wait_s: float, credentials: Credentials, pipe: Connection) -> None:
     """Read float32 batches and drop them."""
-    from feeding.receiver.batch_reader import Batch, BatchReader
+    from feeding.columnar.batch import Batch, FeedEnd
+    from feeding.receiver.batch_reader import BatchReader
     from feeding.receiver.channel import FeedChannel
-    from feeding.receiver.feed_queue import FeedEnd
     from rpc.auth.handshake import Identity, Role
     from rpc.server.listener import Listener
 

@@ -28,8 +28,8 @@ def main_fun(_: Any, ctx: Any) -> None:
     """Read every batch as float32 and drop it."""
     import numpy as np
 
-    from feeding.receiver.batch_reader import Batch, BatchReader
-    from feeding.receiver.feed_queue import FeedEnd
+    from feeding.columnar.batch import Batch, FeedEnd
+    from feeding.receiver.batch_reader import BatchReader
 
     reader = BatchReader(ctx.feed_channel, dtypes="float32")
     while not isinstance(item := reader.next_batch(BATCH_ROWS), FeedEnd):

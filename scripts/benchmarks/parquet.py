@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feeding.columnar.batch import Batch
 from feeding.formats.parquet.source import ParquetSource
 from feeding.reading.reader import DirectReader
-from feeding.receiver.batch_reader import Batch
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
 from scripts.benchmarks.reference import parquet_batches
 

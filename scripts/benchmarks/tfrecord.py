@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from feeding.columnar.batch import Batch
 from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.formats.tfrecord.source import TFRecordSource
 from feeding.reading.reader import DirectReader
-from feeding.receiver.batch_reader import Batch
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
 from scripts.benchmarks.reference import tf_records
 

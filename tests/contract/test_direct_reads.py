@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from feeding.columnar.batch import Batch
 from feeding.filesystem.registry import filesystem_for
 from feeding.formats.csv.options import CsvRequest
 from feeding.formats.csv.source import CsvSource
@@ -26,7 +27,6 @@ from feeding.reading import splits
 from feeding.reading.reader import DirectReader
 from feeding.reading.row_counts import Countable, CountedSource, pieces_of
 from feeding.reading.runs import Source
-from feeding.receiver.batch_reader import Batch
 from scripts.local_hdfs.cluster import LocalHdfs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

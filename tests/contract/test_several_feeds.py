@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from feeding.columnar.batch import Batch, EpochEnd
 from feeding.errors import FeedTimeout
-from feeding.receiver.batch_reader import Batch, BatchReader
-from feeding.receiver.feed_queue import EpochEnd
+from feeding.receiver.batch_reader import BatchReader
 from tests.feed_bed import CONFIG, WAIT_S, Background, eventually, feed_task, workers
 
 SMALL = dataclasses.replace(CONFIG, max_inflight_bytes=500)

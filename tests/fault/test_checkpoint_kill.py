@@ -13,9 +13,9 @@ from ps.checkpoint import restore as restoring
 from ps.checkpoint import writer as saving
 from ps.checkpoint.snapshot import SegmentSnapshot
 from ps.checkpoint.table_restore import restore_tables
+from ps.config import ServerSettings
 from ps.dense.shard import DenseShard
 from ps.manifest.manifest import Adagrad, Adam, GroupSpec, Manifest, ParamSpec, TableSpec
-from ps.server.lifecycle import ServerSettings
 from ps.tables.table import make_tables
 
 PARAMS = (ParamSpec("w", (1000,)),)

@@ -13,9 +13,9 @@ import pytest
 from tests.node_bed import WAIT_S, NodeBed, exited, send_signal, wait_forever
 from tests.spark.marked_processes import wait_gone
 from tfos.control import messages
+from tfos.errors import NodeStartError
 from tfos.failure import EXECUTOR_LOST, NodeId
 from tfos.node import task as node_task
-from tfos.node.errors import NodeStartError
 
 pytestmark = pytest.mark.slow
 

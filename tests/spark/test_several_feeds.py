@@ -17,8 +17,8 @@ CONFIG = ClusterConfig(max_inflight_bytes=1000)
 
 def read_one(args, ctx):
     """Read one feed and leave the others alone."""
+    from feeding.columnar.batch import FeedEnd
     from feeding.receiver.batch_reader import BatchReader
-    from feeding.receiver.feed_queue import FeedEnd
 
     reader = BatchReader(ctx.feed_channel, args["feed"])
     while not isinstance(reader.next_batch(16), FeedEnd):
@@ -27,8 +27,8 @@ def read_one(args, ctx):
 
 def read_and_validate(args, ctx):
     """Worker 0 reads the validation of each epoch; worker 1 goes on to the next epoch without."""
+    from feeding.columnar.batch import EpochEnd, FeedEnd
     from feeding.receiver.batch_reader import BatchReader
-    from feeding.receiver.feed_queue import EpochEnd, FeedEnd
 
     trained, validated = (BatchReader(ctx.feed_channel, feed) for feed in ("input", "validation"))
     seen = set()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.tf.training import blobs, feed_epochs, rows_of, serving, together
+from tfos.errors import FeedEndedWarning
 from tfos.keras.data.dataset import FeedDataset
-from tfos.keras.errors import FeedEndedWarning
 from tfos.keras.fit.distribute import distribute
 
 pytest.importorskip("tensorflow")

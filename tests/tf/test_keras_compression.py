@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.tf.training import blobs, serving, together
-from tfos.errors import SettingsError
-from tfos.keras.errors import UnsupportedModel
+from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras.fit.distribute import distribute
 
 tf = pytest.importorskip("tensorflow")

@@ -10,10 +10,9 @@ from feeding.errors import FeedClosed
 from feeding.receiver.feed_queue import FeedStats
 from tests.tf.training import Context, blobs, feed_epochs, offer, rows_of, serving, together
 from tfos.control.messages import BatchReport, TrainBatch
-from tfos.errors import SettingsError
+from tfos.errors import FeedEndedWarning, SettingsError
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.data.epoch_length import AllEpochs
-from tfos.keras.errors import FeedEndedWarning
 from tfos.keras.fit.distribute import distribute
 from tfos.worker.micro_batches import MicroBatches
 

@@ -8,9 +8,9 @@ import pytest
 
 from ps.errors import ManifestMismatch, NonFiniteGradient
 from tests.tf.training import blobs, serving
-from tfos.errors import SettingsError
-from tfos.keras.errors import (
+from tfos.errors import (
     NotCompiled,
+    SettingsError,
     UnsupportedModel,
     UnsupportedOptimizer,
     VariablesChanged,

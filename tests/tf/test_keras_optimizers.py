@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.tf.training import blobs, serving, together
-from tfos.keras.errors import UnsupportedModel, UnsupportedOptimizer
+from tfos.errors import UnsupportedModel, UnsupportedOptimizer
 from tfos.keras.fit.distribute import distribute
 
 pytest.importorskip("tensorflow")

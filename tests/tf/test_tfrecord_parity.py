@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
+from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.formats.tfrecord.example import ExampleDecoder, Feature
 from feeding.formats.tfrecord.framing import RecordReader, RecordWriter
 from feeding.formats.tfrecord.from_arrow import ExampleEncoder
 from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.formats.tfrecord.infer import infer_features
 from feeding.reading.bad_records import BadData
-from feeding.receiver.batch_reader import BatchColumn, Ragged
 
 pytestmark = pytest.mark.tf
 FEATURES = {

@@ -30,7 +30,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from tfos.control import messages
-from tfos.node.errors import LinkError
+from tfos.errors import LinkError
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """A roster of thousands of nodes fits; anything larger is a broken peer."""

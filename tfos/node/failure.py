@@ -8,15 +8,23 @@ from __future__ import annotations
 import signal
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import msgspec
 
 from tfos.failure import NodeFailure
 from tfos.node.child_link import Raised
-from tfos.node.supervisor.children import Exit
 
 _FATAL = ("Fatal Python error:", "Current thread ", "Thread 0x")
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended; exactly one of the two is set."""
+
+    exit_code: int | None
+    signal_number: int | None
 
 
 def describe_exit(how: Exit, *, oom_kills: int = 0) -> str:

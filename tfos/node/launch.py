@@ -20,8 +20,8 @@ from typing import IO
 
 import msgspec
 
+from tfos.errors import NodeStartError
 from tfos.node import bootstrap
-from tfos.node.errors import NodeStartError
 from tfos.node.spec import NodeStatus, State, SupervisorSpec
 
 START_TIMEOUT_S = 60.0

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfos.errors import NodeStartError, VersionSkew
 from tfos.node import launch, procfs, versions, workspace
-from tfos.node.errors import NodeStartError, VersionSkew
 from tfos.node.spec import Executor, NodeBundle, State, SupervisorSpec
 
 _LOCAL_MODE_EXECUTOR = "driver"

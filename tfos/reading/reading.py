@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tfos.errors import SettingsError, UnsupportedError
 
 if TYPE_CHECKING:
+    from feeding.columnar.batch import BatchColumn
     from feeding.filesystem.interface import Path
     from feeding.formats.parquet.footer import ParquetLimits
     from feeding.formats.text.lines import LineLimits
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
     from feeding.reading.reader import DirectReader
     from feeding.reading.row_counts import Countable
     from feeding.reading.runs import Source
-    from feeding.receiver.batch_reader import BatchColumn
     from tfos.keras.data.file_dataset import FileDataset
-    from tfos.worker.context import NodeContext
+    from tfos.reading.protocols import ReadingContext
 
 
 class Reading:
@@ -35,7 +35,7 @@ class Reading:
         ctx: says which worker this is, and what relative paths mean.
     """
 
-    def __init__(self, ctx: NodeContext) -> None:
+    def __init__(self, ctx: ReadingContext) -> None:
         self._ctx = ctx
 
     def tfrecord(
@@ -214,7 +214,7 @@ class FileRows:
         ctx: says which worker this is, and knows the servers that keep positions.
     """
 
-    def __init__(self, source: Source, ctx: NodeContext) -> None:
+    def __init__(self, source: Source, ctx: ReadingContext) -> None:
         self._source = source
         self._ctx = ctx
         self._shuffle: dict[str, int] = {}
@@ -362,7 +362,7 @@ class FileRows:
 
 
 def _one_epoch(reader: DirectReader, batch_size: int) -> Iterator[dict[str, BatchColumn]]:
-    from feeding.receiver.batch_reader import Batch
+    from feeding.columnar.batch import Batch
 
     while isinstance(batch := reader.next_batch(batch_size), Batch):
         yield batch.columns

@@ -17,13 +17,14 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from feeding.reading.positions import START, Course, Position, course_after, refuse_changed
 from feeding.reading.splits import SourceFile
 from tfos.errors import SettingsError
+from tfos.reading.protocols import ReadingContext
 
 MEETING_TIMEOUT_S = 600.0
 """For the slowest worker to list its files."""
@@ -35,16 +36,7 @@ _met: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 """How often this process, by its client, has met about the rows of a name."""
 
 
-class _Context(Protocol):
-    """The part of NodeContext that is needed here."""
-
-    is_chief: bool
-
-    def ps_client(self) -> Any:
-        """The process's PSClient."""
-
-
-def course_of(ctx: _Context, name: str, files: Iterable[SourceFile], own: Position) -> Course:
+def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: Position) -> Course:
     """Return where reading begins; all workers ask, and all get the same answer.
 
     Args:

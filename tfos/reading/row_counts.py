@@ -12,32 +12,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from feeding.reading.positions import fingerprint
 from feeding.reading.row_counts import Countable, CountedSource, counting_share, pieces_of
 from feeding.reading.splits import SourceFile
-from tfos.errors import SettingsError
-from tfos.node.errors import NoServersError
+from tfos.errors import NoServersError, SettingsError
+from tfos.reading.protocols import ReadingContext
 
 MEETING_TIMEOUT_S = 3600.0
 """For the slowest worker to read its share of the files once."""
 _KEY = "reading/counts"
 
 _logger = logging.getLogger(__name__)
-
-
-class _Context(Protocol):
-    """The part of NodeContext that is needed here."""
-
-    rank: int
-    num_workers: int
-    is_chief: bool
-
-    def ps_client(self) -> Any:
-        """The process's PSClient."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -52,7 +41,7 @@ class _Told(msgspec.Struct, frozen=True):
     rows: list[int]
 
 
-def counted(ctx: _Context, source: Countable, timeout_s: float) -> CountedSource:
+def counted(ctx: ReadingContext, source: Countable, timeout_s: float) -> CountedSource:
     """Return the same rows from files that know how many they have.
 
     Every worker calls it and counts its share of the bytes; without servers it counts all of them.
@@ -99,7 +88,7 @@ def counted(ctx: _Context, source: Countable, timeout_s: float) -> CountedSource
     return CountedSource(source, found)
 
 
-def _client(ctx: _Context) -> Any:
+def _client(ctx: ReadingContext) -> Any:
     """Return what the workers meet through; None: there is nobody to meet, or nothing."""
     if ctx.num_workers == 1:
         return None

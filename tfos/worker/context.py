@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos.control.messages import RosterEntry
-from tfos.errors import SettingsError
+from tfos.errors import NoServersError, SettingsError
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
-from tfos.node.errors import NoServersError
 from tfos.node.spec import ChildSpec
 
 if TYPE_CHECKING:

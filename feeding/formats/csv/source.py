@@ -18,13 +18,12 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from feeding.arrow.arrays import DTYPES, TEXTS
+from feeding.arrow.columns import BadValue, ColumnReader, StoredColumn, column_spec, held, one_line
 from feeding.columnar.ops import Columns
 from feeding.columnar.schema import ColumnGroup, Schema
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.interface import Path, RangeReader
 from feeding.formats.csv.options import TYPES, CsvRequest
-from feeding.formats.parquet.columns import BadValue, ColumnReader, StoredColumn, column_spec, held
-from feeding.formats.parquet.footer import one_line
 from feeding.formats.text.lines import LineBlock, LineLimits
 from feeding.formats.text.row_index import BOM, RowLines
 from feeding.formats.text.source import LineSource

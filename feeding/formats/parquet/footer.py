@@ -30,6 +30,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feeding.arrow.columns import one_line
 from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError, FileChanged
 from feeding.filesystem.interface import RangeReader
@@ -217,11 +218,6 @@ def _parsed(path: str, tail: bytes) -> pq.FileMetaData:
             f"{path}: its footer is damaged: {metadata.num_rows} rows in row groups of {groups[:9]}"
         )
     return metadata
-
-
-def one_line(error: BaseException) -> str:
-    """Return the text of an error of pyarrow, which may have several lines."""
-    return " ".join(str(error).split())[:400]
 
 
 _logger = logging.getLogger(__name__)

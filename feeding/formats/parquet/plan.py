@@ -13,9 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from feeding.columnar.schema import ColumnGroup, Schema
-from feeding.errors import DataError, FeedSettingsError
-from feeding.formats.parquet.columns import (
+from feeding.arrow.columns import (
     ColumnReader,
     StoredColumn,
     column_spec,
@@ -24,10 +22,12 @@ from feeding.formats.parquet.columns import (
     refuse_alike,
     stored_columns,
 )
+from feeding.columnar.batch import BatchColumn
+from feeding.columnar.schema import ColumnGroup, Schema
+from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.parquet.filter import RowFilter
 from feeding.formats.parquet.footer import Footer
 from feeding.formats.parquet.partitions import PartitionColumn
-from feeding.receiver.batch_reader import BatchColumn
 
 Shape = tuple[int, ...] | None
 

@@ -19,11 +19,12 @@ from concurrent.futures import Future
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feeding.arrow.columns import one_line
 from feeding.errors import DataError
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import RangeReader
 from feeding.filesystem.local import LocalReader
-from feeding.formats.parquet.footer import ColumnChunk, Footer, ParquetLimits, one_line
+from feeding.formats.parquet.footer import ColumnChunk, Footer, ParquetLimits
 from feeding.formats.parquet.page_headers import check_pages
 
 _GAP_BYTES = 128 << 10

@@ -14,18 +14,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
+from feeding.arrow.columns import BadValue, one_line
 from feeding.columnar.ops import Columns
 from feeding.columnar.schema import Schema
 from feeding.config import MIB
 from feeding.errors import DataError
 from feeding.filesystem.interface import Path, RangeReader
 from feeding.filesystem.registry import DEFAULTS
-from feeding.formats.parquet.columns import BadValue
 from feeding.formats.parquet.footer import (
     Footer,
     FooterShelf,
     ParquetLimits,
-    one_line,
     open_listed,
     read_footers,
 )

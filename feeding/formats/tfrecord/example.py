@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.columnar.chunk import Array
 from feeding.errors import FeedSettingsError
 from feeding.formats.tfrecord import example_kernels as kernels
 from feeding.formats.tfrecord.framing import RecordBlock
 from feeding.formats.tfrecord.records import RecordDamage, without_damaged
 from feeding.reading.bad_records import BadData
-from feeding.receiver.batch_reader import BatchColumn, Ragged
 
 _KINDS = {"bytes": 1, "float": 2, "int64": 3}
 _KIND_NAMES = {number: name for name, number in _KINDS.items()}

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from feeding.columnar.batch import Batch, EpochEnd, FeedEnd, Ragged
 from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import FeedSettingsError, FeedTimeout, SchemaError
-from feeding.receiver.batch_reader import Batch, BatchReader, Ragged
+from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.channel import FeedChannel
-from feeding.receiver.feed_queue import EpochEnd, FeedEnd
 
 CONFIG = FeedConfig(starve_timeout_s=5.0)
 

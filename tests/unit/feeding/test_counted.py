@@ -17,6 +17,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from feeding.columnar.batch import Batch
 from feeding.errors import DataError, FileChanged
 from feeding.formats.csv.options import CsvRequest
 from feeding.formats.csv.source import CsvSource
@@ -33,7 +34,6 @@ from feeding.reading.reader import DirectReader
 from feeding.reading.row_counts import Countable, CountedSource, counting_share, pieces_of
 from feeding.reading.runs import Source
 from feeding.reading.splits import Split
-from feeding.receiver.batch_reader import Batch
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first
 FORMATS = ["tfrecord", "text", "csv", "headless", "quoted"]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feeding.columnar.batch import Batch, EpochEnd, Ragged
 from feeding.errors import DataError, FeedSettingsError, FileChanged
 from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
@@ -20,8 +21,6 @@ from feeding.reading.bad_records import BadData
 from feeding.reading.discover import data_files
 from feeding.reading.positions import START, course_after
 from feeding.reading.reader import DirectReader
-from feeding.receiver.batch_reader import Batch, Ragged
-from feeding.receiver.feed_queue import EpochEnd
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first
 COLUMNS = {"n": Feature("int64"), "some": Feature("float32", None), "s": Feature("bytes")}

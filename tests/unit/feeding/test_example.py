@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.errors import DataError, FeedSettingsError, RowError
 from feeding.formats.tfrecord.example import ExampleDecoder, Feature
 from feeding.formats.tfrecord.framing import RecordBlock
 from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.formats.tfrecord.infer import infer_features
 from feeding.reading.bad_records import BadData
-from feeding.receiver.batch_reader import BatchColumn, Ragged
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first
 

@@ -6,13 +6,14 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from feeding.columnar.batch import EpochEnd, FeedEnd
 from feeding.columnar.chunk import Chunk
 from feeding.columnar.rows import rows_of
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import LateChunk
 from feeding.receiver.batch_reader import Slice, receipt_of
-from feeding.receiver.feed_queue import EpochEnd, FeedEnd, FeedQueue
+from feeding.receiver.feed_queue import FeedQueue
 
 
 def chunk(*rows, epoch=0, session=0, last=False):

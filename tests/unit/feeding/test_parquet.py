@@ -15,13 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feeding.columnar.batch import Batch, EpochEnd, Ragged
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.local import LocalReader
 from feeding.formats.parquet.plan import ParquetRequest
 from feeding.formats.parquet.source import ParquetSource
 from feeding.reading.reader import DirectReader
-from feeding.receiver.batch_reader import Batch, Ragged
-from feeding.receiver.feed_queue import EpochEnd
 
 UTC = datetime.UTC
 

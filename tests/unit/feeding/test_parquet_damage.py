@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feeding.arrow.arrays import PYARROW_FLOOR, check_pyarrow
+from feeding.columnar.batch import Batch
 from feeding.errors import DataError, FeedSettingsError, FileChanged, MissingPackage
 from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
 from feeding.formats.parquet.page_headers import check_pages
@@ -24,7 +25,6 @@ from feeding.formats.parquet.plan import ParquetRequest
 from feeding.formats.parquet.source import ParquetSource
 from feeding.reading.bad_records import BadData
 from feeding.reading.reader import DirectReader
-from feeding.receiver.batch_reader import Batch
 
 ROWS = 1000
 GROUP = 250

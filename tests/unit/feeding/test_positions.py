@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feeding.columnar.batch import Batch
 from feeding.columnar.ops import Columns
 from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.errors import FeedSettingsError, FileChanged
@@ -19,7 +20,6 @@ from feeding.reading import splits
 from feeding.reading.positions import START, Course, Place, Position, course_after, refuse_changed
 from feeding.reading.reader import DirectReader
 from feeding.reading.splits import SourceFile, Split, deal_beside
-from feeding.receiver.batch_reader import Batch
 
 pytestmark = pytest.mark.slow
 ROW_BYTES = 10

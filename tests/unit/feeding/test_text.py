@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feeding.columnar.batch import Batch
 from feeding.errors import DataError, FeedSettingsError, FileChanged
 from feeding.formats.csv.options import CsvRequest
 from feeding.formats.csv.source import CsvSource
@@ -25,7 +26,6 @@ from feeding.reading.bad_records import BadData
 from feeding.reading.reader import DirectReader
 from feeding.reading.runs import Source
 from feeding.reading.splits import Split
-from feeding.receiver.batch_reader import Batch
 
 CSV = "n,x,s,flag\n1,0.5,a b,true\n2,-1e3,,false\n3,nan,ü,true\n"
 

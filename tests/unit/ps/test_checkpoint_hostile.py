@@ -14,10 +14,10 @@ from ps.checkpoint.digest import digest
 from ps.checkpoint.format import ShardIndex, ShardRecord
 from ps.checkpoint.lease import Lease
 from ps.checkpoint.storage import storage_at
+from ps.config import ServerSettings
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
-from ps.server.lifecycle import ServerSettings
 from ps.server.save_restore import restore_into
 
 PLACE = ServerSettings(rank=0, num_servers=2, num_workers=1)

@@ -23,12 +23,12 @@ from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.snapshot import NO_BASE, CopyOnWrite, ShardSnapshot, UnitKey
 from ps.checkpoint.table_restore import restore_tables
 from ps.checkpoint.writer import Base, Origin, Portion, commit, write_shard
+from ps.config import ServerSettings
 from ps.dense.shard import DenseShard
 from ps.errors import TableFull
 from ps.exactly_once import CompletionLog
 from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
 from ps.manifest.table_spec import Admission
-from ps.server.lifecycle import ServerSettings
 from ps.tables import table as table_module
 from ps.tables.eviction import RowAges, oldest
 from ps.tables.quota import NoRoom

@@ -10,9 +10,8 @@ from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tfos.control.messages import RosterEntry
-from tfos.errors import SettingsError
+from tfos.errors import NoServersError, SettingsError
 from tfos.failure import NodeId
-from tfos.node.errors import NoServersError
 from tfos.node.spec import ChildSpec, Executor, NodeBundle, NodeSettings
 from tfos.worker.context import NodeContext
 from tfos.worker.micro_batches import MicroBatches

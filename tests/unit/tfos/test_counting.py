@@ -15,8 +15,7 @@ from feeding.reading.splits import Split
 from ps.client.client import PSClient
 from ps.errors import RequestTimeout
 from tests.ps_bed import cluster, run_all, succeeded
-from tfos.errors import SettingsError
-from tfos.node.errors import NoServersError
+from tfos.errors import NoServersError, SettingsError
 from tfos.reading.reading import Reading
 from tfos.reading.row_counts import counted
 
@@ -107,7 +106,7 @@ def test_a_worker_that_does_not_come_is_named_and_one_that_has_finished_is_repla
 def test_without_servers_each_worker_counts_all_and_the_shares_are_equal(lines, num_workers):
     shares = []
     for rank in range(num_workers):
-        rows = Reading(Worker(rank, num_workers)).text(lines)  # type: ignore[arg-type]
+        rows = Reading(Worker(rank, num_workers)).text(lines)
         batches = rows.shuffled(3, 50).equal_steps().batches(7)
         shares.append([len(batch["value"].tolist()) for batch in batches])  # type: ignore[union-attr]
     assert [sum(share) for share in shares] == [300 // num_workers] * num_workers

@@ -4,8 +4,7 @@ import signal
 
 import pytest
 
-from tfos.node.failure import describe_exit, fatal_dump, user_traceback
-from tfos.node.supervisor.children import Exit
+from tfos.node.failure import Exit, describe_exit, fatal_dump, user_traceback
 
 
 @pytest.mark.parametrize(

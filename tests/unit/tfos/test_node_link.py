@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from tfos.control import messages
+from tfos.errors import LinkError
 from tfos.node.child_link import MAX_MESSAGE_BYTES, ChildLink, FromChild, Progress, Raised
-from tfos.node.errors import LinkError
 
 
 @pytest.fixture

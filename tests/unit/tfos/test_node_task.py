@@ -3,8 +3,8 @@
 import cloudpickle
 import pytest
 
+from tfos.errors import NodeStartError
 from tfos.node import task
-from tfos.node.errors import NodeStartError
 from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask, find_executor
 

@@ -20,15 +20,14 @@ from typing import Any, Protocol
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
+from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
 from feeding.reading.positions import Position
-from feeding.receiver.batch_reader import Batch, BatchReader
+from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.epoch_rows import Receipt
-from feeding.receiver.feed_queue import EpochEnd, FeedEnd
-from tfos.errors import SettingsError, UnsupportedError
+from tfos.errors import FeedEndedWarning, SettingsError, UnsupportedError
 from tfos.keras.data.columns import Dtypes, RowMapper, Selector
 from tfos.keras.data.epoch_length import EpochLength
 from tfos.keras.data.prefetch import Prefetcher
-from tfos.keras.errors import FeedEndedWarning
 from tfos.keras.protocols import WorkerContext
 
 PREFETCHED_BATCHES = 3

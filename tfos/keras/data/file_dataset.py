@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from feeding.columnar.batch import BatchColumn, EpochEnd, Ragged
 from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.reading.positions import Position
 from feeding.reading.reader import DirectReader
-from feeding.receiver.batch_reader import BatchColumn, Ragged
-from feeding.receiver.feed_queue import EpochEnd
 from tfos.keras.data.dataset import BatchDataset, Ready
 
 

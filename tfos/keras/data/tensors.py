@@ -12,7 +12,7 @@ import keras
 import msgspec
 from keras import tree
 
-from tfos.keras.errors import UnsupportedModel
+from tfos.errors import UnsupportedModel
 
 
 class Input(msgspec.Struct, frozen=True, tag=True):

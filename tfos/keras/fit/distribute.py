@@ -21,11 +21,10 @@ from typing import Any, Literal
 import keras
 
 from ps.compression.format import Compression
-from tfos.errors import SettingsError
+from tfos.errors import FeedEndedWarning, NotCompiled, SettingsError, UnsupportedModel
 from tfos.keras.data import tensors
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import AllEpochs
-from tfos.keras.errors import FeedEndedWarning, NotCompiled, UnsupportedModel
 from tfos.keras.fit import validation
 from tfos.keras.fit.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded
 from tfos.keras.protocols import WorkerContext
@@ -193,7 +192,7 @@ def _fit(model: Any, exchange: PSTrainer) -> Callable[..., Any]:
         validation.check(arguments)
         name = f"fit/{next(fits)}"
         passes = validation.ValidationPasses(exchange, arguments, name)
-        exchange.validation = passes
+        exchange.begin_validation = passes.begin
         before = BeforeCallbacks(exchange, dataset, passes, name)
         after = AfterCallbacks(exchange, name)
         if isinstance(dataset, BatchDataset):
@@ -222,7 +221,7 @@ def _fit(model: Any, exchange: PSTrainer) -> Callable[..., Any]:
         finally:
             exchange.is_between_epochs = False
             exchange.places.forget()
-            exchange.validation = None
+            exchange.begin_validation = None
 
     return fit
 
@@ -283,8 +282,8 @@ def _pulling(original: Callable[..., Any], exchange: PSTrainer) -> Callable[...,
     def pulling(*args: Any, **kwargs: Any) -> Any:
         if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
             exchange.attach_without_batch()
-            if exchange.validation is not None:
-                exchange.validation.begin()
+            if exchange.begin_validation is not None:
+                exchange.begin_validation()
         if not exchange.is_between_epochs:
             exchange.pull()
         return original(*args, **kwargs)

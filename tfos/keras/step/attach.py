@@ -12,42 +12,40 @@ Covers: the comparison of two manifests, and its sentences.      Does not: fetch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ps.errors import WorkerLost
 from ps.manifest.manifest import Manifest
-from tfos.keras.errors import UnsupportedModel
-
-if TYPE_CHECKING:
-    from tfos.keras.step.trainer import PSTrainer
+from tfos.errors import UnsupportedModel
 
 PIECE_BYTES = 1 << 20
 """Most bytes of one meeting's value."""
 
 
-def share(exchange: PSTrainer, weights: Sequence[Any], *, seeds: bool) -> None:
+def share(
+    rendezvous: Callable[[str, bytes], dict[int, bytes]], weights: Sequence[Any], *, seeds: bool
+) -> None:
     """Give the seeder's frozen weights to the other workers.
 
     Args:
-        exchange: the model's traffic; all workers call this at the same point.
+        rendezvous: brings a value under a key and returns all workers' values by rank; all workers
+            call this at the same point.
         weights: the frozen Keras variables, in the same order everywhere.
         seeds: whether this worker's weights count.
 
     Raises:
         WorkerLost: the seeder is gone.
     """
-    if exchange.ctx.num_workers == 1:
-        return
     for position, variable in enumerate(weights):
         own = np.ascontiguousarray(variable.numpy())
         data = own.reshape(-1).view(np.uint8)
         received = np.empty_like(data)
         for start in range(0, data.size, PIECE_BYTES):
             piece = data[start : start + PIECE_BYTES].tobytes() if seeds else b""
-            answers = exchange.rendezvous(f"frozen/{position}/{start}", piece)
+            answers = rendezvous(f"frozen/{position}/{start}", piece)
             given = next((value for value in answers.values() if value), b"")
             if not given:  # and no StopIteration, which Keras takes for the end of the data
                 raise _nobody_gave(variable.path)

@@ -15,7 +15,7 @@ import keras
 import msgspec
 
 from ps.manifest import manifest
-from tfos.keras.errors import UnsupportedOptimizer
+from tfos.errors import UnsupportedOptimizer
 
 SUPPORTED = (
     "SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, Adamax, Nadam, Ftrl, Lion, with all their "

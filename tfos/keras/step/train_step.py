@@ -20,7 +20,7 @@ from typing import Any
 
 from keras import tree
 
-from tfos.keras.errors import UnsupportedModel, VariablesChanged
+from tfos.errors import UnsupportedModel, VariablesChanged
 from tfos.keras.step import optimizers
 from tfos.keras.step.accumulation import Accumulator
 from tfos.keras.step.variables import Variables

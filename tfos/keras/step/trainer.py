@@ -24,29 +24,25 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ps.errors import NonFiniteGradient
 from ps.manifest.manifest import Hyper
 from ps.metadata import AttachedMetadata
+from tfos.errors import UnsupportedModel
 from tfos.keras.data import tensors
-from tfos.keras.errors import UnsupportedModel
 from tfos.keras.protocols import WorkerContext
-from tfos.keras.step import attach as frozen
 from tfos.keras.step import optimizers, variables
-from tfos.keras.step.attach import check_same
+from tfos.keras.step.attach import check_same, share
 from tfos.keras.step.pipeline import InFlight
 from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.replica import Averages, Received, Replica
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.train_step import GradientStep, StepOutput
-
-if TYPE_CHECKING:
-    from tfos.keras.fit.validation import ValidationPasses
 
 PARTS = ("compute", "feed", "pull", "push")
 
@@ -103,7 +99,7 @@ class PSTrainer:
         clock: updates of the servers that the local variables contain.
         is_between_epochs: nobody trains, and the variables are the servers' newest or what
             callbacks have made of them, which is not to be overwritten.
-        validation: of the `fit` that runs.
+        begin_validation: what the running `fit` does before it validates.
         times: where this worker's time goes.
         places: what is noted of where the data is.
     """
@@ -121,7 +117,7 @@ class PSTrainer:
         self._rows_waiting = 0
         self.assigned = False
         self.is_between_epochs = False
-        self.validation: ValidationPasses | None = None
+        self.begin_validation: Callable[[], None] | None = None
         self._client = ctx.ps_client()
         self._member = True
         self._build_meetings = 0
@@ -176,7 +172,8 @@ class PSTrainer:
             self._client.seed(manifest, {group.name: group.values() for group in found.groups})
         adopted = self._client.attach(timeout_s=ATTACH_TIMEOUT_S)
         check_same(manifest, adopted)
-        frozen.share(self, found.frozen, seeds=seeds)
+        if self.ctx.num_workers > 1:
+            share(self.rendezvous, found.frozen, seeds=seeds)
         if self.waits:
             self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
         self._variables = found

@@ -24,7 +24,7 @@ import numpy as np
 
 from ps.compression.format import Compression
 from ps.manifest.manifest import Average, Consistency, GroupSpec, Manifest, ParamSpec
-from tfos.keras.errors import UnsupportedModel, VariablesChanged
+from tfos.errors import UnsupportedModel, VariablesChanged
 from tfos.keras.step import optimizers
 
 MASTER_DTYPES = {

@@ -14,21 +14,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from tfos.node import bootstrap, procfs
 from tfos.node.child_link import ChildLink, FromChild
+from tfos.node.failure import Exit
 from tfos.node.spec import SupervisorSpec
 
 _READ_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a process ended; exactly one of the two is set."""
-
-    exit_code: int | None
-    signal_number: int | None
 
 
 class Child:

@@ -24,10 +24,11 @@ from rpc import endpoint
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import messages
 from tfos.control.client import ControlClient
+from tfos.errors import LinkError
 from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.node import failure, procfs
 from tfos.node.child_link import FromChild, Progress, Raised
-from tfos.node.errors import LinkError
+from tfos.node.failure import Exit
 from tfos.node.spec import ChildSpec, NodeStatus, State, SupervisorSpec
 from tfos.node.supervisor import children, tensorboard
 from tfos.node.supervisor.event_loop import EventLoop
@@ -315,7 +316,7 @@ class Supervisor:
         self._restarts.repeat_orders(self._tell_child)
 
     def _failure_of(self, child: children.Child) -> NodeFailure:
-        how = child.reap() or children.Exit(None, None)
+        how = child.reap() or Exit(None, None)
         if self._raised is not None:
             return failure.raised(self._failure("", ""), self._raised)
         text = failure.describe_exit(how, oom_kills=procfs.oom_kills() - self._oom_kills)

@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 
 from feeding.arrow.arrays import DTYPES, LISTS, TEXTS, bounds, numbers, plain
 from feeding.arrow.spark_vectors import is_vector, spread
+from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.columnar.chunk import Array
 from feeding.columnar.schema import ColumnSpec
 from feeding.errors import DataError, FeedSettingsError
-from feeding.receiver.batch_reader import BatchColumn, Ragged
 
 _REFUSED = (
     "is {type}; a column is numbers, text, binary, dates, timestamps, decimals, vectors or lists "
@@ -248,3 +248,8 @@ def first_null(array: pa.Array) -> int:
 
 def _pass_nulls(name: str) -> str:
     return f"pass nulls={{{name!r}: value}} to replace it, or filter such rows out"
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of an error of pyarrow, which may have several lines."""
+    return " ".join(str(error).split())[:400]

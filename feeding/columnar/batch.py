@@ -1,0 +1,74 @@
+"""What a reader hands to training: batches of columns, and the ends of epochs and feeds.
+
+Covers: Batch, Ragged, EpochEnd, FeedEnd, the check of a batch size.
+Does not: make batches (feeding.receiver.batch_reader, feeding.reading.reader).      Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feeding.columnar.chunk import Array
+from feeding.columnar.schema import Schema
+from feeding.errors import FeedSettingsError
+
+
+def check_batch_size(value: object) -> int:
+    """Return a batch size as an int.
+
+    Raises:
+        FeedSettingsError: it is no int >= 1.
+    """
+    if not isinstance(value, bool) and isinstance(value, int | np.integer) and value >= 1:
+        return int(value)
+    raise FeedSettingsError(
+        f"batch_size must be an int >= 1, got {value!r} ({type(value).__name__})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of differing lengths: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: Array
+    offsets: Array
+
+
+BatchColumn = Array | Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive rows as columns. Arrays may be read-only views; copy before changing them."""
+
+    num_rows: int
+    schema: Schema
+    arrays: tuple[BatchColumn, ...]
+    position: Any = None
+    """Where a reader of files is after it: a token of the reader that made the batch."""
+    receipt: Any = ()
+    """Which rows of a feed these are: a token of the feed's queue."""
+
+    @property
+    def columns(self) -> dict[str, BatchColumn]:
+        """Arrays by column name."""
+        return dict(zip(self.schema.names, self.arrays, strict=True))
+
+    def nest(self) -> Any:
+        """Return the arrays arranged as a row is: an array, tuple or dict of arrays."""
+        return self.schema.nest(self.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """All rows of this epoch were handed out."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEnd:
+    """No row will ever come again."""

@@ -1,0 +1,34 @@
+"""Settings of one server.
+
+Covers: ServerSettings.      Does not: what the model says (ps.manifest).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ps.consistency.policy import OnLost
+from ps.errors import PSSettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How one server stands in its cluster."""
+
+    rank: int
+    num_servers: int
+    num_workers: int
+    """Workers 0..num_workers-1; the sync barrier waits for all of them from the start."""
+    on_lost: OnLost = "fail"
+    """What a lost worker does to a sync barrier: end the training typed, or go on without it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_servers:
+            raise PSSettingsError(
+                f"rank must be in 0..{self.num_servers - 1} (num_servers={self.num_servers}), "
+                f"got {self.rank}"
+            )
+        if self.num_workers < 1:
+            raise PSSettingsError(f"num_workers must be at least 1, got {self.num_workers}")
+        if self.on_lost not in ("fail", "continue"):
+            raise PSSettingsError(f"on_lost must be 'fail' or 'continue', got {self.on_lost!r}")

@@ -1,0 +1,22 @@
+"""What reading needs from the worker's context (tfos.worker.context).
+
+Covers: the protocol alone.      Does not: implement anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class ReadingContext(Protocol):
+    """The part of `NodeContext` that this package uses."""
+
+    rank: int
+    num_workers: int
+    is_chief: bool
+
+    def ps_client(self) -> Any:
+        """The process's `PSClient`."""
+
+    def absolute_path(self, path: str) -> str:
+        """A path as every node of the cluster means it."""
