@@ -24,10 +24,8 @@ from typing import Literal
 
 import numpy as np
 
-from ps.client.client import PSClient
-from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
-from rpc.auth.handshake import Credentials, Identity, Role
-from rpc.endpoint import Endpoint
+from ps import GroupSpec, Hyper, Manifest, ParamSpec, PSClient, rules
+from rpc import Credentials, Endpoint, Identity, Role
 
 NUM_SERVERS = 2
 NUM_WORKERS = 2
@@ -39,7 +37,7 @@ CHILD_TIMEOUT_S = 120.0
 
 def manifest_of(consistency: Literal["async", "sync", "ssp"]) -> Manifest:
     params = (ParamSpec("kernel", (NUM_FEATURES,)), ParamSpec("bias", (1,)))
-    group = GroupSpec("trainable", "float32", SGD(), params)
+    group = GroupSpec("trainable", "float32", rules.SGD(), params)
     # Buckets of 64 bytes, so that even these 21 numbers are spread over both servers.
     bound = 2 if consistency == "ssp" else 0  # steps that one worker may be ahead
     return Manifest(

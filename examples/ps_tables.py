@@ -13,19 +13,16 @@ import threading
 
 import numpy as np
 
-from ps.client.client import PSClient
-from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
-from ps.manifest.table_spec import RandomNormal
-from ps.server.server import PSServer, ServerSettings
-from rpc.auth.handshake import Credentials, Identity, Role
+from ps import Hyper, Manifest, PSClient, PSServer, ServerSettings, TableSpec, initializers, rules
+from rpc import Credentials, Identity, Role
 
 NUM_WORKERS, NUM_SERVERS, STEPS, BATCH = 2, 2, 200, 512
-FACTORS = RandomNormal(stddev=0.5)
+FACTORS = initializers.RandomNormal(stddev=0.5)
 MANIFEST = Manifest(
     groups=(),
     tables=(
-        TableSpec(name="user", dim=4, rule=Adagrad(), initializer=FACTORS, id_kind="uint64"),
-        TableSpec(name="item", dim=4, rule=Adagrad(), initializer=FACTORS, max_rows=10_000),
+        TableSpec(name="user", dim=4, rule=rules.Adagrad(), initializer=FACTORS, id_kind="uint64"),
+        TableSpec(name="item", dim=4, rule=rules.Adagrad(), initializer=FACTORS, max_rows=10_000),
     ),
 )
 RATE = Hyper(learning_rate=0.2)

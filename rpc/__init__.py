@@ -1,1 +1,50 @@
-"""Direct tensor RPC: authenticated frames over TCP, Unix sockets and an in-process twin."""
+"""Direct tensor RPC: authenticated frames over TCP, Unix sockets, shared memory and TLS.
+
+Covers: the names that programs import. They load on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rpc import errors as errors
+    from rpc.auth.handshake import Credentials, Identity, Role
+    from rpc.endpoint import Endpoint
+    from rpc.errors import RpcError, TFOSError
+
+__all__ = [
+    "Credentials",
+    "Endpoint",
+    "Identity",
+    "Role",
+    "RpcError",
+    "TFOSError",
+    "errors",
+]
+
+_HOMES = {
+    "Credentials": "rpc.auth.handshake",
+    "Endpoint": "rpc.endpoint",
+    "Identity": "rpc.auth.handshake",
+    "Role": "rpc.auth.handshake",
+    "RpcError": "rpc.errors",
+    "TFOSError": "rpc.errors",
+}
+_MODULES = {
+    "errors": "rpc.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module on first use."""
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -25,7 +25,7 @@ import numpy as np
 
 from ps.client import channel, client, fan_out
 from ps.client.client import PSClient
-from ps.client.lookup_batch import LookupBatch
+from ps.client.lookup_batch import TrainingBatch
 from ps.config import ServerSettings
 from ps.consistency import gate
 from ps.errors import WorkerLost
@@ -255,7 +255,7 @@ class Simulation:
             client.rendezvous("end", b"", timeout_s=TIMEOUT_S)
         client.finish()
 
-    def _look_up(self, client: PSClient, worker: Worker) -> LookupBatch:
+    def _look_up(self, client: PSClient, worker: Worker) -> TrainingBatch:
         """In hybrid with one permit this waits for ever if an earlier one was lost on the way."""
         batch = client.tables.batch({"user": ids_of(worker.rank)})
         seen = batch.rows["user"]
@@ -264,7 +264,7 @@ class Simulation:
         )
         return batch
 
-    def _push_rows(self, batch: LookupBatch, worker: Worker, dice: random.Random) -> None:
+    def _push_rows(self, batch: TrainingBatch, worker: Worker, dice: random.Random) -> None:
         if dice.random() < 0.1:
             batch.close()
             return

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.manifest.initializer_spec import Constant
 from ps.manifest.manifest import Add, Manifest, TableSpec
 from ps.manifest.rule_spec import RuleConfig
-from ps.manifest.table_spec import Constant
 from ps.optim import kernels
 from ps.tables import kernels as table_kernels
 from tests.ps_bed import make_manifest

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 
 import pytest
 
 import tfos
+import tfos.errors
 
 RUN = {
     "num_ps": inspect.Parameter.empty,
@@ -34,6 +36,29 @@ def _defaults(method):
 def test_everything_that_is_offered_exists():
     assert {"TFCluster", "InputMode"} <= set(tfos.__all__)
     assert not [name for name in tfos.__all__ if not hasattr(tfos, name)]
+
+
+@pytest.mark.parametrize("room", ["ps", "rpc", "feeding"])
+def test_a_room_offers_its_names_by_itself(room):
+    module = importlib.import_module(room)
+    assert not [name for name in module.__all__ if not hasattr(module, name)]
+
+
+def test_every_error_is_in_one_tree_that_tfos_errors_shows():
+    homes = ("rpc.errors", "ps.errors", "feeding.errors", "tfos.errors")
+    kinds = {
+        kind
+        for home in map(importlib.import_module, homes)
+        for kind in vars(home).values()
+        if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ in homes
+    }
+    outside = {tfos.errors.RemoteTraceback, tfos.errors.FeedEndedWarning}
+    assert not [kind for kind in kinds - outside if not issubclass(kind, tfos.errors.TFOSError)]
+    assert {kind.__name__ for kind in kinds} <= set(tfos.errors.__all__)
+    settings = [kind for kind in kinds if kind.__name__.endswith("SettingsError")]
+    assert len(settings) == 3
+    assert all(issubclass(kind, tfos.errors.SettingsError) for kind in settings)
+    assert issubclass(tfos.errors.SettingsError, ValueError)
 
 
 def test_run_takes_the_known_keywords_in_their_order():

@@ -31,7 +31,7 @@ from feeding.receiver.epoch_rows import INFERENCE, Receipt, RowSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ChunkRows:
     """Rows `start` to `stop` of a chunk."""
 
     chunk: Chunk
@@ -49,7 +49,7 @@ class Slice:
         return self.chunk.meta.last_in_partition and self.stop == self.chunk.num_rows
 
 
-def receipt_of(slices: Iterable[Slice]) -> Receipt:
+def receipt_of(slices: Iterable[ChunkRows]) -> Receipt:
     """Return which rows a batch of these slices holds; neighbours become one piece."""
     pieces: list[RowSpan] = []
     for part in slices:
@@ -73,7 +73,7 @@ class Cursor:
 
     def next(
         self, most_rows: int, timeout_s: float | None = None, *, session: int = 0
-    ) -> Slice | EpochEnd | FeedEnd:
+    ) -> ChunkRows | EpochEnd | FeedEnd:
         """Return at most so many rows of one chunk; no rows if it only ends a partition.
 
         `session` fills up a batch of inference rows, which are of one session only.
@@ -89,7 +89,7 @@ class Cursor:
         if stop == chunk.num_rows:
             self._chunk = None
         self._channel.count_taken(chunk, stop - start)
-        return Slice(chunk, start, stop)
+        return ChunkRows(chunk, start, stop)
 
     def discard(self) -> None:
         """Forget the rows of the chunk under way."""
@@ -161,13 +161,13 @@ class BatchReader:
             SchemaError: rows do not fit the dtypes asked for or the rows before them.
             FeedTimeout, FeedClosed: as FeedChannel.take.
         """
-        slices: list[Slice] = []
+        slices: list[ChunkRows] = []
         missing = check_batch_size(batch_size)
         if not self.reads_ahead:
             self.settle()
         while missing and self._end is None:
             item = self._cursor.next(missing, timeout_s)
-            if not isinstance(item, Slice):
+            if not isinstance(item, ChunkRows):
                 self._end = item
             elif item.num_rows:
                 slices.append(item)
@@ -219,7 +219,7 @@ class BatchReader:
         _check_cast(spec, asked, self._feed)
         return ColumnSpec(spec.name, spec.kind, spec.value, asked, spec.shape)
 
-    def assemble(self, slices: list[Slice]) -> Batch:
+    def assemble(self, slices: list[ChunkRows]) -> Batch:
         """Return these slices (at least one) as one batch.
 
         Raises:
@@ -292,7 +292,7 @@ def _check_cast(spec: ColumnSpec, dtype: str, feed: str) -> None:
     )
 
 
-def _column(slices: list[Slice], index: int, spec: ColumnSpec, feed: str) -> BatchColumn:
+def _column(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) -> BatchColumn:
     if spec.kind == "tensor":
         return _tensor(slices, index, spec, feed)
     if spec.kind == "ragged":
@@ -307,7 +307,7 @@ def _column(slices: list[Slice], index: int, spec: ColumnSpec, feed: str) -> Bat
     return array
 
 
-def _tensor(slices: list[Slice], index: int, spec: ColumnSpec, feed: str) -> Array:
+def _tensor(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) -> Array:
     dtype = np.dtype(spec.dtype)
     parts = [part.chunk.columns[index].values[part.start : part.stop] for part in slices]
     for part in parts:
@@ -322,7 +322,7 @@ def _tensor(slices: list[Slice], index: int, spec: ColumnSpec, feed: str) -> Arr
     return out
 
 
-def _ragged(slices: list[Slice], index: int, spec: ColumnSpec, feed: str) -> Ragged:
+def _ragged(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) -> Ragged:
     dtype = np.dtype(spec.dtype)
     rows: list[Array] = []
     for part in slices:

@@ -14,7 +14,7 @@ from feeding.columnar.batch import EpochEnd, check_batch_size
 from feeding.columnar.rows import column_values, rows_of
 from feeding.encode.arrays import columns_of
 from feeding.errors import SchemaError
-from feeding.receiver.batch_reader import BatchReader, Cursor, Slice, receipt_of
+from feeding.receiver.batch_reader import BatchReader, ChunkRows, Cursor, receipt_of
 from feeding.receiver.channel import FeedChannel
 
 
@@ -131,17 +131,17 @@ class DataFeed:
         self.done_feeding = True
         self._channel.drain(self.qname_in)
 
-    def _take(self, batch_size: int) -> list[Slice]:
+    def _take(self, batch_size: int) -> list[ChunkRows]:
         """Take rows from the feed up to where their batch ends."""
         missing = check_batch_size(batch_size)
         self._channel.begin_batch(self.qname_in)
         self._channel.settle(self.qname_in)
-        slices: list[Slice] = []
+        slices: list[ChunkRows] = []
         ended: int | None = None
         while missing and not self.done_feeding:
             session = slices[0].chunk.meta.session if slices else 0
             item = self._cursor.next(missing, session=session)
-            if isinstance(item, Slice):
+            if isinstance(item, ChunkRows):
                 if item.num_rows:
                     slices.append(item)
                     missing -= item.num_rows
@@ -159,11 +159,11 @@ class DataFeed:
             self._channel.settle(self.qname_in, keep=1, ended=ended)
         return slices
 
-    def _ends_batch(self, item: Slice) -> bool:
+    def _ends_batch(self, item: ChunkRows) -> bool:
         inference = item.chunk.meta.mode == "inference"
         return item.ends_partition and (inference or not self.train_mode)
 
-    def _append_columns(self, batch: dict[str, list[Any]], part: Slice) -> None:
+    def _append_columns(self, batch: dict[str, list[Any]], part: ChunkRows) -> None:
         """Add a slice's columns: by name where the rows have names, else by position."""
         mapping = self._mapping or {}
         layout, names = part.chunk.meta.schema.layout, part.chunk.meta.schema.names

@@ -49,7 +49,7 @@ class OpenBatches:
 Push = Callable[[Mapping[str, tuple[Any, Array]], Hyper, BatchName | None], Ack]
 
 
-class LookupBatch:
+class TrainingBatch:
     """Rows to train on; leave its `with` block, or close it, so that the next one may begin.
 
     Attributes:
@@ -72,7 +72,7 @@ class LookupBatch:
         self._on_over = on_over
         self._is_over = False
 
-    def __enter__(self) -> LookupBatch:
+    def __enter__(self) -> TrainingBatch:
         return self
 
     def __exit__(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ps.client.channel import Channel, OutgoingCall
-from ps.client.lookup_batch import LookupBatch, OpenBatches
+from ps.client.lookup_batch import OpenBatches, TrainingBatch
 from ps.client.server_group import ServerGroup, joined
 from ps.errors import ManifestMismatch, ServerPhaseError, ShapeError
 from ps.manifest.manifest import Hyper, Manifest
@@ -102,7 +102,7 @@ class TableClient:
 
     def batch(
         self, ids: Mapping[str, ArrayLike | RoutedIds], *, timeout_s: float | None = None
-    ) -> LookupBatch:
+    ) -> TrainingBatch:
         """Look rows up to train on them: `with tables.batch(ids) as batch: ... batch.push(...)`.
 
         In hybrid it waits while this worker has `staleness_bound` batches under way; another thread
@@ -116,7 +116,7 @@ class TableClient:
         """
         routed = self._routed(ids)
         if not self._has_permits:
-            return LookupBatch(routed, self.lookup(routed), self._push)
+            return TrainingBatch(routed, self.lookup(routed), self._push)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         lane = self._fleet.lane()
         with self._lane_lock:
@@ -135,7 +135,7 @@ class TableClient:
                 self._batches.end(number)
                 raise
         name = BatchName(lane.session, number)
-        return LookupBatch(routed, rows, self._push, name, lambda: self._batches.end(number))
+        return TrainingBatch(routed, rows, self._push, name, lambda: self._batches.end(number))
 
     def push(
         self, grads: Mapping[str, tuple[ArrayLike | RoutedIds, Array]], *, hyper: Hyper

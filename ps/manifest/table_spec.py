@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from ps.errors import PSSettingsError
+from ps.manifest.initializer_spec import Initializer, RandomNormal, RandomUniform, TruncatedNormal
 from ps.manifest.limits import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.manifest.rule_spec import Adam, Adamax, Average, Descent, RuleConfig
 
@@ -22,63 +23,6 @@ MAX_SEGMENTS = 256
 MAX_INT64 = 2**63 - 1
 MAX_UINT64 = 2**64 - 1
 
-
-def _check_finite(name: str, **settings: float) -> None:
-    for setting, value in settings.items():
-        if not abs(value) <= MAX_SCALAR:  # also true for NaN
-            raise PSSettingsError(f"{name}: {setting} must be finite in float32, got {value!r}")
-
-
-class Constant(msgspec.Struct, frozen=True, tag_field="initializer", tag="constant"):
-    """Every number is `value`; Keras's Constant, and Zeros and Ones with 0 and 1."""
-
-    value: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_finite("Constant", value=self.value)
-
-
-class RandomUniform(msgspec.Struct, frozen=True, tag_field="initializer", tag="uniform"):
-    """Uniform in [minval, maxval); the default of Keras's Embedding."""
-
-    minval: float = -0.05
-    maxval: float = 0.05
-
-    def __post_init__(self) -> None:
-        _check_finite("RandomUniform", minval=self.minval, maxval=self.maxval)
-        if self.minval > self.maxval:
-            raise PSSettingsError(
-                f"RandomUniform: minval {self.minval} is above maxval {self.maxval}"
-            )
-
-
-class RandomNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag="normal"):
-    """Normal with this mean and standard deviation."""
-
-    mean: float = 0.0
-    stddev: float = 0.05
-
-    def __post_init__(self) -> None:
-        _check_normal("RandomNormal", self.mean, self.stddev)
-
-
-class TruncatedNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag="truncated"):
-    """Normal without what lies more than two standard deviations from the mean."""
-
-    mean: float = 0.0
-    stddev: float = 0.05
-
-    def __post_init__(self) -> None:
-        _check_normal("TruncatedNormal", self.mean, self.stddev)
-
-
-def _check_normal(name: str, mean: float, stddev: float) -> None:
-    _check_finite(name, mean=mean, stddev=stddev)
-    if stddev < 0:
-        raise PSSettingsError(f"{name}: stddev must be >= 0, got {stddev!r}")
-
-
-Initializer = Constant | RandomUniform | RandomNormal | TruncatedNormal
 
 _STDDEV_OF_TRUNCATED = 0.87962566103423978
 """Standard deviation of the unit normal cut at two: Keras divides by it, too."""

@@ -19,7 +19,7 @@ import numpy as np
 from numba import types
 
 from ps.jit.cache import inlined, kernel
-from ps.manifest.table_spec import Constant, Initializer, RandomUniform, TruncatedNormal
+from ps.manifest.initializer_spec import Constant, Initializer, RandomUniform, TruncatedNormal
 from ps.tables.hash_index import mix
 
 Array = np.ndarray[Any, Any]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ps.client.client import PSClient
+from ps.manifest.initializer_spec import Constant
 from ps.manifest.manifest import SGD, Add, GroupSpec, Hyper, Manifest, ParamSpec, TableSpec
-from ps.manifest.table_spec import Constant
 from tests.ps_bed import cluster, make_manifest, run_all, succeeded
 from tests.tables_bed import table_kernels_loaded
 

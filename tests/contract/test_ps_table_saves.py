@@ -18,8 +18,9 @@ from ps.cli import checkpoints
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError
+from ps.manifest.initializer_spec import RandomNormal
 from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper, Manifest, RowWiseAdagrad
-from ps.manifest.table_spec import Admission, RandomNormal
+from ps.manifest.table_spec import Admission
 from ps.server.server import PSServer, ServerSettings
 from tests.ps_bed import cluster, filled
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables

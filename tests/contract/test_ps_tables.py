@@ -21,8 +21,9 @@ from ps.errors import (
     StaleIncarnation,
     TableFull,
 )
+from ps.manifest.initializer_spec import RandomNormal
 from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper, Manifest, Nadam, TableSpec
-from ps.manifest.table_spec import Admission, RandomNormal
+from ps.manifest.table_spec import Admission
 from ps.tables.ids import as_bits, from_bits
 from tests.ps_bed import ADD, Cluster, cluster, filled, make_manifest, run_all, succeeded
 from tests.tables_bed import ones, table, table_kernels_loaded, with_tables

@@ -34,7 +34,7 @@ from ps.client.saver import SaveOptions
 from ps.manifest.manifest import Adagrad, Adam, GroupSpec, Hyper, Manifest, ParamSpec, TableSpec
 from rpc.auth.handshake import Identity, Role
 from tfos.bench.harness import Bench, Figure, timed
-from tfos.bench.servers import ServerGroup, served, server_group
+from tfos.bench.servers import BenchServers, served, server_group
 
 DIM = 16
 REPEATS = 5
@@ -115,7 +115,7 @@ class _Part(NamedTuple):
         return self.seconds / self.steps
 
 
-def _member(group: ServerGroup, role: Role) -> PSClient:
+def _member(group: BenchServers, role: Role) -> PSClient:
     return PSClient(group.endpoints, group.credentials, Identity(role, 0), num_workers=1)
 
 

@@ -27,7 +27,7 @@ from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import Connection, connect
 from tfos.bench.dense import GROUP, manifest
 from tfos.bench.harness import Bench, Figure, timed
-from tfos.bench.servers import Protection, ServerGroup, server_group
+from tfos.bench.servers import BenchServers, Protection, server_group
 
 NUM_IDLE, NUM_ACTIVE = 256, 16
 CALLS_EACH = 400
@@ -48,7 +48,7 @@ def p99_ms(pool: ThreadPoolExecutor, clients: Sequence[PSClient], calls_each: in
     return seconds[math.ceil(0.99 * len(seconds)) - 1] * 1e3
 
 
-def connected(pool: ThreadPoolExecutor, group: ServerGroup, count: int) -> list[Connection]:
+def connected(pool: ThreadPoolExecutor, group: BenchServers, count: int) -> list[Connection]:
     """Return so many connections that carry no calls."""
 
     def come(index: int) -> Connection:

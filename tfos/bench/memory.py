@@ -26,7 +26,7 @@ from ps.optim.rules import rule_of
 from rpc.auth.handshake import Identity, Role
 from tfos.bench.dense import GROUP, HYPER, MIB, manifest
 from tfos.bench.harness import Bench, Figure
-from tfos.bench.servers import ServerGroup, server_group
+from tfos.bench.servers import BenchServers, server_group
 
 MB = 1e6
 SIZES_MIB = (16, 256)
@@ -37,7 +37,7 @@ PUSHES = 4
 AT_ONCE = 1 << 16
 FACTOR = 1.35
 BASE_BYTES = 220 * MB
-Report = Callable[[ServerGroup, RuleConfig, int, str], None]
+Report = Callable[[BenchServers, RuleConfig, int, str], None]
 REFERENCE = "1.35 x parameters x (1 + slots) + 220 MB"
 
 
@@ -78,11 +78,11 @@ def table(report: Report, rule: RuleConfig, num_rows: int) -> None:
         report(group, rule, num_rows * DIM * 4, what)
 
 
-def _worker(group: ServerGroup) -> PSClient:
+def _worker(group: BenchServers) -> PSClient:
     return PSClient(group.endpoints, group.credentials, Identity(Role.WORKER, 0), num_workers=1)
 
 
-def _report(bench: Bench, group: ServerGroup, rule: RuleConfig, held: int, what: str) -> None:
+def _report(bench: Bench, group: BenchServers, rule: RuleConfig, held: int, what: str) -> None:
     now, peak = resident_bytes(group.pids[0])
     slots = len(rule_of(rule).slot_starts)
     allowed = FACTOR * held * (1 + slots) + BASE_BYTES

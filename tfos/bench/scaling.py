@@ -29,7 +29,7 @@ from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Identity, Role
 from tfos.bench.harness import Bench, Figure
-from tfos.bench.servers import ServerGroup, server_group
+from tfos.bench.servers import BenchServers, server_group
 
 GROUP = "trainable"
 NUM_TENSORS = 8
@@ -60,7 +60,7 @@ class Work:
         return Manifest(groups=(group,), consistency=self.mode)
 
 
-def train(group: ServerGroup, work: Work, rank: int, answers: Any) -> None:
+def train(group: BenchServers, work: Work, rank: int, answers: Any) -> None:
     """Run one worker, in a process of its own; tells how long its steps took."""
     gradient = {GROUP: np.full(work.num_elements, 1e-3, np.float32)}
     values = {GROUP: np.zeros(work.num_elements, np.float32)}

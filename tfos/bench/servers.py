@@ -29,7 +29,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class ServerGroup:
+class BenchServers:
     """Servers of one cluster that run on this host."""
 
     endpoints: tuple[Endpoint, ...]
@@ -45,7 +45,7 @@ def server_group(
     unix: bool = False,
     protection: Protection = "header",
     arguments: Sequence[str] = (),
-) -> Iterator[ServerGroup]:
+) -> Iterator[BenchServers]:
     """Start servers on loopback and yield where they are; they end with the block.
 
     Args:
@@ -79,7 +79,7 @@ def server_group(
                 for rank in range(num_servers)
             ]
             endpoints = tuple(_announced(process) for process in places)
-            yield ServerGroup(endpoints, credentials, tuple(process.pid for process in places))
+            yield BenchServers(endpoints, credentials, tuple(process.pid for process in places))
 
 
 @contextlib.contextmanager

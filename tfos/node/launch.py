@@ -22,14 +22,14 @@ import msgspec
 
 from tfos.errors import NodeStartError
 from tfos.node import bootstrap
-from tfos.node.spec import NodeStatus, State, SupervisorSpec
+from tfos.node.spec import LaunchStatus, State, SupervisorSpec
 
 START_TIMEOUT_S = 60.0
 """From the start of the process to its first status: imports, TLS and registration."""
 _MAX_LAST_WORDS = 16 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
-_status_decoder = msgspec.json.Decoder(NodeStatus)
+_status_decoder = msgspec.json.Decoder(LaunchStatus)
 
 
 class SupervisorHandle:
@@ -40,7 +40,7 @@ class SupervisorHandle:
         self._errors = errors
         self._pending = b""
 
-    def wait(self, states: frozenset[State], timeout_s: float | None = None) -> NodeStatus | None:
+    def wait(self, states: frozenset[State], timeout_s: float | None = None) -> LaunchStatus | None:
         """Wait until the supervisor reports one of these states.
 
         Args:

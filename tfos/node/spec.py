@@ -121,7 +121,7 @@ class SupervisorSpec(msgspec.Struct, frozen=True):
     jvm_pidfd: int
     """Inherited; opened by the node task, whose JVM is certainly alive. -1: there is no JVM."""
     status_fd: int
-    """Inherited write end; the node task reads NodeStatus lines from the other."""
+    """Inherited write end; the node task reads LaunchStatus lines from the other."""
     hold_slot: bool
     sys_path: tuple[str, ...]
     skew: str = ""
@@ -158,7 +158,7 @@ class State(enum.StrEnum):
     """Everything that the supervisor started is gone; it exits now."""
 
 
-class NodeStatus(msgspec.Struct, frozen=True):
+class LaunchStatus(msgspec.Struct, frozen=True):
     """One line on the status pipe, JSON."""
 
     state: State

@@ -12,7 +12,7 @@ from feeding.columnar.rows import rows_of
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import LateChunk
-from feeding.receiver.batch_reader import Slice, receipt_of
+from feeding.receiver.batch_reader import ChunkRows, receipt_of
 from feeding.receiver.feed_queue import FeedQueue
 
 
@@ -42,7 +42,7 @@ def read(queue):
 
 def take(queue, item, num_rows=None):
     """Hand rows of a chunk to the trainer, as a batch."""
-    part = Slice(item, 0, item.num_rows if num_rows is None else num_rows)
+    part = ChunkRows(item, 0, item.num_rows if num_rows is None else num_rows)
     queue.count_taken(part.num_rows)
     queue.hand(receipt_of([part]))
 

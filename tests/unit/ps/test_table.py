@@ -8,8 +8,8 @@ import pytest
 from ps.checkpoint import snapshot
 from ps.checkpoint.snapshot import SegmentSnapshot
 from ps.errors import TableFull
+from ps.manifest.initializer_spec import RandomNormal
 from ps.manifest.manifest import Adagrad, Hyper
-from ps.manifest.table_spec import RandomNormal
 from ps.tables import eviction
 from ps.tables.routing import Router
 from ps.tables.rows import Dropped, RowBatch

@@ -7,13 +7,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from ps.manifest.table_spec import (
-    Constant,
-    RandomNormal,
-    RandomUniform,
-    TruncatedNormal,
-    variance_scaling,
-)
+from ps.manifest.initializer_spec import Constant, RandomNormal, RandomUniform, TruncatedNormal
+from ps.manifest.table_spec import variance_scaling
 from ps.tables import kernels
 from ps.tables.initializers import initialize, key_of, normal_quantile, recipe_of
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps.errors import IdError, TableFull
+from ps.manifest.initializer_spec import Constant, RandomUniform
 from ps.manifest.manifest import SGD
-from ps.manifest.table_spec import Admission, Constant, RandomUniform, TableSpec
+from ps.manifest.table_spec import Admission, TableSpec
 from ps.tables import kernels
 from ps.tables.quota import BESIDE_ROW_NBYTES, NoRoom, Quota
 from ps.tables.segment import Segment

@@ -29,7 +29,7 @@ from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.node import failure, procfs
 from tfos.node.child_link import FromChild, Progress, Raised
 from tfos.node.failure import Exit
-from tfos.node.spec import ChildSpec, NodeStatus, State, SupervisorSpec
+from tfos.node.spec import ChildSpec, LaunchStatus, State, SupervisorSpec
 from tfos.node.supervisor import children, tensorboard
 from tfos.node.supervisor.event_loop import EventLoop
 from tfos.node.supervisor.log_buffer import NodeLog
@@ -387,7 +387,7 @@ class Supervisor:
 
     def _write_status(self, state: State, reason: str = "") -> None:
         with contextlib.suppress(OSError):  # the node task may be gone
-            line = msgspec.json.encode(NodeStatus(state, reason)) + b"\n"
+            line = msgspec.json.encode(LaunchStatus(state, reason)) + b"\n"
             os.write(self._spec.status_fd, line)
 
 

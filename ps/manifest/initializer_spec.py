@@ -1,0 +1,69 @@
+"""How the first values of a table's row are drawn, as the manifest says it.
+
+Covers: the initializers that a TableSpec names.      Does not: draw (ps.tables.initializers).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ps.errors import PSSettingsError
+from ps.manifest.limits import MAX_SCALAR
+
+
+def _check_finite(name: str, **settings: float) -> None:
+    for setting, value in settings.items():
+        if not abs(value) <= MAX_SCALAR:  # also true for NaN
+            raise PSSettingsError(f"{name}: {setting} must be finite in float32, got {value!r}")
+
+
+class Constant(msgspec.Struct, frozen=True, tag_field="initializer", tag="constant"):
+    """Every number is `value`; Keras's Constant, and Zeros and Ones with 0 and 1."""
+
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_finite("Constant", value=self.value)
+
+
+class RandomUniform(msgspec.Struct, frozen=True, tag_field="initializer", tag="uniform"):
+    """Uniform in [minval, maxval); the default of Keras's Embedding."""
+
+    minval: float = -0.05
+    maxval: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check_finite("RandomUniform", minval=self.minval, maxval=self.maxval)
+        if self.minval > self.maxval:
+            raise PSSettingsError(
+                f"RandomUniform: minval {self.minval} is above maxval {self.maxval}"
+            )
+
+
+class RandomNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag="normal"):
+    """Normal with this mean and standard deviation."""
+
+    mean: float = 0.0
+    stddev: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check_normal("RandomNormal", self.mean, self.stddev)
+
+
+class TruncatedNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag="truncated"):
+    """Normal without what lies more than two standard deviations from the mean."""
+
+    mean: float = 0.0
+    stddev: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check_normal("TruncatedNormal", self.mean, self.stddev)
+
+
+def _check_normal(name: str, mean: float, stddev: float) -> None:
+    _check_finite(name, mean=mean, stddev=stddev)
+    if stddev < 0:
+        raise PSSettingsError(f"{name}: stddev must be >= 0, got {stddev!r}")
+
+
+Initializer = Constant | RandomUniform | RandomNormal | TruncatedNormal
