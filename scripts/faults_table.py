@@ -1,7 +1,8 @@
 """Fill the last column of docs/faults.md with the tests that carry each row's id.
 
-Run it after adding or moving a test with a `fault` or `attack` marker; `tests/test_docs.py` fails
-while the table and the tests differ. A new id needs a row first: this script invents no promises.
+Run it after adding or moving a test with a `fault` or `attack` marker.
+`tests/architecture/test_docs.py` fails while the table and the tests differ. A new id needs a row
+first: this script invents no promises.
 """
 
 from __future__ import annotations

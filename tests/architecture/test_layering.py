@@ -1,0 +1,368 @@
+"""The shape of the code is a rule: what rooms and packages may import, how large they may grow."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("rpc", "ps", "feeding", "tfos")
+NAMED_FOR_SPARK = "pyspark_tfrecord"  # one name that Spark looks for; no room
+MAY_IMPORT = {
+    "rpc": {"rpc", "msgspec", "numpy", "cryptography"},
+    "ps": {"ps", "rpc", "msgspec", "numpy", "numba", "llvmlite", "prometheus_client"},
+    "feeding": {
+        *("feeding", "rpc", "msgspec", "numpy", "numba", "llvmlite"),
+        *("fsspec", "hdfs_native", "pyarrow"),
+    },
+    "tfos": {
+        *(
+            "tfos",
+            "ps",
+            "feeding",
+            "rpc",
+            "msgspec",
+            "numpy",
+            "cloudpickle",
+            "cryptography",
+            "grpc",
+        ),
+        *("keras", "prometheus_client", "psutil", "pyarrow", "pyspark", "rich", "tensorboard"),
+        *("tensorflow", "typer"),
+    },
+}
+LEVELS = {
+    "rpc": (
+        ("endpoint", "errors", "histogram", "limits"),
+        ("auth",),
+        ("transport",),
+        ("http_page", "wire"),
+        ("client", "server"),
+    ),
+    "ps": (
+        ("codec", "errors", "jit"),
+        ("compression", "metadata"),
+        ("manifest",),
+        ("exactly_once", "optim", "stats"),
+        ("consistency", "dense", "tables"),
+        ("config",),
+        ("checkpoint",),
+        ("protocol",),
+        ("client", "server"),
+        ("cli",),
+    ),
+    "feeding": (
+        ("errors",),
+        ("columnar", "config", "filesystem"),
+        ("encode", "protocol", "reading"),
+        ("arrow", "formats.text", "formats.tfrecord", "receiver"),
+        ("formats.csv", "formats.parquet", "sender"),
+    ),
+    "tfos": (
+        ("console", "failure", "version"),
+        ("errors",),
+        ("files", "phases", "topology"),
+        ("config", "datasource", "keras"),
+        ("control", "keras.data"),
+        ("keras.step", "monitor", "node", "reading", "spark"),
+        ("dfutil", "driver", "keras.fit", "node.supervisor"),
+        ("feed", "worker"),
+        ("streaming",),
+        ("cluster",),
+        ("bench",),
+        ("cli",),
+    ),
+}
+"""Packages, and modules that stand beside them: each imports from the levels above its own only."""
+MAX_FILES = 15
+"""A package with more is two packages."""
+IN_FUNCTIONS_ONLY = {
+    *("fsspec", "hdfs_native", "keras", "prometheus_client"),
+    *("pyspark", "tensorboard", "tensorflow"),
+}
+# these own their process and its logging
+OWN_PROCESS = {"ps/cli/serve.py", "tfos/node/ps_process.py", "tfos/worker/process.py"}
+MAX_FUNCTION_LINES = 60
+BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+IMPORT_BUDGET_S = 0.3
+WALL_CLOCK = {"time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow"}
+MAY_LOOK = {  # how old a restored cut is; from when a certificate is valid
+    *("ps/server/handlers.py", "ps/server/save_restore.py"),
+    "tfos/control/authority.py",
+}
+
+MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+IDS = [str(path.relative_to(ROOT)) for path in MODULES]
+
+
+def every_module(rule: Callable[[Path], None]) -> Callable[[], None]:
+    """Make a rule for one module the test of all: a case for each would take most of its time."""
+
+    def test() -> None:
+        broken: dict[str, str] = {}
+        for name, path in zip(IDS, MODULES, strict=True):
+            try:
+                rule(path)
+            except AssertionError as error:
+                broken[name] = str(error)
+        assert not broken
+
+    test.__name__ = rule.__name__
+    return test
+
+
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0]
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name.split(".")[0] for alias in node.names)
+    else:
+        assert node.level == 0, f"relative import at line {node.lineno}"
+        yield (node.module or "").split(".")[0]
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in {
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    }
+
+
+def _imports(tree: ast.AST, at_module_level: bool) -> Iterator[tuple[str, int]]:
+    """Imported top-level names with their line; imports for type checkers only are not imports."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((name, node.lineno) for name in _names(node))
+        elif _is_type_checking(node):
+            continue
+        elif not (at_module_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            yield from _imports(node, at_module_level)
+
+
+def test_all_four_rooms_have_modules():
+    assert {_room(path) for path in MODULES} == set(ROOMS)
+
+
+@every_module
+def test_arrows_only_point_down(path):
+    allowed = MAY_IMPORT[_room(path)] | set(sys.stdlib_module_names)
+    wrong = [(name, line) for name, line in _imports(_tree(path), False) if name not in allowed]
+    assert not wrong, f"{_room(path)} may not import these (name, line): {wrong}"
+
+
+def _unit(parts: tuple[str, ...]) -> str | None:
+    """Return the entry of LEVELS that a module belongs to: the longest that fits its name."""
+    room, *rest = parts
+    known = {unit for level in LEVELS[room] for unit in level}
+    fitting = (".".join(rest[:end]) for end in range(len(rest), 0, -1))
+    return next((unit for unit in fitting if unit in known), None)
+
+
+def _own_imports(path: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the modules of its own room that a module imports, in functions too."""
+    room = _room(path)
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (tuple(name.split(".")) for name in names if name.startswith(f"{room}."))
+
+
+@every_module
+def test_packages_import_lower_levels_only(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[-1] in ("__init__", "__main__"):
+        return  # a face is lazy, and a command is above all
+    unit = _unit(parts)
+    assert unit, "belongs to no package of LEVELS"
+    level = {name: at for at, names in enumerate(LEVELS[parts[0]]) for name in names}
+    wrong = {
+        ".".join(name)
+        for name in _own_imports(path)
+        if (other := _unit(name)) and other != unit and level[other] >= level[unit]
+    }
+    assert not wrong, f"{unit} may not import these"
+
+
+def test_packages_have_a_docstring_and_few_files():
+    wrong: dict[str, str] = {}
+    for directory in {path.parent for path in MODULES}:
+        name = str(directory.relative_to(ROOT))
+        files = [path for path in directory.glob("*.py") if path.name != "__init__.py"]
+        if len(files) > MAX_FILES:
+            wrong[name] = f"{len(files)} files"
+        elif not (directory / "__init__.py").exists():
+            wrong[name] = "no __init__.py"
+    assert not wrong
+
+
+def test_no_class_name_stands_for_two_things():
+    homes: dict[str, list[str]] = {}
+    for name, path in zip(IDS, MODULES, strict=True):
+        for node in _tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name)
+    assert not {name: files for name, files in homes.items() if len(files) > 1}
+
+
+@every_module
+def test_heavy_packages_are_imported_inside_functions(path):
+    subpackage = path.relative_to(ROOT).parts[1]
+    heavy = IN_FUNCTIONS_ONLY
+    if path.name != "__init__.py":
+        # Loaded by ctx.distribute, after the user's own import; loaded by Spark itself.
+        heavy = heavy - {{"keras": "keras", "datasource": "pyspark"}.get(subpackage, "")}
+    found = [(name, line) for name, line in _imports(_tree(path), True) if name in heavy]
+    assert not found, f"import these inside the function that needs them (name, line): {found}"
+
+
+@every_module
+def test_modules_are_documented_and_functions_stay_small(path):
+    tree = _tree(path)
+    assert ast.get_docstring(tree), "a module says what it covers"
+    long = [
+        f"{node.name}, line {node.lineno}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
+    ]
+    assert not long
+
+
+@every_module
+def test_no_module_without_a_subject(path):
+    assert not BANNED_NAMES & set(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def _without_main(tree: ast.Module) -> list[ast.stmt]:
+    return [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'")
+    ]
+
+
+@every_module
+def test_library_code_neither_prints_nor_exits(path):
+    calls = [
+        (ast.unparse(node.func), node.lineno)
+        for statement in _without_main(_tree(path))
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call)
+    ]
+    banned = {"print", "sys.exit", "exit", "quit", "logging.basicConfig", "signal.alarm"}
+    if str(path.relative_to(ROOT)) in OWN_PROCESS:
+        banned -= {"logging.basicConfig"}
+    assert not [call for call in calls if call[0] in banned]
+
+
+def _modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    return set(result.stdout.split())
+
+
+def test_import_tfos_loads_neither_tensorflow_nor_pyspark():
+    assert not IN_FUNCTIONS_ONLY & _modules_after("import tfos, tfos.cluster, tfos.worker.context")
+
+
+def test_a_parameter_server_process_loads_neither_tensorflow_nor_pyspark():
+    assert not IN_FUNCTIONS_ONLY & _modules_after("import ps.server.server, tfos.node.ps_process")
+
+
+def test_only_the_command_knows_the_benchmarks():
+    knowing = {
+        name
+        for name, path in zip(IDS, MODULES, strict=True)
+        if "tfos.bench" in path.read_text() and not name.startswith("tfos/bench/")
+    }
+    assert knowing == {"tfos/cli/main.py"}
+
+
+def test_what_spark_looks_for_is_one_name_and_loads_no_tensorflow():
+    (module,) = (ROOT / NAMED_FOR_SPARK).rglob("*.py")
+    assert {name for name, _ in _imports(_tree(module), False)} == {"tfos"}
+    assert not {"keras", "tensorflow", "hdfs_native"} & _modules_after(f"import {NAMED_FOR_SPARK}")
+
+
+def test_a_supervisor_stays_small():
+    loaded = _modules_after("import tfos.node.supervisor.supervisor")
+    assert not (IN_FUNCTIONS_ONLY | {"numba", "numpy"}) & loaded
+
+
+def test_import_tfos_takes_less_than_the_budget():
+    code = "import time; t = time.process_time(); import tfos; print(time.process_time() - t)"
+    seconds = [
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=ROOT,
+                timeout=60,
+            ).stdout
+        )
+        for _ in range(5)
+    ]
+    assert min(seconds) < IMPORT_BUDGET_S, f"import tfos took {sorted(seconds)}"
+
+
+MARKED = {
+    "spark": (
+        "tests/spark/",
+        "tests/bench/",
+        "tests/integration/test_hdfs_",
+        "tests/fault/test_hdfs_",
+    ),
+    "tf": ("tests/tf/", "tests/bench/", "tests/integration/test_hdfs_"),
+    "idle": ("tests/unit/",),
+}
+"""Where `scripts/test` looks for tests with these marks: elsewhere nothing would run them."""
+
+
+@pytest.mark.parametrize("mark", MARKED)
+def test_marked_tests_stand_where_their_group_looks(mark: str):
+    marked = re.compile(rf"pytest\.mark\.{mark}\b")
+    files = [
+        file.relative_to(ROOT).as_posix()
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if marked.search(file.read_text())
+    ]
+    assert files
+    assert [file for file in files if not file.startswith(MARKED[mark])] == []
+
+
+@pytest.mark.fault("F53")
+def test_no_wait_and_no_sign_of_life_looks_at_the_wall_clock():
+    looking = {
+        name
+        for name, path in zip(IDS, MODULES, strict=True)
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCK
+    }
+    assert looking == MAY_LOOK

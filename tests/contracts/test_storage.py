@@ -1,0 +1,258 @@
+"""What every checkpoint storage does alike: a local directory, a real HDFS, and one of fsspec's."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.temp_files import staging_name
+from ps.checkpoint.lease import LEASE_NAME, Lease, this_process
+from ps.checkpoint.storage import Storage, storage_at
+from ps.errors import CheckpointError
+from tests.support.ps_cluster import wait_until
+from tfos.files import lock
+from tfos.files.checkpoint_storage import Storages
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+QUICK = FileSystemConfig(call_timeout_s=10, patience_s=60)
+LOCK = f".{LEASE_NAME}.lock"
+
+
+def place(request: pytest.FixtureRequest) -> str:
+    name = secrets.token_hex(4)
+    if request.param == "hdfs":
+        return f"{request.getfixturevalue('hdfs').url}/{name}"
+    if request.param == "memory":
+        return f"memory://{name}/saves"
+    return str(request.getfixturevalue("tmp_path") / name)
+
+
+@pytest.fixture(params=["local", "hdfs", "memory"])
+def root(request) -> str:
+    return place(request)
+
+
+@pytest.fixture
+def storage(root) -> Storage:
+    return Storages(config=QUICK)(root)
+
+
+@pytest.fixture(params=["hdfs", "memory"])
+def remote(request) -> Storage:
+    """Where there are no locks of the kernel's."""
+    return Storages(config=QUICK)(place(request))
+
+
+def put(storage: Storage, name: str, data: bytes) -> None:
+    with storage.create(name) as file:
+        file.write(data)
+        storage.sync(file)
+
+
+def get(storage: Storage, name: str) -> bytes:
+    with storage.open(name) as file:
+        return file.read()
+
+
+def test_what_is_synced_is_there_and_what_is_not_need_not_be(storage, root):
+    data = os.urandom(9 << 20)
+    with storage.create(".tmp-a/ps-0.data") as file:
+        assert file.write(memoryview(data)) == len(data)
+        storage.sync(file)
+    assert storage.size(".tmp-a/ps-0.data") == len(data)
+    assert get(storage, ".tmp-a/ps-0.data") == data
+    assert storage.names(".tmp-a") == ["ps-0.data"]
+    assert storage.where(".tmp-a/ps-0.data") == f"{root}/.tmp-a/ps-0.data"
+    put(storage, ".tmp-a/ps-0.data", b"again")
+    assert get(storage, ".tmp-a/ps-0.data") == b"again"
+
+
+def test_a_file_is_read_at_any_position(storage):
+    data = os.urandom(100_000)
+    put(storage, "step-1/file", data)
+    with storage.open("step-1/file") as file:
+        for offset, length in [(99_990, 5), (0, 7), (50_000, 70_000), (3, 0), (100_000, 4)]:
+            file.seek(offset)
+            assert file.tell() == offset
+            assert file.read(length) == data[offset : offset + length]
+
+
+def test_what_is_missing_is_nothing_or_an_error(storage):
+    assert storage.names() == storage.names("step-1") == []
+    for call in (storage.size, storage.open):
+        with pytest.raises(FileNotFoundError):
+            call("step-1/manifest.json")
+    assert not storage.is_directory("step-1")
+    storage.remove("step-1")
+
+
+def test_a_directory_is_no_file(storage):
+    put(storage, "step-1/file", b"x")
+    assert storage.is_directory("step-1")
+    assert not storage.is_directory("step-1/file")
+    for call in (storage.size, storage.open):
+        with pytest.raises(CheckpointError, match="step-1 is not a regular file"):
+            call("step-1")
+
+
+def test_a_directory_is_published_once(storage):
+    put(storage, ".tmp-a/file", b"a")
+    put(storage, ".tmp-b/file", b"b")
+    storage.publish(".tmp-a", "step-1")
+    assert set(storage.names()) == {"step-1", ".tmp-b"}
+    with pytest.raises(OSError, match=r"exists|not empty"):
+        storage.publish(".tmp-b", "step-1")
+    assert get(storage, "step-1/file") == b"a"
+    storage.remove("step-1")
+    storage.remove(".tmp-b")
+    assert storage.names() == []
+
+
+def test_a_locked_file_shuts_out_others(storage):
+    inside = threading.Semaphore(1)
+    counted: list[bytes] = []
+
+    def add(_: int) -> None:
+        with storage.locked("counter") as file:
+            assert inside.acquire(blocking=False)
+            number = int(file.read() or b"0") + 1
+            file.write(str(number).encode())
+            inside.release()
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(add, range(6)))
+    with storage.locked("counter") as file:
+        counted.append(file.read())
+        file.write(b"")
+    assert counted == [b"6"]
+    assert storage.names() == []
+
+
+@pytest.mark.fault("F43")
+def test_two_jobs_do_not_save_in_one_directory(storage, root):
+    first, second = Lease(storage, "first"), Lease(Storages()(root), "second")
+    assert first.take()
+    with pytest.raises(CheckpointError, match=rf"used by job 'first' .*pid {os.getpid()}"):
+        second.take()
+    first.release()
+    assert second.take()
+    second.release()
+    assert storage.names() == []
+
+
+@pytest.mark.fault("F43")
+def test_the_lock_and_lease_of_a_process_that_ended_here_are_taken_over(remote, caplog):
+    program = (
+        "import sys, msgspec; from ps.checkpoint.lease import this_process;"
+        "sys.stdout.buffer.write(msgspec.json.encode(this_process('dead')))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    for name in (LEASE_NAME, LOCK):
+        put(remote, name, ended.stdout)
+        put(remote, staging_name(name), b"killed while it wrote")
+    lease = Lease(remote, "next")
+    assert lease.take()
+    assert "taking over from job 'dead'" in caplog.text
+    assert f"{LOCK}: taken away from host" in caplog.text
+    lease.release()
+    assert remote.names() == []
+
+
+def elsewhere(**changes: object) -> bytes:
+    there = msgspec.structs.replace(this_process("x"), kernel="another boot pid:[1]", **changes)
+    return msgspec.json.encode(there)
+
+
+@pytest.mark.fault("F43")
+def test_a_lock_of_another_host_is_taken_away_only_when_it_is_silent(remote, monkeypatch):
+    monkeypatch.setattr(lock, "POLL_S", 0.01)
+    monkeypatch.setattr(lock, "SILENT_S", 30.0)
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.2)
+    put(remote, LOCK, elsewhere())
+    with pytest.raises(CheckpointError, match=r"lease.json.lock is kept by host .*, pid \d+ for"):
+        Lease(remote, "next").take()
+    monkeypatch.setattr(lock, "SILENT_S", 0.05)
+    monkeypatch.setattr(lock, "TIMEOUT_S", 60.0)
+    lease = Lease(remote, "next")
+    assert lease.take()
+    lease.release()
+    assert remote.names() == []
+
+
+@pytest.mark.fault("F43")
+def test_a_holder_that_lost_its_lock_writes_nothing(remote):
+    with remote.locked(LEASE_NAME) as file:
+        put(remote, LOCK, elsewhere())
+        with pytest.raises(CheckpointError, match="was taken away: this process was frozen"):
+            file.write(b"mine")
+    assert set(remote.names()) == {LOCK}  # the other one's
+
+
+def test_a_lock_is_kept_alive_while_it_is_held(remote, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT_S", 0.02)
+    with remote.locked(LEASE_NAME):
+        wait_until(lambda: b'"beat":3' in get(remote, LOCK), "the third beat")
+    assert remote.names() == []
+
+
+FILL = """
+import pathlib, sys
+from ps.errors import CheckpointError
+from ps.checkpoint.storage import typed_errors
+from tfos.files.checkpoint_storage import Storages
+
+staging, target = pathlib.Path(sys.argv[1]), "memory://disk/saves"
+storage = Storages(str(staging))(target)
+try:
+    with typed_errors(storage, "a/b", "write"), storage.create("a/b") as file:
+        file.write(b"x" * (6 << 20))
+        storage.sync(file)
+except CheckpointError as error:
+    print(error)
+print(list(staging.iterdir()), storage.names())
+"""
+
+
+@pytest.mark.fault("F39")
+def test_a_full_staging_directory_is_named_with_its_free_space(tmp_path):
+    script = 'mount -t tmpfs -o size=5m tmpfs "$1" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", str(tmp_path), sys.executable, FILL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
+    told, left = done.stdout.splitlines()
+    assert "cannot write memory://disk/saves/a/b: No space left on device" in told
+    assert f"files are collected in {tmp_path} first, where " in told
+    assert told.endswith(" MB are free")
+    assert left == "[] []"
+
+
+@pytest.mark.fault("F40")
+@pytest.mark.parametrize(
+    ("root", "error"), [("ftp://127.0.0.1:1/x", OSError), ("github://a/b", CheckpointError)]
+)
+def test_what_fsspec_cannot_open_is_a_typed_error_with_the_url(root, error):
+    with pytest.raises(error, match=root):
+        Storages()(root)
+
+
+@pytest.mark.attack("A18")
+@pytest.mark.parametrize(
+    "root", ["", "a\0b", "hdfs://nn/../x", "hdfs://nn/a\u202eb", "hdfs://u:p@nn/x", "nothing://x/y"]
+)
+def test_a_root_that_leads_astray_is_refused(root: str):
+    with pytest.raises(CheckpointError):
+        Storages()(root)
+
+
+def test_a_local_url_is_the_local_directory(tmp_path):
+    assert Storages()(f"file://{tmp_path}").where("x") == storage_at(tmp_path).where("x")

@@ -1,0 +1,339 @@
+"""Damaged, hostile and unlike Parquet files: typed errors that name the place, or left out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feeding.arrow.arrays import PYARROW_FLOOR, check_pyarrow
+from feeding.columnar.batch import Batch
+from feeding.errors import DataError, FeedSettingsError, FileChanged, MissingPackage
+from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
+from feeding.formats.parquet.page_headers import check_pages
+from feeding.formats.parquet.plan import ParquetRequest
+from feeding.formats.parquet.source import ParquetSource
+from feeding.reading.bad_records import BadData
+from feeding.reading.reader import DirectReader
+
+ROWS = 1000
+GROUP = 250
+WORDS = ["some", "words", "that", "repeat"]
+
+
+def table(rows: int = ROWS) -> pa.Table:
+    dice = np.random.default_rng(1)
+    return pa.table(
+        {
+            "n": np.arange(rows),
+            "x": dice.random(rows, np.float32),
+            "s": [WORDS[n % 4] for n in range(rows)],
+            "l": [[n, n] for n in range(rows)],
+        }
+    )
+
+
+def stored(path: Path, rows: pa.Table | None = None, **options: Any) -> Path:
+    options = {"row_group_size": GROUP, "write_page_checksum": True, **options}
+    pq.write_table(table() if rows is None else rows, path, **options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> Path:
+    return stored(tmp_path_factory.mktemp("good") / "good.parquet")
+
+
+def rows_of(source: ParquetSource) -> int:
+    reader = DirectReader(source, 0, 1)
+    found = 0
+    while isinstance(batch := reader.next_batch(64), Batch):
+        found += batch.num_rows
+    return found
+
+
+def footer_start(data: bytes) -> int:
+    return len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+
+
+def flipped(data: bytes, at: int, count: int = 1) -> bytes:
+    return data[:at] + bytes(byte ^ 255 for byte in data[at : at + count]) + data[at + count :]
+
+
+def in_group(data: bytes, group: int, column: int, at: int) -> bytes:
+    chunk = pq.read_metadata(pa.BufferReader(data)).row_group(group).column(column)
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    return flipped(data, start + at % chunk.total_compressed_size, 2)
+
+
+def zeroed(data: bytes, group: int, column: int) -> bytes:
+    chunk = pq.read_metadata(pa.BufferReader(data)).row_group(group).column(column)
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    size = chunk.total_compressed_size
+    return data[:start] + bytes(size) + data[start + size :]
+
+
+Damage = Callable[[bytes], bytes]
+WHOLE_FILE: dict[str, tuple[Damage, str]] = {
+    "empty": (lambda data: b"", "has 0 bytes: too few"),
+    "only magic": (lambda data: b"PAR1", "has 4 bytes: too few"),
+    "nothing inside": (lambda data: b"PAR1\0\0\0\0PAR1", "a footer of 0 bytes"),
+    "cut in the footer": (lambda data: data[:-9], "cut short or of another format"),
+    "cut in the pages": (lambda data: data[: len(data) // 3], "cut short or of another format"),
+    "cut at the front": (lambda data: data[len(data) // 2 :], "(row group 0|damaged|footer of)"),
+    "other magic": (lambda data: data[:-4] + b"ORC1", r"last 4 bytes are b'ORC1'"),
+    "encrypted": (lambda data: data[:-4] + b"PARE", "is an encrypted Parquet file"),
+    "csv": (lambda data: b"n,x\n" * 500, "cut short or of another format"),
+    "gzip": (lambda data: b"\x1f\x8b" + data, r"row group 0: \w"),
+    "footer length too long": (
+        lambda data: data[:-8] + (1 << 31).to_bytes(4, "little") + b"PAR1",
+        "a footer of 2147483648 bytes in a file of",
+    ),
+    "footer length zero": (lambda data: data[:-8] + bytes(4) + b"PAR1", "a footer of 0 bytes"),
+    "footer too short": (
+        lambda data: data[:-8] + (9).to_bytes(4, "little") + b"PAR1",
+        "its footer is damaged",
+    ),
+    "footer of noise": (
+        lambda data: (
+            data[: footer_start(data)] + bytes(len(data) - footer_start(data) - 8) + data[-8:]
+        ),
+        "its footer is damaged",
+    ),
+    "footer begins damaged": (
+        lambda data: flipped(data, footer_start(data), 8),
+        "footer is damaged",
+    ),
+}
+IN_A_GROUP: dict[str, tuple[Damage, str]] = {
+    "numbers": (lambda data: in_group(data, 2, 0, 300), "row group 2: "),
+    "floats": (lambda data: in_group(data, 2, 1, 200), "row group 2: "),
+    "text": (lambda data: in_group(data, 2, 2, 60), "row group 2: "),
+    "lists": (lambda data: in_group(data, 2, 3, 500), "row group 2: "),
+    "page header": (lambda data: in_group(data, 2, 0, 0), "row group 2: "),
+    "zeros": (lambda data: zeroed(data, 2, 1), "row group 2: "),
+}
+CORPUS = WHOLE_FILE | IN_A_GROUP
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize("name", CORPUS)
+def test_a_damaged_file_is_named_or_left_out(good, tmp_path, name, caplog):
+    damage, expected = CORPUS[name]
+    (tmp_path / "a.parquet").write_bytes(damage(good.read_bytes()))
+    shutil.copy(good, tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=rf"a\.parquet.*{expected}"):
+        rows_of(ParquetSource(str(tmp_path)))
+    bad = BadData("skip", max_skipped=4)
+    caplog.set_level(logging.WARNING)
+    source = ParquetSource(str(tmp_path), bad=bad)
+    found = rows_of(source)
+    if name in IN_A_GROUP:
+        assert source.num_skipped == 1
+        assert 2 * ROWS - GROUP <= found < 2 * ROWS
+    else:
+        assert found == ROWS
+        assert 1 <= source.num_skipped <= 4  # every row group, where the footer is whole
+    assert "skipped" in caplog.text
+    assert rows_of(source) == found
+    with pytest.raises(DataError, match="max_skipped is 0"):
+        rows_of(ParquetSource(str(tmp_path), bad=BadData("skip", max_skipped=0)))
+
+
+@pytest.mark.fault("F45")
+def test_a_directory_in_the_place_of_a_file_and_a_file_that_changes(good, tmp_path):
+    (tmp_path / "part.parquet").mkdir()
+    with pytest.raises(FileNotFoundError, match="no data file at"):
+        ParquetSource(str(tmp_path))
+    path = Path(shutil.copy(good, tmp_path / "f"))
+    source = ParquetSource(str(path))
+    stored(path, table(ROWS + 1))
+    with pytest.raises(FileChanged, match="train on files that are not written to any more"):
+        rows_of(source)
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(st.data())
+def test_whatever_is_wrong_ends_typed(good, tmp_path_factory, data):
+    whole = good.read_bytes()
+    broken = bytearray(whole)
+    first = data.draw(st.sampled_from([0, footer_start(whole)]))
+    for _ in range(data.draw(st.integers(1, 8))):
+        broken[data.draw(st.integers(first, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / "broken.parquet"
+    path.write_bytes(bytes(broken))
+    with contextlib.suppress(DataError, FeedSettingsError):
+        rows_of(ParquetSource(str(path)))
+
+
+@pytest.mark.fault("F46")
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda rows: rows.drop_columns(["x"]),
+            "column 'x': expected float, as in .*a[.]parquet, found no such",
+        ),
+        (
+            lambda rows: rows.set_column(0, "n", rows["n"].cast("int32")),
+            "column 'n': expected int64, .* found int32",
+        ),
+        (
+            lambda rows: rows.set_column(2, "s", [np.arange(ROWS)]),
+            "column 's': expected string, .* found int64",
+        ),
+        (
+            lambda rows: rows.set_column(
+                0, "n", [pa.array([*range(ROWS - 2), None, None], pa.int64())]
+            ),
+            r"row group 3: column 'n' has 2 nulls; pass nulls={'n': value}",
+        ),
+    ],
+)
+def test_a_file_unlike_the_first_is_named_before_the_first_row(good, tmp_path, change, expected):
+    shutil.copy(good, tmp_path / "a.parquet")
+    stored(tmp_path / "b.parquet", change(table()))
+    with pytest.raises(DataError, match=rf"b\.parquet: .*{expected}"):
+        ParquetSource(str(tmp_path))
+    source = ParquetSource(str(tmp_path), bad=BadData("skip"))
+    assert source.num_skipped == 1
+    assert rows_of(source) == sum(map(sum, (file.piece_rows or () for file in source.files())))
+    ParquetSource(str(tmp_path), ParquetRequest(columns=["l"]))  # other columns do not matter
+
+
+@pytest.mark.fault("F46")
+def test_lists_of_another_length_and_wider_columns_elsewhere(good, tmp_path):
+    shutil.copy(good, tmp_path / "a.parquet")
+    odd = table().set_column(3, "l", [[[n] * 2 for n in range(ROWS - 1)] + [[1, 2, 3]]])
+    stored(tmp_path / "b.parquet", odd.append_column("more", [np.arange(ROWS)]))
+    source = ParquetSource(str(tmp_path))  # 2001 numbers in 1000 rows: not of one length
+    assert source.schema.columns[3].kind == "ragged"
+    asked = ParquetRequest(columns=["l"], shapes={"l": (2,)})
+    with pytest.raises(DataError, match=r"b\.parquet: row group 3, row 249: column 'l': 3 values"):
+        rows_of(ParquetSource(str(tmp_path), asked))
+
+
+class Canary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
+    """An extension type of another library, which trusts what the file brings."""
+
+    sung = 0
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "tests.canary")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b"code"
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: Any, serialized: bytes) -> Canary:
+        cls.sung += 1
+        return cls()
+
+
+@pytest.mark.attack("A20")
+def test_an_extension_type_is_read_as_its_storage_and_never_called(tmp_path):
+    pa.register_extension_type(Canary())
+    try:
+        rows = pa.table({"n": pa.ExtensionArray.from_storage(Canary(), pa.array([1, 2, 3]))})
+        path = stored(tmp_path / "file", rows)
+        Canary.sung = 0
+        source = ParquetSource(str(path), ParquetRequest(filters=[("n", ">", 1)]))
+        assert rows_of(source) == 2
+        assert Canary.sung == 0
+        assert pq.read_table(path).num_rows == 3
+        assert Canary.sung > 0  # as others read it
+    finally:
+        pa.unregister_extension_type("tests.canary")
+
+
+@pytest.mark.attack("A20")
+def test_a_pyarrow_that_runs_code_of_files_is_refused():
+    check_pyarrow()
+    check_pyarrow("18.0.0.dev1")
+    for old in ("14.0.0", "17.0.0", "1.2"):
+        with pytest.raises(
+            MissingPackage, match=rf"pyarrow {old} is installed, .* 18\.0\.0 or newer"
+        ):
+            check_pyarrow(old)
+    pyproject = Path(__file__).parents[4] / "pyproject.toml"
+    assert f'"pyarrow>={PYARROW_FLOOR[0]}"' in pyproject.read_text()
+
+
+@pytest.mark.attack("A20")
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_footer_bytes": 100}, r"a footer of \d+ bytes, max_footer_bytes is 100"),
+        (
+            {"max_row_group_bytes": 1 << 18},
+            "row group 0: the columns asked for have .* max_row_group_bytes is",
+        ),
+        ({"max_page_bytes": 1 << 18}, "row group 0: the page at byte 4 has .* max_page_bytes is"),
+    ],
+)
+def test_what_would_grow_too_large_is_refused_before_it_does(tmp_path, limits, expected):
+    rows = pa.table({"n": np.zeros(1 << 18)})
+    path = stored(
+        tmp_path / "bomb",
+        rows,
+        row_group_size=1 << 18,
+        compression="zstd",
+        use_dictionary=False,
+        data_page_size=1 << 30,
+        max_rows_per_page=1 << 18,
+    )
+    assert path.stat().st_size < 20_000
+    with pytest.raises(DataError, match=expected):
+        rows_of(ParquetSource(str(path), limits=ParquetLimits(**limits)))
+    assert rows_of(ParquetSource(str(path))) == 1 << 18
+
+
+@pytest.mark.attack("A20")
+def test_a_long_text_that_stands_in_all_rows_is_held_once(tmp_path):
+    """8 GB if each row had its own copy."""
+    path = stored(
+        tmp_path / "bomb",
+        pa.table(
+            {"s": pa.DictionaryArray.from_arrays(np.zeros(8_000, np.int32), ["x" * 1_000_000])}
+        ),
+        row_group_size=8_000,
+    )
+    assert path.stat().st_size < 100_000
+    reader = DirectReader(ParquetSource(str(path)), 0, 1)
+    batch = reader.next_batch(32_768)
+    assert isinstance(batch, Batch)
+    (column,) = batch.arrays
+    assert len({id(text) for text in np.asarray(column)}) <= 8
+
+
+@pytest.mark.attack("A20")
+@pytest.mark.parametrize("name", ["max_footer_bytes", "max_row_group_bytes", "max_page_bytes"])
+def test_limits_are_whole_numbers(name):
+    value: Any
+    for value in (0, -1, 1.5, True):
+        with pytest.raises(FeedSettingsError, match=name):
+            ParquetLimits(**{name: value})
+
+
+@pytest.mark.attack("A20")
+@settings(max_examples=100)
+@given(st.binary(max_size=60), st.integers(0, 2**60))
+def test_page_headers_of_noise_end_typed(data, num_values):
+    chunk = ColumnChunk(4, 4 + len(data), 0, num_values)
+    try:
+        check_pages(memoryview(data), chunk, ParquetLimits())
+    except DataError:
+        return
+    assert num_values == 0 or data

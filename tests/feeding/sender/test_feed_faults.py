@@ -1,0 +1,388 @@
+"""Workers and trainers that die, stand still or miscount while rows are on their way."""
+
+import dataclasses
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
+from feeding.receiver.data_feed import DataFeed
+from rpc.endpoint import Endpoint
+from tests.support.feed import (
+    CONFIG,
+    CREDENTIALS,
+    Background,
+    answer_all,
+    eventually,
+    feed_task,
+    inference_task,
+    read_epochs,
+    workers,
+)
+
+SMALL = dataclasses.replace(CONFIG, max_inflight_bytes=4000, chunk_rows=10)
+WIDE = [[0.5] * 10] * 2000  # a chunk is 800 bytes
+
+
+def run(task, partition, rows):
+    return list(task(partition, iter(rows)))
+
+
+def background(task, partition, rows):
+    return Background(lambda: run(task, partition, rows))
+
+
+@pytest.mark.fault("F36")
+def test_feeders_that_wait_get_the_trainers_error_at_once():
+    with workers(1, SMALL) as (worker,):
+        feeding = [background(feed_task([worker], config=SMALL), p, WIDE) for p in range(3)]
+        eventually(lambda: worker.channel.stats("input").unread_bytes > 4000, "all wait")
+        began = time.monotonic()
+        worker.channel.fail("division by zero", error_type="ZeroDivisionError")
+        for feeder in feeding:
+            with pytest.raises(TrainerFailed, match="worker:0: division by zero"):
+                feeder.result(2.0)
+        assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.fault("F36")
+def test_the_first_trainer_that_fails_ends_feeding_though_another_lives():
+    with workers(2, SMALL) as (failing, healthy):
+        reading = read_epochs(healthy)
+        failing.channel.fail("boom")
+        with pytest.raises(TrainerFailed, match="worker:0: boom"):
+            run(feed_task([failing, healthy], config=SMALL), 0, WIDE)
+        healthy.channel.finish("input")
+        reading.result()
+
+
+@pytest.mark.fault("F36")
+def test_all_workers_gone_is_an_error_at_once_that_names_them():
+    with workers(2, SMALL) as both:
+        feeding = background(feed_task(both, config=SMALL), 7, WIDE)
+        eventually(
+            lambda: all(w.channel.stats("input").unread_bytes > 4000 for w in both), "both full"
+        )
+        began = time.monotonic()
+        for worker in both:
+            worker.listener.close()
+        with pytest.raises(NoWorkerLeft, match=r"partition 7 .*worker:0: .*; worker:1: ") as caught:
+            feeding.result(8.0)
+        assert time.monotonic() - began < 8.0
+        assert "PeerGone" in str(caught.value)
+
+
+@pytest.mark.fault("F36")
+def test_a_cluster_without_workers_is_an_error_at_once():
+    with pytest.raises(NoWorkerLeft, match="the cluster has none"):
+        run(feed_task([]), 0, [1])
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("after_rows", [0, 10, 300, 900])
+def test_a_worker_that_dies_while_fed_is_replaced_by_the_others(after_rows):
+    with workers(3) as (dying, *others):
+        readers = [read_epochs(worker) for worker in others]
+        read_epochs(dying)
+
+        def rows():
+            for row in range(1000):
+                if row == after_rows:
+                    dying.listener.close()
+                yield row
+
+        (report,) = run(feed_task([dying, *others]), 0, rows())
+        for worker in others:
+            worker.channel.finish("input")
+        read = [v for r in readers for b in r.result()[0] for v in b.nest().tolist()]
+        (lost,) = report.lost
+        assert (lost.worker, lost.name) == (0, "worker:0")
+        assert report.rows == 1000
+        assert report.dropped_rows == 0
+        assert sum(report.worker_rows.values()) + lost.accepted_rows == 1000
+        # Nothing is fed twice: what the dead worker had accepted is the only gap.
+        assert len(read) == len(set(read)) == 1000 - lost.accepted_rows
+
+
+@pytest.mark.fault("F01")
+def test_a_worker_that_dies_after_its_last_chunk_is_still_reported():
+    with workers(2) as (dying, worker):
+        reading = read_epochs(worker)
+
+        def rows():
+            for row in range(1000):
+                if row == 100:
+                    dying.channel.drain()  # it says so in its next answer and gets no more
+                if row == 990:
+                    dying.listener.close()
+                yield row
+
+        (report,) = run(feed_task([dying, worker]), 0, rows())
+        worker.channel.finish("input")
+        reading.result()
+        (lost,) = report.lost
+        assert lost.name == "worker:0"
+        assert lost.resent_rows == 0
+        assert report.worker_rows[1] + lost.accepted_rows == report.rows == 1000
+
+
+@pytest.mark.fault("F01")
+def test_a_worker_that_is_gone_before_the_first_row_is_reported():
+    with workers(2) as (gone, worker):
+        targets = [gone, worker]
+        task = feed_task(targets)
+        gone.listener.close()
+        (report,) = run(task, 0, range(40))
+        assert report.worker_rows == {1: 40}
+        assert report.lost[0].name == "worker:0"
+        assert report.lost[0].accepted_rows == 0
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+def test_a_trainer_that_stands_still_is_named_with_its_unread_bytes():
+    config = dataclasses.replace(SMALL, feed_timeout_s=1.0)
+    with workers(2, config) as both:
+        began = time.monotonic()
+        with pytest.raises(FeedTimeout) as caught:
+            run(feed_task(both, config=config), 0, WIDE)
+        assert 1.0 <= time.monotonic() - began < 10.0
+        text = str(caught.value)
+        assert "no worker consumed anything of feed 'input' for 1 s" in text
+        for worker in both:
+            unread = worker.channel.stats("input").unread_bytes
+            assert f"worker:{worker.rank} has {unread} bytes unread" in text
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+def test_a_slow_trainer_is_not_a_stuck_one():
+    config = dataclasses.replace(SMALL, feed_timeout_s=2.4)
+    with workers(1, config) as (worker,):
+        feeding = background(feed_task([worker], config=config), 0, WIDE[:100])
+        feed = DataFeed(worker.channel)
+        for _ in range(10):
+            assert len(feed.next_batch(10)) == 10
+            threading.Event().wait(0.3)  # a step that takes its time: what is tested
+        assert feeding.result()[0].rows == 100
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+def test_a_frozen_worker_does_not_stop_rows_for_the_others():
+    config = dataclasses.replace(CONFIG, connect_timeout_s=2.0)
+    with workers(1, config) as (worker,):
+        frozen = WorkerProcess()
+        try:
+            frozen.signal(signal.SIGSTOP)
+            task = feed_task([worker], config=config)
+            task = dataclasses.replace(task, targets=(frozen.target(1), *task.targets))
+            (report,) = run(task, 0, range(100))
+            assert report.worker_rows == {0: 100}
+            assert report.lost[0].name == "worker:1"
+        finally:
+            frozen.close()
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.slow
+def test_a_killed_worker_process_is_seen_at_once():
+    dying = WorkerProcess()
+    try:
+        with workers(1) as (worker,):
+            task = feed_task([worker])
+            task = dataclasses.replace(task, targets=(dying.target(1), *task.targets))
+
+            def rows():
+                for row in range(2000):
+                    if row == 500:
+                        dying.signal(signal.SIGKILL)
+                    yield row
+
+            began = time.monotonic()
+            (report,) = run(task, 0, rows())
+            assert time.monotonic() - began < 8.0
+            assert report.lost[0].name == "worker:1"
+            assert report.worker_rows[0] + report.lost[0].accepted_rows == 2000
+    finally:
+        dying.close()
+
+
+WRONG = [
+    (lambda rows: rows[:-1], 100, "returned 99 results for 100 rows"),
+    (lambda rows: [*rows, 0], 100, "returned 101 results for 100 rows"),
+    (lambda rows: [], 100, "returned 0 results for 100 rows"),
+    (lambda rows: rows[:-1], 250, "returned 249 results for 250 rows"),
+]
+
+
+@pytest.mark.fault("F38")
+@pytest.mark.parametrize(("answer", "batch_size", "text"), WRONG)
+def test_a_wrong_number_of_results_is_an_error_on_both_sides(answer, batch_size, text):
+    with workers(2) as (_, worker):
+        loop = answer_all(worker, answer, batch_size)
+        began = time.monotonic()
+        with pytest.raises(ResultCountError, match=f"worker:1 {text}"):
+            run(inference_task([worker]), 0, range(250))
+        with pytest.raises(ResultCountError, match=f"worker:1 {text}"):
+            loop.result(8.0)
+        assert time.monotonic() - began < 8.0
+
+
+@pytest.mark.fault("F38")
+def test_a_trainer_that_stops_without_answering_is_an_error_on_both_sides():
+    with workers(1) as (worker,):
+
+        def loop():
+            feed = DataFeed(worker.channel, train_mode=False)
+            feed.next_batch(10)
+            feed.terminate()
+
+        training = Background(loop)
+        with pytest.raises(ResultCountError, match="worker:0 returned 0 results for 10 rows"):
+            run(inference_task([worker]), 0, range(100))
+        with pytest.raises(ResultCountError, match="returned 0 results for 10 rows"):
+            training.result()
+
+
+@pytest.mark.fault("F38")
+def test_main_fun_that_returns_early_fails_the_rows_it_left():
+    with workers(1) as (worker,):
+
+        def loop():
+            feed = DataFeed(worker.channel, train_mode=False)
+            feed.batch_results(list(feed.next_batch(10)))
+            worker.channel.drain()
+
+        training = Background(loop)
+        with pytest.raises(ResultCountError, match=r"stopped with \d+ results for"):
+            run(inference_task([worker]), 0, range(100))
+        training.result()
+        with pytest.raises(NoWorkerLeft, match="no worker takes rows for inference any more"):
+            run(inference_task([worker]), 0, range(100))
+
+
+@pytest.mark.fault("F38")
+def test_results_that_nobody_asked_for_are_an_error():
+    with workers(1) as (worker,):
+        feed = DataFeed(worker.channel)
+        with pytest.raises(ResultCountError, match="returned 1 results for 0 rows"):
+            feed.batch_results([1])
+
+
+def test_a_result_that_cannot_travel_is_an_error_on_both_sides():
+    with workers(1) as (worker,):
+        loop = answer_all(worker, lambda rows: [object() for _ in rows])
+        with pytest.raises(Exception, match=r"result that cannot travel.*object"):
+            run(inference_task([worker]), 0, range(10))
+        with pytest.raises(Exception, match="object"):
+            loop.result()
+
+
+@pytest.mark.fault("F36")
+def test_a_worker_that_dies_during_inference_is_an_error_with_what_was_answered():
+    with workers(1) as (worker,):
+        loop = answer_all(worker, lambda rows: rows)
+        results = inference_task([worker])(0, iter(range(1000)))
+        assert next(results) == 0
+        worker.listener.close()
+        with pytest.raises(NoWorkerLeft, match="rows were answered"):
+            list(results)
+        worker.channel.close()
+        with pytest.raises(Exception, match="stopping"):
+            loop.result()
+
+
+@pytest.mark.fault("F36")
+@pytest.mark.slow
+def test_inference_without_a_consumer_times_out_naming_the_worker():
+    config = dataclasses.replace(CONFIG, feed_timeout_s=1.0)
+    with workers(1, config) as (worker,):
+        expected = r"0 of 10 rows answered, then nothing for 1 s: worker:0 has \d+ bytes unread"
+        with pytest.raises(FeedTimeout, match=expected):
+            run(inference_task([worker], config), 0, range(10))
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+def test_memory_stays_flat_while_much_more_than_the_limit_is_fed():
+    config = dataclasses.replace(CONFIG, chunk_rows=256, max_inflight_bytes=4 << 20)
+    rows = [b"x" * 4096] * 256
+
+    def many():
+        for _ in range(400):  # 400 MB in all
+            yield from rows
+
+    with workers(1, config) as (worker,):
+        reading = read_epochs_dropping(worker)
+        run(feed_task([worker], config=config), 0, rows * 20)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        (report,) = run(feed_task([worker], config=config), 1, many())
+        growth_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        worker.channel.finish("input")
+        assert reading.result() == report.rows + 20 * 256
+        assert growth_mib < 40
+
+
+def read_epochs_dropping(worker):
+    def read():
+        feed = DataFeed(worker.channel)
+        total = 0
+        while not feed.should_stop():
+            total += len(feed.next_batch(1000))
+        return total
+
+    return Background(read)
+
+
+WORKER_PROGRAM = """
+import sys
+from feeding.receiver.channel import FeedChannel
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.server.listener import Listener
+
+channel = FeedChannel(worker="worker:1")
+secret = sys.stdin.buffer.readline().strip()
+credentials = Credentials(sys.argv[1], bytes.fromhex(secret.decode()))
+listener = Listener(channel.handler, credentials, Identity(Role.WORKER, 1))
+listener.bind_tcp("127.0.0.1")
+listener.start()
+sys.stdout.write(f"{listener.endpoint.port}\\n")
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+class WorkerProcess:
+    """A worker in a process of its own, which can be frozen and killed."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORKER_PROGRAM, CREDENTIALS.cluster_id],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(CREDENTIALS.secret.hex().encode() + b"\n")
+        self._process.stdin.flush()
+        self._port = int(self._process.stdout.readline())
+
+    def target(self, rank):
+        from feeding.sender.task import FeedTarget
+
+        return FeedTarget(rank, f"worker:{rank}", Endpoint("127.0.0.1", self._port))
+
+    def signal(self, number):
+        self._process.send_signal(number)
+
+    def close(self):
+        self._process.kill()
+        self._process.communicate(timeout=10)

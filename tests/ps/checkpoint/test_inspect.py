@@ -1,0 +1,111 @@
+"""What people are told of a checkpoint directory, and its values without tfos."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps.checkpoint.inspect import export_npz, inspect
+from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.writer import commit, write_shard
+from ps.cli import checkpoints
+from ps.client.saver import SaveOptions
+from ps.dense.shard import DenseShard
+from ps.errors import CheckpointError
+from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
+from tests.support.ps_cluster import cluster, random_arrays
+
+PARAMS = (ParamSpec("dense/kernel", (7, 11)), ParamSpec("scale", ()), ParamSpec("none", (0, 3)))
+MANIFEST = Manifest(groups=(GroupSpec("trainable", "float32", Adam(), PARAMS),), bucket_bytes=128)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """Steps 1 (full), 2 and 3 (deltas) of two servers; the values of the last."""
+    root = tmp_path / "saves"
+    with cluster("inproc", num_servers=2) as bed:
+        (client,) = bed.workers(MANIFEST, random_arrays(MANIFEST, 0))
+        for step in (1, 2, 3):
+            client.push(random_arrays(MANIFEST, step), hyper=Hyper(0.1), rows=1)
+            client.save(root, step, options=SaveOptions(full_every=9))
+        return root, bed.pulled(client)
+
+
+def test_an_export_is_readable_without_us(saved, tmp_path: Path):
+    root, values = saved
+    out = tmp_path / "out.npz"
+    done = subprocess.run(
+        [sys.executable, "-m", "ps", "export", str(root), "--npz", str(out), "--slots"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{out}: 9 arrays of step 3\n"), done.stderr
+    with np.load(out, allow_pickle=False) as found:
+        assert found["trainable/dense/kernel"].shape == (7, 11)
+        assert found["trainable/scale"].shape == ()
+        assert found["trainable/none"].shape == (0, 3)
+        flat = np.concatenate([found[f"trainable/{p.name}"].ravel() for p in PARAMS])
+        assert np.array_equal(flat, values["trainable"])
+        slots = {name.rpartition(":")[2] for name in found if ":" in name}
+        assert len(slots) == 2
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_directory_is_described_with_what_is_wrong(saved, capsys):
+    root, _ = saved
+    data = root / "step-2" / "ps-1.data"
+    whole = data.read_bytes()
+    data.write_bytes(b"\xff" + whole[1:])
+    (root / "step-9").mkdir()
+    assert checkpoints.main(["inspect", str(root)]) == 0
+    text = capsys.readouterr().out
+    assert f"{root}: newest step 1\n" in text
+    assert "lease: nobody saves here" in text
+    assert "step 9: INCOMPLETE: step 9 has no readable manifest" in text
+    assert "step 3: adds to step 2, async, clock 3, 2 servers" in text
+    assert "DAMAGED: it needs step 2: " in text
+    assert "step-2/ps-1.data is damaged: the digest of bucket" in text
+    assert "group trainable: float32, rule adam, slots" in text
+    assert "    dense/kernel [7, 11]" in text
+    data.write_bytes(whole)
+    assert checkpoints.main(["inspect", str(root), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["newest"], [step["step"] for step in report["steps"]]) == (3, [9, 3, 2, 1])
+    assert report["steps"][1]["job"].startswith("test-")
+
+
+def test_the_lease_is_shown_while_somebody_saves(tmp_path: Path):
+    with cluster("inproc") as bed:
+        (client,) = bed.workers(MANIFEST, random_arrays(MANIFEST, 0))
+        client.save(tmp_path, 1)
+        assert inspect(tmp_path).lease.startswith(f"job '{bed.credentials.cluster_id}' (host")
+
+
+def test_nothing_to_restore_and_errors_have_their_own_status(tmp_path: Path, capsys):
+    assert checkpoints.main(["inspect", str(tmp_path / "absent")]) == 1
+    assert "no step can be restored" in capsys.readouterr().out
+    out = str(tmp_path / "x.npz")
+    assert checkpoints.main(["export", str(tmp_path), "--npz", out]) == 2
+    assert "ps export: no complete checkpoint in" in capsys.readouterr().err
+
+
+@pytest.mark.attack("A18")
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a/../../x", "..\\x", "a\0b", "a//b", ".", "a/\u202e/b", "\n"]
+)
+def test_a_name_that_leads_out_of_the_archive_is_refused_escaped(tmp_path: Path, name: str):
+    group = GroupSpec("g", "float32", Adam(), (ParamSpec(name, (3,)),))
+    shard = DenseShard(Manifest(groups=(group,)), rank=0, num_servers=1, num_workers=1)
+    record = write_shard(tmp_path, "ab", rank=0, shard=shard)
+    commit(tmp_path, "ab", step=1, manifest=shard.manifest, shards=[record])
+    out = tmp_path / "out.npz"
+    with pytest.raises(CheckpointError, match="cannot be a name in an archive") as refused:
+        export_npz(tmp_path, read_manifest(tmp_path), out)
+    assert ascii(f"g/{name}") in str(refused.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1"]

@@ -1,0 +1,351 @@
+"""Tables come back from chains of deltas as they were saved, whatever limits and servers there are.
+
+What is expected comes from dictionaries of the rows at the moment of the save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ps.checkpoint.inspect import table_arrays
+from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.snapshot import NO_BASE, CopyOnWrite, ShardSnapshot, UnitKey
+from ps.checkpoint.table_restore import restore_tables
+from ps.checkpoint.writer import Base, Origin, Portion, commit, write_shard
+from ps.config import ServerSettings
+from ps.dense.shard import DenseShard
+from ps.errors import TableFull
+from ps.exactly_once import CompletionLog
+from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
+from ps.manifest.table_spec import Admission
+from ps.tables import table as table_module
+from ps.tables.eviction import RowAges, oldest
+from ps.tables.quota import NoRoom
+from ps.tables.routing import Router
+from ps.tables.rows import RowBatch
+from ps.tables.table import Table
+from tests.support.tables import ones, table, table_kernels_loaded
+
+__all__ = ["table_kernels_loaded"]
+pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
+
+HYPER = Hyper(0.1)
+
+
+class Row(NamedTuple):
+    """What a checkpoint keeps of a row."""
+
+    version: int
+    numbers: bytes
+
+
+class Servers:
+    """A table's shares, which are pushed to and saved."""
+
+    def __init__(self, spec: TableSpec, num_servers: int) -> None:
+        self.manifest = Manifest(groups=(), tables=(spec,))
+        self.now_s = 1000.0
+        self.tables = [
+            Table(spec, rank=rank, num_servers=num_servers, clock=lambda: self.now_s)
+            for rank in range(num_servers)
+        ]
+        self._guards = [self._guard(rank, share) for rank, share in enumerate(self.tables)]
+        self._versions: list[dict[UnitKey, int]] = [{} for _ in self.tables]
+        self._base: Base | None = None
+
+    def push(self, ids: Any = (), value: float = 1.0) -> None:
+        """Push the same gradient to all; what a segment refuses is left out."""
+        routed = Router(self.tables[0].spec, len(self.tables)).route(
+            np.unique(ids).astype(np.int64)
+        )
+        for rank, share in enumerate(self.tables):
+            own = routed.unique[routed.own(rank)]
+            for at, part in enumerate(share.cut(own)):
+                arguments = at, own[part], ones(own[part], value=value), HYPER
+                for unit in range(len(share.segments)):
+                    self._guards[rank].before(unit)
+                with contextlib.suppress(TableFull):
+                    try:
+                        with share.segments[at].lock:
+                            share.push(*arguments)
+                    except NoRoom as error:
+                        with share.locked():
+                            share.push(*arguments, share.room_elsewhere(error, own))
+
+    def save(self, root: Path, step: int, *, full: bool = False) -> None:
+        """Save a full checkpoint, or a delta where there is a base."""
+        base = None if full else self._base
+        save_id, records = f"save-{step}", []
+        for rank, guard in enumerate(self._guards):
+            cut = ShardSnapshot(
+                guard, 0, save_id, NO_BASE if base is None else self._versions[rank]
+            )
+            portion = Portion(segments=cut.segments)
+            records.append(write_shard(root, save_id, rank=rank, shard=cut, portion=portion))
+            self._versions[rank] = cut.versions()
+            cut.release()
+        origin = Origin(base=base)
+        commit(root, save_id, step=step, manifest=self.manifest, shards=records, origin=origin)
+        self._base = Base(step, save_id)
+
+    def _guard(self, rank: int, share: Table) -> CopyOnWrite:
+        dense = DenseShard(self.manifest, rank=rank, num_servers=len(self.tables), num_workers=1)
+        return CopyOnWrite(dense, [share], CompletionLog(len(share.segments)))
+
+
+def restored(
+    root: Path, spec: TableSpec, num_servers: int, *, reset_optimizer: bool = False
+) -> list[Table]:
+    checkpoint = read_manifest(root)
+    tables = [Table(spec, rank=rank, num_servers=num_servers) for rank in range(num_servers)]
+    for rank, share in enumerate(tables):
+        place = ServerSettings(rank=rank, num_servers=num_servers, num_workers=1)
+        restore_tables(root, checkpoint, [share], place, reset_optimizer=reset_optimizer)
+    return tables
+
+
+def rows_of(share: Table) -> dict[int, Row]:
+    found: dict[int, Row] = {}
+    for segment in share.segments:
+        batch, _ = segment.dump(10**6, 10**6)
+        rows = map(Row, batch.versions.tolist(), map(bytes, batch.rows))
+        found.update(zip(batch.ids.tolist(), rows, strict=True))
+    return found
+
+
+def segments_of(tables: list[Table]) -> list[tuple[int, bytes]]:
+    """Steps of the rule, and counts of the ids that were not admitted."""
+    return [
+        (segment.version, segment.counts.tobytes())
+        for share in tables
+        for segment in share.segments
+    ]
+
+
+def expected(saved: dict[int, Row], share: Table) -> dict[int, Row] | None:
+    """What a server has to take over; None: nothing, it has to refuse."""
+    is_own = share.is_own(np.array(list(saved), np.int64))
+    own = [number for number, mine in zip(saved, is_own.tolist(), strict=True) if mine]
+    limit = share.stats().max_rows
+    if limit is not None and len(own) > limit:
+        if share.spec.when_full == "refuse":
+            return None
+        own = sorted(own, key=lambda number: (-saved[number].version, number))[:limit]
+    return {number: saved[number] for number in own}
+
+
+def all_rows(tables: list[Table]) -> dict[int, Row]:
+    return {number: row for share in tables for number, row in rows_of(share).items()}
+
+
+HIGHER_OR_LOWER = st.sampled_from([20, 45, 90])
+SEGMENTS = st.integers(1, 4)
+SPECS = st.fixed_dictionaries(
+    {
+        "segments": SEGMENTS,
+        "max_rows": st.none() | HIGHER_OR_LOWER,
+        "max_bytes": st.sampled_from([None, 72 * 60]),
+        "when_full": st.sampled_from(["refuse", "lru"]),
+        "ttl_s": st.sampled_from([None, 64.0]),
+        "admission": st.sampled_from([Admission(), Admission(min_count=2)]),
+    }
+).filter(
+    lambda fields: fields["when_full"] == "refuse" or fields["max_rows"] or fields["max_bytes"]
+)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 150), st.integers(0, 40), st.sampled_from([0.0, 30.0, 70.0])),
+    max_size=6,
+)
+"""Pushes: the first id, how many, seconds before."""
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(
+    SPECS,
+    st.lists(st.tuples(STEPS, st.integers(0, 3)), min_size=1, max_size=4),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.fixed_dictionaries({}, optional={"max_rows": HIGHER_OR_LOWER, "segments": SEGMENTS}),
+    st.booleans(),
+)
+def test_what_was_saved_is_restored(given_spec, saves, servers, changes, reset: bool):
+    """Saves are pushes, then a full checkpoint (0) or a delta."""
+    num_saved, num_restored = servers
+    spec = table(rule=Adagrad(), **given_spec)
+    made = Servers(spec, num_saved)
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for step, (pushes, kind) in enumerate(saves):
+            for first, count, later_s in pushes:
+                made.now_s += later_s
+                made.push(range(first, first + count), value=1.0 + step)
+            made.save(root, step, full=kind == 0)
+        saved = all_rows(made.tables)
+        exported = dict(table_arrays(root, read_manifest(root)))
+        assert exported["tables/user/ids"].tolist() == sorted(saved)
+
+        asked = msgspec.structs.replace(spec, **changes)
+        for rank in range(num_restored):
+            place = ServerSettings(rank=rank, num_servers=num_restored, num_workers=1)
+            share = Table(asked, rank=rank, num_servers=num_restored)
+            wanted = expected(saved, share)
+            if wanted is None:
+                with pytest.raises(TableFull, match=rf"holds at most {share.stats().max_rows} \("):
+                    restore_tables(root, read_manifest(root), [share], place)
+                continue
+            restore_tables(root, read_manifest(root), [share], place, reset_optimizer=reset)
+            found = rows_of(share)
+            if not reset:
+                assert found == wanted
+                continue
+            assert {number: row.numbers[:16] for number, row in found.items()} == {
+                number: row.numbers[:16] for number, row in wanted.items()
+            }
+            assert {row.version for row in found.values()} <= {0}
+            assert {segment.version for segment in share.segments} == {0}
+        if num_saved == num_restored and asked == spec and not reset:
+            tables = restored(root, spec, num_restored)
+            assert all_rows(tables) == saved
+            assert segments_of(tables) == segments_of(made.tables)
+
+
+@pytest.mark.fault("F42")
+def test_rows_that_took_the_place_of_dropped_ones_fit_again(tmp_path: Path):
+    """In a delta one segment's new rows stand before the next one's dropped ids."""
+    made = Servers(table(max_rows=200, ttl_s=64.0, segments=4), 1)
+    made.push(range(200))
+    made.save(tmp_path, 1)
+    made.now_s += 70.0
+    made.push()  # every segment drops what has outlived its time
+    made.push(range(200, 400))
+    made.save(tmp_path, 2)
+    saved = all_rows(made.tables)
+    assert saved.keys() == set(range(200, 400))
+    assert all_rows(restored(tmp_path, made.manifest.tables[0], 1)) == saved
+
+
+def test_an_id_that_was_dropped_and_came_again_is_there(tmp_path: Path):
+    made = Servers(table(max_rows=20, when_full="lru", segments=1), 1)
+    made.push(range(20))
+    made.save(tmp_path, 1)
+    made.push(range(100, 120))
+    made.push(range(5))
+    made.save(tmp_path, 2)
+    made.push(range(200, 203))
+    made.save(tmp_path, 3)
+    saved = all_rows(made.tables)
+    assert set(range(5)) < saved.keys()
+    assert all_rows(restored(tmp_path, made.manifest.tables[0], 1)) == saved
+    assert dict(table_arrays(tmp_path, read_manifest(tmp_path)))["tables/user/ids"].tolist() == (
+        sorted(saved)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_servers", [1, 2, 3])
+def test_a_full_table_of_the_newest_rows_is_restored_by_any_number_of_servers(
+    tmp_path: Path, num_servers: int
+):
+    made = Servers(table(max_rows=400, when_full="lru"), 2)
+    for number in range(0, 2000, 20):
+        made.push(range(number, number + 20))
+        if number % 400 == 0:
+            made.save(tmp_path, number)
+    made.save(tmp_path, 2000)
+    saved = all_rows(made.tables)
+    tables = restored(tmp_path, made.manifest.tables[0], num_servers)
+    assert [rows_of(share) for share in tables] == [expected(saved, share) for share in tables]
+
+
+@pytest.mark.parametrize("reset_optimizer", [False, True])
+def test_a_lowered_limit_keeps_what_was_pushed_last(
+    tmp_path: Path, reset_optimizer: bool, caplog: pytest.LogCaptureFixture
+):
+    made = Servers(table(rule=Adagrad(), segments=3), 1)
+    made.push(range(100))
+    made.push(range(40, 60))
+    made.save(tmp_path, 1)
+    made.push(range(10))
+    made.save(tmp_path, 2)
+    lower = table(rule=Adagrad(), segments=3, max_rows=50, when_full="lru")
+    with caplog.at_level(logging.WARNING):
+        (share,) = restored(tmp_path, lower, 1, reset_optimizer=reset_optimizer)
+    kept = {*range(30), *range(40, 60)}  # of the rest, all of one age, those with small ids
+    assert rows_of(share).keys() == kept
+    assert "table 'user': ps:0 takes 50 rows over" in caplog.text
+    few = table(rule=Adagrad(), segments=3, max_rows=50)
+    with pytest.raises(TableFull, match=r"for ps:0, which holds at most 50 \(its .* raise the lim"):
+        restored(tmp_path, few, 1)
+    enough = table(rule=Adagrad(), segments=3, max_rows=100)
+    caplog.clear()
+    assert len(rows_of(*restored(tmp_path, enough, 1))) == 100
+    assert not caplog.text
+
+
+@pytest.mark.slow
+def test_a_table_never_holds_many_more_rows_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Where another table, or fewer servers, would hold far more."""
+    monkeypatch.setattr("ps.checkpoint.snapshot.ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 16)
+    made = Servers(table(), 3)
+    for number in range(10):
+        made.push(range(100 * number, 100 * number + 150))
+        made.save(tmp_path, number, full=number == 0)
+    seen: list[int] = []
+    load = Table.load
+
+    def watched(share: Table, batch: RowBatch) -> int:
+        seen.append(share.num_rows + batch.ids.size)
+        return load(share, batch)
+
+    monkeypatch.setattr(Table, "load", watched)
+    lower = table(max_rows=100, when_full="lru")
+    (share,) = restored(tmp_path, lower, 1)
+    assert rows_of(share) == expected(all_rows(made.tables), share)
+    assert len(seen) > 60
+    assert max(seen) <= 100 + 2 * 16
+
+
+@pytest.mark.slow
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3)), max_size=6),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 20),
+)
+@example([[(2**63, 1), (1, 1)], [(2**64 - 1, 1)]], 2)
+@settings(max_examples=30, deadline=None)
+def test_the_oldest_go_first_and_of_one_age_the_largest_ids(segments, num_rows: int):
+    parts = [dict(each) for each in segments]
+    distinct = {number: age for part in parts for number, age in part.items()}
+    ordered = sorted(distinct, key=lambda number: (distinct[number], -number))[:num_rows]
+    shared = [
+        [number for number in part if all(number not in other for other in parts[at + 1 :])]
+        for at, part in enumerate(parts)
+    ]
+    ages = [
+        RowAges(
+            np.array(numbers, np.uint64).view(np.int64),
+            np.array([distinct[number] for number in numbers], np.int64),
+        )
+        for numbers in shared
+    ]
+    found = [ids.view(np.uint64).tolist() for ids in oldest(ages, num_rows)]
+    assert sorted(itertools.chain(*found)) == sorted(ordered)
+    for numbers, chosen in zip(shared, found, strict=True):
+        assert set(chosen) <= set(numbers)

@@ -1,0 +1,214 @@
+"""What a client's links do by themselves: connect, send again, count."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ps.client import channel, fan_out
+from ps.client.channel_stats import LinkStats
+from ps.client.client import PSClient
+from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, ServerGone
+from ps.manifest.manifest import Hyper
+from rpc.client.connection import Connection, connect
+from rpc.transport.memfd import cannot_share
+from tests.support.channel_proxy import Fault
+from tests.support.proxied_cluster import proxied
+from tests.support.ps_cluster import ADD, WAIT_S, Cluster, cluster, filled, make_manifest, run_all
+from tests.support.rpc import wait_until
+
+__all__ = ["proxied"]
+
+HYPER = Hyper(0.1)
+
+
+def only(client: PSClient) -> LinkStats:
+    (stats,) = client.link_stats()
+    return stats
+
+
+def trained(bed: Cluster) -> PSClient:
+    """A client that has seeded, pushed twice and pulled once."""
+    manifest = make_manifest(1000, rule=ADD)
+    client = bed.client()
+    client.seed(manifest, filled(manifest))
+    for _ in range(2):
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+    client.pull(filled(manifest))
+    return client
+
+
+@pytest.mark.parametrize(
+    ("transport", "path"),
+    [
+        ("inproc", "in process"),
+        ("tcp", "tcp"),
+        ("shm", "unix socket" if cannot_share() else "shared memory"),
+    ],
+)
+def test_stats_say_which_way_is_taken_and_what_travelled(transport: str, path: str):
+    with cluster(transport) as bed:
+        client = bed.client()
+        assert only(client) == LinkStats(server=0)
+        client.close()
+        stats = only(trained(bed))
+    assert stats.path == path
+    assert {name: each.count for name, each in stats.latencies.items()} == {
+        "describe": 1,
+        "seed": 1,
+        "push": 2,
+        "pull": 1,
+    }
+    assert stats.requests == 5
+    assert (stats.refused, stats.retries, stats.reconnects) == (0, 0, 0)
+    assert 3 * 4000 < stats.bytes_out < 3 * 4000 + 4000  # values, two gradients
+    assert 4000 < stats.bytes_in < 4000 + 2000
+    for latency in stats.latencies.values():
+        assert 0 < latency.p50_s <= latency.p99_s <= latency.max_s <= latency.total_s < WAIT_S
+
+
+def test_a_closed_client_makes_no_lane():
+    with cluster() as bed:
+        client = bed.client()
+        client.close()
+        with pytest.raises(ClosedError, match="this client is closed"):
+            client._fleet.lane()
+
+
+@pytest.mark.parametrize("left_s", [0.01, 0.3, 1.0, 5.0, 60.0])
+def test_a_typed_answer_has_time_to_come(left_s: float):
+    """On a busy machine 30 ms are not enough, and the caller would not hear what was waited for."""
+    answer_s = left_s - fan_out._server_wait_s(left_s)
+    assert min(0.5, left_s / 2) <= answer_s + 1e-9 <= 1.0 + 2e-9
+
+
+def test_refusals_are_counted_as_answers():
+    with cluster() as bed:
+        client = trained(bed)
+        bad = filled(client.manifest, np.nan)
+        with pytest.raises(NonFiniteGradient):
+            client.push(bad, hyper=HYPER, rows=1)
+        with pytest.raises(ManifestMismatch):
+            client.seed(make_manifest(500), filled(make_manifest(500)))
+        stats = only(client)
+    assert stats.refused == 2
+    assert stats.latencies["push"].count == 3
+
+
+@pytest.mark.fault("F28")
+def test_what_is_sent_again_and_connected_again_is_counted(proxied):
+    parts = proxied()
+    manifest = make_manifest(1000, rule=ADD)
+    (client,) = parts.workers(manifest)
+    before = only(client)
+    for after_bytes in (2000, 3000):
+        parts.proxy.plan(("up", after_bytes))
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+    stats = only(client)
+    assert (stats.retries, stats.reconnects) == (2, 2)
+    assert stats.latencies["push"].count == 2
+    assert stats.bytes_out - before.bytes_out > 2 * 4000
+    assert set(parts.bed.pulled(client)["trainable"]) == {2.0}
+
+
+@pytest.mark.attack("A04")
+def test_a_reply_whose_length_was_changed_is_asked_for_again(proxied):
+    """The length of the meta is read before the MAC that covers it can be."""
+    parts = proxied()
+    manifest = make_manifest(1000, rule=ADD)
+    (client,) = parts.workers(manifest)
+    for byte_of_length in (18, 19):
+        (flip,) = parts.proxy.arm(Fault("down", byte_of_length, "flip"))
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        assert flip.fired.is_set()
+    assert only(client).retries == 2
+    assert set(parts.bed.pulled(client)["trainable"]) == {2.0}
+
+
+@pytest.mark.slow
+@pytest.mark.attack("A04")
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_a_length_that_grew_within_its_limit_ends_in_a_second_request(
+    proxied, monkeypatch: pytest.MonkeyPatch, num_servers: int
+):
+    """The client waits for bytes that never come, but not until its own deadline."""
+    patient = dataclasses.replace(channel._LIMITS, stall_timeout_s=0.6)
+    monkeypatch.setattr(channel, "_LIMITS", patient)
+    parts = proxied(num_servers=num_servers)
+    manifest = make_manifest(1000, rule=ADD)
+    (client,) = parts.workers(manifest)
+    (flip,) = parts.proxy.arm(Fault("down", 17, "flip"))
+    client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+    assert flip.fired.is_set()
+    assert client.link_stats()[0].retries == 1
+    assert set(parts.bed.pulled(client)["trainable"]) == {1.0}
+
+
+@pytest.mark.fault("F23")
+def test_servers_are_connected_to_at_the_same_time(monkeypatch: pytest.MonkeyPatch):
+    """Each attempt waits for those to the other servers to begin."""
+    together = threading.Barrier(3)
+
+    def connect_with_others(*args: Any, **settings: Any) -> Connection:
+        together.wait(WAIT_S)
+        return connect(*args, **settings)
+
+    with cluster(num_servers=3) as bed:
+        client = bed.client()
+        monkeypatch.setattr(channel, "connect", connect_with_others)
+        assert [each.server for each in client.describe()] == [0, 1, 2]
+        assert [each.path for each in client.link_stats()] == ["in process"] * 3
+
+
+@pytest.mark.fault("F23")
+def test_a_server_that_cannot_be_reached_is_named_with_the_reason(proxied):
+    parts = proxied(num_servers=2)
+    parts.bed.servers[1].close()
+    client = parts.client(reconnect_s=0.2)
+    with pytest.raises(ServerGone, match=r"ps:1 at .* could not be reached .*the last attempt: "):
+        client.describe()
+
+
+def test_a_client_that_is_closed_while_it_connects_keeps_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Hybrid's lookups connect on a thread of theirs, and `close` does not wait for it."""
+    made: list[Connection] = []
+    with cluster() as bed:
+        client = bed.client()
+        (link,) = client._fleet.links
+
+        def connect_too_late(*args: Any, **settings: Any) -> Connection:
+            link.retire()
+            made.append(connect(*args, **settings))
+            return made[0]
+
+        monkeypatch.setattr(channel, "connect", connect_too_late)
+        with pytest.raises(ClosedError, match="this client is closed"):
+            client.describe()
+        assert [each.closed for each in made] == [True]
+
+
+def test_stats_wait_for_no_call_under_way():
+    manifest = make_manifest(100, consistency="sync")
+    with cluster(num_workers=2) as bed:
+        one, other = bed.workers(manifest, filled(manifest))
+
+        def push(client: PSClient) -> None:
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+        def look_then_push() -> LinkStats:
+            # The other one waits at the barrier, with its client's lock.
+            wait_until(lambda: bool(bed.servers[0].stats().missing), "the barrier")
+            stats = only(one)
+            push(other)
+            return stats
+
+        _, stats = run_all(lambda: push(one), look_then_push)
+        assert isinstance(stats, LinkStats)
+        assert "push" not in stats.latencies
+        assert only(one).latencies["push"].count == 1

@@ -1,0 +1,310 @@
+"""One server of several is started again from a checkpoint; the workers and the others live on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps.client.client import PSClient
+from ps.errors import NonFiniteGradient, StaleIncarnation
+from ps.manifest.manifest import SGD, Hyper, WorkerRank
+from ps.protocol import messages
+from ps.protocol.messages import Number
+from tests.support.ps_cluster import (
+    WAIT_S,
+    Arrays,
+    Cluster,
+    cluster,
+    filled,
+    make_manifest,
+    random_arrays,
+    run_all,
+    succeeded,
+    wait_until,
+)
+
+HYPER = Hyper(0.1)
+
+
+def step_of_all(clients: list[PSClient], grads: Arrays) -> list[int]:
+    pushes = [partial(client.push, grads, hyper=HYPER, rows=4) for client in clients]
+    return [ack.clock for ack in succeeded(run_all(*pushes))]
+
+
+@contextmanager
+def saved_after_a_step(
+    root: Path, mode: str = "sync", *, bound: int = 0, num_servers: int = 2
+) -> Iterator[tuple[Cluster, list[PSClient], Arrays]]:
+    """Servers with two workers and a gradient, saved after one step of both."""
+    manifest = make_manifest(600, rule=SGD(), consistency=mode, staleness_bound=bound)
+    with cluster(num_servers=num_servers, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        clients[0].save(root, 1)
+        yield bed, clients, grads
+
+
+def halves(bed: Cluster, client: PSClient) -> list[np.ndarray]:
+    """What each of two servers holds."""
+    values = bed.pulled(client)["trainable"]
+    return np.split(values, [client._dense.pieces[0][-1].stop])
+
+
+def before_the_second_round(clients, act):
+    """Call `act` once all clients have their first answers, and let them go on after it."""
+    meeting = threading.Barrier(len(clients), action=act)
+    for client in clients:
+        change = client._fleet.change
+
+        def held(request, *, client=client, change=change, **options):
+            if isinstance(request(Number(1, 1), 0.0), messages.Settle):
+                client._fleet.change = change
+                meeting.wait(WAIT_S)
+            return change(request, **options)
+
+        client._fleet.change = held
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize(
+    "rule", [SGD(global_clipnorm=1.0), SGD(clipnorm=0.5)], ids=["global_clipnorm", "clipnorm"]
+)
+def test_a_server_restarted_between_the_rounds_of_a_clipped_push_trains_on(tmp_path: Path, rule):
+    manifest = make_manifest(600, rule=rule, consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        for _ in range(3):
+            step_of_all(clients, grads)
+        clients[0].save(tmp_path, 3)
+        for _ in range(3):
+            step_of_all(clients, grads)
+        before_the_second_round(clients, lambda: bed.restart(1, tmp_path))
+        assert step_of_all(clients, grads) == [7, 7]
+        for clock in (8, 9):
+            before = halves(bed, clients[0])
+            assert step_of_all(clients, grads) == [clock, clock]
+            assert [server.stats().clock for server in bed.servers] == [clock, clock]
+            for old, new in zip(before, halves(bed, clients[0]), strict=True):
+                assert (old != new).any()
+        clients[0].save(tmp_path, 9, timeout_s=WAIT_S)
+
+
+@pytest.mark.fault("F08")
+def test_a_server_that_caught_up_still_does_what_an_idle_worker_asks(tmp_path: Path):
+    """A clock that is past undoes pushes that were meant for it, and nothing else."""
+    with saved_after_a_step(tmp_path) as (bed, clients, grads):
+        chief, other = clients
+        step_of_all(clients, grads)
+        chief.leave()
+        step_of_all([other], grads)
+        other.leave()
+        bed.restart(1, tmp_path)
+        other.join()
+        chief.assign({"trainable": np.full(600, 7.0, np.float32)})
+        np.testing.assert_array_equal(bed.pulled(chief)["trainable"], 7.0)
+        chief.finish()
+        assert step_of_all([other], grads) == [4]
+
+
+@pytest.mark.fault("F08")
+def test_a_push_that_a_restore_has_undone_is_not_counted_as_applied(tmp_path: Path):
+    """Worker 1 sends a push again whose answer was lost with the server; worker 0 got its own."""
+    with saved_after_a_step(tmp_path, num_servers=1) as (bed, clients, grads):
+        step_of_all(clients, grads)
+        (link,) = clients[1]._fleet.links
+        link.sequence, link.acknowledged, link.acked_clock = 1, 1, 1  # as before its last answer
+        server = bed.restart(0, tmp_path)
+        again = partial(clients[1].push, grads, hyper=HYPER, rows=4)
+
+        def worker_1() -> None:
+            assert again().clock == 2  # the push that was undone
+            assert again().clock == 3
+
+        def worker_0() -> None:
+            gate = server._service.life.loaded().gate
+            wait_until(lambda: bool(gate.waiting), "worker 1's push waits")
+            clients[0].push(grads, hyper=HYPER, rows=4)
+
+        succeeded(run_all(worker_1, worker_0))
+        assert sum(each.pushes for each in server.stats().workers) == 2
+        np.testing.assert_allclose(
+            bed.pulled(clients[0])["trainable"], -0.2 * grads["trainable"], rtol=1e-6
+        )
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+@pytest.mark.parametrize("restarted", [0, 1])
+def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, restarted: int
+):
+    """It meets the others already: the restored server learns from it that it trains no more."""
+    monkeypatch.setattr("ps.client.client.LOOK_AFTER_S", 0.2)
+    bound = 0 if mode == "sync" else 1
+    with saved_after_a_step(tmp_path, mode, bound=bound) as (bed, clients, grads):
+        idle, busy = clients
+        step_of_all(clients, grads)
+
+        def ends_early() -> None:
+            idle.leave()
+            idle.rendezvous("epoch", b"", timeout_s=WAIT_S)
+
+        def trains_on() -> None:
+            wait_until(lambda: idle._fleet.is_inactive, "worker 0 has left")
+            for _ in range(3):
+                busy.push(grads, hyper=HYPER, rows=4)
+            bed.restart(restarted, tmp_path)
+            for _ in range(4):
+                busy.push(grads, hyper=HYPER, rows=4)
+            busy.rendezvous("epoch", b"", timeout_s=WAIT_S)
+
+        succeeded(run_all(ends_early, trains_on, timeout_s=2 * WAIT_S))
+        idle.join()
+        step_of_all(clients, grads)
+        clocks = {server.stats().clock for server in bed.servers}
+        assert len(clocks) == 1 or mode == "ssp"
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_ended(tmp_path: Path, mode: str):
+    """Its process is gone: whoever started the server again says so, at any time."""
+    bound = 0 if mode == "sync" else 1
+    begun = saved_after_a_step(tmp_path, mode, bound=bound, num_servers=1)
+    with begun as (bed, (chief, other), grads):
+        other.finish()
+        other.close()
+        server = bed.restart(0, tmp_path)
+
+        def trains_on() -> None:
+            for _ in range(4):
+                chief.push(grads, hyper=HYPER, rows=4)
+            chief.rendezvous("end", b"", timeout_s=WAIT_S)
+
+        def tells() -> None:
+            gate = server._service.life.loaded().gate
+            wait_until(lambda: gate.clock_of(WorkerRank(0)) > 1 or bool(gate.waiting), "a push")
+            server.worker_done(1)
+
+        succeeded(run_all(trains_on, tells))
+        server.close()
+        server.worker_done(0)
+
+
+@pytest.mark.fault("F08")
+def test_workers_stand_at_a_restarted_server_where_others_know_them_to_stand(tmp_path: Path):
+    """Counting anew, it would hold the one that joins back for clocks that the other one has."""
+    with saved_after_a_step(tmp_path, "ssp") as (bed, clients, grads):
+        chief, other = clients
+        other.leave()
+        chief.push(grads, hyper=HYPER, rows=4)
+        bed.restart(1, tmp_path)
+        other.join()
+        for _ in range(2):
+            step_of_all(clients, grads)
+        gates = [server._service.life.loaded().gate for server in bed.servers]
+        stand = [[gate.clock_of(WorkerRank(rank)) for rank in (0, 1)] for gate in gates]
+        assert stand == [[4, 4], [4, 4]]
+
+
+@pytest.mark.fault("F06")
+def test_a_replaced_attempt_stays_refused_by_a_restarted_server(tmp_path: Path):
+    manifest = make_manifest(600, rule=SGD())
+    with cluster(num_workers=1) as bed:
+        frozen = bed.client(0)
+        frozen.seed(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        frozen.push(grads, hyper=HYPER, rows=4)
+        newer = bed.client(0, incarnation=1)
+        newer.attach()
+        newer.push(grads, hyper=HYPER, rows=4)
+        newer.save(tmp_path, 2)
+        bed.restart(0, tmp_path)
+        with pytest.raises(StaleIncarnation, match="accepts 1 and newer"):
+            frozen.push(grads, hyper=HYPER, rows=4)
+        newer.push(grads, hyper=HYPER, rows=4)
+        np.testing.assert_allclose(
+            bed.pulled(newer)["trainable"], -0.3 * grads["trainable"], rtol=1e-6
+        )
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("how", ["join", "attempt"])
+def test_what_is_new_is_not_undone_with_what_a_server_has_forgotten(tmp_path: Path, how: str):
+    """Worker 1 comes to the restarted server before the one that knows how far it was."""
+    with saved_after_a_step(tmp_path) as (bed, clients, grads):
+        ahead, other = clients
+        step_of_all(clients, grads)
+        other.leave()
+        for _ in range(2):
+            ahead.push(grads, hyper=HYPER, rows=4)
+        server = bed.restart(1, tmp_path)
+        comes = other
+        if how == "attempt":
+            comes = bed.client(1, incarnation=1)
+            comes.attach()
+        gate = server._service.life.loaded().gate
+
+        def worker_1() -> None:
+            assert comes.join().clock == 4
+            for _ in range(3):
+                comes.push(grads, hyper=HYPER, rows=4)
+
+        def worker_0() -> None:
+            wait_until(lambda: bool(gate.waiting), "the null push that lines worker 1 up")
+            for _ in range(3):
+                ahead.push(grads, hyper=HYPER, rows=4)
+
+        succeeded(run_all(worker_1, worker_0))
+        assert [each.stats().clock for each in bed.servers] == [7, 7]
+
+
+@pytest.mark.fault("F08")
+def test_a_new_push_after_a_refused_one_is_not_taken_for_an_undone_one(tmp_path: Path):
+    manifest = make_manifest(600, rule=SGD(), consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        grads, bad = random_arrays(manifest, 1), filled(manifest, np.inf)
+        step_of_all(clients, grads)
+        results = run_all(
+            partial(clients[0].push, grads, hyper=HYPER, rows=4),
+            partial(clients[1].push, bad, hyper=HYPER, rows=4),
+        )
+        assert isinstance(results[1], NonFiniteGradient)
+        clients[0].save(tmp_path, 2)
+        bed.restart(1, tmp_path)
+        for clock in (3, 4):
+            assert step_of_all(clients, grads) == [clock, clock]
+        assert [each.stats().clock for each in bed.servers] == [4, 4]
+
+
+def test_a_meeting_goes_on_while_another_server_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("ps.client.client.LOOK_AFTER_S", 0.1)
+    monkeypatch.setattr("ps.client.client.LOOK_S", 0.1)
+    manifest = make_manifest(600, rule=SGD(), consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        idle, other = clients = bed.workers(manifest, filled(manifest))
+        step_of_all(clients, random_arrays(manifest, 1))
+        idle.leave()
+        idle.save(tmp_path, 1)
+        bed.servers[1].close(0.5)
+        away = idle._fleet.links[1]
+
+        def comes_late() -> None:
+            wait_until(lambda: away.last_failure is not None, "worker 0 has looked")
+            other.rendezvous("epoch", b"", timeout_s=WAIT_S)
+
+        meet = partial(idle.rendezvous, "epoch", b"", timeout_s=WAIT_S)
+        succeeded(run_all(meet, comes_late))
+        bed.restart(1, tmp_path)
+        idle.join()

@@ -1,0 +1,854 @@
+"""Server and client together, over memory and over TCP: the same promises."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from ps.client.slices import slice_by_server, views_of
+from ps.errors import (
+    CheckpointError,
+    ClosedError,
+    ManifestMismatch,
+    NonFiniteGradient,
+    PSSettingsError,
+    RequestTimeout,
+    RoleError,
+    SequenceGap,
+    ServerPhaseError,
+    ShapeError,
+    StaleIncarnation,
+    WorkerLost,
+)
+from ps.manifest.manifest import Adam, GroupSpec, Hyper, Layout, Manifest, ParamSpec
+from ps.protocol import messages
+from ps.protocol.messages import Number
+from ps.server.server import PSServer
+from rpc.auth.handshake import Role
+from tests.support.ps_cluster import (
+    ADD,
+    Cluster,
+    cluster,
+    filled,
+    make_manifest,
+    random_arrays,
+    raw_call,
+    run_all,
+    succeeded,
+    wait_until,
+)
+
+HYPER = Hyper(0.1)
+
+
+@pytest.fixture(params=["inproc", "tcp", "shm"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def push_all(clients, grads, into, rows):
+    works = [
+        partial(client.push_pull, grads[i], into[i], hyper=HYPER, rows=rows[i])
+        for i, client in enumerate(clients)
+    ]
+    return succeeded(run_all(*works))
+
+
+def test_seed_then_pull_gives_the_same_bytes(transport: str):
+    manifest = make_manifest(statistics=7)
+    values = random_arrays(manifest, 1)
+    with cluster(transport, num_servers=3) as bed:
+        client = bed.client()
+        assert [server.phase for server in client.describe()] == ["EMPTY"] * 3
+        client.seed(manifest, values)
+        pulled = bed.pulled(client)
+    assert all(np.array_equal(pulled[name], values[name]) for name in values)
+
+
+def test_a_second_seed_adopts_and_overwrites_nothing(transport: str):
+    manifest = make_manifest()
+    with cluster(transport) as bed:
+        bed.client().seed(manifest, filled(manifest, 1.0))
+        late = bed.client()
+        late.seed(manifest, filled(manifest, 2.0))
+        assert bed.pulled(late)["trainable"][0] == 1.0
+
+
+def test_seeding_other_parameters_lists_the_differences(transport: str):
+    manifest = make_manifest(1000)
+    other = make_manifest(1002, rule=Adam())
+    with cluster(transport) as bed:
+        bed.client().seed(manifest, filled(manifest))
+        with pytest.raises(ManifestMismatch, match=r"rule.*'dense/kernel' expected shape \(333,\)"):
+            bed.client().seed(other, filled(other))
+        assert bed.pulled(bed.workers(manifest, filled(manifest))[0])["trainable"].sum() == 0
+
+
+def test_attach_waits_for_the_seed(transport: str):
+    manifest = make_manifest()
+    with cluster(transport, num_servers=2, num_workers=2) as bed:
+        chief, other = bed.client(0), bed.client(1)
+        attached, _ = succeeded(
+            run_all(other.attach, partial(chief.seed, manifest, filled(manifest)))
+        )
+    assert attached == manifest
+
+
+@pytest.mark.fault("F34")
+def test_a_worker_that_finished_before_the_seed_is_not_waited_for(transport: str):
+    manifest = make_manifest(rule=ADD, consistency="sync")
+    with cluster(transport, num_servers=2, num_workers=2) as bed:
+        bed.client(1).finish()
+        chief = bed.client(0)
+        chief.seed(manifest, filled(manifest))
+        assert chief.push(filled(manifest, 1.0), hyper=HYPER, rows=1).clock == 1
+        late = bed.client(1)
+        late.attach()
+        with pytest.raises(ServerPhaseError, match="final"):
+            late.join()
+
+
+def test_a_late_word_of_a_lost_attempt_leaves_the_newer_one_in_its_meeting(transport: str):
+    manifest = make_manifest()
+    with cluster(transport, num_workers=2) as bed:
+        chief = bed.client(0)
+        chief.seed(manifest, filled(manifest))
+        newer = bed.client(1, incarnation=1)
+        newer.attach()
+        newer.join()
+
+        def lose_then_meet() -> dict[int, bytes]:
+            bed.driver().worker_lost(1, 0)
+            return chief.rendezvous("epoch", b"chief", timeout_s=20.0)
+
+        meet = partial(newer.rendezvous, "epoch", b"newer", timeout_s=20.0)
+        met = succeeded(run_all(meet, lose_then_meet))
+    assert met == [{0: b"chief", 1: b"newer"}] * 2
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_a_worker_may_finish_while_the_servers_stop(transport: str, consistency: str):
+    manifest = make_manifest(consistency=consistency)
+    with cluster(transport, num_servers=2) as bed:
+        (worker,) = bed.workers(manifest, filled(manifest))
+        bed.driver().stop_servers("enough")
+        worker.leave()
+        worker.finish()
+        with pytest.raises(ServerPhaseError, match="DRAINING"):
+            worker.join()
+
+
+@pytest.mark.fault("F19")
+def test_attach_to_an_empty_server_ends_in_time_and_says_whom_to_ask(transport: str):
+    with (
+        cluster(transport) as bed,
+        pytest.raises(RequestTimeout, match=r"ps:0 is still EMPTY.*chief"),
+    ):
+        bed.client().attach(timeout_s=1.0)
+
+
+def test_calls_before_seed_and_after_close_say_what_to_do(transport: str):
+    manifest = make_manifest()
+    with cluster(transport) as bed:
+        client = bed.client()
+        with pytest.raises(ServerPhaseError, match=r"seed\(\) or attach\(\)"):
+            client.pull(filled(manifest))
+        client.close()
+        client.close()
+        with pytest.raises(ClosedError, match="closed"):
+            client.describe()
+
+
+def test_a_manifest_larger_than_a_frames_meta_travels(transport: str):
+    params = tuple(ParamSpec(f"layer-{n:05}/{'x' * 100}", (3,)) for n in range(2000))
+    manifest = Manifest(groups=(GroupSpec("trainable", "float32", ADD, params),))
+    assert len(manifest.encode()) > 200_000
+    with cluster(transport, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        assert clients[1].manifest == manifest
+
+
+def test_async_push_pull_applies_and_returns_what_was_applied(transport: str):
+    manifest = make_manifest(statistics=5)
+    values, grads = random_arrays(manifest, 1), random_arrays(manifest, 2)
+    with cluster(transport, num_servers=2) as bed:
+        (client,) = bed.workers(manifest, values)
+        into = filled(manifest, np.nan)
+        ack = client.push_pull(grads, into, hyper=HYPER, rows=32)
+        assert (ack.clock, ack.applied, ack.staleness) == (1, True, 0)
+        expected = values["trainable"] - grads["trainable"] * np.float32(0.1)
+        assert np.array_equal(into["trainable"], expected)
+        assert np.array_equal(into["statistics"], grads["statistics"])
+        assert np.array_equal(bed.pulled(client)["trainable"], expected)
+
+
+def test_push_pull_streams_many_parts(transport: str):
+    """12 MB: several reads and several parts of the reply, also through the small pipe."""
+    manifest = make_manifest(3_000_000, rule=ADD, bucket_bytes=262_144)
+    with cluster(transport, num_servers=2) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        into = filled(manifest)
+        client.push_pull(grads, into, hyper=HYPER, rows=1)
+        assert np.array_equal(into["trainable"], grads["trainable"])
+
+
+def test_two_servers_equal_one_bit_for_bit(transport: str):
+    manifest = make_manifest(2000, rule=Adam(), statistics=9, bucket_bytes=256)
+    results = []
+    for num_servers in (1, 2, 5):
+        with cluster(transport, num_servers=num_servers) as bed:
+            (client,) = bed.workers(manifest, random_arrays(manifest, 0))
+            into = filled(manifest)
+            for step in range(5):
+                client.push_pull(random_arrays(manifest, step), into, hyper=HYPER, rows=8)
+            results.append(into)
+    for other in results[1:]:
+        assert all(np.array_equal(results[0][name], other[name]) for name in other)
+
+
+def test_more_servers_than_buckets(transport: str):
+    manifest = make_manifest(3, rule=ADD)
+    with cluster(transport, num_servers=4) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        into = filled(manifest)
+        client.push_pull(filled(manifest, 1.0), into, hyper=HYPER, rows=1)
+        assert into["trainable"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_eight_clients_many_adds_count_exactly(transport: str):
+    manifest = make_manifest(500, rule=ADD)
+    with cluster(transport, num_servers=2, num_workers=8) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        ones = filled(manifest, 1.0)
+
+        def work(client):
+            return [client.push(ones, hyper=HYPER, rows=3).applied for _ in range(25)]
+
+        acks = succeeded(run_all(*(partial(work, client) for client in clients)))
+        assert all(all(applied) for applied in acks)
+        assert set(bed.pulled(clients[0])["trainable"]) == {200.0}
+        for stats in clients[0].stats():
+            assert [(w.pushes, w.rows) for w in stats.workers] == [(25, 75)] * 8
+            assert stats.clock == 200
+            assert sum(stats.staleness) == 200
+
+
+def test_staleness_counts_the_updates_of_others(transport: str):
+    manifest = make_manifest(rule=ADD)
+    with cluster(transport, num_workers=2) as bed:
+        one, other = bed.workers(manifest, filled(manifest))
+        bed.pulled(other)
+        for _ in range(3):
+            assert one.push(filled(manifest, 1.0), hyper=HYPER, rows=1).staleness == 0
+        assert other.push(filled(manifest, 1.0), hyper=HYPER, rows=1).staleness == 3
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_sync_equals_the_numpy_reduction_bit_for_bit(transport: str, reduction: str):
+    manifest = make_manifest(statistics=6, consistency="sync", reduction=reduction)
+    values, rows = random_arrays(manifest, 9), [32, 5, 27]
+    with cluster(transport, num_servers=2, num_workers=3) as bed:
+        clients = bed.workers(manifest, values)
+        into = [filled(manifest) for _ in clients]
+        expected = {name: array.copy() for name, array in values.items()}
+        for step in range(3):
+            grads = [random_arrays(manifest, 10 * step + rank) for rank in range(3)]
+            acks = push_all(clients, grads, into, rows)
+            assert [ack.clock for ack in acks] == [step + 1] * 3
+            weights = [np.float32(n / 64) for n in rows]
+            parts = [
+                g["trainable"] * (w if reduction == "mean" else np.float32(1))
+                for g, w in zip(grads, weights, strict=True)
+            ]
+            expected["trainable"] -= ((parts[0] + parts[1]) + parts[2]) * np.float32(0.1)
+            means = [g["statistics"] * w for g, w in zip(grads, weights, strict=True)]
+            expected["statistics"] = (means[0] + means[1]) + means[2]
+        for pulled in into:
+            assert np.array_equal(pulled["trainable"], expected["trainable"])
+            assert np.array_equal(pulled["statistics"], expected["statistics"])
+
+
+def test_sync_uses_the_learning_rate_of_the_lowest_rank(transport: str):
+    manifest = make_manifest(consistency="sync")
+    with cluster(transport, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        ones = filled(manifest, 1.0)
+        succeeded(
+            run_all(
+                partial(clients[1].push, ones, hyper=Hyper(99.0), rows=1),
+                partial(clients[0].push, ones, hyper=Hyper(0.5), rows=1),
+            )
+        )
+        assert bed.pulled(clients[0])["trainable"][0] == -0.5
+
+
+def test_sync_null_pushes_keep_the_barrier(transport: str):
+    manifest = make_manifest(consistency="sync")
+    with cluster(transport, num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        into = filled(manifest, np.nan)
+        acks = succeeded(
+            run_all(
+                partial(clients[0].push_null, rows=32, into=into),
+                partial(clients[1].push, filled(manifest, 1.0), hyper=HYPER, rows=4),
+            )
+        )
+        assert [(ack.clock, ack.applied) for ack in acks] == [(1, False), (1, True)]
+        assert np.array_equal(into["trainable"], np.full(1000, -0.1, np.float32))
+        acks = succeeded(run_all(*(client.push_null for client in clients)))
+        assert [ack.clock for ack in acks] == [2, 2]
+        assert bed.pulled(clients[0])["trainable"][0] == np.float32(-0.1)
+
+
+def test_async_null_push_changes_nothing(transport: str):
+    manifest = make_manifest()
+    with cluster(transport) as bed:
+        (client,) = bed.workers(manifest, filled(manifest, 1.0))
+        into = filled(manifest)
+        ack = client.push_null(into=into)
+        assert (ack.clock, ack.applied) == (0, False)
+        assert into["trainable"][0] == 1.0
+        assert client.stats()[0].workers[0].null_pushes == 1
+
+
+@pytest.mark.fault("F34")
+def test_sync_workers_with_uneven_data_leave_and_join_without_a_hang(transport: str):
+    manifest = make_manifest(consistency="sync", rule=ADD, reduction="sum")
+    steps = [[5, 0], [2, 7], [0, 3]]
+    with cluster(transport, num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+
+        def work(client, mine):
+            for epoch, count in enumerate(mine):
+                for _ in range(count):
+                    client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+                client.leave()
+                client.rendezvous(f"end-{epoch}", b"", timeout_s=10)
+                client.join()
+                client.rendezvous(f"begin-{epoch}", b"", timeout_s=10)
+            client.finish()
+            return True
+
+        succeeded(
+            run_all(
+                *(
+                    partial(work, client, [epoch[rank] for epoch in steps])
+                    for rank, client in enumerate(clients)
+                )
+            )
+        )
+        assert set(bed.pulled(clients[0])["trainable"]) == {17.0}
+        assert {stats.clock for stats in clients[0].stats()} == {5 + 7 + 3}
+
+
+@pytest.mark.fault("F34")
+def test_sync_join_between_two_servers_clocks_gives_both_the_same_gradients(transport: str):
+    """Server 1 has completed clock 1 without the joining worker, server 0 has not."""
+    manifest = make_manifest(consistency="sync", rule=ADD, reduction="sum")
+    pieces = slice_by_server(Layout.of(manifest), 2)
+    with cluster(transport, num_servers=2, num_workers=2) as bed:
+        _, joining = bed.workers(manifest, filled(manifest))
+        joining.leave()
+        ones = filled(manifest, 1.0)
+        first = messages.Push(manifest.hash(), Number(1, 1), 1, HYPER, wait_s=10.0)
+
+        def push_first(server: int):
+            return raw_call(bed, server, first, views_of(ones, pieces[server]))
+
+        assert push_first(1).clock == 1
+
+        def late():
+            wait_until(
+                lambda: bed.servers[0].stats().missing == (0,), "the joining worker's null push"
+            )
+            return push_first(0)
+
+        joined, ack = succeeded(run_all(joining.join, late))
+        assert (joined.clock, ack.clock) == (1, 1)
+        second = msgspec.structs.replace(first, number=Number(1, 2, 1))
+        works = [
+            partial(joining.push, filled(manifest, 10.0), hyper=HYPER, rows=1),
+            partial(raw_call, bed, 0, second, views_of(ones, pieces[0])),
+            partial(raw_call, bed, 1, second, views_of(ones, pieces[1])),
+        ]
+        assert [ack.clock for ack in succeeded(run_all(*works))] == [2, 2, 2]
+        assert set(bed.pulled(joining)["trainable"]) == {12.0}
+
+
+@pytest.mark.fault("F34")
+def test_sync_worker_joining_in_the_middle_meets_the_same_clock_on_all_servers(transport: str):
+    """One worker steps all the time, the other joins and leaves at any moment."""
+    manifest = make_manifest(consistency="sync", statistics=4, bucket_bytes=256)
+    with cluster(transport, num_servers=3, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+
+        def steady():
+            for _ in range(60):
+                clients[0].push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+            clients[0].finish()
+
+        def visitor():
+            for _ in range(8):
+                clients[1].leave()
+                clients[1].join()
+                clients[1].push(filled(manifest, 3.0), hyper=HYPER, rows=3)
+            clients[1].finish()
+
+        succeeded(run_all(steady, visitor))
+        trainable = bed.pulled(clients[0])["trainable"]
+        assert len(set(trainable.tolist())) == 1, "servers have reduced different gradients"
+        assert len({stats.clock for stats in clients[0].stats()}) == 1
+
+
+def test_sync_push_after_leave_says_join(transport: str):
+    manifest = make_manifest(consistency="sync")
+    with cluster(transport) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        client.leave()
+        with pytest.raises(ServerPhaseError, match="join"):
+            client.push(filled(manifest), hyper=HYPER, rows=1)
+        client.join()
+        assert client.push(filled(manifest), hyper=HYPER, rows=1).clock == 1
+
+
+@pytest.mark.slow
+def test_sync_barrier_times_out_naming_the_missing_worker(transport: str):
+    manifest = make_manifest(consistency="sync")
+    with cluster(transport, num_workers=2) as bed:
+        bed.workers(manifest, filled(manifest))
+        hasty = bed.client(1, timeout_s=1.0)
+        hasty.attach()
+        with pytest.raises(RequestTimeout, match="waits for worker 0"):
+            hasty.push(filled(manifest), hyper=HYPER, rows=1)
+        with pytest.raises(ServerPhaseError, match="nobody knows"):
+            hasty.push(filled(manifest), hyper=HYPER, rows=1)
+
+
+@pytest.mark.fault("F02")
+def test_sync_lost_worker_ends_the_waiting_push_typed(transport: str):
+    manifest = make_manifest(consistency="sync")
+    with cluster(transport, num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+
+        def lose():
+            wait_until(
+                lambda: all(server.stats().missing == (1,) for server in bed.servers),
+                "worker 0 to wait",
+            )
+            bed.driver().worker_lost(1)
+
+        pushed, _ = run_all(
+            partial(clients[0].push, filled(manifest, 1.0), hyper=HYPER, rows=1), lose
+        )
+        assert isinstance(pushed, WorkerLost)
+        assert "worker 1 was lost" in str(pushed)
+        with pytest.raises(WorkerLost):
+            clients[0].push(filled(manifest), hyper=HYPER, rows=1)
+        with pytest.raises(StaleIncarnation):
+            clients[1].push(filled(manifest), hyper=HYPER, rows=1)
+        assert bed.pulled(clients[0])["trainable"][0] == 0.0
+
+
+@pytest.mark.fault("F02")
+def test_sync_can_continue_without_the_lost_worker(transport: str):
+    manifest = make_manifest(consistency="sync", rule=ADD)
+    with cluster(transport, num_workers=2, on_lost="continue") as bed:
+        clients = bed.workers(manifest, filled(manifest))
+
+        def lose():
+            wait_until(lambda: bed.servers[0].stats().missing == (1,), "worker 0 to wait")
+            bed.servers[0].worker_lost(1)
+
+        ack, _ = succeeded(
+            run_all(partial(clients[0].push, filled(manifest, 1.0), hyper=HYPER, rows=1), lose)
+        )
+        assert (ack.clock, ack.applied) == (1, True)
+        replaced = bed.client(1, incarnation=1)
+        replaced.attach()
+        replaced.join()
+        works = [
+            partial(client.push, filled(manifest, 1.0), hyper=HYPER, rows=1)
+            for client in (clients[0], replaced)
+        ]
+        assert [ack.clock for ack in succeeded(run_all(*works))] == [2, 2]
+
+
+@pytest.mark.fault("F01")
+def test_async_goes_on_when_a_worker_is_lost(transport: str):
+    manifest = make_manifest(rule=ADD)
+    with cluster(transport, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        clients[1].push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        bed.driver().worker_lost(1)
+        assert clients[0].push(filled(manifest, 1.0), hyper=HYPER, rows=1).clock == 2
+        with pytest.raises(StaleIncarnation, match="must end"):
+            clients[1].push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        assert bed.pulled(clients[0])["trainable"][0] == 2.0
+
+
+@pytest.mark.fault("F06")
+@pytest.mark.fault("F20")
+def test_a_fenced_incarnation_is_refused_and_its_successor_is_not(transport: str):
+    manifest = make_manifest(rule=ADD)
+    with cluster(transport, num_servers=2) as bed:
+        (old,) = bed.workers(manifest, filled(manifest))
+        old.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        bed.driver().fence(0, 1)
+        with pytest.raises(StaleIncarnation, match="incarnation 0 was replaced"):
+            old.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        new = bed.client(0, incarnation=1)
+        new.attach()
+        new.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        assert bed.pulled(new)["trainable"][0] == 2.0
+        assert [stats.workers[0].pushes for stats in new.stats()] == [2, 2]
+
+
+def test_a_late_report_of_an_old_incarnation_spares_the_new_one(transport: str):
+    manifest = make_manifest(rule=ADD)
+    with cluster(transport) as bed:
+        bed.workers(manifest, filled(manifest))
+        new = bed.client(0, incarnation=1)
+        new.attach()
+        new.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        bed.driver().worker_lost(0, 0)
+        assert new.push(filled(manifest, 1.0), hyper=HYPER, rows=1).clock == 2
+
+
+def test_two_clients_of_one_worker_do_not_disturb_each_other(transport: str):
+    manifest = make_manifest(rule=ADD)
+    with cluster(transport) as bed:
+        (one,) = bed.workers(manifest, filled(manifest))
+        other = bed.client(0)
+        other.attach()
+        for client in (one, other, other, one):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        assert bed.pulled(one)["trainable"][0] == 4.0
+
+
+def test_assign_replaces_values_and_keeps_optimizer_slots(transport: str):
+    manifest = make_manifest(rule=Adam())
+    with cluster(transport, num_servers=2) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 3)
+        client.push(grads, hyper=HYPER, rows=1)
+        first = bed.pulled(client)["trainable"]
+        client.assign(filled(manifest, 5.0))
+        assert bed.pulled(client)["trainable"][0] == 5.0
+        client.push(grads, hyper=HYPER, rows=1)
+        second = bed.pulled(client)["trainable"] - np.float32(5.0)
+        assert not np.allclose(second, 0.0)
+        assert np.allclose(second, first, atol=1e-4), "Adam's moments and step went on"
+
+
+def test_rendezvous_gives_all_values_by_rank(transport: str):
+    with cluster(transport, num_servers=2, num_workers=3) as bed:
+        clients = [bed.client(rank) for rank in range(3)]
+        for _ in range(2):  # the same key may be used again
+            works = [
+                partial(client.rendezvous, "epoch", b"v" * rank, timeout_s=10)
+                for rank, client in enumerate(clients)
+            ]
+            assert succeeded(run_all(*works)) == [{0: b"", 1: b"v", 2: b"vv"}] * 3
+
+
+@pytest.mark.fault("F34")
+def test_rendezvous_does_not_wait_for_finished_or_lost_workers(transport: str):
+    manifest = make_manifest()
+    with cluster(transport, num_workers=3) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        clients[1].finish()
+        clients[1].finish()
+        meeting, _ = succeeded(
+            run_all(
+                partial(clients[0].rendezvous, "k", b"a", timeout_s=10),
+                partial(bed.driver().worker_lost, 2),
+            )
+        )
+        assert meeting == {0: b"a"}
+        with pytest.raises(StaleIncarnation, match="worker 2 incarnation 0"):
+            clients[2].rendezvous("k", b"", timeout_s=1)
+        with pytest.raises(ServerPhaseError, match="finish"):
+            clients[1].rendezvous("k", b"", timeout_s=1)
+
+
+def test_rendezvous_times_out_naming_the_missing(transport: str):
+    with (
+        cluster(transport, num_workers=3) as bed,
+        pytest.raises(RequestTimeout, match=r"'epoch-3' still waits for worker 1, 2"),
+    ):
+        bed.client(0).rendezvous("epoch-3", b"", timeout_s=1.0)
+
+
+@pytest.mark.fault("F48")
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_async_refuses_a_nonfinite_gradient_and_leaves_its_bucket(transport: str, bad: float):
+    manifest = make_manifest(rule=ADD)
+    with cluster(transport) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        grads = filled(manifest, 1.0)
+        grads["trainable"][700] = bad
+        with pytest.raises(NonFiniteGradient, match=r"'dense/bias'.*worker:0"):
+            client.push_pull(grads, filled(manifest), hyper=HYPER, rows=1)
+        values = bed.pulled(client)["trainable"]
+        assert np.isfinite(values).all()
+        assert values[700] == 0.0
+        assert client.push(filled(manifest, 1.0), hyper=HYPER, rows=1).applied
+        assert client.stats()[0].workers[0].refused == 1
+
+
+@pytest.mark.fault("F48")
+def test_sync_refused_gradient_counts_as_null_so_the_others_go_on(transport: str):
+    manifest = make_manifest(consistency="sync", rule=ADD)
+    with cluster(transport, num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        grads = filled(manifest, 1.0)
+        grads["trainable"][0] = np.nan
+        refused, ack = run_all(
+            partial(clients[0].push, grads, hyper=HYPER, rows=1),
+            partial(clients[1].push, filled(manifest, 1.0), hyper=HYPER, rows=1),
+        )
+        assert isinstance(refused, NonFiniteGradient)
+        assert (ack.clock, ack.applied) == (1, True)
+        works = [partial(c.push, filled(manifest, 1.0), hyper=HYPER, rows=1) for c in clients]
+        assert [ack.clock for ack in succeeded(run_all(*works))] == [2, 2]
+        assert bed.pulled(clients[0])["trainable"][0] == 2.0
+
+
+@pytest.mark.fault("F48")
+def test_sync_a_refused_worker_may_push_again_at_once(transport: str):
+    manifest = make_manifest(consistency="sync", rule=ADD)
+    with cluster(transport, num_workers=2) as bed:
+        (server,) = bed.servers
+        first, second = bed.workers(manifest, filled(manifest))
+
+        def refused_then_good() -> int:
+            with pytest.raises(NonFiniteGradient):
+                first.push(filled(manifest, np.nan), hyper=HYPER, rows=1)
+            return first.push(filled(manifest, 4.0), hyper=HYPER, rows=1).clock
+
+        def late_then_good() -> int:
+            wait_until(lambda: server.stats().missing == (1,), "worker 0's refused push")
+            second.push(filled(manifest, 2.0), hyper=HYPER, rows=1)
+            return second.push(filled(manifest, 2.0), hyper=HYPER, rows=1).clock
+
+        assert succeeded(run_all(refused_then_good, late_then_good)) == [2, 2]
+        assert bed.pulled(first)["trainable"][0] == 5.0
+
+
+def test_sync_sum_that_overflows_is_refused_and_changes_nothing(transport: str):
+    manifest = make_manifest(consistency="sync", rule=ADD, reduction="sum")
+    with cluster(transport, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        huge = filled(manifest, 3e38)
+        results = run_all(*(partial(c.push, huge, hyper=HYPER, rows=1) for c in clients))
+        assert [type(result) for result in results] == [NonFiniteGradient] * 2
+        assert bed.pulled(clients[0])["trainable"][0] == 0.0
+
+
+def test_seeding_nonfinite_values_is_refused(transport: str):
+    manifest = make_manifest()
+    with cluster(transport) as bed:
+        values = filled(manifest)
+        values["trainable"][3] = np.nan
+        with pytest.raises(NonFiniteGradient, match="dense/kernel"):
+            bed.client().seed(manifest, values)
+        assert bed.client().describe()[0].phase == "EMPTY"
+
+
+@pytest.mark.fault("F47")
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"trainable": np.zeros(999, np.float32)}, r"float32\[1000\], got float32\[999\]"),
+        ({"trainable": np.zeros((10, 100), np.float32)}, r"got float32\[10, 100\]"),
+        ({"trainable": np.zeros(1000, np.float64)}, r"got float64\[1000\]"),
+        ({"trainable": np.zeros(2000, np.float32)[::2]}, "contiguous"),
+        ({"trainable": [0.0] * 1000}, "got list"),
+        ({}, r"groups \['trainable'\], got \[\]"),
+        ({"trainable": np.zeros(1000, np.float32), "x": np.zeros(1)}, "'x'"),
+    ],
+    ids=["size", "rank", "dtype", "stride", "list", "missing", "unknown"],
+)
+def test_wrong_arrays_are_refused_before_anything_is_sent(wrong: dict, text: str):
+    manifest = make_manifest()
+    with cluster() as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        with pytest.raises(ShapeError, match=text):
+            client.push(wrong, hyper=HYPER, rows=1)
+        assert client.push(filled(manifest), hyper=HYPER, rows=1).clock == 1
+
+
+def test_into_must_be_writable():
+    manifest = make_manifest()
+    with cluster() as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        into = filled(manifest)
+        into["trainable"].flags.writeable = False
+        with pytest.raises(ShapeError, match="writable"):
+            client.pull(into)
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_scalars_that_do_not_fit_the_rule_change_nothing(consistency: str):
+    hyper = Hyper(0.1, {"trainable": (1.0, 2.0)})
+    manifest = make_manifest(rule=Adam(), consistency=consistency)
+    with cluster() as bed:
+        (client,) = bed.workers(manifest, filled(manifest, 1.0))
+        with pytest.raises(PSSettingsError, match="takes the step scalars: alpha"):
+            client.push(filled(manifest, 1.0), hyper=hyper, rows=1)
+        assert set(bed.pulled(client)["trainable"]) == {1.0}
+        assert client.push(filled(manifest), hyper=HYPER, rows=1).clock == 1
+
+
+def test_rows_of_a_push_are_checked():
+    manifest = make_manifest()
+    with cluster() as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        with pytest.raises(PSSettingsError, match="at least 1 row, got 0"):
+            client.push(filled(manifest), hyper=HYPER, rows=0)
+
+
+@pytest.mark.attack("A15")
+def test_roles_are_checked_on_the_wire(transport: str):
+    manifest = make_manifest()
+    with cluster(transport, num_workers=2) as bed:
+        chief, other = bed.workers(manifest, filled(manifest))
+        for call in (
+            lambda: chief.stop_servers("no"),
+            lambda: chief.fence(1, 5),
+            lambda: chief.worker_lost(1),
+            lambda: other.assign(filled(manifest)),
+            lambda: other.seed(manifest, filled(manifest)),
+        ):
+            with pytest.raises(RoleError, match="may not call"):
+                call()
+        with pytest.raises(RoleError, match=r"workers 0\.\.1"):
+            bed.client(2).describe()
+        with pytest.raises(RoleError, match="feeder"):
+            bed.client(role=Role.FEEDER).describe()
+
+
+def test_endpoints_in_the_wrong_order_are_refused(transport: str):
+    with cluster(transport, num_servers=2) as bed:
+        client = bed.client(endpoints=bed.endpoints[::-1])
+        with pytest.raises(PSSettingsError, match="order of ranks"):
+            client.describe()
+
+
+def test_a_client_of_another_cluster_size_is_refused(transport: str):
+    manifest = make_manifest()
+    with cluster(transport, num_servers=2) as bed:
+        bed.workers(manifest, filled(manifest))
+        with pytest.raises(ManifestMismatch, match="2 servers and 1 workers"):
+            bed.client(endpoints=bed.endpoints[:1]).attach()
+        with pytest.raises(ManifestMismatch, match="2 servers and 1 workers"):
+            bed.client(endpoints=bed.endpoints[:1]).seed(manifest, filled(manifest))
+
+
+def test_stop_ends_waiting_pushes_and_still_answers_pulls(transport: str):
+    manifest = make_manifest(consistency="sync")
+    with cluster(transport, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest, 1.0))
+        (server,) = bed.servers
+
+        def stop():
+            wait_until(lambda: server.stats().missing == (1,), "worker 0 to wait")
+            bed.driver().stop_servers("enough")
+
+        pushed, _ = run_all(partial(clients[0].push, filled(manifest), hyper=HYPER, rows=1), stop)
+        assert isinstance(pushed, ServerPhaseError)
+        assert "DRAINING (enough)" in str(pushed)
+        assert server.wait_stopped(1.0)
+        assert bed.pulled(clients[0])["trainable"][0] == 1.0
+        with pytest.raises(ServerPhaseError, match="DRAINING"):
+            clients[1].push(filled(manifest), hyper=HYPER, rows=1)
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_a_saved_run_goes_on_in_new_servers(transport: str, consistency: str, tmp_path: Path):
+    manifest = make_manifest(rule=Adam(), consistency=consistency, statistics=5)
+
+    def steps(client, into, numbers):
+        for step in numbers:
+            client.push_pull(random_arrays(manifest, step), into, hyper=HYPER, rows=4)
+
+    whole, resumed = filled(manifest), filled(manifest)
+    with cluster(transport, num_servers=2) as bed:
+        (client,) = bed.workers(manifest, random_arrays(manifest, 99))
+        steps(client, whole, range(3))
+        client.save(tmp_path, 3)
+        steps(client, whole, range(3, 6))
+    with cluster(transport, num_servers=3) as bed:
+        client = bed.client()
+        assert client.restore(tmp_path) == 3
+        assert [server.clock for server in client.describe()] == [3] * 3
+        client.seed(manifest, filled(manifest))  # adopts, never overwrites
+        steps(client, resumed, range(3, 6))
+    assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_restore_into_a_serving_shard_is_refused(transport: str, tmp_path: Path):
+    manifest = make_manifest()
+    with cluster(transport) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        client.save(tmp_path, 1)
+        with pytest.raises(ServerPhaseError, match="EMPTY"):
+            client.restore(tmp_path)
+
+
+def test_a_step_is_saved_once(transport: str, tmp_path: Path):
+    manifest = make_manifest()
+    with cluster(transport) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        client.save(tmp_path, 1)
+        with pytest.raises(CheckpointError, match="step 1 exists"):
+            client.save(tmp_path, 1)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["lease.json", "step-1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+
+
+@pytest.mark.fault("F08")
+def test_a_live_client_of_restored_servers_goes_on_and_the_loss_is_counted(tmp_path: Path):
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        ones = filled(manifest, 1.0)
+        client.push(ones, hyper=HYPER, rows=1)
+        client.save(tmp_path, 1)
+        client.push(ones, hyper=HYPER, rows=1)
+        client.push(ones, hyper=HYPER, rows=1)
+        restart(bed)
+        chief = bed.client()
+        chief.restore(tmp_path)
+        client.push(ones, hyper=HYPER, rows=1)
+        assert bed.pulled(client)["trainable"][0] == 2.0
+        assert client.stats()[0].lost_requests == 2
+
+
+@pytest.mark.fault("F30")
+def test_a_server_that_was_restarted_empty_is_noticed():
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        restart(bed)
+        with pytest.raises(ServerPhaseError, match="EMPTY"):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        bed.client().seed(manifest, filled(manifest))
+        with pytest.raises(SequenceGap, match="lost updates; restore the last checkpoint"):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+
+def restart(bed: Cluster) -> None:
+    """Replace the only server by an empty one at the same endpoint."""
+    (old,) = bed.servers
+    old.close()
+    new = PSServer(old.settings, bed.credentials, incarnation=1)
+    new.bind_inproc(old.endpoint.inproc)
+    new.start()
+    bed.servers[:] = [new]

@@ -1,0 +1,248 @@
+"""Servers and workers as processes that are killed, frozen and stopped."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ps.client.client import PSClient
+from ps.errors import RequestTimeout, ServerGone
+from ps.manifest.manifest import Hyper
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.errors import AuthError
+from tests.support.ps_cluster import ADD, filled, make_manifest, run_all, wait_until
+from tests.support.ps_processes import CREDENTIALS, SECRET, ServerProcess, server_processes
+
+pytestmark = pytest.mark.slow
+
+HYPER = Hyper(0.1)
+
+
+def client_of(servers: list[ServerProcess], rank: int = 0, **settings) -> PSClient:
+    arguments = {"num_workers": 1, "timeout_s": 20.0, "reconnect_s": 1.0, **settings}
+    endpoints = [server.endpoint for server in servers]
+    return PSClient(endpoints, CREDENTIALS, Identity(Role.WORKER, rank), **arguments)
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.fault("F12")
+def test_killing_a_server_stops_training_with_its_name(tmp_path: Path):
+    manifest = make_manifest(rule=ADD)
+    with (
+        server_processes(tmp_path, 2, num_workers=1) as servers,
+        client_of(servers) as client,
+    ):
+        client.seed(manifest, filled(manifest))
+
+        def train() -> None:
+            while True:
+                client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+        def kill() -> None:
+            servers[1].send(signal.SIGKILL)
+
+        started_s = time.monotonic()
+        trained, _ = run_all(train, kill)
+        assert isinstance(trained, ServerGone)
+        endpoint = servers[1].endpoint
+        assert f"ps:1 at {endpoint} could not be reached for 1 s" in str(trained)
+        assert time.monotonic() - started_s < 30.0
+
+
+@pytest.mark.fault("F08")
+def test_killing_a_server_ends_a_waiting_sync_push(tmp_path: Path):
+    manifest = make_manifest(rule=ADD, consistency="sync")
+    with (
+        server_processes(tmp_path, 1, num_workers=2) as servers,
+        client_of(servers, num_workers=2) as client,
+        client_of(servers, num_workers=2) as other,
+    ):
+        client.seed(manifest, filled(manifest))
+
+        def kill() -> None:
+            deadline_s = time.monotonic() + 10
+            while other.stats()[0].missing != (1,):
+                assert time.monotonic() < deadline_s
+            servers[0].send(signal.SIGKILL)
+
+        pushed, _ = run_all(partial(client.push, filled(manifest, 1.0), hyper=HYPER, rows=1), kill)
+        assert isinstance(pushed, ServerGone)
+        assert "ps:0 at 127.0.0.1" in str(pushed)
+
+
+@pytest.mark.fault("F11")
+def test_a_frozen_server_is_found_by_the_deadline(tmp_path: Path):
+    manifest = make_manifest(rule=ADD)
+    with (
+        server_processes(tmp_path, 1, num_workers=2) as servers,
+        client_of(servers, num_workers=2) as patient,
+        client_of(servers, 1, num_workers=2, timeout_s=1.5) as client,
+    ):
+        patient.seed(manifest, filled(manifest))
+        client.attach()
+        servers[0].send(signal.SIGSTOP)
+        process = psutil.Process(servers[0].process.pid)
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the server to stop")
+        with pytest.raises(RequestTimeout, match=r"ps:0 at 127\.0\.0\.1"):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        servers[0].send(signal.SIGCONT)
+
+
+@pytest.mark.fault("F15")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_in_order(tmp_path: Path, number: signal.Signals):
+    manifest = make_manifest(consistency="sync")
+    with (
+        server_processes(tmp_path, 1, num_workers=2) as servers,
+        client_of(servers, num_workers=2) as client,
+    ):
+        client.seed(manifest, filled(manifest))
+        servers[0].send(number)
+        status, errors = servers[0].wait()
+        assert (status, errors) == (0, "")
+
+
+def test_a_stop_request_ends_the_process(tmp_path: Path):
+    with server_processes(tmp_path, 1, num_workers=1) as servers:
+        endpoint = servers[0].endpoint
+        with PSClient(
+            [endpoint], CREDENTIALS, Identity(Role.DRIVER, 0), num_workers=1, timeout_s=10
+        ) as driver:
+            driver.stop_servers("done")
+        assert servers[0].wait() == (0, "")
+
+
+WORKER = """
+import sys
+import numpy as np
+from ps.client import PSClient
+from ps.manifest.manifest import Hyper
+from rpc.endpoint import Endpoint
+from rpc.auth.handshake import Credentials, Identity, Role
+
+host, port, incarnation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+credentials = Credentials("processes", sys.stdin.readline().strip().encode())
+identity = Identity(Role.WORKER, 0, incarnation)
+client = PSClient([Endpoint(host, port)], credentials, identity, num_workers=1)
+client.attach()
+ones = {"trainable": np.ones(200_000, np.float32)}
+for number in range(1, 100_000):
+    client.push(ones, hyper=Hyper(0.1), rows=1)
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.fault("F01")
+def test_a_killed_worker_loses_and_doubles_no_acknowledged_push(tmp_path: Path):
+    """Killed at arbitrary points: each bucket has the acknowledged pushes, or one more."""
+    manifest = make_manifest(200_000, rule=ADD, bucket_bytes=8192)
+    with (
+        server_processes(tmp_path, 1, num_workers=1) as servers,
+        client_of(servers, rank=0) as watcher,
+    ):
+        watcher.seed(manifest, filled(manifest))
+        before = filled(manifest)
+        for attempt in range(4):
+            acknowledged = _run_worker_and_kill(servers[0], attempt, after=5 + attempt)
+            # What the dead worker had sent is still applied; the watcher's connection is the other.
+            wait_until(lambda: watcher.stats()[0].connections == 1, "the dead worker's end")
+            after = filled(manifest)
+            watcher.pull(after)
+            applied = after["trainable"] - before["trainable"]
+            assert applied.min() >= acknowledged
+            assert applied.max() <= acknowledged + 1
+            before = after
+
+
+def _run_worker_and_kill(server: ServerProcess, incarnation: int, after: int) -> int:
+    endpoint = server.endpoint
+    arguments = [endpoint.host, str(endpoint.port), str(incarnation)]
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(SECRET.decode() + "\n")
+        worker.stdin.flush()
+        for _ in range(after):
+            assert worker.stdout.readline(), "the worker ended by itself"
+        worker.kill()
+        left = [line for line in worker.stdout.read().split("\n") if line]
+    return after + len(left)
+
+
+@pytest.mark.attack("A02")
+@pytest.mark.attack("A27")
+@pytest.mark.parametrize(
+    "credentials",
+    [Credentials("processes", b"x" * 32), Credentials("another", SECRET)],
+    ids=["secret", "cluster"],
+)
+def test_a_wrong_secret_or_cluster_is_refused_at_once(tmp_path: Path, credentials: Credentials):
+    with server_processes(tmp_path, 1, num_workers=1) as servers:
+        endpoints = [servers[0].endpoint]
+        identity = Identity(Role.WORKER, 0)
+        with (
+            PSClient(endpoints, credentials, identity, num_workers=1) as client,
+            pytest.raises(AuthError, match=credentials.cluster_id[:4]),
+        ):
+            client.describe()
+
+
+@pytest.mark.attack("A16")
+def test_a_secret_file_that_others_may_read_is_refused(tmp_path: Path):
+    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "secret").chmod(0o644)
+    with pytest.raises(AssertionError, match="mode 0644: others may read the secret; chmod 0600"):
+        ServerProcess(tmp_path, "--num-workers", "1")
+
+
+def test_a_short_secret_is_refused(tmp_path: Path):
+    (tmp_path / "secret").touch(mode=0o600)
+    (tmp_path / "secret").write_bytes(b"short")
+    with pytest.raises(AssertionError, match="has 5 bytes, it needs 16"):
+        ServerProcess(tmp_path, "--num-workers", "1")
+
+
+def test_a_rank_outside_the_servers_is_refused(tmp_path: Path):
+    with pytest.raises(AssertionError, match=r"rank must be in 0\.\.1"):
+        ServerProcess(tmp_path, "--num-workers", "1", "--rank", "2", "--num-servers", "2")
+
+
+def test_help_names_every_option():
+    shown = subprocess.run(
+        [sys.executable, "-m", "ps.server", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    for option in ("--secret-file", "--cluster-id", "--num-workers", "--on-lost", "--port"):
+        assert option in shown
+
+
+def test_a_server_never_imports_spark_or_tensorflow():
+    code = "import sys, ps.server; print([m for m in sys.modules if m in %r])"
+    unwanted = ["tensorflow", "keras", "pyspark", "grpc", "pandas"]
+    result = subprocess.run(
+        [sys.executable, "-c", code % unwanted], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_client_does_not_import_numba():
+    code = "import sys, ps.client; print('numba' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "False"

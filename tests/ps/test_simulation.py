@@ -1,0 +1,185 @@
+"""Thousands of schedules of a simulated cluster: every promise holds in each, whatever is cut."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ps.client.server_group import ServerGroup
+from ps.consistency.bsp import BSP
+from ps.consistency.ssp import SSP
+from ps.exactly_once import CompletionLog, Verdict
+from ps.server.handlers import Service
+from tests.support.sim.network import Network
+from tests.support.sim.ps import Plan, Simulation, run
+from tests.support.sim.world import Condition, Stuck, World, end_runners
+from tests.support.tables import table_kernels_loaded
+
+__all__ = ["table_kernels_loaded"]
+pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
+
+NUM_SCHEDULES = 100
+NUM_IDLE_SCHEDULES = 10_000
+NUM_IN_ONE_TEST = 300
+NUM_LONG_SCHEDULES = 40_000
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    yield
+    end_runners()
+
+
+@pytest.mark.fault("F24")
+@pytest.mark.fault("F27")
+def test_many_schedules_keep_every_promise():
+    seen: collections.Counter[str] = collections.Counter()
+
+    def look(simulation: Simulation) -> None:
+        plan = simulation.plan
+        seen[plan.consistency] += 1
+        seen["cuts"] += simulation.network.num_cuts
+        seen["crashes"] += bool(simulation.lost)
+        seen["visits"] += plan.visits
+        seen["rows"] += plan.has_rows
+        seen["restarts"] += simulation.gone is not None
+        seen["refused"] += sum(worker.ended_by is not None for worker in simulation.workers)
+
+    run(range(NUM_SCHEDULES), look)
+    assert (
+        min(seen[mode] for mode in ("async", "sync", "ssp", "hybrid", "rows", "visits", "restarts"))
+        > 12
+    )
+    assert seen["cuts"] > 500
+    assert min(seen["crashes"], seen["refused"]) > 5
+
+
+@pytest.mark.fault("F27")
+@pytest.mark.idle
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(NUM_SCHEDULES, NUM_IDLE_SCHEDULES, NUM_IN_ONE_TEST))
+def test_ten_thousand_schedules_keep_every_promise(first: int):
+    run(range(first, first + NUM_IN_ONE_TEST))
+
+
+@pytest.mark.fault("F27")
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_further_schedules_keep_every_promise():
+    run(range(NUM_IDLE_SCHEDULES, NUM_LONG_SCHEDULES))
+
+
+@pytest.mark.slow
+def test_a_seed_gives_the_same_run_again():
+    logs = []
+    for _ in range(2):
+        simulation = Simulation(37)
+        simulation.run()
+        logs.append((simulation.network.log, simulation.world.turns))
+    assert logs[0] == logs[1]
+    assert logs[0][0]
+
+
+def always_new(record: CompletionLog, request, acknowledged: int = 0) -> Verdict:
+    record._record_of(request).sequence = request.sequence
+    return Verdict.NEW
+
+
+def waits_for_all(network: Network, calls, timeout_s: float):
+    network.world.block(lambda: all(call.settled for call in calls), timeout_s)
+    return [call for call in calls if call.settled]
+
+
+MUTANTS = {
+    "repeated pushes are taken for new ones": (CompletionLog, "begin", always_new, ""),
+    "buckets forget what was applied": (CompletionLog, "needs", lambda *_: True, "doubled|reads"),
+    "a cut call waits for the others' replies": (Network, "wait_any", waits_for_all, "Timeout"),
+    "a lost worker is waited for": (BSP, "on_lost", lambda *_: [], "Timeout"),
+}
+RESTART_MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
+    "a restarted server keeps its old clock": (
+        BSP,
+        "catch_up",
+        lambda *_: [],
+        "clocks|two pushes|Timeout",
+    ),
+    "a restarted server does not hear where its workers stand": (
+        SSP,
+        "catch_up",
+        lambda *_: [],
+        "Timeout",
+    ),
+    "a restarted server waits for who has ended": (
+        Service,
+        "worker_done",
+        lambda *_: None,
+        "Timeout|WorkerLost",
+    ),
+    "a restarted server waits for who has left": (
+        ServerGroup,
+        "probe_restarts",
+        lambda *_, **__: None,
+        "Timeout",
+    ),
+    "a restart forgets what was applied": (
+        CompletionLog,
+        "restore",
+        lambda record, _: setattr(record, "_is_restored", True),
+        "doubled|reads",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_cluster_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
+    """The schedules are no use if they cannot fail."""
+    owner, method, mutant, text = MUTANTS[name]
+    monkeypatch.setattr(owner, method, mutant)
+    with pytest.raises(
+        AssertionError, match=rf"(?s){text}.*replay: python -m tests.support.sim.ps"
+    ):
+        run(range(400))
+
+
+def joins_about_a_restart(plan: Plan) -> bool:
+    return plan.consistency == "ssp" and plan.restarts and plan.visits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESTART_MUTANTS)
+def test_a_restart_that_breaks_a_promise_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
+    owner, method, mutant, text = RESTART_MUTANTS[name]
+    monkeypatch.setattr(owner, method, mutant)
+    rare = [seed for seed in range(4500, 5500) if joins_about_a_restart(Plan.of(seed))]
+    seeds = rare + [seed for seed in range(500, 2500) if Plan.of(seed).restarts]
+    with pytest.raises(
+        AssertionError, match=rf"(?s){text}.*replay: python -m tests.support.sim.ps"
+    ):
+        run(seeds)
+
+
+def test_a_bound_that_is_one_too_wide_is_found(monkeypatch: pytest.MonkeyPatch):
+    made = SSP.__init__
+
+    def wider(policy: SSP, num_workers: int, bound: int, **options: int) -> None:
+        made(policy, num_workers, bound + 1, **options)
+
+    monkeypatch.setattr(SSP, "__init__", wider)
+    with pytest.raises(AssertionError, match="bound broken"):
+        run(range(400))
+
+
+def test_a_wait_without_an_end_is_found_at_once():
+    world = World(1)
+    condition = Condition(world)
+
+    def wait() -> None:
+        with condition:
+            condition.wait()
+
+    with pytest.raises(Stuck, match="nobody can go on: forgotten"):
+        world.join(world.spawn("forgotten", wait))

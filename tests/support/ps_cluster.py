@@ -1,0 +1,250 @@
+"""A small parameter-server cluster in this process, over memory or TCP, and workers as threads."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ps.checkpoint.restore import Restoring
+from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.client.client import PSClient
+from ps.consistency.policy import OnLost
+from ps.manifest.manifest import SGD, Add, Average, GroupSpec, Manifest, ParamSpec, RuleConfig
+from ps.protocol import messages
+from ps.protocol.messages import Ack
+from ps.server.server import PSServer, ServerSettings
+from ps.stats.counters import resident_bytes
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.client.connection import Buffer, connect
+from rpc.endpoint import Endpoint
+from tests.support.rpc import over_tls
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+
+WAIT_S = 60.0
+"""Of every wait that is to end well, and of clients; the first of a run compile kernels, too."""
+_names = itertools.count()
+
+
+def make_manifest(
+    size: int = 1000,
+    *,
+    rule: RuleConfig | None = None,
+    consistency: Any = "async",
+    reduction: Any = "mean",
+    staleness_bound: int = 0,
+    staleness_aware: bool = False,
+    statistics: int = 0,
+    bucket_bytes: int = 512,
+) -> Manifest:
+    """Two parameters of one trainable group, and a statistics group if wanted."""
+    cut = size // 3
+    params = (ParamSpec("dense/kernel", (cut,)), ParamSpec("dense/bias", (size - cut,)))
+    groups = [GroupSpec("trainable", "float32", rule or SGD(), params)]
+    if statistics:
+        moving = (ParamSpec("norm/mean", (statistics,)),)
+        groups.append(GroupSpec("statistics", "float32", Average(), moving))
+    return Manifest(
+        groups=tuple(groups),
+        consistency=consistency,
+        reduction=reduction,
+        staleness_bound=staleness_bound,
+        staleness_aware=staleness_aware,
+        bucket_bytes=bucket_bytes,
+    )
+
+
+def filled(manifest: Manifest, value: float = 0.0) -> Arrays:
+    """Flat arrays of the manifest's groups."""
+    return {
+        group.name: np.full(group.num_elements, value, group.dtype) for group in manifest.groups
+    }
+
+
+def random_arrays(manifest: Manifest, seed: int) -> Arrays:
+    """Flat arrays of normal numbers, the same for the same seed."""
+    random = np.random.default_rng(seed)
+    return {
+        group.name: random.standard_normal(group.num_elements).astype(group.dtype)
+        for group in manifest.groups
+    }
+
+
+class Cluster:
+    """Servers that are started, and clients that are closed with them."""
+
+    def __init__(
+        self,
+        transport: str,
+        *,
+        num_servers: int = 1,
+        num_workers: int = 1,
+        on_lost: OnLost = "fail",
+        integrity: Literal["header", "payload"] = "header",
+        open_storage: OpenStorage = storage_at,
+    ) -> None:
+        self.credentials = Credentials(f"test-{next(_names)}", b"s" * 32, integrity)
+        if transport == "tls":
+            self.credentials = over_tls(self.credentials)
+        self.num_workers = num_workers
+        self.open_storage = open_storage
+        self.servers: list[PSServer] = []
+        self.clients: list[PSClient] = []
+        for rank in range(num_servers):
+            settings = ServerSettings(
+                rank=rank, num_servers=num_servers, num_workers=num_workers, on_lost=on_lost
+            )
+            server = PSServer(settings, self.credentials, open_storage=open_storage)
+            if transport in ("tcp", "tls"):
+                server.bind_tcp("127.0.0.1")
+            elif transport == "shm":
+                server.bind_unix()
+            else:
+                server.bind_inproc(f"{self.credentials.cluster_id}-{rank}")
+            server.start()
+            self.servers.append(server)
+
+    def restart(self, rank: int, directory: Path) -> PSServer:
+        """End a server without a word and start one in its place, as a supervisor does."""
+        old = self.servers[rank]
+        host, port = old.endpoint.host, old.endpoint.port
+        old.close(0.5)
+        server = PSServer(old.settings, self.credentials, open_storage=self.open_storage)
+        server.restore(directory, like=Restoring(job=self.credentials.cluster_id))
+        if port:
+            server.bind_tcp(host, port)
+        else:
+            server.bind_inproc(f"{self.credentials.cluster_id}-{rank}")
+        server.start()
+        self.servers[rank] = server
+        return server
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        return [server.endpoint for server in self.servers]
+
+    def client(
+        self,
+        rank: int = 0,
+        incarnation: int = 0,
+        *,
+        role: Role = Role.WORKER,
+        endpoints: Sequence[Endpoint] | None = None,
+        timeout_s: float = WAIT_S,
+        reconnect_s: float = 2.0,
+    ) -> PSClient:
+        client = PSClient(
+            self.endpoints if endpoints is None else endpoints,
+            self.credentials,
+            Identity(role, rank, incarnation),
+            num_workers=self.num_workers,
+            timeout_s=timeout_s,
+            reconnect_s=reconnect_s,
+            open_storage=self.open_storage,
+        )
+        self.clients.append(client)
+        return client
+
+    def driver(self) -> PSClient:
+        return self.client(role=Role.DRIVER)
+
+    def workers(self, manifest: Manifest, values: Mapping[str, Array]) -> list[PSClient]:
+        """One client per worker, all attached to freshly seeded servers."""
+        clients = [self.client(rank) for rank in range(self.num_workers)]
+        clients[0].seed(manifest, values)
+        for client in clients[1:]:
+            client.attach()
+        return clients
+
+    def pulled(self, client: PSClient) -> Arrays:
+        into = filled(client.manifest, np.nan)
+        client.pull(into)
+        return into
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        for server in self.servers:
+            server.close()
+
+
+@contextlib.contextmanager
+def cluster(transport: str = "inproc", **settings: Any) -> Iterator[Cluster]:
+    made = Cluster(transport, **settings)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def run_all(*works: Callable[[], Any], timeout_s: float = WAIT_S) -> list[Any]:
+    """Run each in its own thread; returns results, or the exceptions in their places."""
+    results: list[Any] = [None] * len(works)
+
+    def run(index: int, work: Callable[[], Any]) -> None:
+        try:
+            results[index] = work()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            results[index] = error
+
+    threads = [
+        threading.Thread(target=run, args=(index, work), daemon=True)
+        for index, work in enumerate(works)
+    ]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads), f"still running after {timeout_s} s"
+    return results
+
+
+def succeeded(results: Sequence[Any]) -> list[Any]:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return list(results)
+
+
+def raw_call(
+    bed: Cluster,
+    server: int,
+    request: messages.Request,
+    payload: Sequence[Buffer] = (),
+    *,
+    rank: int = 0,
+    incarnation: int = 0,
+    role: Role = Role.WORKER,
+) -> Ack:
+    """One request to one server without PSClient's care; raises what rpc raises."""
+    identity = Identity(role, rank, incarnation)
+    with connect(bed.servers[server].endpoint, identity, bed.credentials) as connection:
+        reply = connection.call(messages.encode(request), payload, timeout_s=WAIT_S)
+        return messages.decode_reply(reply.meta, Ack)
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    tick = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {timeout_s} s for {what}"
+        tick.wait(0.005)
+
+
+ADD = Add()
+
+
+def resident_growth(action: Callable[[], None]) -> int:
+    """Bytes by which the resident memory of this process grows while `action` runs."""
+    before = resident_bytes()
+    action()
+    return resident_bytes() - before

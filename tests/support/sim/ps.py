@@ -1,0 +1,416 @@
+"""A whole cluster in one simulated world: real clients, real servers, a network that fails by seed.
+
+PSClient, Fleet, exchange and links on one side, Service, gate, record and dense shard on the other
+are the product's own; in between stands `Network` instead of sockets. What it does to a connection
+is what TCP shows above rpc's frames: requests that never arrive, that end in the middle, whose
+reply is lost; servers that hear of a cut late, so that an old copy of a request is still at work
+beside its retry and behind later ones. Workers die by seed and are declared lost later; a server
+dies and goes on from a save while the others live.
+
+    python -m tests.support.sim.ps SEED        runs one schedule and prints what happened
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+
+from ps.client import channel, client, fan_out
+from ps.client.client import PSClient
+from ps.client.lookup_batch import TrainingBatch
+from ps.config import ServerSettings
+from ps.consistency import gate
+from ps.errors import WorkerLost
+from ps.manifest.manifest import SGD, Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.manifest.sharding import deal
+from ps.server import handlers, lifecycle, receive, rendezvous, shard, table_handlers
+from ps.server.handlers import Service
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
+from tests.support.sim.network import Network
+from tests.support.sim.restart import Restart
+from tests.support.sim.world import Task, World, end_runners
+from tests.support.tables import ones, table
+
+MODULES = (
+    table_handlers, fan_out, gate, lifecycle, channel, client, rendezvous, handlers,
+    shard,
+)  # fmt: skip
+BUCKET_ELEMENTS = 16
+TIMEOUT_S = 60.0
+HYPER = Hyper(0.5)
+CREDENTIALS = Credentials("simulated", b"s" * 32)
+
+
+@dataclass
+class Plan:
+    """What one seed means."""
+
+    seed: int
+    num_workers: int
+    num_servers: int
+    num_buckets: int
+    num_steps: int
+    consistency: Consistency
+    bound: int
+    on_lost: Literal["fail", "continue"]
+    cut_rate: float
+    crashes: bool
+    visits: bool
+    """Whether workers leave and join."""
+    has_rows: bool
+    """Whether each step looks rows up, and pushes them after the groups; always in hybrid."""
+    restarts: bool
+    """Whether one server dies and is started again from a save."""
+    clips: bool
+    """Whether pushes take the two rounds of a norm over all servers; it never is too large."""
+
+    @classmethod
+    def of(cls, seed: int) -> Plan:
+        dice = random.Random(f"plan {seed}")
+        consistency: Consistency = dice.choice(("async", "sync", "ssp", "hybrid"))
+        return cls(
+            seed,
+            num_workers=dice.randint(1, 3),
+            num_servers=dice.randint(1, 2),
+            num_buckets=dice.randint(1, 5),
+            num_steps=dice.randint(1, 5),
+            consistency=consistency,
+            bound={"ssp": dice.randint(0, 2), "hybrid": dice.randint(1, 2)}.get(consistency, 0),
+            on_lost=dice.choice(("fail", "continue")),
+            cut_rate=dice.choice((0.0, 0.2, 0.5)),
+            crashes=dice.random() < 0.3,
+            visits=dice.random() < 0.3,
+            has_rows=consistency == "hybrid" or dice.random() < 0.2,
+            restarts=dice.random() < 0.3,
+            clips=consistency in ("sync", "hybrid") and dice.random() < 0.3,
+        )
+
+    @property
+    def manifest(self) -> Manifest:
+        params = (ParamSpec("w", (self.num_buckets * BUCKET_ELEMENTS,)),)
+        rule = SGD(global_clipnorm=1e9) if self.clips else Add()
+        return Manifest(
+            groups=(GroupSpec("g", "float32", rule, params),),
+            tables=(table(segments=1),) if self.has_rows else (),
+            bucket_bytes=4 * BUCKET_ELEMENTS,
+            consistency=self.consistency,
+            reduction="sum",
+            staleness_bound=self.bound,
+        )
+
+
+def ids_of(rank: int) -> list[int]:
+    """The rows that a worker counts its pushes in; they stand on all servers."""
+    return [100 * rank + number for number in range(8)]
+
+
+@dataclass
+class Worker:
+    """What one worker did and read, for the invariants."""
+
+    rank: int
+    acknowledged: int = 0
+    unknown: int = 0
+    """Pushes without an answer; each may be applied or not."""
+    rows: int = 0
+    unknown_rows: int = 0
+    """As for pushes, of gradients of rows."""
+    clocks: list[int] = field(default_factory=list)
+    ended_by: BaseException | None = None
+    seen: Any = None
+    """Its rows at the end."""
+
+
+class Simulation:
+    """One schedule."""
+
+    def __init__(self, seed: int) -> None:
+        self.plan = plan = Plan.of(seed)
+        self.world = World(seed)
+        self.workers = [Worker(rank) for rank in range(plan.num_workers)]
+        self.lost: set[int] = set()
+        self.values = np.empty(0)
+        self.restart: Restart | None = None
+        self.network: Network
+
+    def run(self) -> None:
+        """Run the schedule and check it.
+
+        Raises:
+            AssertionError: the text names the seed.
+        """
+        try:
+            with self.world.patch(*MODULES) as patched:
+                self._run(patched)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{error}\n{self.plan}\nreplay: python -m tests.support.sim.ps {self.plan.seed}"
+            ) from error
+
+    def _run(self, patched: Any) -> None:
+        plan, world = self.plan, self.world
+        services = [self._server(rank) for rank in range(plan.num_servers)]
+        self.network = network = Network(world, plan.cut_rate, services)
+        patched.setattr(receive, "READ_BYTES", 4 * BUCKET_ELEMENTS)  # requests end inside buckets
+        patched.setattr(shard, "SEND_BYTES", 8 * BUCKET_ELEMENTS)
+        patched.setattr(channel, "connect", network.connect)
+        patched.setattr(fan_out, "wait_any", network.wait_any)
+        patched.setattr(fan_out, "connect_together", lambda *_: {})  # threads of its own
+        patched.setattr(channel, "random", SimpleNamespace(uniform=lambda _, longest: longest))
+        patched.setattr(secrets, "randbits", world.random.getrandbits)
+        tasks = [
+            world.spawn(f"worker:{worker.rank}", partial(self._work, worker))
+            for worker in self.workers
+        ]
+        others = []
+        if plan.crashes and plan.num_workers > 1:
+            others.append(world.spawn("driver", partial(self._crash, tasks[-1])))
+        if plan.restarts:
+            rank = world.random.randrange(plan.num_servers)
+            make = partial(self._server, rank)
+            self.restart = Restart(network, rank, make, tasks, self.lost, self._acknowledged)
+            others.append(world.spawn("supervisor", self.restart.run))
+        world.join(*tasks, *others)
+        for task in others:
+            if task.error is not None:
+                raise AssertionError(f"{task.name}: {task.error!r}") from task.error
+        for worker, task in zip(self.workers, tasks, strict=False):
+            worker.ended_by = task.error
+        network.cut_rate = 0.0
+        services = network.services
+        reader = world.spawn("reader", partial(self._read, services))
+        world.join(reader)
+        if reader.error is not None:
+            raise AssertionError(f"the last pull failed: {reader.error!r}") from reader.error
+        self.check(services)
+
+    def _acknowledged(self) -> list[int]:
+        return [worker.acknowledged for worker in self.workers]
+
+    def _server(self, rank: int) -> Service:
+        plan = self.plan
+        settings = ServerSettings(
+            rank=rank,
+            num_servers=plan.num_servers,
+            num_workers=plan.num_workers,
+            on_lost=plan.on_lost,
+        )
+        return Service(settings, open_connections=int)
+
+    @property
+    def gone(self) -> int | None:
+        """The server that is another one now, if there is one."""
+        return self.restart.rank if self.restart and self.restart.happened else None
+
+    @property
+    def kept(self) -> list[int]:
+        """The buckets whose server never was another one."""
+        sizes = [4 * BUCKET_ELEMENTS] * self.plan.num_buckets
+        owned = deal(sizes, self.plan.num_servers)
+        return [each for rank, buckets in enumerate(owned) if rank != self.gone for each in buckets]
+
+    # -- what workers do
+
+    def _client(self, rank: int, role: Role = Role.WORKER) -> PSClient:
+        return PSClient(
+            [Endpoint("simulated", rank) for rank in range(self.plan.num_servers)],
+            CREDENTIALS,
+            Identity(role, rank),
+            num_workers=self.plan.num_workers,
+            timeout_s=TIMEOUT_S,
+        )
+
+    def _work(self, worker: Worker) -> None:
+        plan, manifest = self.plan, self.plan.manifest
+        client = self._client(worker.rank)
+        zeros = {"g": np.zeros(plan.num_buckets * BUCKET_ELEMENTS, np.float32)}
+        if worker.rank == 0:
+            client.seed(manifest, zeros)
+        client.attach()
+        mine = {"g": zeros["g"].copy()}
+        mine["g"][worker.rank :: BUCKET_ELEMENTS] = -2.0 if plan.clips else 1.0  # HYPER is 0.5
+        dice = random.Random(f"work {plan.seed} {worker.rank}")
+        for _ in range(plan.num_steps + (dice.randint(0, 3) if plan.restarts else 0)):
+            if plan.visits and dice.random() < 0.3:
+                client.leave()
+                client.join()
+            batch = self._look_up(client, worker) if plan.has_rows else None
+            worker.unknown += 1
+            self._push(client, worker, mine, dice)
+            worker.unknown -= 1
+            worker.acknowledged += 1
+            if batch is not None:
+                self._push_rows(batch, worker, dice)
+        if plan.visits and not plan.crashes:
+            client.leave()
+            client.rendezvous("end", b"", timeout_s=TIMEOUT_S)
+        client.finish()
+
+    def _look_up(self, client: PSClient, worker: Worker) -> TrainingBatch:
+        """In hybrid with one permit this waits for ever if an earlier one was lost on the way."""
+        batch = client.tables.batch({"user": ids_of(worker.rank)})
+        seen = batch.rows["user"]
+        assert self.gone is not None or seen.min() >= worker.rows, (
+            f"worker {worker.rank} pushed {worker.rows}, reads {seen}"
+        )
+        return batch
+
+    def _push_rows(self, batch: TrainingBatch, worker: Worker, dice: random.Random) -> None:
+        if dice.random() < 0.1:
+            batch.close()
+            return
+        worker.unknown_rows += 1
+        batch.push({"user": ones(ids_of(worker.rank))}, hyper=HYPER)
+        worker.unknown_rows -= 1
+        worker.rows += 1
+        self.network.note("pushed rows")
+
+    def _push(self, client: PSClient, worker: Worker, mine: Any, dice: random.Random) -> None:
+        into = {"g": np.full_like(mine["g"], np.nan)}
+        if dice.random() < 0.7:
+            ack = client.push_pull(mine, into, hyper=HYPER, rows=1)
+        else:
+            ack = client.push(mine, hyper=HYPER, rows=1)
+            client.pull(into)
+        self.network.note(f"pushed, clock {ack.clock}")
+        worker.clocks.append(ack.clock)
+        self._check_read(worker, into["g"].reshape(-1, BUCKET_ELEMENTS))
+
+    def _check_read(self, worker: Worker, buckets: Any) -> None:
+        """What a worker reads after its push number `done`."""
+        plan, done = self.plan, worker.acknowledged + 1
+        assert (buckets[:, worker.rank] <= done).all(), f"pushed {done} times, reads {buckets}"
+        buckets = buckets[self.kept]
+        own = buckets[:, worker.rank]
+        assert (own == done).all(), f"worker {worker.rank} pushed {done} times and reads {own}"
+        if plan.visits or plan.crashes or plan.restarts:
+            return
+        others = buckets[:, : plan.num_workers]
+        if plan.manifest.has_barrier:
+            assert (others >= done).all(), f"after barrier {done} somebody reads {others}"
+        if plan.consistency == "ssp":
+            assert (others >= done - plan.bound).all(), f"at clock {done}, bound broken: {others}"
+
+    def _crash(self, victim: Task) -> None:
+        """Kill the last worker at some moment; the cluster learns of it later."""
+        world = self.world
+        world.sleep(world.random.choice((0.0, 0.1, 1.0, 5.0)))
+        if victim.done:
+            return
+        world.kill(victim)
+        self.network.note(f"kills {victim.name}")
+        world.sleep(world.random.choice((0.0, 0.3, 5.0)))
+        rank = self.plan.num_workers - 1
+        self.lost.add(rank)
+        for served in self.network.services:
+            world.maybe_switch()
+            served.worker_lost(rank, 0)  # type: ignore[arg-type]
+
+    def _read(self, services: Sequence[Service]) -> None:
+        if services[0].life.shard is None:
+            return  # the chief died before it had seeded them
+        client = self._client(0, Role.DRIVER)
+        client.attach()
+        self.values = np.empty(self.plan.num_buckets * BUCKET_ELEMENTS, np.float32)
+        client.pull({"g": self.values})
+        if self.plan.has_rows:
+            for worker in self.workers:
+                worker.seen = client.tables.lookup({"user": ids_of(worker.rank)})["user"]
+
+    # -- what must hold at the end
+
+    def check(self, services: Sequence[Service]) -> None:
+        buckets = self.values.reshape(-1, BUCKET_ELEMENTS)
+        if self.restart is not None and self.restart.happened:
+            self._check_restarted(self.restart, buckets, services)
+        for worker in self.workers:
+            self._check_end(worker)
+            if not len(buckets):
+                continue
+            counts = buckets[:, worker.rank]
+            least, most = worker.acknowledged, worker.acknowledged + worker.unknown
+            kept = counts[self.kept]
+            is_whole = self.gone is None
+            assert not len(kept) or kept.min() >= least, (
+                f"worker {worker.rank}: {least} done, lost: {counts}"
+            )
+            assert counts.max() <= most, f"worker {worker.rank}: {most} sent, doubled: {counts}"
+            if worker.seen is not None:
+                some, all_ = worker.rows, worker.rows + worker.unknown_rows
+                assert not is_whole or worker.seen.min() >= some, (
+                    f"rows of {worker.rank}: {some} done, some lost"
+                )
+                assert worker.seen.max() <= all_, f"rows of {worker.rank}: {all_} sent, doubled"
+            if is_whole or self.plan.manifest.has_barrier:
+                assert worker.clocks == sorted(worker.clocks), f"clocks go back: {worker.clocks}"
+            if self.plan.manifest.has_barrier:
+                assert len(set(worker.clocks)) == len(worker.clocks), "two pushes in one barrier"
+        if len(buckets):
+            self._check_stats(services)
+
+    def _check_restarted(self, restart: Restart, buckets: Any, services: Sequence[Service]) -> None:
+        """What was saved is there, and what was pushed since; one push may have been under way."""
+        found = np.delete(buckets, self.kept, axis=0)
+        saved = restart.saved.reshape(-1, BUCKET_ELEMENTS)
+        pushed = [
+            worker.acknowledged - before
+            for worker, before in zip(self.workers, restart.acknowledged, strict=True)
+        ]
+        for worker, since in zip(self.workers, pushed, strict=True):
+            least = saved[:, worker.rank] + max(0, since - 1)
+            counts = found[:, worker.rank]
+            assert (counts >= least).all(), f"worker {worker.rank}: {least} expected, {counts} left"
+        clocks = {served.life.loaded().gate.clock for served in services}
+        ended = all(worker.ended_by is None for worker in self.workers)
+        is_told = ended and any(pushed) and self.plan.manifest.has_barrier
+        in_step = len(clocks) == 1 or not is_told
+        assert in_step, f"the servers are at clocks {clocks}"
+
+    def _check_end(self, worker: Worker) -> None:
+        error = worker.ended_by
+        if error is None or worker.rank in self.lost:
+            return
+        plan = self.plan
+        may_break = self.lost and plan.manifest.has_barrier and plan.on_lost == "fail"
+        is_expected = may_break and isinstance(error, WorkerLost)
+        assert is_expected, f"worker {worker.rank}: {error!r}"
+
+    def _check_stats(self, services: Sequence[Service]) -> None:
+        for served in services:
+            if served.settings.rank == self.gone:
+                continue  # its counters are those of another process
+            counted = {each.worker: each.pushes for each in served.stats().workers}
+            for worker in self.workers:
+                pushes = counted.get(worker.rank, 0)
+                assert worker.acknowledged <= pushes <= worker.acknowledged + worker.unknown, (
+                    f"ps:{served.settings.rank} counted {pushes} pushes of worker {worker.rank}, "
+                    f"acknowledged {worker.acknowledged}"
+                )
+
+
+def run(seeds: Sequence[int], on_done: Callable[[Simulation], None] = lambda _: None) -> None:
+    """Run these schedules; the first that breaks a promise is raised."""
+    try:
+        for seed in seeds:
+            simulation = Simulation(seed)
+            simulation.run()
+            on_done(simulation)
+    finally:
+        end_runners()
+
+
+if __name__ == "__main__":
+    shown = Simulation(int(sys.argv[1]))
+    try:
+        shown.run()
+    finally:
+        sys.stdout.write("\n".join([str(shown.plan), *shown.network.log, ""]))

@@ -1,0 +1,139 @@
+"""Every example runs as its docstring says, by spark-submit on separate executor processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.spark_submit import EXAMPLES, ROOT, number, separate, submit
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]  # of two programs
+
+
+def test_digits_fed_by_spark_are_learned_and_the_model_predicts(tmp_path):
+    output = submit(EXAMPLES / "mnist_spark.py", "--tensorboard", "--epochs", "5", cwd=tmp_path)
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+    assert re.search(r"TensorBoard: http://\S+:\d+", output), output[-4000:]
+    assert (tmp_path / "mnist_export" / "model.keras").is_file()
+    assert list((tmp_path / "mnist_model" / "logs").rglob("*tfevents*"))
+
+    flags = ("--cluster_size", "2", "--output", str(tmp_path / "predictions"))
+    output = submit(EXAMPLES / "mnist_inference.py", *flags, master=separate(2), cwd=tmp_path)
+    assert number(output, r"predictions: (\d+)") == 1000
+    assert number(output, r"right: ([01]\.\d+)") > 0.9
+    written = [
+        line
+        for part in sorted((tmp_path / "predictions").glob("part-*"))
+        for line in part.read_text().split()
+    ]
+    assert len(written) == 1000
+    assert set(written) <= set("0123456789")
+
+
+@pytest.mark.long
+def test_digits_that_the_workers_read_are_learned(tmp_path):
+    output = submit(EXAMPLES / "mnist_tf.py", "--epochs", "5", cwd=tmp_path)
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+    assert (tmp_path / "mnist_export" / "model.keras").is_file()
+
+
+@pytest.mark.long
+def test_digits_in_record_files_are_learned(tmp_path):
+    written = tmp_path / "digits"
+    (written / "part-00007.parquet").parent.mkdir()
+    (written / "part-00007.parquet").write_bytes(b"of a run with more files")
+    (written / "notes.txt").write_text("not ours")
+    flags = ("--output", str(written), "--num_files", "3")
+    output = submit(EXAMPLES / "mnist_data_setup.py", *flags, master=separate(1), cwd=tmp_path)
+    assert number(output, r"written: (\d+)") == 4000
+    names = sorted(path.name for path in written.iterdir())
+    assert names == ["notes.txt", *(f"part-0000{n}.tfrecord" for n in range(3))]
+    (written / "notes.txt").unlink()
+    flags = ("--images_labels", str(written), "--epochs", "5")
+    output = submit(EXAMPLES / "mnist_tf_ds.py", *flags, cwd=tmp_path)
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+
+
+@pytest.mark.long
+def test_digits_in_parquet_files_are_learned(tmp_path):
+    output = submit(
+        EXAMPLES / "mnist_tf_ds.py", "--format", "parquet", "--epochs", "5", cwd=tmp_path
+    )
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+    assert len(list((tmp_path / "mnist_model" / "digits").glob("part-*.parquet"))) == 4
+
+
+@pytest.mark.long
+def test_digits_in_a_dataframe_are_learned(tmp_path):
+    output = submit(EXAMPLES / "mnist_dataframe.py", "--epochs", "5", cwd=tmp_path)
+    assert number(output, r"epoch 5: val_accuracy (0\.\d+)") > 0.85
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.9
+    assert (tmp_path / "mnist_export" / "model.keras").is_file()
+
+
+@pytest.mark.long
+def test_digits_that_arrive_as_files_are_learned_batch_by_batch(tmp_path):
+    program = EXAMPLES / "mnist_streaming.py"
+    write = [sys.executable, str(program), "--write", "in", "--num_files", "5"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(write, check=True, timeout=120, cwd=tmp_path, env=environment)
+    output = submit(program, "--images_labels", "in", "--batches", "5", cwd=tmp_path)
+    assert number(output, r"stopped after batch \d+: (\d+) rows trained") == 4000
+    assert number(output, r"test accuracy: (0\.\d+)") > 0.5  # each digit was seen once
+    assert (tmp_path / "mnist_model" / "checkpoints").is_dir()
+
+
+def test_late_flights_are_predicted_from_texts_numbers_and_holes(tmp_path):
+    flags = ("--flights", "20000", "--epochs", "3", "--batch_size", "128")
+    program = ROOT / "examples" / "flights" / "flights_dataframe.py"
+    output = submit(program, *flags, master="local[4]", cwd=tmp_path)
+    left_out = number(output, r"flights: 20000, of which (\d+) never arrived")
+    training = number(output, r"flights to train on: (\d+)")
+    assert left_out + training + number(output, r"to test with: (\d+)") == 20_000
+    assert number(output, r"rows trained: (\d+) in 3 epochs") == 3 * training
+    assert number(output, r"test AUC: (0\.\d+)") > 0.6
+
+
+@pytest.mark.long
+def test_late_flights_are_predicted_from_parquet_that_workers_read(tmp_path):
+    flags = ("--flights", "8000", "--epochs", "4", "--batch_size", "64")
+    program = ROOT / "examples" / "flights" / "flights_parquet.py"
+    output = submit(program, *flags, master="local[4]", cwd=tmp_path)
+    assert number(output, r"test AUC: (0\.\d+)") > 0.6
+
+
+def test_the_program_in_the_readme_trains(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program = next(block for block in blocks if "TFCluster.reserve" in block)
+    script = tmp_path / "readme.py"
+    script.write_text(program)
+    submit(script, cwd=tmp_path)
+    exported = tmp_path / "line.keras"
+    assert exported.is_file()
+    check = "import keras, numpy as np, sys; m = keras.models.load_model(sys.argv[1])\n"
+    check += "print(float(m.predict(np.array([[2.0, 1.0]]), verbose=0)[0, 0]))"
+    result = subprocess.run(
+        [sys.executable, "-c", check, str(exported)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert abs(float(result.stdout.split()[-1]) - 3.0) < 0.5  # the line is 2 a - b
+
+
+def test_linear_model_without_spark_and_tensorflow():
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "ps_linear.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.strip()

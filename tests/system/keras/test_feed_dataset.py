@@ -1,0 +1,346 @@
+"""A feed as data for `fit`: every batch in its own epoch, no warning, any number of them."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from feeding.errors import FeedClosed
+from feeding.receiver.feed_queue import FeedStats
+from tests.support.keras_training import (
+    Context,
+    blobs,
+    feed_epochs,
+    offer,
+    rows_of,
+    serving,
+    together,
+)
+from tfos.control.messages import BatchReport, TrainBatch
+from tfos.errors import FeedEndedWarning, SettingsError
+from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.data.epoch_length import AllEpochs
+from tfos.keras.fit.distribute import distribute
+from tfos.worker.micro_batches import MicroBatches
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+BATCH = 8
+X, Y = blobs(200)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """How many batches and rows each epoch had, as callbacks see it."""
+
+    def __init__(self, ctx=None):
+        super().__init__()
+        self.ctx = ctx
+        self.seen = []
+        self.rows = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen.append(0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen[-1] = batch + 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.ctx is not None:
+            self.rows.append(self.model._tfos_exchange.rows)
+
+
+def make_model(*, built=True, **options):
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(2)]
+    model = keras.Sequential(([keras.Input((20,))] if built else []) + layers)
+    model.compile("adam", LOSS, **options)
+    return model
+
+
+def batches(*counts):
+    """Rows for epochs of so many batches; the last batch of an epoch is short."""
+    sizes = [count * BATCH - 3 if count else 0 for count in counts]
+    return [rows_of(X[:size], Y[:size]) for size in sizes]
+
+
+def stats(ctx: Context) -> FeedStats:
+    return ctx.feed_channel.stats("input")
+
+
+@pytest.mark.fault("F34")
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize("built", [True, False])
+def test_each_epoch_trains_its_own_batches(steps_per_execution, built):
+    epochs = batches(0, 5, 2, 7)
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, epochs, finish=True)
+        model = make_model(built=built, steps_per_execution=steps_per_execution)
+        distribute(model, ctx)
+        watch = Epochs(ctx)
+        model.fit(FeedDataset(ctx, BATCH), epochs=4, verbose=0, callbacks=[watch])
+        assert watch.rows == [0, 37, 37 + 13, 37 + 13 + 53]
+        assert cluster.pushes == 14
+        rounded = [-(-n // steps_per_execution) * steps_per_execution for n in (0, 5, 2, 7)]
+        assert watch.seen == rounded
+        assert stats(ctx).taken_rows == sum(map(len, epochs))
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_a_model_that_is_not_distributed_trains_all_batches_too(steps_per_execution, capsys):
+    epochs = batches(0, 5, 2, 7)
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, epochs, finish=True)
+        model = make_model(steps_per_execution=steps_per_execution)
+        watch = Epochs()
+        model.fit(FeedDataset(ctx, BATCH), epochs=4, verbose=2, callbacks=[watch])
+        assert int(model.optimizer.iterations) == 14
+    printed = capsys.readouterr().out
+    assert "7/7" in printed or steps_per_execution == 4
+    assert str(2**63 - 1) not in printed
+
+
+def test_progress_bar_and_evaluation_know_what_is_known(capsys):
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(3, 3, 2), finish=True)
+        model = make_model()
+        dataset = FeedDataset(ctx, BATCH)
+        model.fit(dataset, epochs=1, verbose=1)
+        loss = model.evaluate(dataset, verbose=0)
+        assert loss > 0
+        predicted = model.predict(FeedDataset(ctx, BATCH), verbose=0)
+        assert predicted.shape == (13, 2)
+    printed = capsys.readouterr().out
+    assert "/Unknown" in printed
+    assert "3/3" in printed
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_fewer_epochs_fed_than_fitted_ends_with_a_warning(built):
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
+        model = distribute(make_model(built=built), ctx)
+        ended: list[dict[str, float]] = []
+        stop = keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
+        end = keras.callbacks.LambdaCallback(on_train_end=ended.append)
+        with pytest.warns(FeedEndedWarning, match=r"after 2 epochs, fit\(epochs=5\)"):
+            history = model.fit(FeedDataset(ctx, BATCH), epochs=5, verbose=0, callbacks=[stop, end])
+        assert history.epoch == [0, 1]
+        assert ended[0]["loss"] == history.history["loss"][-1]
+        assert cluster.pushes == 5
+
+
+def test_more_epochs_fed_than_fitted_are_dropped_and_counted():
+    epochs = batches(2, 3, 4)
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, epochs, finish=True)
+        model = distribute(make_model(), ctx)
+        model.fit(FeedDataset(ctx, BATCH), epochs=1, verbose=0)
+        ctx.feed_channel.drain()
+        found = stats(ctx)
+        assert found.taken_rows == len(epochs[0])
+        assert found.dropped_rows == len(epochs[1]) + len(epochs[2])
+
+
+def test_a_second_fit_goes_on_with_the_next_epoch():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2, 3, 4), finish=True)
+        model = distribute(make_model(), ctx)
+        seen = []
+        for make in (lambda: FeedDataset(ctx, BATCH), lambda: FeedDataset(ctx, BATCH)):
+            watch = Epochs()
+            model.fit(make(), epochs=1, verbose=0, callbacks=[watch])
+            seen += watch.seen
+        assert seen == [2, 3]
+
+
+@pytest.mark.fault("F34")
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("consistency", ["sync", "async"])
+def test_two_workers_of_which_one_gets_no_rows(consistency, built):
+    with serving(num_workers=2) as cluster:
+        models = [make_model(built=built) for _ in range(2)]
+        for rank, epochs in enumerate((batches(0, 0, 4), batches(3, 0, 2))):
+            feed_epochs(cluster.contexts[rank].feed_channel, epochs, finish=True)
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(models[rank], ctx, consistency=consistency)
+            dataset = FeedDataset(ctx, BATCH)
+            return model.fit(dataset, epochs=3, verbose=0).history
+
+        histories = together(work, 2)
+        assert histories[0] == histories[1]
+        assert len(histories[0]["loss"]) == 2, "nobody had rows in the second epoch"
+        assert (cluster.rows(0), cluster.rows(1)) == (29, 21 + 13)
+
+
+def test_rows_that_arrive_while_training_and_in_parts():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        model = distribute(make_model(), ctx)
+
+        def work(rank):
+            if rank == 0:
+                return model.fit(FeedDataset(ctx, BATCH), epochs=2, verbose=0).history
+            for epoch, parts in enumerate(((3, 11, 30), (9, 9))):
+                for size in parts:
+                    offer(ctx.feed_channel, rows_of(X[:size], Y[:size]), epoch=epoch)
+                ctx.feed_channel.flush("input", epoch)
+            return None
+
+        together(work, 2)
+        assert cluster.pushes == 6 + 3, "batches are full across partitions"
+        assert cluster.rows(0) == 44 + 18
+
+
+def test_steps_per_epoch_cut_a_fed_epoch_into_several():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(5, 1), finish=True)
+        model = distribute(make_model(), ctx)
+        watch = Epochs()
+        with pytest.warns(UserWarning, match="ran out of data"):
+            model.fit(
+                FeedDataset(ctx, BATCH), epochs=3, steps_per_epoch=2, verbose=0, callbacks=[watch]
+            )
+        assert watch.seen == [2, 2, 1]
+
+
+def test_a_feed_that_ends_early_is_said_without_distribution_too():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2), finish=True)
+        model = make_model()
+        with pytest.warns(FeedEndedWarning, match="the feed has ended"):
+            model.fit(FeedDataset(ctx, BATCH), epochs=3, verbose=0)
+        assert int(model.optimizer.iterations) == 2
+
+
+def test_an_unbuilt_worker_without_rows_validates_the_trained_model():
+    with serving(num_workers=2) as cluster:
+        models = [make_model(built=False) for _ in range(2)]
+        for rank, epochs in enumerate((batches(0, 1), batches(3, 1))):
+            feed_epochs(cluster.contexts[rank].feed_channel, epochs, finish=True)
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(models[rank], ctx, consistency="sync")
+            data = FeedDataset(ctx, BATCH)
+            return model.fit(data, epochs=2, verbose=0, validation_data=(X, Y)).history
+
+        histories = together(work, 2)
+        assert histories[0] == histories[1]
+        for one, two in zip(models[0].weights, models[1].weights, strict=True):
+            np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+def test_labels_in_the_row_dtypes_and_map_fn():
+    flat = [[int(label), *map(float, row)] for row, label in zip(X[:20], Y[:20], strict=True)]
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [flat], finish=True)
+        dataset = FeedDataset(
+            ctx,
+            BATCH,
+            labels=0,
+            features=slice(1, None),
+            dtypes=("float32", "int64"),
+            map_fn=lambda x, y: (x * 2, y),
+        )
+        x, y = next(iter(dataset))
+        np.testing.assert_allclose(x.numpy(), X[:BATCH] * 2, rtol=1e-6)
+        np.testing.assert_array_equal(y.numpy(), Y[:BATCH])
+        assert (x.dtype.name, y.dtype.name) == ("float32", "int64")
+
+
+def test_errors_of_feed_and_arguments_reach_fit():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        for wrong in (0, -1, 1.5, "32", True):
+            with pytest.raises(SettingsError, match="batch_size must be an int >= 1, got "):
+                FeedDataset(ctx, wrong)  # type: ignore[arg-type]  # on purpose
+        model = distribute(make_model(), ctx)
+        with pytest.raises(SettingsError, match="bring their own targets"):
+            model.fit(FeedDataset(ctx, BATCH), class_weight={0: 1.0, 1: 2.0})
+        offer(ctx.feed_channel, rows_of(X[:20], Y[:20]), epoch=0)
+        dataset = FeedDataset(ctx, BATCH, features="pixels", labels="digit")
+        with pytest.raises(SettingsError, match="features='pixels', but the rows have 2 values"):
+            next(dataset)
+        waiting = FeedDataset(ctx, BATCH, feed="other")
+        ctx.feed_channel.close()
+        with pytest.raises(FeedClosed):
+            next(waiting)
+
+
+def test_all_epochs_of_a_stream_are_trained_and_each_is_told_of_once_every_worker_has_it():
+    said: list[BatchReport] = []
+    with serving(2) as cluster:
+        chief, other = cluster.contexts
+        chief.micro_batches = MicroBatches(said.append)
+        chief.micro_batches.begin(None, chief.ps_client)
+        noted: list[tuple[int, int]] = []
+
+        def expect(epoch):
+            chief.micro_batches.expect(
+                TrainBatch("input", epoch, epoch, "q", epoch + 10, holds=True, saves=False)
+            )
+
+        def note(name, value):
+            noted.append((value["q"], cluster.rows(0) + cluster.rows(1)))
+            expect(value["q"] - 9)
+
+        chief.client.set_note = note  # type: ignore[method-assign]
+        expect(0)
+        feed_epochs(chief.feed_channel, batches(2, 0, 3), finish=True)
+        feed_epochs(other.feed_channel, batches(1, 4, 0), finish=True)
+
+        def train(rank):
+            ctx = cluster.contexts[rank]
+            model = make_model()
+            distribute(model, ctx)
+            history = model.fit(FeedDataset(ctx, BATCH), epochs=AllEpochs(), verbose=0)
+            assert history.epoch == [0, 1, 2]
+
+        together(train, 2)
+        sizes = [13 + 5, 29, 21]
+        assert noted == [(10, sizes[0]), (11, sum(sizes[:2])), (12, sum(sizes))]
+
+
+class Trained(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Rows that count as trained whenever a batch has just been computed."""
+
+    def __init__(self, ctx):
+        super().__init__()
+        self._ctx = ctx
+        self.rows = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.rows.append(stats(self._ctx).trained_rows)
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("pipeline", [0, 2])
+def test_rows_are_trained_when_fit_comes_back_and_the_servers_have_acknowledged(pipeline):
+    epochs = batches(5, 3)
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, epochs, finish=True)
+        model = distribute(make_model(), ctx, pipeline=pipeline)
+        watch = Trained(ctx)
+        model.fit(FeedDataset(ctx, BATCH), epochs=2, verbose=0, callbacks=[watch])
+        first, second = len(epochs[0]), len(epochs[1])
+        # Read ahead are all batches of the epoch by then.
+        behind = [max(0, done - pipeline) * BATCH for done in range(5)]
+        assert watch.rows[:5] == behind
+        assert watch.rows[5:] == [first + rows for rows in behind[:3]]
+        found = stats(ctx)
+        assert (found.trained_rows, found.in_flight_rows) == (first + second, 0)
+        assert ctx.feed_channel.wait_flushed("input", 1, 1.0)
+        assert [each.trained_rows for each in found.epochs] == [first, second]

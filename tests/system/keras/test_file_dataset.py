@@ -1,0 +1,131 @@
+"""Files that workers read by themselves: fit with uneven shares, tf.data, epochs that are left."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+from feeding.formats.tfrecord.example import Feature
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
+from tests.support.keras_training import serving, together
+from tfos.keras.fit.distribute import distribute
+from tfos.reading.reading import FileRows, Reading
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+COLUMNS = {"x": Feature("float32", (4,)), "n": Feature("int64")}
+
+
+class Place(NamedTuple):
+    """What ctx.read asks of a context."""
+
+    rank: int
+    num_workers: int
+
+    def absolute_path(self, path: str) -> str:
+        return path
+
+
+def write(path: Path, numbers: range) -> Path:
+    file = io.BytesIO()
+    records = RecordWriter(file)
+    for n in numbers:
+        row = {"x": np.full(4, n / 100, np.float32), "n": n, "some": [n] * (n % 3), "s": [f"{n}"]}
+        records.write(encode_example(row))
+    path.write_bytes(file.getvalue())
+    return path
+
+
+def rows_of(path: Path, rank: int, num_workers: int, columns=COLUMNS) -> FileRows:
+    return Reading(Place(rank, num_workers)).tfrecord(path, columns)  # type: ignore[arg-type]
+
+
+def make_model() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_sync_workers_train_on_uneven_shares_also_of_no_rows(tmp_path, zipped):
+    """A file that cannot be cut leaves the second worker without any row, in every epoch."""
+    path = write(tmp_path / ("rows.gz" if zipped else "rows"), range(50))  # gzip by name alone
+    with serving(num_workers=2) as cluster:
+        models = [make_model() for _ in range(2)]
+
+        def work(rank):
+            model = distribute(models[rank], cluster.contexts[rank], consistency="sync")
+            rows = rows_of(path, rank, 2).shuffled(1, 20)
+            data = rows.dataset(4, features="x", labels="n")
+            return model.fit(data, epochs=3, verbose=0).history
+
+        histories = together(work, 2)
+        assert histories[0] == histories[1]
+        assert cluster.rows(0) + cluster.rows(1) == 150
+        assert (cluster.rows(1) == 0) is zipped
+        for one, two in zip(models[0].weights, models[1].weights, strict=True):
+            np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+def test_each_iteration_over_a_tf_dataset_is_an_epoch(tmp_path):
+    columns = {**COLUMNS, "some": Feature("int64", None), "s": Feature("bytes")}
+    path = write(tmp_path / "rows", range(50))
+    data = rows_of(path, 0, 1, columns).tf_dataset(8)
+    for _ in data.take(1):  # a look at the first batch takes nothing away
+        pass
+    for _ in range(2):
+        batches = list(data)
+        assert [int(n) for batch in batches for n in batch["n"]] == list(range(50))
+        assert [s for batch in batches for s in batch["s"].numpy().tolist()] == [
+            f"{n}".encode() for n in range(50)
+        ]
+        assert [each for batch in batches for each in batch["some"].to_list()] == [
+            [n] * (n % 3) for n in range(50)
+        ]
+    pairs = list(tf.data.Dataset.zip((data, data)))
+    assert all(bool(tf.reduce_all(one["n"] == two["n"])) for one, two in pairs)
+    assert len(pairs) == 7
+
+
+def is_open(path: Path) -> bool:
+    descriptors = Path("/proc/self/fd")
+    return any(os.path.realpath(each) == str(path) for each in descriptors.iterdir())
+
+
+def until(condition) -> None:
+    deadline = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        deadline.wait(0.01)
+    raise AssertionError("the deadline has passed")
+
+
+def test_an_epoch_that_is_left_ends_its_thread_and_closes_its_file(tmp_path):
+    path = write(tmp_path / "rows", range(1000))
+    others = set(threading.enumerate())  # of tests before, whose workers may end later
+    data = rows_of(path, 0, 1).dataset(2, features="x", labels="n")
+    next(iter(data))
+    begun = set(threading.enumerate()) - others
+    (reading,) = (each for each in begun if each.name == "tfos-read-files")
+    assert is_open(path)
+    data.close()
+    del data
+    until(lambda: not is_open(path))
+    until(lambda: not reading.is_alive())
+    batches = rows_of(path, 0, 1).batches(2)
+    next(batches)
+    assert is_open(path)
+    del batches
+    assert not is_open(path)

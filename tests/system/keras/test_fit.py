@@ -1,0 +1,362 @@
+"""What users do around `fit`: callbacks, evaluation, saving, loading, several workers."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from feeding.filesystem.registry import filesystem_for
+from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
+from tests.support.keras_training import Context, blobs, serving, together
+from tfos.errors import SettingsError
+from tfos.keras.export import export, load_model
+from tfos.keras.fit.callbacks import callbacks
+from tfos.keras.fit.distribute import distribute
+from tfos.keras.fit.epochs import Report, combine
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.timeout(110),
+    # Keras' own conversion of variables under numpy 2, when it saves.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+X, Y = blobs(320)
+
+
+@pytest.fixture
+def cluster():
+    with serving() as servers:
+        yield servers
+
+
+def make_model(optimizer="adam", seed=1):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [keras.Input((20,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(2)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def moved(cluster, by):
+    """Another worker's update, as seen from this one: the servers' values change by a constant."""
+    client = cluster.contexts[0].client
+    into = {g.name: np.empty(g.num_elements, g.dtype) for g in client.manifest.groups}
+    client.pull(into)
+    client.assign({name: values + np.float32(by) for name, values in into.items()})
+    return {name: value.copy() for name, value in cluster.values().items()}
+
+
+def equal(model, values):
+    """By order: layers of two workers in one process have different names."""
+    pairs = zip(model.trainable_weights, values.values(), strict=True)
+    return all(np.array_equal(weight.numpy(), value) for weight, value in pairs)
+
+
+def test_evaluate_predict_and_saving_take_the_servers_values_first(cluster, tmp_path):
+    model = distribute(make_model(), cluster.contexts[0])
+    actions = {
+        "evaluate": lambda: model.evaluate(X, Y, verbose=0),
+        "predict": lambda: model.predict(X, verbose=0),
+        "test_on_batch": lambda: model.test_on_batch(X, Y),
+        "predict_on_batch": lambda: model.predict_on_batch(X),
+        "save": lambda: model.save(tmp_path / "m.keras"),
+        "save_weights": lambda: model.save_weights(tmp_path / "m.weights.h5"),
+        "export": lambda: model.export(tmp_path / "m", verbose=False),
+    }
+    for place, act in enumerate(actions.values(), 1):
+        values = moved(cluster, 0.001 * place)
+        assert not equal(model, values)
+        act()
+        assert equal(model, values)
+
+
+def test_train_on_batch_trains_on_the_servers(cluster):
+    model = distribute(make_model(), cluster.contexts[0], pipeline=1)
+    losses = [float(model.train_on_batch(X, Y, return_dict=True)["loss"]) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    assert cluster.pushes == 5
+    assert equal(model, cluster.values()), "outside of fit nothing stays in flight"
+
+
+def test_set_and_load_weights_reach_the_servers(cluster, tmp_path):
+    model = distribute(make_model(), cluster.contexts[0])
+    model.save_weights(tmp_path / "start.weights.h5")
+    start = cluster.values()
+    model.set_weights([weight + 1 for weight in model.get_weights()])
+    assert equal(model, cluster.values())
+    assert not equal(model, start)
+    model.load_weights(tmp_path / "start.weights.h5")
+    for name, value in cluster.values().items():
+        np.testing.assert_array_equal(value, start[name])
+
+
+def test_learning_rate_callbacks_and_checkpoints(cluster, tmp_path):
+    model = distribute(make_model(keras.optimizers.SGD(0.1)), cluster.contexts[0])
+    rates = []
+    watch = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: rates.append(float(model.optimizer.learning_rate.numpy()))
+    )
+    history = model.fit(
+        X,
+        Y,
+        validation_data=(X, Y),
+        batch_size=64,
+        epochs=4,
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch else 1e-9),
+            keras.callbacks.ReduceLROnPlateau(
+                monitor="val_loss", factor=0.5, patience=1, min_delta=1.0, min_lr=0.0
+            ),
+            watch,
+            keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras", save_best_only=False),
+        ],
+    ).history
+    assert rates[0] == pytest.approx(1e-9)
+    assert rates[-1] < rates[0], "ReduceLROnPlateau acts on the real optimizer"
+    assert history["val_loss"][0] == pytest.approx(history["val_loss"][-1], abs=1e-4)
+    saved = keras.models.load_model(tmp_path / "4.keras")
+    assert int(saved.optimizer.iterations) == 20
+    for weight, held in zip(saved.trainable_weights, model.trainable_weights, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), held.numpy())
+    assert saved.evaluate(X, Y, verbose=0) == model.evaluate(X, Y, verbose=0)
+
+
+def test_early_stopping_restores_the_best_weights_on_the_servers(cluster):
+    model = distribute(make_model(keras.optimizers.SGD(0.1)), cluster.contexts[0])
+    best = {}
+
+    def spoil(epoch, logs):
+        if epoch == 1:
+            best.update({w.path: w.numpy() for w in model.weights})
+            logs["loss"] = 0.0  # unreachable afterwards
+
+    model.fit(
+        X,
+        Y,
+        batch_size=64,
+        epochs=10,
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LambdaCallback(on_epoch_end=spoil),
+            keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True),
+        ],
+    )
+    assert len(model.history.epoch) == 4
+    assert equal(model, best)
+    assert equal(model, cluster.values())
+
+
+def test_the_chiefs_decisions_reach_all_workers_and_metrics_are_combined():
+    with serving(num_workers=2) as cluster:
+        models = [make_model(keras.optimizers.SGD(0.1), seed=rank) for rank in range(2)]
+        parts = [(X[:64], Y[:64]), (X[64:], Y[64:])]
+
+        def chief_only(model):
+            def decide(epoch, logs):
+                model.optimizer.learning_rate = 0.01 * (epoch + 1)
+                model.stop_training = epoch == 2
+
+            return [keras.callbacks.LambdaCallback(on_epoch_end=decide)]
+
+        def work(rank):
+            model = distribute(models[rank], cluster.contexts[rank])
+            extra = chief_only(model) if rank == 0 else []
+            model.fit(*parts[rank], batch_size=32, epochs=9, verbose=0, callbacks=extra)
+            return model
+
+        trained = together(work, 2)
+        histories = [model.history.history for model in trained]
+        assert histories[0]["loss"] == histories[1]["loss"]
+        assert len(histories[1]["loss"]) == 3
+        for model in trained:
+            assert float(model.optimizer.learning_rate.numpy()) == pytest.approx(0.03)
+            assert equal(model, cluster.values()), "all end with the servers' values"
+        assert (cluster.rows(0), cluster.rows(1)) == (3 * 64, 3 * 256)
+
+
+def test_frozen_weights_of_the_chief_reach_the_others():
+    def frozen(seed):
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential(
+            [keras.Input((20,)), keras.layers.Dense(8, trainable=False), keras.layers.Dense(2)]
+        )
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    models = [frozen(0), frozen(1)]
+    with serving(num_workers=2) as cluster:
+        together(lambda rank: distribute(models[rank], cluster.contexts[rank]), 2)
+    for one, two in zip(models[0].weights, models[1].weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+def test_train_on_batch_exchanges_too(cluster):
+    model = distribute(make_model(), cluster.contexts[0], consistency="sync")
+    for start in (0, 32):
+        model.train_on_batch(X[start : start + 32], Y[start : start + 32])
+    assert cluster.pushes == 2
+    assert equal(model, cluster.values())
+
+
+def test_combined_metrics_weigh_rows_and_leave_out_idle_workers():
+    reports = [
+        Report(30, {"loss": 1.0, "val_loss": 2.0}),
+        Report(10, {"loss": 5.0, "val_loss": 4.0}),
+        Report(0, {"loss": 0.0}),
+    ]
+    assert combine(reports) == {"loss": 2.0, "val_loss": 3.0}
+
+
+def test_callbacks_report_and_write_scalars(tmp_path):
+    with serving(log_dir=str(tmp_path)) as cluster:
+        ctx = cluster.contexts[0]
+        model = distribute(make_model(), ctx)
+        model.fit(X, Y, batch_size=32, epochs=2, verbose=0, callbacks=callbacks(ctx))
+        assert ctx.progress[-1][:2] == (20, 640)
+        assert (ctx.progress[-1][2] or 0) > 0
+        assert not any(thread.name == "tfos-scalars" for thread in threading.enumerate())
+    written = {run: scalars_in(tmp_path / run) for run in ("ps-0", "cluster", "worker-0/train")}
+    assert "epoch_loss" in written["worker-0/train"]
+    assert written["ps-0"]["workers/pushes_of_0"] == 20.0
+    assert written["ps-0"]["updates/clock"] == 20.0
+    assert {"push/p99_ms_since_start", "apply/mean_ms", "staleness/mean"} <= set(written["ps-0"])
+    shares = [value for name, value in written["cluster"].items() if "share_of" in name]
+    assert sum(shares) == pytest.approx(1.0)
+    assert [type(each).__name__ for each in callbacks(Context(ctx.client))] == ["Progress"]
+
+
+def scalars_in(directory: Path) -> dict[str, float]:
+    """The last value of every scalar in a run's event files."""
+    return {
+        value.tag: float(tf.make_ndarray(value.tensor))
+        for file in sorted(directory.glob("events.*"))
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+        if value.tensor.dtype == tf.float32.as_datatype_enum
+    }
+
+
+@pytest.mark.fault("F39")
+@pytest.mark.parametrize("remote", [True, False], ids=["remote", "not a directory"])
+def test_a_log_dir_that_cannot_be_written_does_not_stop_training(tmp_path, remote, caplog):
+    (tmp_path / "file").write_text("in the way")
+    log_dir = "hdfs://nn/logs" if remote else str(tmp_path / "file" / "logs")
+    with serving(log_dir=log_dir) as cluster:
+        ctx = cluster.contexts[0]
+        model = distribute(make_model(), ctx)
+        history = model.fit(
+            X, Y, validation_data=(X, Y), epochs=2, verbose=0, callbacks=callbacks(ctx)
+        )
+        assert len(history.history["val_loss"]) == 2
+        assert cluster.pushes == 20
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith(f"no event files in {log_dir}/worker-0") for line in lines) == 1
+    assert sum(line.startswith("no cluster scalars for TensorBoard") for line in lines) == 1
+
+
+LOAD = """
+import sys
+sys.modules["tfos"] = None
+import numpy, keras
+model = keras.models.load_model(sys.argv[1])
+print(float(model.predict(numpy.ones((1, 20), "float32"), verbose=0).sum()))
+"""
+
+
+def test_exported_model_loads_without_tfos(cluster, tmp_path):
+    ctx = cluster.contexts[0]
+    model = distribute(make_model(), ctx)
+    model.fit(X, Y, batch_size=64, verbose=0)
+    target = tmp_path / "out" / "model.keras"
+    moved(cluster, 0.01)
+    assert export(model, f"file://{target}", ctx) == str(target)
+    export(model, str(target), ctx)  # replaces
+    assert [path.name for path in target.parent.iterdir()] == ["model.keras"]
+    result = subprocess.run(
+        [sys.executable, "-c", LOAD, str(target)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    expected = float(model.predict(np.ones((1, 20), "float32"), verbose=0).sum())
+    assert float(result.stdout) == pytest.approx(expected, rel=1e-5)
+
+
+def test_saved_model_directory_is_replaced_whole(cluster, tmp_path):
+    ctx = cluster.contexts[0]
+    model = distribute(make_model(), ctx)
+    for _ in range(2):
+        assert export(model, str(tmp_path / "saved"), ctx) == str(tmp_path / "saved")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    loaded = tf.saved_model.load(str(tmp_path / "saved"))
+    served = loaded.serve(X[:4])
+    np.testing.assert_allclose(served.numpy(), model.predict(X[:4], verbose=0), rtol=1e-5)
+
+
+def test_exports_to_a_url_are_replaced_whole_and_load_again(cluster):
+    ctx = cluster.contexts[0]
+    model = distribute(make_model(), ctx)
+    root = f"memory://exports/{secrets.token_hex(4)}"
+    for _ in range(2):
+        moved(cluster, 0.01)
+        for name in ("model.keras", "saved"):
+            assert export(model, f"{root}/{name}", ctx) == f"{root}/{name}"
+    expected = model.predict(X[:4], verbose=0)
+    loaded = load_model(f"{root}/model.keras")
+    np.testing.assert_allclose(loaded.predict(X[:4], verbose=0), expected, rtol=1e-5)
+    fs = filesystem_for(root)
+    assert [entry.name for entry in fs.entries(root)] == ["model.keras", "saved"]
+    names = {entry.name for entry in fs.entries(f"{root}/saved")}
+    assert {"saved_model.pb", "variables"} <= names
+    with pytest.raises(FileNotFoundError, match=f"{root}/none.keras"):
+        load_model(f"{root}/none.keras")
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_an_export_never_takes_the_place_of_other_files(cluster, tmp_path, place):
+    root = f"memory://exports/{secrets.token_hex(4)}" if place == "memory" else str(tmp_path)
+    fs = filesystem_for(root)
+    fs.write(f"{root}/run.keras/data/rows", b"mine")
+    for path in (root, f"{root}/run.keras"):
+        with pytest.raises(SettingsError, match=r"no exported model.*name a path below it"):
+            export(make_model(), path, cluster.contexts[0])
+    with fs.open(f"{root}/run.keras/data/rows") as file:
+        assert file.read_range(0, 9) == b"mine"
+
+
+def test_a_link_to_a_model_is_replaced_and_not_what_it_leads_to(cluster, tmp_path):
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "saved_model.pb").write_bytes(b"old")
+    (tmp_path / "current").symlink_to("v1")
+    export(make_model(), str(tmp_path / "current"), cluster.contexts[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["current", "v1"]
+    assert (tmp_path / "v1" / "saved_model.pb").read_bytes() == b"old"
+    assert not (tmp_path / "current").is_symlink()
+
+
+@pytest.mark.attack("A18")
+def test_exports_that_cannot_work_are_refused(cluster, tmp_path):
+    ctx = cluster.contexts[0]
+    for path in PATHS_THAT_LEAD_ASTRAY:
+        with pytest.raises(SettingsError) as refused:
+            export(make_model(), path, ctx)
+        assert str(refused.value).isascii()
+        assert str(refused.value).isprintable()
+        assert "secret" not in str(refused.value)
+    with pytest.raises(SettingsError, match="never built"):
+        export(keras.Sequential([keras.layers.Dense(1)]), str(tmp_path / "x.keras"), ctx)
+    assert not any(Path(tmp_path).iterdir())

@@ -1,0 +1,377 @@
+"""Kinds of models, steps and settings that `distribute` serves, or refuses with a sentence."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from ps.errors import ManifestMismatch, NonFiniteGradient
+from tests.support.keras_training import blobs, serving
+from tfos.errors import (
+    NotCompiled,
+    SettingsError,
+    UnsupportedModel,
+    UnsupportedOptimizer,
+    VariablesChanged,
+)
+from tfos.keras.fit.distribute import distribute
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.timeout(110),
+    # Keras' own conversion of variables under numpy 2, when it saves.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(256)
+
+
+@pytest.fixture
+def cluster():
+    with serving() as servers:
+        yield servers
+
+
+@pytest.fixture(autouse=True)
+def float32_policy():
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def compiled(model, optimizer="adam", **options):
+    model.compile(optimizer, LOSS, **options)
+    return model
+
+
+def small(*, built=True, **options):
+    layers = [keras.layers.Dense(16, "relu"), keras.layers.Dense(2)]
+    return keras.Sequential(([keras.Input((20,))] if built else []) + layers, **options)
+
+
+class Subclassed(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Built by its first batch; applies its gradients itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(16, "relu")
+        self.drop = keras.layers.Dropout(0.1)
+        self.out = keras.layers.Dense(2)
+
+    def call(self, x, training=False):
+        return self.out(self.drop(self.hidden(x), training=training))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss, "own": loss * 2}
+
+
+def test_unbuilt_subclassed_model_with_its_own_train_step(cluster):
+    model = distribute(compiled(Subclassed(), keras.optimizers.Adam(0.05)), cluster.contexts[0])
+    history = model.fit(X, Y, batch_size=32, epochs=3, verbose=0).history
+    assert set(history) == {"loss", "own"}
+    assert cluster.pushes == 24
+    found = model.predict(X, batch_size=256, verbose=0).argmax(1)
+    assert (found == Y).mean() > 0.8
+    np.testing.assert_array_equal(cluster.values()[model.out.kernel.path], model.out.kernel.numpy())
+
+
+def test_functional_model_with_batchnorm_dropout_and_two_inputs(cluster):
+    left, right = keras.Input((10,), name="left"), keras.Input((10,), name="right")
+    joined = keras.layers.Concatenate()([left, right])
+    normalised = keras.layers.BatchNormalization(momentum=0.5)(joined)
+    hidden = keras.layers.Dropout(0.2)(keras.layers.Dense(16, "relu")(normalised))
+    model = keras.Model([left, right], keras.layers.Dense(2)(hidden))
+    distribute(compiled(model), cluster.contexts[0], consistency="sync")
+    data = {"left": X[:, :10] + 3, "right": X[:, 10:]}
+    model.fit(data, Y, batch_size=32, epochs=2, verbose=0)
+    assert [group.name for group in cluster.manifest.groups] == ["trainable", "statistics"]
+    moving = next(w for w in model.weights if w.path.endswith("moving_mean"))
+    np.testing.assert_allclose(moving.numpy()[:10], 3, atol=0.3)
+    np.testing.assert_array_equal(cluster.values()[moving.path], moving.numpy())
+    assert model.predict(data, verbose=0).shape == (256, 2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"jit_compile": True}, {"steps_per_execution": 3}, {"run_eagerly": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_compile_options(cluster, options):
+    model = distribute(compiled(small(), **options), cluster.contexts[0])
+    steps = []
+    counting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: steps.append(b))
+    model.fit(X, Y, batch_size=32, epochs=2, verbose=0, callbacks=[counting])
+    assert cluster.pushes == 16, "also the steps of the last, incomplete execution"
+    assert len(steps) == (6 if "steps_per_execution" in options else 16)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_precision_policies_keep_masters_on_the_servers(cluster, policy, tmp_path):
+    keras.config.set_dtype_policy(policy)
+    model = distribute(compiled(small()), cluster.contexts[0], consistency="sync")
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert scaled == (policy == "mixed_float16")
+    history = model.fit(X, Y, batch_size=32, epochs=3, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    masters = {group.dtype for group in cluster.manifest.groups}
+    assert masters == {"float64" if policy == "float64" else "float32"}
+    assert cluster.pushes == 24
+    model.save(tmp_path / "m.keras")
+    saved = keras.models.load_model(tmp_path / "m.keras")  # a complaint would be an error here
+    assert int(saved.optimizer.iterations) == 24
+
+
+@pytest.mark.fault("F48")
+def test_float16_skips_non_finite_steps_and_halves_the_scale(cluster):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = distribute(compiled(small()), cluster.contexts[0], consistency="sync")
+    poisoned = X[:64].copy()
+    poisoned[:32] = np.inf
+    model.fit(poisoned, Y[:64], batch_size=32, shuffle=False, verbose=0)
+    assert model._tfos_exchange.skipped_steps == 1
+    assert (cluster.pushes, cluster.null_pushes()) == (1, 1)
+    assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**14
+    assert all(np.isfinite(w.numpy()).all() for w in model.weights)
+
+
+@pytest.mark.fault("F48")
+def test_non_finite_gradient_is_an_error_before_anything_is_sent(cluster):
+    model = distribute(compiled(small()), cluster.contexts[0])
+    before = [weight.numpy() for weight in model.weights]
+    poisoned = X.copy()
+    poisoned[40] = np.nan
+    with pytest.raises(NonFiniteGradient, match=r"kernel.*worker:0, step 2 "):
+        model.fit(poisoned, Y, batch_size=32, shuffle=False, verbose=0)
+    assert cluster.pushes == 1
+    assert not np.array_equal(before[0], model.weights[0].numpy())
+
+
+@pytest.mark.fault("F48")
+def test_non_finite_gradient_can_be_skipped(cluster):
+    model = distribute(compiled(small()), cluster.contexts[0], on_nonfinite="skip")
+    poisoned = X.copy()
+    poisoned[40] = np.nan
+    model.fit(poisoned, Y, batch_size=32, shuffle=False, verbose=0)
+    assert model._tfos_exchange.skipped_steps == 1
+    assert cluster.pushes == 7
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"weight_decay": 0.0}])
+def test_variable_without_gradient_keeps_its_value(cluster, settings):
+    class Unused(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+        def build(self, shape):
+            self.idle = self.add_weight(shape=(3,), initializer="ones", name="idle")
+
+        def call(self, x):
+            return x
+
+    model = keras.Sequential([keras.Input((20,)), Unused(), keras.layers.Dense(2)])
+    distribute(compiled(model, keras.optimizers.SGD(0.1, **settings)), cluster.contexts[0])
+    with pytest.warns(UserWarning, match="idle"):
+        model.fit(X, Y, batch_size=32, verbose=0)
+    np.testing.assert_array_equal(model.layers[0].idle.numpy(), np.ones(3, "float32"))
+    assert cluster.pushes == 8
+
+
+class Towers(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """One layer per key of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.towers = {name: keras.layers.Dense(2, name=name) for name in "ab"}
+        for tower in self.towers.values():
+            tower.build((None, 20))
+        self.built = True
+
+    def call(self, x):
+        return sum(self.towers[name](part) for name, part in x.items())
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize("first", ["a", "ab"])
+def test_variables_that_some_batches_do_not_reach_are_refused(cluster, first):
+    """The compiled step of a batch that does not reach them may run again at any time."""
+    model = compiled(Towers(), keras.optimizers.SGD(0.1, momentum=0.9))
+    distribute(model, cluster.contexts[0])
+    model.train_on_batch(dict.fromkeys(first, X[:32]), Y[:32])
+    other = "ab" if first == "a" else "a"
+    with pytest.raises(UnsupportedModel, match=r"b/kernel.*in some kinds of batches and none in"):
+        model.train_on_batch(dict.fromkeys(other, X[:32]), Y[:32])
+    assert cluster.pushes == 1
+
+
+def test_weight_decay_spares_excluded_variables(cluster):
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    model = distribute(compiled(small(), optimizer), cluster.contexts[0], consistency="sync")
+    plain = small()
+    plain.set_weights(model.get_weights())
+    reference = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    reference.exclude_from_weight_decay(var_names=["bias"])
+    compiled(plain, reference)
+    for each in (model, plain):
+        each.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
+    rules = {group.name: group.rule.weight_decay for group in cluster.manifest.groups}
+    assert rules == {"trainable": 0.5, "trainable.exempt": None}
+    for weight, expected in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), expected.numpy(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "clip", [{"clipnorm": 0.01}, {"global_clipnorm": 0.01}, {"clipvalue": 0.01}]
+)
+@pytest.mark.parametrize("consistency", ["sync", "async"])
+def test_clipping_is_that_of_keras(cluster, clip, consistency):
+    model = compiled(small(), keras.optimizers.SGD(0.5, **clip))
+    plain = small()
+    plain.set_weights(model.get_weights())
+    compiled(plain, keras.optimizers.SGD(0.5, **clip))
+    distribute(model, cluster.contexts[0], consistency=consistency)
+    for each in (model, plain):
+        each.fit(X[:96], Y[:96], batch_size=32, shuffle=False, verbose=0)
+    for weight, expected in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), expected.numpy(), rtol=1e-6, atol=1e-7)
+
+
+def test_embedding_gradients_are_densified_up_to_a_size(cluster, monkeypatch):
+    def embedding():
+        return keras.Sequential(
+            [
+                keras.Input((3,), dtype="int32"),
+                keras.layers.Embedding(50, 4),
+                keras.layers.Flatten(),
+                keras.layers.Dense(2),
+            ]
+        )
+
+    ids = np.random.default_rng(0).integers(0, 50, (64, 3))
+    model = distribute(compiled(embedding()), cluster.contexts[0])
+    model.fit(ids, Y[:64], batch_size=32, verbose=0)
+    assert cluster.pushes == 2
+    monkeypatch.setattr("tfos.keras.step.train_step.MAX_DENSIFIED_BYTES", 799)
+    with serving() as second:
+        model = distribute(compiled(embedding()), second.contexts[0])
+        with pytest.raises(UnsupportedModel, match=r"800 bytes.*keras\.layers\.Hashing"):
+            model.fit(ids, Y[:64], batch_size=32, verbose=0)
+        assert second.pushes == 0
+
+
+class Wrong(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    """Steps that cannot be split; `how` says in which way."""
+
+    how = "nothing"
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        pairs = list(zip(gradients, self.trainable_variables, strict=True))
+        if self.how == "assigns":
+            for gradient, variable in pairs:
+                variable.assign_sub(0.1 * gradient)
+            self.optimizer.apply_gradients(pairs)
+        elif self.how == "twice":
+            self.optimizer.apply_gradients(pairs)
+            self.optimizer.apply_gradients(pairs)
+        elif self.how == "nested":
+            tf.function(lambda: self.optimizer.apply_gradients(pairs), autograph=False)()
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("nothing", "did not call apply"),
+        ("assigns", "writes '.*kernel' itself"),
+        ("twice", "more than once"),
+        ("nested", "inside a tf.function"),
+    ],
+)
+def test_steps_that_cannot_be_split_are_refused(cluster, how, sentence):
+    model = Wrong([keras.Input((20,)), keras.layers.Dense(2)])
+    model.how = how
+    distribute(compiled(model), cluster.contexts[0])
+    with pytest.raises(UnsupportedModel, match=sentence):
+        model.fit(X, Y, batch_size=32, verbose=0)
+    assert cluster.pushes == 0
+
+
+class OwnRule(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
+    """A subclass may compute anything."""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sentence"),
+    [
+        (lambda: keras.optimizers.Muon(), "Muon, which makes .* matrix orthogonal.*AdamW or Lion"),
+        (lambda: keras.optimizers.Lamb(), "Lamb, which scales .* whole parameter.*use AdamW"),
+        (lambda: keras.optimizers.Adafactor(), "Adafactor, which keeps sums over.*use Adam"),
+        (lambda: OwnRule(0.1), "no update rule for OwnRule; compile .* one of: SGD, Adagrad"),
+        (
+            lambda: keras.optimizers.SGD(use_ema=True, gradient_accumulation_steps=2),
+            "use_ema=True, gradient_accumulation_steps=2.*drop one of the two",
+        ),
+    ],
+)
+def test_optimizers_without_a_rule_are_refused(cluster, optimizer, sentence):
+    with pytest.raises(UnsupportedOptimizer, match=sentence):
+        distribute(compiled(small(), optimizer()), cluster.contexts[0])
+
+
+def test_arguments_and_models_that_cannot_work_are_refused(cluster):
+    ctx = cluster.contexts[0]
+    with pytest.raises(NotCompiled, match=r"call model\.compile"):
+        distribute(small(), ctx)
+    with pytest.raises(SettingsError, match="consistency must be one of"):
+        distribute(compiled(small()), ctx, consistency="eventually")  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(UnsupportedModel, match=r"takes a Keras 3 model, got builtins\.str"):
+        distribute("model", ctx)
+    constrained = keras.Sequential(
+        [keras.Input((20,)), keras.layers.Dense(2, kernel_constraint="non_neg")]
+    )
+    with pytest.raises(UnsupportedModel, match="constraint"):
+        distribute(compiled(constrained), ctx)
+    twins = compiled(small())
+    twins.second = keras.optimizers.SGD()
+    with pytest.raises(UnsupportedModel, match=r"further optimizers \(second\)"):
+        distribute(twins, ctx)
+
+
+def test_changes_after_distribution_are_refused(cluster):
+    model = distribute(compiled(small()), cluster.contexts[0])
+    with pytest.raises(UnsupportedModel, match="distributed already"):
+        distribute(model, cluster.contexts[0])
+    model.layers[0].trainable = False
+    with pytest.raises(VariablesChanged, match="no longer trainable"):
+        model.fit(X, Y, verbose=0)
+    model.layers[0].trainable = True
+    compiled(model)
+    with pytest.raises(UnsupportedModel, match="compiled again"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_servers_with_another_model_are_refused(cluster):
+    distribute(compiled(small()), cluster.contexts[0])
+    other = keras.Sequential([keras.Input((20,)), keras.layers.Dense(3)])
+    with pytest.raises(ManifestMismatch, match="kernel"):
+        distribute(compiled(other), cluster.contexts[0])
+
+
+def test_frozen_weights_are_not_moved_but_kept(cluster):
+    model = small()
+    model.layers[0].trainable = False
+    before = model.layers[0].kernel.numpy()
+    distribute(compiled(model), cluster.contexts[0])
+    model.fit(X, Y, batch_size=32, verbose=0)
+    np.testing.assert_array_equal(model.layers[0].kernel.numpy(), before)
+    names = [param.name for group in cluster.manifest.groups for param in group.params]
+    assert names == [weight.path for weight in model.layers[1].weights]

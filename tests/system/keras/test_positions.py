@@ -1,0 +1,199 @@
+"""Training that stops anywhere and goes on from a checkpoint: the parameters count every row.
+
+The model is `w[n]` per row n, and the loss's gradient is -1 for each row that is trained: so `w[n]`
+is how often row n is part of the parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from feeding.errors import FeedSettingsError, FileChanged
+from feeding.formats.tfrecord.example import Feature
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.reading import splits
+from tests.support.keras_training import DEADLINE_S, Context, serving, together
+from tfos.errors import SettingsError, UnsupportedError
+from tfos.keras.fit.distribute import distribute
+from tfos.reading.reading import FileRows, Reading
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+NUM_ROWS, EPOCHS, BATCH = 90, 3, 4
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch) -> Path:
+    root = tmp_path / "rows"
+    root.mkdir()
+    for name, numbers in (("a", range(50)), ("b.gz", range(50, 60)), ("c", range(60, NUM_ROWS))):
+        file = io.BytesIO()
+        records = RecordWriter(file, gzip=name.endswith("gz"))
+        for n in numbers:
+            records.write(encode_example({"x": np.eye(NUM_ROWS, dtype=np.float32)[n], "y": 0.0}))
+        records.close()
+        (root / name).write_bytes(file.getvalue())
+    monkeypatch.setattr(splits, "PIECE_BYTES", 3000)
+    defaults = {"seed": None, "epoch": 0, "piece_bytes": 3000}
+    monkeypatch.setattr(splits.share, "__kwdefaults__", defaults)
+    return root
+
+
+def rows_of(ctx: Context, files: Path) -> FileRows:
+    columns = {"x": Feature("float32", (NUM_ROWS,)), "y": Feature("float32")}
+    return Reading(ctx).tfrecord(files, columns)  # type: ignore[arg-type]
+
+
+class Count(keras.losses.Loss):  # type: ignore[misc]
+    def __init__(self):
+        super().__init__(reduction="sum")
+
+    def call(self, y_true, y_pred):
+        return 0.0 * y_true - y_pred[:, 0]
+
+
+def make_model() -> keras.Model:
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="w")
+    model = keras.Sequential([keras.Input((NUM_ROWS,)), layer], name="count")
+    model.compile(keras.optimizers.SGD(1.0), Count())
+    return model
+
+
+class Abandoned(Exception):
+    """The run is killed here."""
+
+
+class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+    """Say when a step of an epoch is reached; some steps later wait for the save, then fail."""
+
+    def __init__(self, at: tuple[int, int], reached: threading.Event, saved: threading.Event):
+        super().__init__()
+        self._at = at
+        self._reached, self._saved = reached, saved
+        self._epoch, self._left = 0, 3
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self._epoch, batch) >= self._at:
+            self._reached.set()
+            self._left -= 1
+            if not self._left:
+                assert self._saved.wait(DEADLINE_S)
+                raise Abandoned
+
+
+def run(cluster, files: Path, options: dict, make_callbacks=list):
+    """Train in one thread per worker; returns each worker's histories."""
+    num_workers = len(cluster.contexts)
+    models = [make_model() for _ in range(num_workers)]
+
+    def work(rank: int):
+        ctx = cluster.contexts[rank]
+        rows = rows_of(ctx, files).shuffled(7, 10).resumable()
+        model = distribute(models[rank], ctx, **options)
+        data = rows.dataset(BATCH, features="x", labels="y")
+        callbacks = make_callbacks()
+        first = rows.first_epoch
+        with contextlib.closing(data):
+            return model.fit(
+                data, epochs=EPOCHS, initial_epoch=first, verbose=0, callbacks=callbacks
+            ).history
+
+    return together(work, num_workers)
+
+
+def stop_and_save(files: Path, directory: Path, options: dict, num_workers: int, stop) -> None:
+    """Run until a step; save meanwhile, go on for two steps, and fail."""
+    reached, saved = threading.Event(), threading.Event()
+    with serving(num_workers) as cluster:
+        if directory.exists():
+            cluster.contexts[0].client.restore(directory)
+        saver = cluster.contexts[0].new_ps_client()
+
+        def save() -> None:
+            if reached.wait(DEADLINE_S):
+                saver.attach()
+                saver.save(directory, None)
+                saved.set()
+
+        saving = threading.Thread(target=save)
+        saving.start()
+        with pytest.raises(Abandoned):
+            run(cluster, files, options, lambda: [Stop(stop, reached, saved)])
+        saving.join(DEADLINE_S)
+        saver.close()
+    assert saved.is_set()
+
+
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [
+        ({"consistency": "sync", "reduction": "sum"}, (2, 2)),
+        ({"consistency": "sync", "reduction": "sum"}, (2, 1, 3)),
+        ({"consistency": "async", "staleness_aware": False}, (2, 3)),
+        ({"consistency": "async", "staleness_aware": False, "pipeline": 2}, (1, 2)),
+    ],
+    ids=["sync, the same", "sync, others twice", "async, others", "pipelined"],
+)
+def test_every_row_is_in_the_parameters_once_per_epoch(files, tmp_path, caplog, options, workers):
+    caplog.set_level(logging.INFO)
+    directory = tmp_path / "saves"
+    stops = [(1, 3), (1, 7)]  # epoch and step
+    for num_workers, stop in zip(workers[:-1], stops, strict=False):
+        stop_and_save(files, directory, options, num_workers, stop)
+    with serving(workers[-1]) as cluster:
+        cluster.contexts[0].client.restore(directory)
+        histories = run(cluster, files, options)
+        (counts,) = cluster.values().values()
+        assert counts[:, 0].tolist() == [EPOCHS] * NUM_ROWS
+    assert [len(history["loss"]) for history in histories] == [EPOCHS - 1] * workers[-1]
+    assert "rows 'train': reading goes on in epoch 1, where" in caplog.text
+
+
+def test_a_run_that_was_done_reads_nothing(files, tmp_path):
+    options = {"consistency": "sync", "reduction": "sum"}
+    with serving(2) as cluster:
+        run(cluster, files, options)
+        cluster.contexts[0].client.save(tmp_path / "saves", None)
+    with serving(1) as cluster:
+        client = cluster.contexts[0].client
+        client.restore(tmp_path / "saves")
+        rows = rows_of(cluster.contexts[0], files).shuffled(7, 10).resumable()
+        assert rows.first_epoch == EPOCHS
+        assert sum(1 for _ in rows.batches(50)) == 2
+        assert {name.rpartition("/")[0] for name in client.notes()} == {"reading/train"}
+
+
+def test_what_cannot_go_on_is_refused(files, tmp_path, caplog):
+    options = {"consistency": "sync", "reduction": "sum"}
+    stop_and_save(files, tmp_path / "saves", options, 1, (0, 2))
+    with serving(1) as cluster:
+        ctx = cluster.contexts[0]
+        ctx.client.restore(tmp_path / "saves")
+        with pytest.raises(FeedSettingsError, match="it had seed=7, now 8"):
+            rows_of(ctx, files).shuffled(8, 10).resumable()
+        with pytest.raises(SettingsError, match=r"rows are named by .* got 'a b'"):
+            rows_of(ctx, files).resumable("a b")
+        assert rows_of(ctx, files).resumable("other").first_epoch == 0
+        (files / "c").write_bytes((files / "a").read_bytes())
+        (files / "b.gz").rename(files / "d.gz")
+        with pytest.raises(
+            FileChanged, match=r"c had \d+ bytes, now \d+; .*b.gz is gone; .*d.gz is"
+        ):
+            rows_of(ctx, files).shuffled(7, 10).resumable()
+        rows = rows_of(ctx, files).resumable("other")
+        with pytest.raises(UnsupportedError, match=r"tf\.data reads ahead"):
+            rows.tf_dataset(5)
+        with pytest.raises(SettingsError, match=r"shuffled\(...\) before resumable"):
+            rows.shuffled(1)

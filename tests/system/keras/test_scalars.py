@@ -1,0 +1,79 @@
+"""What the servers' scalars say: rates and means since the last point, not since the start."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from ps.stats.server_stats import ServerStats, TableStats
+from rpc.histogram import Latency
+from tests.support.rpc import wait_until
+from tfos.keras.fit.scalars import ClusterScalars, server_scalars
+
+pytestmark = pytest.mark.tf
+
+
+def stats(uptime_s: float, pushes: int, push_s: float, **fields: object) -> ServerStats:
+    given = {
+        "requests": {
+            "push": Latency(pushes, push_s, p50_s=0.002, p99_s=0.004),
+            "lookup_batch": Latency(pushes, 2 * push_s),
+        },
+        "apply": Latency(pushes, push_s / 2),
+        **fields,
+    }
+    return ServerStats(0, "SERVING", clock=pushes, uptime_s=uptime_s, **given)  # type: ignore[arg-type]
+
+
+def test_points_tell_what_happened_since_the_last_one():
+    before = stats(
+        100.0, 1000, 10.0, bytes_in=5 * 10**8, staleness=(900, 0, 0, 100),
+        tables=(TableStats("t", rows=5, given=500, looked_up=100, missed=100),),
+    )  # fmt: skip
+    now = stats(
+        104.0, 1100, 14.0, bytes_in=9 * 10**8, staleness=(950, 50, 0, 100),
+        tables=(TableStats("t", rows=9, given=900, looked_up=200, missed=110, pushed=100),),
+    )  # fmt: skip
+    found = dict(server_scalars(now, before))
+    assert found["push/mean_ms"] == pytest.approx(40.0)
+    assert found["lookup_batch/mean_ms"] == pytest.approx(80.0)
+    assert found["push/p99_ms_since_start"] == 4.0
+    assert found["apply/cores"] == pytest.approx(0.5)
+    assert found["updates/per_s"] == 25.0
+    assert found["traffic/in_mb_per_s"] == 100.0
+    assert found["staleness/mean"] == 0.5
+    assert found["table/t/rows"] == 9.0
+    assert found["table/t/miss_ratio"] == pytest.approx(0.1)
+    assert found["table/t/unique_id_ratio"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("before", [None, stats(500.0, 9000, 90.0)], ids=["first", "restarted"])
+def test_the_first_point_of_a_server_is_since_its_start(before: ServerStats | None):
+    found = dict(server_scalars(stats(2.0, 100, 1.0), before))
+    assert found["push/mean_ms"] == pytest.approx(10.0)
+    assert found["updates/per_s"] == 50.0
+
+
+def test_a_server_that_nobody_used_has_no_latencies():
+    found = dict(server_scalars(ServerStats(0, "EMPTY", clock=0, uptime_s=0.0)))
+    assert not any(name.startswith(("push", "pull", "apply", "staleness")) for name in found)
+    assert found["updates/per_s"] == 0.0
+
+
+def test_a_fit_that_raised_leaves_no_thread_to_the_next_one():
+    """Keras calls no on_train_end then, and the same callbacks may serve another `fit`."""
+
+    def writing() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "tfos-scalars"]
+
+    callback = ClusterScalars(SimpleNamespace())  # it is asked nothing
+    callback.set_model(SimpleNamespace(_tfos_exchange=SimpleNamespace(attached=False)))
+    callback.on_train_begin()
+    (first,) = writing()
+    callback.on_train_begin()
+    wait_until(lambda: not first.is_alive(), "the first fit's thread to end")
+    assert len(writing()) == 1
+    callback.on_train_end()
+    assert not writing()

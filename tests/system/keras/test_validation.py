@@ -1,0 +1,206 @@
+"""Validation by a feed: each epoch's own rows, metrics over all workers, and nobody who waits."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.keras_training import DEADLINE_S, blobs, offer, rows_of, serving, together
+from tfos.errors import SettingsError
+from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.fit.distribute import distribute
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+BATCH = 8
+X, Y = blobs(120)
+VAL_X, VAL_Y = blobs(90, seed=1)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def make_model(**options):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.Input((20,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(2)]
+    )
+    model.compile(keras.optimizers.SGD(0.1), LOSS, metrics=["accuracy"], **options)
+    return model
+
+
+def drive(contexts, num_epochs, train, validation):
+    """Feed as the driver does: `train(rank, epoch)` rows, then `validation(rank, epoch)`."""
+    channels = [context.feed_channel for context in contexts]
+    for epoch in range(num_epochs):
+        for feed, rows, with_it in (
+            ("input", train, ("validation", epoch)),
+            ("validation", validation, None),
+        ):
+            for rank, channel in enumerate(channels):
+                offer(channel, rows(rank, epoch), epoch=epoch, feed=feed)
+                channel.flush(feed, epoch, with_it)
+            for channel in channels:
+                assert channel.wait_flushed(feed, epoch, DEADLINE_S), (feed, epoch)
+    for channel in channels:
+        for feed in ("input", "validation"):
+            channel.finish(feed)
+
+
+def run(cluster, work, num_epochs, validation, train=None):
+    """Run `work(rank)` of every worker beside a driver; return what the workers gave."""
+    contexts = cluster.contexts
+    train = train or (lambda rank, _: rows_of(X, Y)[rank::2])
+
+    def both(rank):
+        if rank < len(contexts):
+            try:
+                return work(rank)
+            finally:
+                contexts[rank].feed_channel.drain()  # as the process does when main_fun returns
+        return drive(contexts, num_epochs, train, validation)
+
+    return together(both, len(contexts) + 1)[:-1]
+
+
+class Weights(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(self.model.get_weights())
+
+
+def evaluated(weights, x, y):
+    model = make_model()
+    model.set_weights(weights)
+    return model.evaluate(x, y, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.parametrize("consistency", ["sync", "async"])
+def test_each_epoch_validates_its_own_rows_of_all_workers_on_its_last_parameters(consistency):
+    """Worker 1 has one row to validate in the first epoch, and none in the second."""
+    share = [
+        {0: slice(0, 40), 1: slice(41, 71), 2: slice(71, 80)},
+        {0: slice(40, 41), 2: slice(80, 90)},
+    ]
+    union = [(0, 41), (41, 71), (71, 90)]
+    parts = rows_of(VAL_X, VAL_Y)
+    with serving(num_workers=2) as cluster:
+        models = [make_model() for _ in range(2)]
+        watches = [Weights() for _ in range(2)]
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(models[rank], ctx, consistency=consistency)
+            return model.fit(
+                FeedDataset(ctx, BATCH),
+                epochs=3,
+                verbose=0,
+                validation_data=FeedDataset(ctx, BATCH, feed="validation"),
+                callbacks=[watches[rank]],
+            ).history
+
+        histories = run(
+            cluster, work, 3, lambda rank, epoch: parts[share[rank].get(epoch, slice(0, 0))]
+        )
+        assert histories[0] == histories[1]
+        for epoch, (start, stop) in enumerate(union):
+            expected = evaluated(watches[0].seen[epoch], VAL_X[start:stop], VAL_Y[start:stop])
+            got = [histories[0]["val_loss"][epoch], histories[0]["val_accuracy"][epoch]]
+            np.testing.assert_allclose(got, expected, rtol=1e-5)
+        stats = [context.feed_channel.stats("validation") for context in cluster.contexts]
+        assert [(each.taken_rows, each.dropped_rows) for each in stats] == [(79, 0), (11, 0)]
+
+
+@pytest.mark.parametrize("is_distributed", [True, False])
+@pytest.mark.parametrize("options", [{"validation_freq": 2}, {"validation_steps": 2}], ids=str)
+def test_epochs_and_rows_that_keras_does_not_validate_are_passed_over(options, is_distributed):
+    sizes = [30, 90, 20, 60]
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        watch = Weights()
+
+        def work(_):
+            model = make_model()
+            if is_distributed:
+                distribute(model, ctx)
+            return model.fit(
+                FeedDataset(ctx, BATCH),
+                epochs=4,
+                verbose=0,
+                validation_data=FeedDataset(ctx, BATCH, feed="validation"),
+                callbacks=[watch],
+                **options,
+            ).history
+
+        (history,) = run(cluster, work, 4, lambda _, epoch: rows_of(VAL_X, VAL_Y)[: sizes[epoch]])
+        if "validation_freq" in options:
+            expected = [
+                evaluated(watch.seen[n], VAL_X[: sizes[n]], VAL_Y[: sizes[n]]) for n in (1, 3)
+            ]
+            read = 90 + 60
+        else:
+            expected = [evaluated(seen, VAL_X[:16], VAL_Y[:16]) for seen in watch.seen]
+            read = 4 * 16
+        np.testing.assert_allclose(history["val_loss"], [loss for loss, _ in expected], rtol=1e-5)
+        stats = ctx.feed_channel.stats("validation")
+        assert (stats.fed_rows, stats.trained_rows) == (sum(sizes), read)
+        assert stats.dropped_rows == sum(sizes) - read
+
+
+def test_rows_that_nobody_validates_are_dropped_and_counted():
+    with serving(num_workers=2) as cluster:
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(make_model(), ctx)
+            return len(model.fit(FeedDataset(ctx, BATCH), epochs=3, verbose=0).epoch)
+
+        assert run(cluster, work, 3, lambda *_: rows_of(VAL_X, VAL_Y)) == [3, 3]
+        for context in cluster.contexts:
+            stats = context.feed_channel.stats("validation")
+            assert (stats.fed_rows, stats.taken_rows, stats.dropped_rows) == (270, 0, 270)
+
+
+def test_early_stopping_follows_the_metrics_of_all_workers_everywhere():
+    """Worker 0, the chief, has no rows to validate; those of worker 1 get harder in each epoch."""
+
+    def validation(rank, epoch):
+        labels = np.where(np.arange(len(VAL_Y)) < 30 * epoch, 1 - VAL_Y, VAL_Y)
+        return rows_of(VAL_X, labels) if rank else []
+
+    with serving(num_workers=2) as cluster:
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(make_model(), ctx, consistency="sync")
+            stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+            fitted = model.fit(
+                FeedDataset(ctx, BATCH),
+                epochs=4,
+                verbose=0,
+                validation_data=FeedDataset(ctx, BATCH, feed="validation"),
+                callbacks=[stop],
+            )
+            return fitted.history["val_loss"], model.get_weights()
+
+        (losses, weights), (same_losses, same_weights) = run(cluster, work, 4, validation)
+        assert losses == same_losses
+        assert 2 <= len(losses) < 4
+        assert losses[-1] > losses[-2], "it stopped after the first epoch that was worse"
+        assert all(np.diff(losses[:-1]) < 0)
+        for one, two in zip(weights, same_weights, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_epochs_cut_by_steps_do_not_go_with_a_fed_validation():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        model = distribute(make_model(), ctx)
+        with pytest.raises(SettingsError, match=r"fit\(steps_per_epoch=...\) ends an epoch in the"):
+            model.fit(
+                FeedDataset(ctx, BATCH),
+                steps_per_epoch=2,
+                validation_data=FeedDataset(ctx, BATCH, feed="validation"),
+            )

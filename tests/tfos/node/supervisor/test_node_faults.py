@@ -1,0 +1,462 @@
+"""How a node ends when something around it or inside it breaks, and that nothing is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+
+import msgspec
+import pytest
+
+from tests.support.marked_processes import wait_gone
+from tests.support.nodes import WAIT_S, NodeBed, exited, send_signal, wait_forever
+from tfos.control import messages
+from tfos.errors import NodeStartError
+from tfos.failure import EXECUTOR_LOST, NodeId
+from tfos.node import task as node_task
+
+pytestmark = pytest.mark.slow
+
+FOUND_S = 8.0
+"""Two seconds on an idle machine; a node that is only silent is found after 20 s."""
+
+
+@pytest.mark.fault("F03")
+def test_an_exception_arrives_with_the_users_traceback_first(bed):
+    def main_fun(args, ctx):
+        def inner(value):
+            raise ValueError(f"bad value {value}")
+
+        inner(args["value"])
+
+    began_s = time.monotonic()
+    run = bed.start(bed.bundle("worker:0", main_fun, {"value": 17}))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    assert time.monotonic() - began_s < 30
+    assert (failure.error_type, failure.message) == ("ValueError", "bad value 17")
+    assert failure.exit_code == 1
+    assert failure.phase == "main_fun"
+    lines = failure.traceback.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "in main_fun" in lines[1]
+    assert "tfos/worker/process.py" not in failure.traceback
+    assert lines[-1] == "ValueError: bad value 17"
+    assert run.wait().outcome == "ended", "Spark must not run the user's code again"
+    bed.assert_nothing_left()
+
+
+def segfault(args, ctx):
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def exit_at_once(args, ctx):
+    import os
+
+    os._exit(args)
+
+
+def abort(args, ctx):
+    import os
+
+    os.abort()
+
+
+def kill_itself(args, ctx):
+    import os
+
+    os.kill(os.getpid(), 9)
+
+
+@pytest.mark.fault("F04")
+@pytest.mark.parametrize(
+    ("main_fun", "args", "number", "words"),
+    [
+        (segfault, None, signal.SIGSEGV, "worker:0 killed by SIGSEGV"),
+        (abort, None, signal.SIGABRT, "worker:0 killed by SIGABRT"),
+        (kill_itself, None, signal.SIGKILL, "worker:0 killed by SIGKILL"),
+        (exit_at_once, 3, None, "worker:0 ended with exit code 3"),
+        (exit_at_once, 0, None, "worker:0 ended with exit code 0 before its work was done"),
+    ],
+    ids=["segfault", "abort", "kill", "exit 3", "exit 0"],
+)
+def test_a_dead_worker_is_named_with_its_signal_and_last_words(bed, main_fun, args, number, words):
+    def talk_then_die(args, ctx):
+        import sys
+
+        for line in range(150):
+            sys.stdout.write(f"line {line}\n")
+        main_fun(args, ctx)
+
+    run = bed.start(bed.bundle("worker:0", talk_then_die, args))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    assert failure.message.startswith(words)
+    assert failure.signal == number
+    assert len(failure.log_tail) == 100
+    assert any("line 149" in line for line in failure.log_tail)
+    if number in (signal.SIGSEGV, signal.SIGABRT):
+        assert failure.traceback.startswith("Fatal Python error:")
+        assert "talk_then_die" in failure.traceback
+    run.wait()
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F04")
+def test_a_dead_worker_is_found_at_once(bed):
+    bed.start(bed.bundle("worker:0", wait_forever))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    pid = bed.child_pid("worker:0")
+    killed_s = time.monotonic()
+    send_signal(pid, signal.SIGKILL)
+    failure = bed.failure("worker:0")
+    assert time.monotonic() - killed_s < FOUND_S
+    assert failure.pid == pid
+    assert failure.message == "worker:0 killed by SIGKILL"
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F04")
+def test_a_killed_supervisor_leaves_nothing_its_task_or_the_next_node_does_not_remove(bed):
+    run = bed.start(bed.bundle("worker:0", wait_forever))
+    released = bed.start(bed.bundle("worker:1", wait_forever, rank=1), hold_slot=False)
+    bed.release("worker:0", "worker:1")
+    released.wait()
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    for name in ("worker:0", "worker:1"):
+        send_signal(bed.registered(name).pid, signal.SIGKILL)
+    assert run.wait().outcome == "lost"
+    assert wait_gone(bed.mark, WAIT_S) == {}
+    left = list(bed.temp.glob("tfos-*"))
+    bed.start(bed.bundle("ps:0"))
+    bed.registered("ps:0")
+    assert not any(path.exists() for path in left)
+    bed.release("ps:0")
+    bed.order("ps:0", messages.Stop("over", 5.0))
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F57")
+def test_the_whole_tree_of_a_worker_is_killed(bed):
+    def leave_a_daemon(args, ctx):
+        import os
+        import subprocess
+        import sys
+
+        if os.fork() == 0:  # a grandchild in its own session whose parent ends at once
+            os.setsid()
+            subprocess.Popen(["sleep", "1000"])
+            os._exit(0)
+        os.wait()
+        subprocess.Popen(["sleep", "2000"], start_new_session=True)
+        sys.stdout.write("tree is up\n")
+
+    run = bed.start(bed.bundle("worker:0", leave_a_daemon))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    sleeping = [pid for pid, command in bed.processes().items() if command.startswith("sleep")]
+    assert len(sleeping) == 2
+    bed.order("worker:0", messages.Stop("over", 5.0))
+    run.wait()
+    bed.assert_nothing_left()
+    assert all(exited(pid) for pid in sleeping)
+
+
+@pytest.mark.fault("F13")
+@pytest.mark.parametrize("how", ["cut", "freeze"])
+def test_a_node_ends_by_itself_when_its_driver_is_gone(bed, line, how):
+    lease_s = 4.0
+    bed.handler.reply = messages.RegisterReply(True, heartbeat_s=0.5, lease_s=lease_s)
+    task = dataclasses.replace(bed.task(), driver_address=line.address)
+    run = bed.start_task(task, bed.bundle("worker:0", wait_forever))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    getattr(line, how)()
+    lost_s = time.monotonic()
+    result = run.wait()
+    assert lease_s / 2 < time.monotonic() - lost_s < lease_s + 30
+    assert result.reason.startswith("no answer from the driver for")
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("name", ["ps:0", "worker:0"])
+def test_a_node_dies_with_its_executor(bed, name, executors):
+    executor = executors(bed.bundle(name, wait_forever))
+    bed.release(name)
+    assert bed.registered(name).executor_id == "7"
+    executor.kill()
+    killed_s = time.monotonic()
+    failure = bed.failure(name)
+    assert failure.error_type == EXECUTOR_LOST
+    assert time.monotonic() - killed_s < FOUND_S
+    bed.assert_nothing_left()
+
+
+def test_a_cancelled_task_is_no_dead_node_until_no_order_comes(bed, executors):
+    executor = executors(bed.bundle("worker:0", wait_forever, abort_s=3.0))
+    bed.release("worker:0")
+    child = bed.child_pid("worker:0")
+    send_signal(executor.task_pid, signal.SIGKILL)
+    cancelled_s = time.monotonic()
+    failure = bed.failure("worker:0")
+    assert 2.5 < time.monotonic() - cancelled_s < 30
+    assert failure.error_type == "TaskCancelled"
+    assert failure.pid == child
+    bed.assert_nothing_left()
+
+
+def test_a_released_node_outlives_its_task(bed, executors):
+    executor = executors(bed.bundle("worker:0", wait_forever, abort_s=1.0), hold_slot=False)
+    bed.release("worker:0")
+    executor.wait_task_gone()
+    seen = bed.heartbeat("worker:0", lambda beat: beat.phase == "main_fun").seq
+    bed.heartbeat("worker:0", lambda beat: beat.seq > seen + 1)
+    bed.order("worker:0", messages.FinishFeed("input"))
+    bed.event("worker:0", messages.Done)
+    bed.order("worker:0", messages.Stop("over"))
+    bed.assert_nothing_left()
+
+
+def test_a_failed_node_leaves_its_log_beside_the_executors(bed, executors):
+    def shout_and_raise(args, ctx):
+        import sys
+
+        sys.stdout.write("last words\n")
+        raise RuntimeError("boom")
+
+    executor = executors(bed.bundle("worker:0", shout_and_raise))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    bed.assert_nothing_left()
+    (log,) = executor.work_dir.glob("*.log")
+    assert failure.log_path == str(log)
+    assert "last words" in log.read_text()
+
+
+@pytest.mark.fault("F20")
+def test_a_replaced_attempt_ends(bed):
+    run = bed.start(bed.bundle("worker:0", wait_forever))
+    bed.registered("worker:0")
+    bed.handler.fenced.add(NodeId("worker", 0, 0))
+    assert "replaced" in run.wait().reason
+    bed.assert_nothing_left()
+
+
+def test_a_refused_registration_ends_the_node_and_frees_its_task(bed):
+    bed.handler.reply = messages.RegisterReply(False, "the cluster is closing")
+    result = bed.start(bed.bundle("ps:0")).wait()
+    assert (result.outcome, result.reason) == ("ended", "the cluster is closing")
+    bed.assert_nothing_left()
+
+
+def test_a_deaf_main_fun_is_interrupted_then_killed(bed):
+    def never_ends(args, ctx):
+        import time
+
+        while True:
+            try:
+                time.sleep(1000)
+            except KeyboardInterrupt:
+                ctx.report_progress(1, 1, None)
+
+    run = bed.start(bed.bundle("worker:0", never_ends))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    bed.order("worker:0", messages.Stop("over", 1.0))
+    ordered_s = time.monotonic()
+    assert run.wait().reason == "over"
+    assert 0.9 < time.monotonic() - ordered_s < 30
+    bed.assert_nothing_left()
+
+
+def test_a_supervisor_that_cannot_start_says_why(bed, monkeypatch):
+    import pyspark  # noqa: F401 - the task asks it for its context, whatever sys.path says
+
+    monkeypatch.setattr("sys.path", ["/nonexistent"])
+    with pytest.raises(Exception, match=r"(?s)its supervisor ended at once.*No module named"):
+        bed.start(bed.bundle("ps:0")).wait()
+    bed.assert_nothing_left()
+
+
+@pytest.mark.attack("A17")
+def test_the_secret_and_the_key_are_in_no_argv_environment_or_log(bed):
+    bundle = bed.bundle("worker:0", wait_forever)
+    run = bed.start(bundle)
+    bed.release("worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    key = bundle.key_pem.splitlines()[1]
+    secret = bundle.rpc_secret
+    forms = [secret, secret.hex().encode(), _base64(secret), key]
+    seen = b"".join(bed.everything_readable())
+    assert b"faulthandler" in seen
+    assert [form for form in forms if form in seen] == []
+    assert secret.hex() not in repr(bundle)
+    assert key.decode() not in repr(bundle)
+    bed.order("worker:0", messages.Stop("over", 1.0))
+    run.wait()
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F60")
+def test_a_flood_of_output_is_thinned_out_and_whole_on_disk(bed, executors):
+    def flood(args, ctx):
+        import sys
+
+        for line in range(args):
+            sys.stdout.write(f"flood {line}\n")
+
+    num_lines = 100_000
+    executor = executors(bed.bundle("worker:0", flood, num_lines))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    bed.order("worker:0", messages.Stop("over"))
+    bed.assert_nothing_left()
+    batches = [value for kind, value in bed.handler.notes if kind == "log"]
+    shown = sum(len(batch.lines) for batch in batches)
+    dropped = sum(batch.dropped for batch in batches)
+    assert shown < 5000
+    assert shown + dropped == num_lines
+    (log,) = executor.work_dir.glob("*.log")
+    assert log.read_text().count("flood ") == num_lines
+
+
+def _base64(data: bytes) -> bytes:
+    import base64
+
+    return base64.b64encode(data)
+
+
+def test_a_supervisor_told_to_terminate_takes_everything_with_it(bed: NodeBed):
+    bed.start(bed.bundle("ps:0"))
+    bed.event("ps:0", messages.Listening)
+    send_signal(bed.registered("ps:0").pid, signal.SIGTERM)
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F03")
+@pytest.mark.parametrize(
+    ("text", "expected"), [("part-\udcff.gz", r"part-\udcff.gz"), (None, "its text cannot be made")]
+)
+def test_an_exception_whose_text_does_not_fit_a_message_arrives_all_the_same(bed, text, expected):
+    def main_fun(args, ctx):
+        class Odd(Exception):
+            def __str__(self):
+                if args is None:
+                    raise TypeError("no text")
+                return args
+
+        raise Odd
+
+    bed.start(bed.bundle("worker:0", main_fun, text))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    assert failure.error_type.endswith("Odd")
+    assert expected in failure.message
+    assert "raise Odd" in failure.traceback
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F20")
+def test_a_supervisor_killed_before_the_start_fails_its_task_so_that_spark_starts_it_again(bed):
+    run = bed.start(bed.bundle("ps:0"))
+    bed.event("ps:0", messages.Listening)
+    send_signal(bed.registered("ps:0").pid, signal.SIGKILL)
+    with pytest.raises(NodeStartError, match=r"ps:0 .* vanished while the cluster started"):
+        run.wait()
+    assert wait_gone(bed.mark, WAIT_S) == {}
+
+
+def test_no_process_outlives_its_supervisor(bed):
+    run = bed.start(bed.bundle("worker:0", wait_forever))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    child = bed.child_pid("worker:0")
+    send_signal(bed.registered("worker:0").pid, signal.SIGKILL)
+    assert run.wait().outcome == "lost"
+    assert wait_gone(bed.mark, WAIT_S) == {}
+    assert child > 0
+
+
+def test_a_worker_without_feeds_frees_its_memory_and_its_node_stays(bed):
+    run = bed.start(bed.bundle("worker:0", lambda args, ctx: None, feeds=()))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    beat = bed.heartbeat("worker:0", lambda beat: beat.phase == "done" and beat.child_pid == 0)
+    bed.heartbeat("worker:0", lambda later: later.seq > beat.seq)
+    assert run.is_running
+    bed.order("worker:0", messages.Stop("over"))
+    assert run.wait().reason == "over"
+    bed.assert_nothing_left()
+
+
+def test_a_module_of_the_working_directory_does_not_shadow_pythons_own(bed, executors):
+    (bed.temp / "work").mkdir()
+    (bed.temp / "work" / "json.py").write_text("raise SystemExit('wrong json')")
+    executors(bed.bundle("ps:0"))
+    bed.event("ps:0", messages.Listening)
+    bed.order("ps:0", messages.Stop("over"))
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F07")
+def test_a_worker_that_never_gives_up_the_gil_is_slow_and_not_dead(bed, tmp_path):
+    def hold_the_gil(args, ctx):
+        import ctypes
+        import os
+        import sys
+
+        pipe = os.open(args, os.O_RDWR)
+        sys.stdout.write("holding\n")
+        ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)
+
+    pipe = tmp_path / "let-go"
+    os.mkfifo(pipe)
+
+    bed.handler.reply = messages.RegisterReply(True, heartbeat_s=0.2, lease_s=20.0)
+    bed.start(bed.bundle("worker:0", hold_the_gil, str(pipe)))
+    bed.release("worker:0")
+    bed.log_line("holding")
+    began = max(beat.seq for kind, beat in bed.handler.notes if kind == "heartbeat")
+    bed.heartbeat("worker:0", lambda beat: beat.seq >= began + 5 and beat.phase == "main_fun")
+    pipe.write_bytes(b"x")
+    bed.event("worker:0", messages.Done)
+    bed.order("worker:0", messages.Stop("over"))
+    bed.assert_nothing_left()
+
+
+def test_a_child_that_cannot_be_started_is_a_failure_with_its_reason(bed, monkeypatch):
+    find_executor = node_task.find_executor
+
+    def without_directory(bundle, *, cores):
+        found = find_executor(bundle, cores=cores)
+        return msgspec.structs.replace(found, cwd="/nonexistent")
+
+    monkeypatch.setattr(node_task, "find_executor", without_directory)
+    run = bed.start(bed.bundle("ps:0"))
+    failure = bed.failure("ps:0")
+    assert failure.error_type == "FileNotFoundError"
+    assert "/nonexistent" in failure.message
+    assert run.wait().reason == failure.message
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F06")
+def test_a_suspended_worker_is_ended_within_the_limit_for_a_hang(bed):
+    bed.handler.reply = messages.RegisterReply(True, hang_s=8.0)
+    run = bed.start(bed.bundle("worker:0", wait_forever))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    suspended_s = time.monotonic()
+    send_signal(bed.child_pid("worker:0"), signal.SIGSTOP)
+    failure = bed.failure("worker:0")
+    assert 4 <= time.monotonic() - suspended_s < 20  # the limit that is promised
+    run.wait()
+    assert failure.signal == signal.SIGKILL
+    assert "suspended (SIGSTOP) for 4 s" in failure.message
+    bed.assert_nothing_left()

@@ -1,0 +1,113 @@
+"""Workers that count files together: who counts what, others' files, workers that do not come."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feeding.formats.text.source import TextSource
+from feeding.reading import splits
+from feeding.reading.splits import Split
+from ps.client.client import PSClient
+from ps.errors import RequestTimeout
+from tests.support.ps_cluster import cluster, run_all, succeeded
+from tfos.errors import NoServersError, SettingsError
+from tfos.reading.reading import Reading
+from tfos.reading.row_counts import counted
+
+pytestmark = pytest.mark.slow  # kernels are compiled at first
+
+
+@dataclass
+class Worker:
+    """What ctx.read asks of a context."""
+
+    rank: int
+    num_workers: int
+    client: PSClient | None = None
+
+    def __post_init__(self) -> None:
+        self.is_chief = self.rank == 0
+
+    def ps_client(self) -> PSClient:
+        if self.client is None:
+            raise NoServersError("num_ps=0")
+        return self.client
+
+    def absolute_path(self, path: str) -> str:
+        return path
+
+
+class Watched(TextSource):
+    """Remembers what was counted."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.counts: list[Split] = []
+
+    def count(self, piece: Split) -> int:
+        self.counts.append(piece)
+        return super().count(piece)
+
+
+@pytest.fixture
+def lines(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(splits, "PIECE_BYTES", 100)
+    for part in range(3):
+        text = "".join(f"{'x' * (n % 9)}\n" for n in range(100))
+        (tmp_path / f"part-{part}").write_text(text)
+    return tmp_path
+
+
+def rows_of(source: Any) -> int:
+    return sum(sum(file.piece_rows) for file in source.files())
+
+
+def test_each_piece_is_read_by_one_worker_and_all_know_all_counts(lines, caplog):
+    caplog.set_level(logging.INFO, "tfos.reading.row_counts")
+    sources = [Watched(lines) for _ in range(3)]
+    with cluster(num_workers=3) as servers:
+        workers = [Worker(rank, 3, servers.client(rank)) for rank in range(3)]
+        found = succeeded(run_all(*(
+            lambda at=at: counted(workers[at], sources[at], 15.0) for at in range(3)
+        )))  # fmt: skip
+        assert [rows_of(each) for each in found] == [300] * 3
+        assert found[0].files() == found[1].files() == found[2].files()
+        read = sorted(piece for source in sources for piece in source.counts)
+        assert len(read) == len(set(read)) == sum(len(f.piece_rows) for f in found[0].files())
+        assert all(source.counts for source in sources)
+        assert f"300 rows in 3 files of 1488 bytes ({lines}/part-0, …); this worker" in caplog.text
+        others = Watched(lines / "part-1")
+        mixed = run_all(
+            lambda: counted(workers[0], others, 15.0),
+            lambda: counted(workers[1], sources[1], 15.0),
+            lambda: counted(workers[2], sources[2], 15.0),
+        )
+        assert all(isinstance(error, SettingsError) for error in mixed)
+        assert "worker 1 reads other files than this one: 3 files of 1488 bytes" in str(mixed[0])
+
+
+def test_a_worker_that_does_not_come_is_named_and_one_that_has_finished_is_replaced(lines):
+    with cluster(num_workers=2) as servers:
+        worker, other = Worker(0, 2, servers.client(0)), servers.client(1)
+        with pytest.raises(RequestTimeout, match="still waits for worker 1"):
+            counted(worker, Watched(lines), 1.0)
+        other.finish()
+        source = Watched(lines)
+        assert rows_of(counted(worker, source, 15.0)) == 300
+        assert len(source.counts) == len(set(source.counts))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_without_servers_each_worker_counts_all_and_the_shares_are_equal(lines, num_workers):
+    shares = []
+    for rank in range(num_workers):
+        rows = Reading(Worker(rank, num_workers)).text(lines)
+        batches = rows.shuffled(3, 50).equal_steps().batches(7)
+        shares.append([len(batch["value"].tolist()) for batch in batches])  # type: ignore[union-attr]
+    assert [sum(share) for share in shares] == [300 // num_workers] * num_workers
+    assert len({len(share) for share in shares}) == 1

@@ -1,0 +1,93 @@
+"""Streams in the driver: batches that come again or are missing, the stop, numbers of the lag."""
+
+from __future__ import annotations
+
+import math
+import threading
+import types
+
+import pytest
+
+from tests.support.feed import eventually
+from tfos.monitor.reports import EpochReport
+from tfos.streaming.state import QueryState, StreamLag, StreamRun, StreamStopped
+
+
+def report(rows: int) -> EpochReport:
+    return EpochReport("input", 0, rows, rows, 0, 0, 2.0)
+
+
+def test_a_batch_without_rows_is_over_and_needs_no_save():
+    state = QueryState("q")
+    state.note(0, report(10))
+    state.note(1, report(0))
+    assert (state.last_id, state.num_unsaved, state.num_batches) == (1, 1, 1)
+    assert (state.rows, state.rows_per_s) == (10, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("last", "batch", "missing"),
+    [(-1, 0, ""), (6, 7, ""), (6, 8, "batch 7"), (-1, 3, "batches 0 to 2"), (6, 3, "")],
+)
+def test_missing_batches_are_named(last, batch, missing):
+    state = QueryState("q")
+    state.know(last)
+    assert state.missing(batch) == missing
+
+
+def test_what_was_restored_does_not_hide_what_this_program_trained():
+    state = QueryState("q", last_id=9)
+    state.know(4)
+    assert state.last_id == 9
+
+
+def test_a_stop_waits_for_the_running_batch_and_holds_the_next_one_back():
+    run, may_end, log = StreamRun(), threading.Event(), []
+
+    def train(name: str) -> None:
+        try:
+            with run.batch():
+                may_end.wait(20)
+                log.append(name)
+        except StreamStopped as error:
+            log.append(str(error))
+
+    first = threading.Thread(target=train, args=("first",))
+    first.start()
+    eventually(lambda: run.is_busy, "the first batch")
+    assert run.stop(0.01) is False
+    may_end.set()
+    assert run.stop(20.0) is True
+    second = threading.Thread(target=train, args=("second",))
+    second.start()
+    eventually(lambda: run.is_held, "the second batch")
+    run.let_go.set()
+    for thread in (first, second):
+        thread.join(20)
+    assert log[0] == "first"
+    assert "java.lang.InterruptedException" in log[1]
+    assert run.error is None
+
+
+def test_an_error_of_a_batch_is_kept_and_frees_the_run():
+    run = StreamRun()
+    with pytest.raises(ValueError, match="rows"), run.batch():
+        raise ValueError("rows")
+    assert isinstance(run.error, ValueError)
+    assert run.stop(0.01)
+
+
+@pytest.mark.parametrize("unknown", [None, math.nan])
+def test_the_lag_is_read_from_sparks_progress(unknown):
+    source = types.SimpleNamespace(metrics={"numFilesOutstanding": "3"})
+    progress = types.SimpleNamespace(
+        inputRowsPerSecond=unknown,
+        processedRowsPerSecond=40.0,
+        batchDuration=1500,
+        sources=[source, types.SimpleNamespace(metrics=None)],
+    )
+    lag = StreamLag.of(progress)
+    assert lag == StreamLag(0.0, 40.0, 1.5, {"numFilesOutstanding": "3"})
+    assert str(lag) == "0 rows/s come, 40 are trained (numFilesOutstanding 3)"
+    assert not lag.is_growing
+    assert StreamLag(50.0, 40.0, 1.0, {}).is_growing

@@ -1,0 +1,149 @@
+"""What TFCluster's calls do with their arguments, without Spark."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+from tests.support.fake_spark import FakeSpark
+from tfos import TFCluster
+from tfos.config import ClusterConfig
+from tfos.console.console import Console
+from tfos.control.coordinator import Coordinator
+from tfos.control.members import NodeStatus
+from tfos.control.state import Action, ClusterState
+from tfos.driver import node_jobs
+from tfos.errors import SettingsError
+from tfos.feed.request import FeedRequest
+from tfos.node.spec import NodeSettings
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
+
+
+class Jobs:
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def end(self, timeout_s: float) -> bool:
+        self.ended += 1
+        return True
+
+
+class Feeding:
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, int, str]] = []
+
+    def train(self, request: FeedRequest, is_abandoned: Any) -> None:
+        self.calls.append((request.data, request.num_epochs, request.feed))
+
+    def feed_batch(self, request: FeedRequest) -> None:
+        self.calls.append((request.data, request.num_epochs, request.feed))
+
+
+class Stream:
+    """A DStream of two batches that have come already."""
+
+    def foreachRDD(self, feed: Any) -> None:
+        for batch in ("first", "second"):
+            feed(batch)
+
+
+def _run(state: ClusterState) -> list[Action]:
+    state.move(ClusterPhase.RESERVED)
+    state.move(ClusterPhase.RUNNING)
+    return []
+
+
+@pytest.fixture
+def cluster() -> TFCluster:
+    config = ClusterConfig(verbose=False)
+    console = Console(enabled=False)
+    coordinator = Coordinator(plan(2, 1), config, console)
+    coordinator.act(_run)
+    reserved: Any = types.SimpleNamespace(
+        sc=FakeSpark(),
+        config=config,
+        console=console,
+        settings=NodeSettings(num_workers=1, num_ps=1),
+        coordinator=coordinator,
+        credentials=types.SimpleNamespace(cluster_id="c"),
+    )
+    made = TFCluster(reserved)
+    made._ending._jobs = Jobs()  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize(("given", "fed"), [(0, 1), (2, 2)])
+def test_each_batch_of_a_stream_is_fed_once_unless_told_otherwise(cluster, given, fed):
+    feeding = cluster._feed_door.jobs = Feeding()
+    assert cluster.train(Stream(), num_epochs=given) is None
+    assert feeding.calls == [("first", fed, "input"), ("second", fed, "input")]
+    cluster.abort()
+
+
+def test_an_rdd_is_fed_ten_times_unless_told_otherwise(cluster):
+    feeding = cluster._feed_door.jobs = Feeding()
+    rdd = types.SimpleNamespace(mapPartitionsWithIndex=None)
+    cluster.train(dataRDD=rdd)
+    assert feeding.calls == [(rdd, 10, "input")]
+    cluster.abort()
+
+
+@pytest.mark.parametrize("value", ["10", 0, -1.0, float("nan"), float("inf"), True])
+@pytest.mark.parametrize("name", ["abort_s", "reservation_timeout_s"])
+def test_times_that_no_wait_can_take_are_refused(name, value):
+    with pytest.raises(SettingsError, match=f"{name} must be > 0 seconds and finite, got"):
+        ClusterConfig(**{name: value})
+
+
+@pytest.mark.fault("F14")
+def test_a_job_that_fails_with_a_lost_node_is_blamed_on_that_node():
+    def lose(state: ClusterState) -> list[Action]:
+        for member in state.members.values():
+            member.status = NodeStatus.RUNNING
+        state.members["worker:1"].status = NodeStatus.LOST
+        return []
+
+    coordinator = Coordinator(plan(3, 0), ClusterConfig(), Console(enabled=False))
+    coordinator.act(_run)
+    coordinator.act(lose)
+    job: Any = types.SimpleNamespace(is_cancelled=False, error=RuntimeError("stage failed"))
+    nodes = coordinator.read(lambda state: state.plan.workers)
+    coordinator.act(lambda state: node_jobs._after_job(state, nodes, job))
+    error = coordinator.error()
+    assert error is not None
+    assert error.failures[0].node.name == "worker:1"
+
+
+@pytest.mark.fault("F15")
+def test_an_interrupted_shutdown_stops_every_node_at_once(cluster, monkeypatch):
+    def interrupt(*args: Any) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster._coordinator, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.shutdown()
+    assert cluster.phase is ClusterPhase.CLOSED
+    assert cluster._ending._jobs.ended == 1
+    cluster.shutdown()
+
+
+def test_a_stream_that_cannot_stop_leaves_no_nodes(cluster):
+    def stop(**options: Any) -> None:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        cluster.shutdown(ssc=types.SimpleNamespace(stop=stop))
+    assert cluster._ending._jobs.ended == 1
+
+
+@pytest.mark.parametrize("options", [{"grace_secs": "30"}, {"grace_secs": -1}, {"timeout": 0}])
+def test_shutdown_refuses_times_before_it_ends_anything(cluster, options):
+    (name,) = options
+    with pytest.raises(SettingsError, match=f"{name} must be > 0 seconds, got"):
+        cluster.shutdown(**options)
+    assert cluster.phase is ClusterPhase.RUNNING
+    cluster.abort()

@@ -1,0 +1,339 @@
+"""When the chief saves, what it goes on from, and which settings cannot work."""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
+from ps.checkpoint.storage import LocalStorage, storage_at
+from ps.client.client import PSClient
+from ps.client.periodic_saver import Period, PeriodicSaver
+from ps.errors import CheckpointError, ServerPhaseError
+from ps.manifest.manifest import Hyper
+from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
+from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, wait_until
+from tfos.config import Checkpoints, ClusterConfig
+from tfos.driver.preflight import check_log_dir
+from tfos.errors import SettingsError
+from tfos.worker.saver import ChiefSaver
+
+HYPER = Hyper(1.0)
+
+
+def plan(root: Path, **changes) -> Checkpoints:
+    return Checkpoints(directory=str(root), **{"every_s": 3600.0, **changes})
+
+
+def test_it_saves_once_seeded_then_by_steps_and_at_the_end(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc", num_servers=2) as bed:
+        saver = ChiefSaver(plan(tmp_path, every_steps=3, keep=2), bed.client)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the first save")
+        for _ in range(3):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: latest(tmp_path) == 3, "the save after three steps")
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        saver.close()
+        saver.close()
+    assert latest(tmp_path) == 4
+    assert read_manifest(tmp_path).job == bed.credentials.cluster_id
+    assert not (tmp_path / "lease.json").exists()
+
+
+def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    publish = LocalStorage.publish
+
+    def refuses_step_1(self, directory, target):
+        if target == "step-1":
+            raise OSError(errno.EACCES, "Permission denied")
+        publish(self, directory, target)
+
+    manifest = make_manifest(rule=ADD)
+    monkeypatch.setattr(LocalStorage, "publish", refuses_step_1)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, every_s=0.05), bed.client)
+        saver._saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: 0 in steps_on_disk(storage_at(tmp_path)), "the first save")
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: "at clock 1 were not saved: " in caplog.text, "the save that fails")
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: latest(tmp_path) == 2, "a later save")
+        saver.close()
+
+
+def test_what_changes_after_the_last_update_is_in_the_last_save(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc", num_servers=2) as bed:
+        saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: latest(tmp_path) == 1, "a save of the last update")
+        client.assign(filled(manifest, 7.0))
+        client.set_note("where", "at the end")
+        saver.close()
+    with cluster("inproc") as bed:
+        client = bed.client()
+        assert client.restore(tmp_path) == 2
+        assert set(bed.pulled(client)["trainable"].tolist()) == {7.0}
+        assert client.notes() == {"where": "at the end"}
+
+
+def test_steps_are_counted_by_the_clock_whatever_the_last_save_was_called(
+    tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        bed.workers(manifest, filled(manifest))[0].save(tmp_path, 1000)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, every_steps=2, resume=True), bed.client)
+        saver.start()
+        wait_until(lambda: latest(tmp_path) == 1001, "the run's own first save")
+        client = bed.client()
+        client.attach()
+        for _ in range(2):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: latest(tmp_path) == 1002, "the save after two updates")
+        saver.close()
+    assert latest(tmp_path) == 1002
+
+
+@pytest.mark.fault("F40")
+def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
+    tmp_path: Path, monkeypatch, caplog
+):
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._RETRY_S", 0.02)
+    names, away = LocalStorage.names, [True, False, True]
+
+    def names_of_a_disk_that_is_away(self, directory=""):
+        if threading.current_thread().name == "tfos-saver" and away and away.pop():
+            raise OSError(errno.EIO, "Input/output error")
+        return names(self, directory)
+
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path), bed.client)
+        saver.start()
+        monkeypatch.setattr(LocalStorage, "names", names_of_a_disk_that_is_away)
+        bed.client().seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the third attempt")
+        saver.close()
+    for cause in (f"cannot save into {tmp_path}: ", f"{tmp_path} cannot be listed: [Errno 5] "):
+        assert f"at clock 0 were not saved: {cause}Input/output error" in caplog.text
+
+
+@pytest.mark.fault("F40")
+def test_what_fails_before_the_first_save_and_passes_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch, caplog
+):
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    failures: list[Exception] = [ServerPhaseError("ps:1 is STOPPING")] * 2
+    failures += [CheckpointError("cannot read epoch-1.json")]
+    with cluster("inproc") as bed:
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+
+        def found() -> PSClient:
+            if failures:
+                raise failures.pop()
+            return client
+
+        saver = PeriodicSaver(Period(directory=str(tmp_path), every_s=3600.0), found)
+        saver.start()
+        wait_until(lambda: latest(tmp_path) == 0, "a save")
+        saver.close()
+    told = [line for line in caplog.messages if line.startswith("nothing is saved yet: ")]
+    assert [line.rpartition(": ")[2] for line in told] == [
+        "cannot read epoch-1.json",
+        "ps:1 is STOPPING",
+    ]
+
+
+@pytest.mark.fault("F40")
+def test_a_refused_rename_is_told_with_its_path_and_training_goes_on(
+    tmp_path: Path, monkeypatch, caplog
+):
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.periodic_saver._RETRY_S", 0.02)
+    publish, refusals = LocalStorage.publish, [True, False, True, False]
+
+    def refused_in_turn(self, directory, target):
+        if refusals and refusals.pop():
+            raise OSError(errno.EACCES, "Permission denied")
+        publish(self, directory, target)
+
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc", num_servers=2) as bed:
+        monkeypatch.setattr(LocalStorage, "publish", refused_in_turn)
+        saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
+        refusals.pop()
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the save after the refused one")
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        wait_until(lambda: latest(tmp_path) == 1, "the next step")
+        saver.close()
+    where = rf"cannot commit {tmp_path}/\.tmp-[0-9a-f]+/manifest\.json: Permission denied"
+    assert re.search(
+        f"at clock 0 were not saved: {where}.*; training goes on, no save", caplog.text
+    )
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.fault("F08")
+def test_it_saves_below_a_step_that_a_restarted_server_could_not_go_on_from(
+    tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, every_s=0.05), bed.client)
+        # damaged since, and every server started again from an older one
+        saver._saver.start(saved_step=900)
+        bed.client().seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "a save")
+        saver.close()
+
+
+def test_a_run_goes_on_from_an_earlier_one(tmp_path: Path):
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc", num_servers=2) as bed:
+        client = bed.client()
+        client.seed(manifest, filled(manifest, 7.0))
+        client.save(tmp_path, 900)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path), bed.client)
+        with pytest.raises(CheckpointError, match=r"another run, newest step 900; pass .*resume"):
+            saver.start()
+        saver.close()
+        saver = ChiefSaver(plan(tmp_path, resume=True), bed.client)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        assert np.all(bed.pulled(client)["trainable"] == 7.0)
+        saver.close()
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path / "empty", resume=True), bed.client)
+        saver.start()
+        assert bed.client().describe()[0].phase == "EMPTY"
+        saver.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"directory": "relative/path"}, "an absolute directory"),
+        ({"directory": "file:relative"}, "an absolute directory"),
+        ({"directory": None}, "a directory as a str"),
+        ({"every_s": 0}, "every_s must be > 0"),
+        ({"every_s": float("nan")}, "every_s must be > 0"),
+        ({"every_s": True}, "every_s must be > 0"),
+        ({"keep": 0}, "keep must be an int >= 1"),
+        ({"full_every": 0}, "full_every must be an int >= 1"),
+        ({"every_steps": -1}, "every_steps must be an int >= 0"),
+        ({"ps_restarts": 1.5}, "ps_restarts must be an int >= 0"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused(fields: dict, message: str):
+    with pytest.raises(SettingsError, match=message):
+        Checkpoints(**{"directory": "/tmp/x", **fields})
+
+
+@pytest.mark.attack("A18")
+@pytest.mark.parametrize("path", PATHS_THAT_LEAD_ASTRAY, ids=lambda path: ascii(path)[:30])
+def test_directories_that_lead_astray_are_refused_escaped_before_anything_starts(path: str):
+    doors: list[Callable[[], object]] = [lambda: Checkpoints(directory=path)]
+    doors += [lambda: check_log_dir(path)] if path else []  # no log_dir is none
+    for door in doors:
+        with pytest.raises(SettingsError) as refused:
+            door()
+        assert str(refused.value).isascii()
+        assert str(refused.value).isprintable()
+        assert "secret" not in str(refused.value)
+
+
+def test_the_cluster_takes_a_plan_and_nothing_else():
+    assert ClusterConfig(checkpoints=Checkpoints(directory="/x")).checkpoints is not None
+    with pytest.raises(SettingsError, match=r"must be a tfos.Checkpoints, got '/x'"):
+        ClusterConfig(checkpoints="/x")  # type: ignore[arg-type]
+
+
+def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.01)
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the first save")
+        saver.hold()
+        for _ in range(2):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        asked = threading.Event()
+        assert not asked.wait(0.05)
+        assert latest(tmp_path) == 0
+        client.set_note("batch", 5)
+        assert saver.save_now() == ""
+        assert latest(tmp_path) == 2
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        saver.release()
+        wait_until(lambda: latest(tmp_path) == 3, "a save by steps")
+        saver.close()
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, resume=True), bed.client)
+        assert saver.restored_notes() == {}
+        saver.start()
+        assert saver.restored_notes() == {"batch": 5}
+        saver.close()
+
+
+def test_a_save_that_is_asked_for_is_tried_again_and_then_tells_why(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.01)
+    monkeypatch.setattr("ps.client.periodic_saver._RETRY_S", 0.001)
+    manifest = make_manifest(rule=ADD)
+    fails = [True] * 5
+    names = LocalStorage.names
+
+    def names_of_a_disk_that_is_away(self, directory=""):
+        if armed.is_set() and fails:
+            fails.pop()
+            raise OSError(errno.EIO, "Input/output error")
+        return names(self, directory)
+
+    armed = threading.Event()
+    monkeypatch.setattr(LocalStorage, "names", names_of_a_disk_that_is_away)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path), bed.client)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the first save")
+        saver.hold()
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        armed.set()
+        assert "Input/output error" in saver.save_now()
+        assert saver.save_now() == ""
+        armed.clear()
+        assert latest(tmp_path) == 1
+        saver.close()
