@@ -1,17 +1,12 @@
 """TFCluster: parameter servers and workers on the executors of a running SparkContext.
 
-Covers: the public calls, their phases, the order of starting and ending.
-Does not: decide about nodes (control.state), feed (feed_jobs), start (starting), end (ending).
+Covers: the public calls, their phases, the order of starting and ending, the URLs of TensorBoard
+and of the metrics page.
+Does not: decide about nodes (tfos.control.state), feed (tfos.feed), start or end (tfos.driver).
 Runs in: the driver. Never calls sc.stop(), sys.exit() or signal.signal, and cancels no job but its
 own: several clusters and other jobs may share the SparkContext.
-Threads: any; shutdown() may come from another thread than train(). What a call does runs on a
-thread of its own (errands), so that Ctrl-C finds the user's thread waiting.
-
-[merged tfos/cluster.py] Where the pages of a cluster are: TensorBoard and the metrics for
-Prometheus.
-
-Covers: TFCluster's calls that name them.      Does not: serve them (node.tensorboard, metrics).
-Runs in: the driver.
+Threads: any; shutdown() may come from another thread than train(). A call runs on a thread of its
+own (tfos.spark.interruptible), so that Ctrl-C interrupts only the waiting user thread.
 """
 
 from __future__ import annotations

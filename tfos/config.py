@@ -1,13 +1,9 @@
-"""Settings of a cluster, checked once on the driver.
+"""Settings of a cluster and of its checkpoints, checked once at the driver.
 
-Covers: how rows reach the workers, timeouts of the control plane, what is shown.
-Does not: hold settings of the data plane (rpc), of servers (ps) or of chunks (feeding.config).
-
-[merged tfos/config.py] How a cluster saves its parameters, where a run goes on, and what follows
-when a server dies.
-
-Covers: the settings, checked once on the driver.
-Does not: save (tfos.worker.saver, in the chief), restart servers (tfos.node.supervisor).
+Covers: ClusterConfig (how rows reach the workers, timeouts of the control plane, what is shown) and
+Checkpoints (when a cluster saves, where a run resumes, how often a killed server is restarted).
+Does not: hold settings of the data plane (rpc), of servers (ps.config) or of chunks
+(feeding.config); save (tfos.worker.saver), restart servers (tfos.node.supervisor).
 """
 
 from __future__ import annotations

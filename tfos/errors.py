@@ -3,8 +3,12 @@
 TFOSError                        every error of every room
 ├── SettingsError            impossible arguments (also a ValueError)     → fix the call
 │   ├── ConfigError          a Spark setting that the cluster cannot use  → fix the configuration
-│   ├── UnsupportedError     a thing tfos does not do (yet)               → choose another way
-│   └── NotPicklable         main_fun cannot travel to the executors      → fix the function
+│   ├── NotCompiled          distribute() before compile()                → compile first
+│   ├── VariablesChanged     layers or `trainable` changed afterwards     → distribute last
+│   ├── NotPicklable         main_fun cannot travel to the executors      → fix the function
+│   └── UnsupportedError     a thing tfos does not do (yet)               → choose another way
+│       ├── UnsupportedOptimizer   the servers have no such rule          → choose another
+│       └── UnsupportedModel       the step cannot be split               → change train_step
 ├── NotEnoughSlots           Spark cannot run all nodes at once           → fewer nodes, more slots
 ├── ReservationTimeout       nodes that never came; the text names them   → look at those executors
 ├── PhaseError               the call does not fit the cluster's phase    → programming error
@@ -12,33 +16,22 @@ TFOSError                        every error of every room
 ├── FeedError                feeding.errors: rows, chunks, files
 │   ├── FeedTimeout          rows were fed but nobody took them           → feed_timeout, main_fun
 │   └── FeedJobError         the Spark job that feeds rows failed         → the data, the executors
+├── PSError                  ps.errors: parameter servers, checkpoints, tables
+├── RpcError                 rpc.errors: the data plane below both
 ├── ShutdownTimeout          nodes did not end in time and were killed    → timeout, main_fun
-└── ControlError             the control plane between driver and nodes
-    ├── ControlUnavailable   transient: nobody answered in time           → retried by the caller
-    └── ControlRefused       the driver refused this node for good        → the node ends
-
-Besides these, the names of ps.errors, feeding.errors, rpc.errors, tfos.errors and
-tfos.errors can be imported from here; each of their trees starts with TFOSError, too.
-
-[merged tfos/errors.py] What the Keras binding raises, ordered by who must act.
-
-SettingsError
-├── NotCompiled          distribute() before compile()                  → compile first
-├── VariablesChanged     layers or `trainable` changed afterwards       → distribute last
-└── UnsupportedError
-    ├── UnsupportedOptimizer   the servers have no such rule            → choose another
-    └── UnsupportedModel       the step cannot be split                 → change train_step
+├── ControlError             the control plane between driver and nodes
+│   ├── ControlUnavailable   transient: nobody answered in time           → retried by the caller
+│   └── ControlRefused       the driver refused this node for good        → the node ends
+└── NodeError                starting and running one node
+    ├── NodeStartError       the supervisor did not come up               → read its last words
+    │   └── VersionSkew      this executor cannot work with this driver   → the same environment
+    ├── LinkError            a child and its supervisor disagree          → our defect
+    ├── ClusterStopped       the driver ended the cluster under user code → expected
+    └── NoServersError       the cluster has no parameter servers         → num_ps >= 1
 
 FeedEndedWarning             fit() asked for more epochs than were fed
 
-[merged tfos/errors.py] Everything that starting and running one node can raise.
-
-NodeError (a TFOSError)
-├── NodeStartError      the supervisor did not come up on this executor → read its last words
-│   └── VersionSkew     this executor cannot work with this driver      → the same environment
-├── LinkError           a child and its supervisor do not understand each other → our defect
-├── ClusterStopped      the driver ended the cluster while user code waited → expected
-└── NoServersError      the cluster has no parameter servers → num_ps >= 1
+The classes of ps.errors, feeding.errors and rpc.errors can be imported from here, too.
 """
 
 from __future__ import annotations

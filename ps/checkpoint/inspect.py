@@ -1,13 +1,7 @@
-"""What a checkpoint directory holds, for people; and its values in a form that needs no tfos.
+"""Inspection of a checkpoint directory, and export of one step to a .npz file.
 
-Covers: a report on every step and the lease, the export of one step to a .npz file.
-Does not: print (ps.cli.checkpoints), change anything in the directory, import numba.
-Threads: none; every function stands alone.
-
-[merged ps/checkpoint/inspect.py] A checkpoint's tables as plain arrays, sorted by id.
-
-Covers: joining what a chain of deltas holds of one table.
-Does not: write files (ps.checkpoint.inspect), import numba.
+Covers: a report on every step and the lease; tables as plain arrays, sorted by id.
+Does not: print (ps.cli.checkpoints), change the directory, import numba.
 Threads: none; every function stands alone.
 """
 

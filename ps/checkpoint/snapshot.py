@@ -1,31 +1,20 @@
-"""A shard as it is at one moment, copied while pushes change it: copy-on-write.
+"""Copy-on-write snapshots of a shard: dense buckets, table segments, log and clock of one moment.
 
-    cut      every bucket and every segment of a table is marked
-    push     about to change a marked bucket, copies it aside first; of a segment only its own rows
-    save     takes bucket after bucket, live or from its copy, and writes it
+    snapshot   marks every bucket and every segment of a table
+    push       copies a marked bucket aside before it changes it; of a segment only its own rows
+    save       takes bucket after bucket, live or from its copy, and writes it
 
-So dense parameters, tables, notes, the exactly-once record and the clock are of one moment, and
-nothing waits longer than the copy of one bucket. What was in flight at the moment is in the buckets
-that it had changed, and the record says so.
+Nothing waits longer than the copy of one bucket. A push that was in flight at that moment is in the
+buckets that it had changed, and the completion log says so. A segment's copies are written with the
+next batch of rows, which frees them; an id may be written several times, always with the same row.
 
-Covers: the marks, the copies, what is told of the cut.
+Covers: the marks, the copies, the record of what the snapshot holds (ShardSnapshot).
 Does not: choose the moment (ps.server.snapshot_trigger), write (ps.checkpoint.writer).
 Runs in: PS processes.
-Threads: any; a unit is marked, copied and changed under its own lock. Memory: copies of at most all
-buckets with their slots, and of the rows that pushes change before they are written; each is freed
-when it is written.
-
-[merged ps/checkpoint/snapshot.py] A segment's rows as they are at one moment, copied while pushes
-go on.
-
-Covers: the moment, the rows that nobody changes after it, and those that were kept
-(ps.tables.row_snapshot).
-Does not: write (ps.checkpoint.writer), decide when (ps.checkpoint.snapshot).
-Runs in: PS processes.      Threads: one a copy; the segment's lock is held for a batch at a time.
-
-From the cut on a push first copies the rows that it changes and that are not written yet, so it is
-held up by no more than its own rows. Copies are written with the next batch, which frees them. An
-id may come several times, always with the same row.
+Threads: any; a unit is marked, copied and changed under its own lock, a segment's lock is held for
+one batch of rows. Memory: copies of at most all buckets with their slots, and of the rows that
+pushes change before they are written.
+Source: copy-on-write as in fork(2), per bucket and per row instead of per page.
 """
 
 from __future__ import annotations

@@ -1,21 +1,18 @@
-"""Flush-to-zero for kernels: denormal numbers are taken and stored as zero while one runs.
+"""LLVM intrinsics for kernels: flush-to-zero, floats as bits, prefetching.
 
-Why: a momentum whose gradient stays zero decays into denormals and, by rounding, never leaves them;
-an update kernel is then 20 times slower for good (measured on an Intel core). TensorFlow runs its
-compiled functions in this mode too, so it also belongs to the bit equality with Keras.
-x86-64 only; elsewhere both functions do nothing and denormals stay denormal.
+Flush-to-zero: denormal numbers are taken and stored as zero while a kernel runs. A momentum whose
+gradient stays zero decays into denormals and, by rounding, never leaves them; an update kernel is
+then 20 times slower for good (measured on an Intel core). TensorFlow runs its compiled functions in
+this mode too, so bit equality with Keras needs it. x86-64 only; elsewhere both functions do nothing
+and denormals stay denormal.
 
-[merged ps/jit/intrinsics.py] Float numbers as bits inside kernels: float32 and its bits, half
-precision and back.
+Bits: float32 and its bits, half precision and back, one instruction where the processor has it.
 
-Covers: what numba has no words for and LLVM has; one instruction each where the processor has it.
-Does not: hold kernels (ps.compression.kernels).      Runs in: PS processes and workers that pack.
+Prefetching: rows of a table lie all over the memory. A processor runs a dozen cache misses at a
+time, but only those it knows of, and it does not look beyond a branch that it predicted wrongly.
 
-[merged ps/jit/intrinsics.py] Prefetching for kernels: ask for a cache line some iterations before
-it is needed.
-
-Why: rows of a table lie all over the memory. A processor runs a dozen cache misses at a time, but
-only those it knows of, and it does not look beyond a branch that it guessed wrongly.
+Does not: hold kernels (ps.optim, ps.tables, ps.compression).
+Runs in: PS processes, and workers that compress gradients.
 """
 
 from __future__ import annotations

@@ -1,34 +1,20 @@
-"""Gradient clipping: who does it, and the part of the worker.
-
-Covers: what Keras does with clipvalue, clipnorm and global_clipnorm, on flat buffers.
-Does not: import numba, because workers run this; talk to servers (ps.client.two_round_push), clip
-on them (ps.dense.shard, ps.server.reduction).
-Threads: one `Clipper` per caller.
+"""Gradient clipping as Keras does it: clipvalue, clipnorm, global_clipnorm; dense and of tables.
 
     mode              clipvalue       clipnorm, global_clipnorm
     async, ssp        the worker      the worker: norms belong to the gradient of the whole model
     sync, one worker  the server      the worker: its gradient is the mean
     sync, several     the server      the servers: norms of the mean, which no worker has
 
-[merged ps/optim/clipping.py] Norms of a gradient that lies in pieces on several servers: squares
-that add up, and the scaling.
-
-Covers: which parameters a piece of a flat buffer touches, their sums of squares, `clipnorm` and
-`global_clipnorm` of a piece once all sums are known.
-Does not: import numba, because workers run this; decide who clips (ps.optim.clipping).
-Pure; no threads.
+A push to a table is applied when it arrives, in every mode, so the worker clips it. Its norm is
+that of the dense gradient: ids that the push does not bring add nothing.
 
 "Squares" are one float64 per parameter of the groups that are clipped by norm, in the manifest's
 order. Each server adds up its own elements; the sum over the servers is the whole parameter's.
 
-[merged ps/optim/clipping.py] Clipping of what one push brings to a table, by the worker.
-
-Covers: `clipvalue` and `clipnorm` of a table's rule, on gradients with equal ids summed.
-Does not: know other tables or dense groups (for which see ps.optim.clipping), import numba.
-Threads: none; every function stands alone.
-
-A push to a table is applied when it arrives, in every mode, so there is no mean of several workers
-to clip. The norm is that of the dense gradient: ids that the push does not bring add nothing to it.
+Covers: the worker's Clipper; sums of squares of a slice and its scaling; clipping of table rows.
+Does not: import numba, because workers run this; send squares (ps.client.two_round_push); clip on
+servers (ps.dense.shard, ps.server.reduction).
+Threads: one `Clipper` per caller; functions stand alone.
 """
 
 from __future__ import annotations

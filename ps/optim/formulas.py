@@ -1,27 +1,20 @@
-"""Update rules as scalar formulas: one element in, one element out.
+"""Update rules as scalar formulas, one element in, one element out; row-wise rules of tables.
 
-Covers: what each rule computes.      Does not: loop over arrays (ps.optim.codegen writes the loops
-around these functions, ps.optim.kernels compiles them), know settings (ps.optim.rules derives
-scalars). Pure; no numba here, so that clients may import it.
+Covers: what each rule computes per element, and what row-wise rules compute once per row and push.
+Does not: loop over arrays (ps.optim.codegen writes the loops around these functions,
+ps.optim.kernels compiles them), know settings (ps.optim.rules derives scalars). Pure; no numba
+here, so that clients may import it.
 
 Every formula repeats the order of float operations of keras.optimizers 3.15 on the TensorFlow
 backend, each operation rounded by itself, because that makes one worker equal to Keras bit for bit.
 A formula takes the pushed element g, the value v, its slots, then the step's scalars, all of the
 group's dtype, and returns the new value and slots. Slots have the shape and dtype of v and start at
-0 unless their docstring says otherwise.
+0 unless their docstring says otherwise. A number of a row has the table's dtype; where a row-wise
+function takes g, it is the row's whole gradient, 1-d.
 
 Departure of all rules that divide by a root alone (Adagrad, RMSprop, Adadelta): compiled TensorFlow
 takes x * rsqrt(y) by an approximation of the CPU at hand for x / sqrt(y). Here the root is exact,
 so parity is 2 ulp of the update; eager Keras is equal bit for bit.
-
-[merged ps/optim/formulas.py] Formulas of tables that keep numbers of a row, beside those of its
-elements.
-
-Covers: what is computed once per row and push, before the elements' formula, and the one formula
-that dense groups do not have.
-Does not: loop over rows (ps.optim.codegen), know settings (ps.optim.row_rules).
-Pure; no numba here. Operands are as in ps.optim.formulas; a number of a row is of the table's
-dtype, and g, where a function takes it, is the row's whole gradient, 1-d.
 """
 
 # ruff: noqa: PLR0913 - the operands of a formula are its arguments

@@ -1,6 +1,6 @@
 """Every request to a parameter server and every reply, as typed structs.
 
-Covers: what stands in a frame's meta (msgpack), its limits, and what the payload then is.
+Covers: the structs of a frame's meta (msgpack), their bounded field types, the payload of each.
 Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), execution
 (ps.server.handlers). Pure; no threads.
 
@@ -20,24 +20,17 @@ Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), exec
     Meet           the value                        Met            the values, as in `ranks`
     SetNote        the note's JSON                  Description
     FetchNotes                                      Description    the notes, ps.metadata.encode
-    TakeSnapshot                                             CutMade
+    TakeSnapshot                                    CutMade
     Save                                            Saved
     Restore        manifest                         Description
-    FetchStats                                      Description
-    ps.stats.server_stats.ServerStats, msgpack
-    Fence, Lose, StopServer                               Description
+    FetchStats                                      Description    ServerStats, msgpack
+    Fence, Lose, StopServer                         Description
 
 "Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding; in
 groups with compression a gradient's buckets are packed as ps.compression.format says. Where
 several servers clip by norm (ps.server.reduction), a push with `pull` is answered with this
 server's squares instead, float64 little-endian, and Settle brings their sum.
 `number` makes a changing request unique; see ps.exactly_once.
-
-[merged ps/protocol/messages.py] What requests are made of: bounded numbers and names, and what
-makes a request unique.
-
-Covers: the types, each with its bounds.      Does not: know a request (ps.protocol.messages).
-Pure.
 """
 
 from __future__ import annotations

@@ -1,22 +1,9 @@
-"""How long ago a version was reached, for rows with a time to live. Pure apart from the clock.
+"""Eviction of table rows: time to live, least recently used, and the tombstones that deltas need.
 
-Covers: which versions have outlived it.      Does not: drop rows (ps.tables.segment).
-Threads: none; the segment's lock serialises all calls.
-
-A row keeps its version, not a time: up to 65 marks (time, first version) say when
-versions were reached.
-
-[merged ps/tables/eviction.py] Which rows are the oldest, where a table has more than it may. Pure.
-
-Covers: the order in which rows go: least recently pushed first, of one age the largest id first.
-Does not: drop them (ps.tables.table).
-Threads: none; a function.
-
-[merged ps/tables/eviction.py] Which rows a segment has dropped since its last save: a delta must
-not bring them back.
-
-Covers: keeping these ids, for one segment, in bounded memory.
-Does not: drop rows (ps.tables.segment) or write (ps.checkpoint.snapshot).
+Covers: TtlClock, which maps row versions to ages by up to 65 marks (time, first version);
+lru_victims, the order in which rows go (least recently pushed first, of one age the largest id
+first); Tombstones, the ids dropped since the last save, in bounded memory.
+Does not: drop rows (ps.tables.segment), write (ps.checkpoint.snapshot).
 Threads: none; the segment's lock serialises all calls.
 """
 
@@ -86,7 +73,7 @@ class RowAges(NamedTuple):
         return RowAges(self.ids[is_other], self.versions[is_other])
 
 
-def oldest(segments: Sequence[RowAges], num_rows: int) -> list[Array]:
+def lru_victims(segments: Sequence[RowAges], num_rows: int) -> list[Array]:
     """Return for each segment the ids of its rows among the oldest `num_rows` of all.
 
     Every push is the next version of all segments, so versions say who is older in any of them.

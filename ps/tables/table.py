@@ -23,7 +23,7 @@ from ps.optim import kernels
 from ps.optim.row_rules import row_scalars, row_starts, row_width
 from ps.stats.server_stats import TableStats
 from ps.tables import kernels as table_kernels
-from ps.tables.eviction import oldest
+from ps.tables.eviction import lru_victims
 from ps.tables.ids import shown
 from ps.tables.kernels import NUM_BUCKETS
 from ps.tables.quota import Elsewhere, NoRoom, Quota
@@ -253,7 +253,7 @@ class Table:
             if num_others < num_rows:
                 return 0
             num_rows = min(num_others, max(num_rows, self.num_rows // EVICTED_SHARE))
-        victims = oldest(ages, num_rows)
+        victims = lru_victims(ages, num_rows)
         return sum(segment.drop(ids) for segment, ids in zip(self.segments, victims, strict=True))
 
     def _own(self, ids: Array) -> Iterator[tuple[Segment, Array]]:

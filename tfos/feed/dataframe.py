@@ -1,15 +1,9 @@
-"""A DataFrame as the source of a feed: Arrow from Spark's JVM to the feed task, never a row object.
+"""DataFrames as the source of a feed: Arrow from Spark's JVM to the feed task, without row objects.
 
-Covers: the query that is run, its columns, the size of its Arrow batches.
-Does not: check columns (frame_columns), feed (feeding.sender.task, through arrow_task).
-Runs in: the driver; imports pyspark only inside functions.
-
-[merged tfos/feed/dataframe.py] A feed task as `mapInArrow` calls it: batches of rows in, one
-report out, as bytes.
-
-Covers: which partition this is, how a report travels through a DataFrame.
-Does not: feed (feeding.sender.task).
-Runs in: a Spark task; `reports_of` in the driver.
+Covers: the query that runs, its columns, the size of its Arrow batches; the feed task as
+`mapInArrow` calls it, and how its report travels back through a DataFrame.
+Does not: check columns (tfos.feed.dataframe_columns), feed (feeding.sender.task).
+Runs in: the driver; ArrowTask in a Spark task. Imports pyspark only inside functions.
 """
 
 from __future__ import annotations

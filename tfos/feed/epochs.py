@@ -1,17 +1,11 @@
-"""The driver's part of feeding: one Spark job per epoch, its end at every worker, the accounts.
+"""Epochs of a feed at the driver: one Spark job per epoch, its end at every worker, its counts.
 
-Covers: train() and inference() below the public API, rows of lost workers.
-Does not: know what is fed (feed_sources), wait or judge failures (feed_watch), carry rows
+Covers: train() and inference() below the public API, rows of lost workers, the log of which route
+(shared memory, Unix socket, TCP) rows take.
+Does not: know what is fed (tfos.feed.sources), wait or judge failures (tfos.feed.watch), carry rows
 (feeding.sender.task does, from executors straight to workers).
 Runs in: the driver.
-Threads: several calls may run at once, for different feeds.
-
-[merged tfos/feed/epochs.py] Which way rows take from feed tasks to workers: told once for each
-feed.
-
-Covers: RouteLog.      Does not: choose the way (rpc.client.connect).
-Runs in: the driver.
-Threads: any; each feed has one call at a time.
+Threads: several calls may run at once, for different feeds; each feed has one call at a time.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""Which train() feeds which feed now: one call at a time for each.
+"""Feed requests: what a call asked for, and which call feeds which feed now.
 
-Covers: refusing a second call, what a call that runs is told as.
-Does not: feed (feed_jobs).
+Covers: FeedRequest; the table of running calls, which refuses a second call for one feed.
+Does not: check or feed anything (tfos.feed.entry, tfos.feed.epochs).
 Threads: any; `_lock` guards the table.
-
-[merged tfos/feed/request.py] What a call that feeds rows was asked for, on its way from the user
-to the feed task.
-
-Covers: FeedRequest.      Does not: check or feed anything (feed_door, feed_jobs).      Pure data.
 """
 
 from __future__ import annotations

@@ -1,16 +1,10 @@
-"""What the Spark job of one epoch runs: a feed task over every partition of the user's data.
+"""Sources of a feed: which RDD or DataFrame the Spark job of one epoch runs over.
 
-Covers: which source fits the data; RDDs of rows, RDDs whose rows Spark stores pickled.
-Does not: read DataFrames (frame_source), start the job, watch it or count (feed_jobs), carry rows
-(feeding.sender.task).
-Runs in: the driver; `reports` on the job's own thread.
-
-[merged tfos/feed/sources.py] RDDs whose rows Spark stores as pickled batches: feed the batches,
-not the rows.
-
-Covers: which RDDs those are, and how their bytes reach the feed task untouched.
-Does not: read the batches (feeding.encode.pickled).
-Runs in: the driver; imports pyspark only inside functions.
+Covers: which source fits the data; RDDs of rows; RDDs whose rows Spark stores as pickled batches,
+which are fed as batches.
+Does not: read DataFrames (tfos.feed.dataframe) or batches (feeding.encode.pickled), start the job,
+watch it or count (tfos.feed.epochs), carry rows (feeding.sender.task).
+Runs in: the driver; `reports` on the job's own thread. Imports pyspark only inside functions.
 """
 
 from __future__ import annotations

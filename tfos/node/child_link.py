@@ -1,18 +1,14 @@
 """The control link between a supervisor and its child: typed structs over an inherited socketpair.
 
-Covers: the message types and their framing (4-byte little-endian length, msgpack body).
-Does not: decide anything (node.supervisor, node.worker, node.server).
+Covers: the message types and their framing (4-byte little-endian length, msgpack body); the child's
+thread that receives orders, and ends the child when its supervisor is gone.
+Does not: decide (tfos.node.supervisor), carry orders out (tfos.node.ps_process,
+tfos.worker.process).
 Threads: `send` may be called from any thread; `receive` from one thread.
 
 Child to supervisor: Listening, PhaseChanged, FlushReached, BatchReport, UpdatesLost, Done of
-control.messages as they are, and Progress and Raised below. Supervisor to child: every Order of
-control.messages as it is.
-
-[merged tfos/node/child_link.py] A child's ear for its supervisor: orders arrive on one thread;
-without a supervisor it ends.
-
-Covers: receiving orders in a PS or worker process.
-Does not: carry them out (node.server, node.worker).
+tfos.control.messages as they are, and Progress and Raised below. Supervisor to child: every Order
+of tfos.control.messages as it is.
 """
 
 from __future__ import annotations

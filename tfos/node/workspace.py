@@ -1,15 +1,9 @@
-"""The private files of one node: its log, its sockets, TensorBoard's directories.
+"""The private directories of one node, and the sweep of those that killed nodes left behind.
 
-Covers: making them (mode 0700, unpredictable names) and removing them; those of nodes that were
-killed on this host go as well (node.leftovers).
-Does not: write into them.
-
-[merged tfos/node/py] Directories that a killed process could not remove: marked by their owner,
-swept by the next one.
-
-Covers: the mark in a private directory, finding those whose owner is certainly dead, removing them.
-Does not: make directories (node.workspace); touch what another user owns, what bears no mark, or
-whose owner lives behind another boot or process namespace and so cannot be looked up.
+Covers: log, sockets, TensorBoard's directories (mode 0700, unpredictable names), the owner's mark
+in each, removing them; finding directories whose owner is certainly dead, and removing those.
+Does not: write into them; touch what another user owns, what bears no mark, or what belongs to
+another boot or process namespace and so cannot be checked.
 Runs in: supervisors at their start and end, node tasks whose supervisor vanished.
 """
 

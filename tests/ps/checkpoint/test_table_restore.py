@@ -30,7 +30,7 @@ from ps.exactly_once import CompletionLog
 from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
 from ps.manifest.table_spec import Admission
 from ps.tables import table as table_module
-from ps.tables.eviction import RowAges, oldest
+from ps.tables.eviction import RowAges, lru_victims
 from ps.tables.quota import NoRoom
 from ps.tables.routing import Router
 from ps.tables.rows import RowBatch
@@ -345,7 +345,7 @@ def test_the_oldest_go_first_and_of_one_age_the_largest_ids(segments, num_rows: 
         )
         for numbers in shared
     ]
-    found = [ids.view(np.uint64).tolist() for ids in oldest(ages, num_rows)]
+    found = [ids.view(np.uint64).tolist() for ids in lru_victims(ages, num_rows)]
     assert sorted(itertools.chain(*found)) == sorted(ordered)
     for numbers, chosen in zip(shared, found, strict=True):
         assert set(chosen) <= set(numbers)

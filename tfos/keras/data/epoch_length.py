@@ -1,6 +1,8 @@
-"""The number of batches of an epoch that is still being fed.
+"""Epoch lengths for Keras: the number of batches of an epoch still being fed, and all_epochs.
 
-Covers: what Keras 3.15 asks of an adapter's `num_batches`.      Does not: read the feed (dataset).
+Covers: what Keras 3.15 asks of an adapter's `num_batches`; `ctx.all_epochs`, a number for
+`fit(epochs=...)` that no feed reaches and that prints as unknown.
+Does not: read the feed (tfos.keras.data.dataset), end `fit` (tfos.keras.fit.epochs).
 Threads: the thread that runs `fit`.
 
 Keras knows two kinds of data. Where `num_batches` is a number, the epoch's loop runs over
@@ -9,15 +11,9 @@ Where it is None, the epoch ends by an exception, Keras warns that the input ran
 remembers the count and silently cuts every later epoch to it. An epoch of a feed has another length
 each time, so `num_batches` is this object: a number whose comparisons the feed answers.
 
-[merged tfos/keras/data/epoch_length.py] `ctx.all_epochs`: as many epochs as are fed, for
-`fit(epochs=...)`.
-
-Covers: a number that no feed reaches and that prints as unknown.
-Does not: end `fit` (epochs: the feed's end does).
-
 A stream has no known number of epochs: each micro-batch is one. `fit` of a distributed model leaves
-its loop when the feed ends, with a warning if a number of epochs was asked for; with this one there
-is nothing to warn of.
+its loop when the feed ends, with a warning if a number of epochs was asked for; with `all_epochs`
+there is nothing to warn of.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""`ctx.read.….dataset(batch_size)`: rows of files for `model.fit`, and where they are in the files.
+"""`ctx.read.….dataset(batch_size)`: rows of files for `model.fit` or as a tf.data.Dataset.
 
-Covers: what is noted of the position with each push.
-Does not: read ahead or hand out batches (dataset), read files (feeding), push (exchange).
-Threads: the thread that runs `fit`.
-
-[merged tfos/keras/data/file_dataset.py] Batches of numpy columns as a tf.data.Dataset.
-
-Does not: read files (feeding.reading.reader).      Threads: tf.data's.
+Covers: the position in the files that each push carries; numpy columns as tf.data elements.
+Does not: read ahead or hand out batches (tfos.keras.data.dataset), read files (feeding.reading),
+push (tfos.keras.step.trainer).
+Threads: the thread that runs `fit`; tf.data's own for its elements.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
-"""The local copy of the servers' parameters: where they arrive, and their way into the variables.
+"""The worker's local copy of the servers' parameters, and of their moving averages (`use_ema`).
 
-Covers: receive buffers that TensorFlow reads without a copy, the compiled assign.
-Does not: receive (ps.client), decide when (exchange).
-Threads: a `Received` belongs to whoever took it; `adopt` to the thread that trains.
+Covers: receive buffers that TensorFlow reads without a copy, the compiled assign; the local
+optimizer's averages, filled at every pull, so that Keras's own code works on them (the end of
+`fit`, the callback SwapEMAWeights, saved optimizers).
+Does not: receive (ps.client), decide when (trainer), compute averages (ps.dense.ema).
+Threads: a `Received` belongs to its caller; `adopt` to the thread that trains.
 
     socket ──recv_into──► Received.arrays = Received.tensors ──one copy──► variables
 
 The variables never share memory with a buffer, so the next values may arrive in it at once.
-
-[merged tfos/keras/step/replica.py] The moving averages of `use_ema`: from the servers to where
-Keras looks for them.
-
-Covers: the local optimizer's averages, filled at every pull, so that Keras's own code works on
-them: the end of `fit`, the callback SwapEMAWeights, saved optimizers.
-Does not: compute them (ps.dense.ema).      Threads: the thread that trains.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
-"""One distributed model's traffic with the parameter servers, step by step.
+"""Training of one model against the parameter servers: push and pull around each compiled step.
 
-Covers: seeding or adopting the parameters, push_pull around each compiled step or beside the next
-ones, pull, assign, non-finite steps, membership of the sync barrier, meetings of the workers.
-Does not: compute (train_step), hook into Keras (distribute, epochs), retry or reconnect (PSClient),
-keep the thread that sends beside the next steps (in_flight).
-Threads: the thread that runs the model's `fit`; no locks.
+Covers: seeding or adopting the parameters, push_pull around a step or beside the next ones, pull,
+assign, non-finite steps, membership of the sync barrier, rendezvous of the workers, seconds by part
+of a step (compute, feed, pull, push).
+Does not: compute (train_step), hook into Keras (tfos.keras.fit), retry or reconnect (PSClient), own
+the thread that sends beside the next steps (pipeline), report times (tfos.keras.fit.callbacks).
+Threads: the thread that runs the model's `fit`; no locks. Another thread that reads the times may
+miss the last part.
 
 With pipeline=k, while `fit` runs, a step's push is in flight during the next k steps: when step n
 is computed, the variables contain this worker's pushes up to step n-k-1. Everything but a step
 first waits for the pushes in flight (`drain`).
-
-[merged tfos/keras/step/trainer.py] Where a worker's time goes while it trains: sums of seconds by
-part of a step.
-
-Covers: compute, feed, pull, push.      Does not: report (callbacks) or compare
-(tfos.monitor.stragglers).
-Threads: the thread that trains writes; a reader in another one may miss the last part.
 """
 
 from __future__ import annotations
