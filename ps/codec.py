@@ -1,4 +1,4 @@
-"""From bytes to typed structs: msgspec's decoders, each made once and by one thread at a time.
+"""Decoding of msgpack bytes into typed structs: one msgspec decoder per type and thread.
 
 Why: msgspec learns a type when it first decodes it, and two threads that are the first to decode
 types with a struct in common can meet one that is half learned: the process dies by SIGSEGV (seen

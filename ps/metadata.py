@@ -1,4 +1,4 @@
-"""Small named notes that are saved and restored together with the parameters.
+"""Metadata: small named values that are saved and restored together with the parameters.
 
     set_note        a client sets one: it is in every checkpoint whose cut comes after the answer
     push(note=...)  it is kept at the moment at which the gradient becomes part of the parameters:

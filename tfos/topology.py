@@ -1,4 +1,4 @@
-"""Which nodes a cluster has: roles, indexes and ranks, planned before anything starts.
+"""Topology: roles, indexes and ranks of a cluster's nodes, planned before anything starts.
 
 Covers: the arithmetic of cluster_size and num_ps and its refusals.
 Does not: know Spark (slots), start anything (spark_jobs). Pure.

@@ -1,4 +1,1 @@
-"""Checkpoints.
-
-Format, writing, reading, restoring, the lease of a directory, fencing of generations.
-"""
+"""Checkpoints: format, writer, reader, restore, lease of a directory, fencing of generations."""

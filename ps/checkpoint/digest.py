@@ -1,4 +1,4 @@
-"""What every part of a checkpoint shares: digests, counts, finite numbers.
+"""Digests, counts and finite numbers: the field types that all files of a checkpoint share.
 
 Covers: their form and their checks.      Does not: know what they are of.
 Threads: none; every function stands alone.

@@ -1,4 +1,4 @@
-"""Which of two processes is server ps:k: the one that came later, and the other one ends.
+"""Fencing of PS processes: the newest generation of a rank serves, older ones exit.
 
 A server that was replaced while it was frozen does not know it when it is thawed. So each start
 takes the next number in a small file beside the checkpoints; who finds a higher one there ends.

@@ -1,4 +1,4 @@
-"""What a checkpoint directory holds, and every check of it that needs no parameters in memory.
+"""Format of a checkpoint directory: names, records, and every check that needs no parameters.
 
     ROOT/step-900/manifest.json     line 1: digest of the rest; then JSON: `Checkpoint`
     ROOT/step-900/ps-0.data         per bucket its values, then its slots; the tables' segments

@@ -1,4 +1,4 @@
-"""One job per checkpoint directory: a small file says who saves there.
+"""Lease of a checkpoint directory: one job at a time saves there.
 
 Covers: taking, keeping and giving back the lease; when one of a dead owner is taken over.
 Does not: lock files (ps.checkpoint.storage), save (ps.client.saver).

@@ -1,4 +1,4 @@
-"""Finding and checking committed checkpoints; the counterpart of ps.checkpoint.writer.
+"""Reader of committed checkpoints: finds them and checks them.
 
 Nothing is believed: sizes are compared before memory is allocated, links are refused, and every
 byte is covered by a digest, so a damaged file is named and never half believed.

@@ -1,4 +1,4 @@
-"""Reading the values of committed checkpoints: into a shard, or only to compare all digests.
+"""Restore: the values of a committed checkpoint into a shard, or only a comparison of digests.
 
 Covers: restoring, verifying, falling back to an older checkpoint, another model's refusal.
 Does not: find steps (ps.checkpoint.reader), import numba.

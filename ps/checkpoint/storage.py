@@ -1,4 +1,4 @@
-"""Where checkpoints lie: one root, its files and directories by their names below it.
+"""Storage of checkpoints: one root, its files and directories by their names below it.
 
 Covers: the few operations that a checkpoint needs of a file system, and the local one.
 Does not: know what the files hold (ps.checkpoint.format), nor other file systems: who has one hands

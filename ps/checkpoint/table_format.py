@@ -1,4 +1,4 @@
-"""The part of a shard's file that holds tables: what its index says, and one piece at a time.
+"""Format of tables in a shard's file: the index, and one piece at a time.
 
     segment after segment, in the manifest's order: pieces, then the counts of ids without a row
     a piece of rows: ids, versions, rows            a piece of dropped ids: ids

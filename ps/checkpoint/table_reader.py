@@ -1,4 +1,4 @@
-"""The rows of tables in committed checkpoints, piece by piece from the newest step back.
+"""Reader of table rows in committed checkpoints, piece by piece from the newest step back.
 
 The first that is read of an id is what became of it: its row, or that it was dropped. So whoever
 reads takes nothing that an older step knew better, and never has more rows than were saved. A

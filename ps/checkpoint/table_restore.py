@@ -1,4 +1,4 @@
-"""Filling a server's tables from a checkpoint, whichever and however many servers saved it.
+"""Restore of a server's tables from a checkpoint that any number of servers saved.
 
 Covers: rows with slots and versions, the step of the rule, counts of ids without a row; what a
 limit leaves out.

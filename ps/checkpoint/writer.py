@@ -1,4 +1,4 @@
-"""Saving: `write_shard` on every server, then `commit` once.
+"""Writer of checkpoints: `write_shard` on every server, then `commit` once.
 
 A save becomes a checkpoint by one rename, after all files and the manifest are on the disk, so
 whatever is found under `step-<n>` was complete; a crash before it leaves a `.tmp-` directory that

@@ -1,4 +1,4 @@
-"""The arguments that prove a hand-started process to its cluster, the same for every command.
+"""Credentials of hand-started processes: command-line arguments and secret files.
 
 Covers: secret file, cluster id, integrity, TLS files; the credentials that they give.
 Does not: read secrets (ps.cli.credentials) or keys (rpc.auth.certificates).

@@ -1,4 +1,4 @@
-"""Hand-started servers that save themselves: the first one leads and finds the others.
+"""Periodic saves of hand-started servers: rank 0 leads and finds the others.
 
 Every server writes where it listens beside the checkpoints (ps.checkpoint.fencing), so all need
 the same `--save-dir`. Server 0 asks all of them, itself included, as a chief's client would.

@@ -1,4 +1,4 @@
-"""What a client counts for each server: a mutable counter set inside, snapshots outside.
+"""Counters of a client's channels: a mutable set inside, immutable snapshots outside.
 
 Covers: the snapshot's fields and how to read them.
 Does not: decide anything by them, count what servers do (ps.stats.server_stats).

@@ -1,4 +1,4 @@
-"""The worker's half of compression: gradients packed bucket by bucket, what that leaves out kept.
+"""Error feedback of compressed pushes: packs each bucket and keeps what the packing rounds away.
 
 Covers: the memory of packed gradients, error feedback, when what was left out counts.
 Does not: know the formats (ps.compression.format) or loops (ps.compression.kernels), send or

@@ -1,4 +1,4 @@
-"""A worker's batches of rows: looked up to train on, then pushed once or given up.
+"""Batches of table rows: looked up to train on, then pushed once or given up.
 
 Covers: their names, which are under way, what ends one.
 Does not: send (ps.client.tables), wait for permits (ps.consistency.hybrid, at the servers).

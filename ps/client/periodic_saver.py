@@ -1,4 +1,4 @@
-"""Saves that come again and again beside the training, by time and by the servers' clocks.
+"""Periodic saves beside the training, by time and by the servers' clocks.
 
 A clock says only when to look: whether there is anything to save is the servers' to say.
 

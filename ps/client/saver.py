@@ -1,4 +1,4 @@
-"""A client's saves: the lease, full or delta, every server's part, the commit, retention.
+"""Saves by a client: lease, full or delta, every server's part, commit, retention.
 
 Covers: one save from its beginning to what is removed after it; the clock that all servers cut at;
 what a save is called to which nobody gives a number, and whether there is anything to save.

@@ -1,4 +1,4 @@
-"""How the flat buffers of a client are cut into one piece per group and server. Pure.
+"""Slices of a client's flat buffers: one per group and server. Pure.
 
 Covers: which elements of which group go to which server; views of arrays without copies.
 Does not: send (ps.client.fan_out), decide ownership (ps.manifest.sharding).

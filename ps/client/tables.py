@@ -1,4 +1,4 @@
-"""What a worker does with sparse tables: `client.tables.batch`, `.lookup`, `.push` and `.scan`.
+"""Table client: `client.tables.batch`, `.lookup`, `.push` and `.scan`.
 
 Covers: the public calls, one request per server for any number of tables.
 Does not: deduplicate (ps.tables.routing), number or repeat requests (ps.client.server_group,

@@ -1,4 +1,4 @@
-"""A sync push whose mean is clipped by norm over several servers: two rounds that look like one.
+"""Two-round push: a sync push whose mean is clipped by norm over several servers.
 
 Covers: the worker's half of ps.server.reduction: collect every server's squares, send their sum
 to all.

@@ -1,1 +1,1 @@
-"""Gradients in fewer bytes: the packed formats and their kernels."""
+"""Compression of pushed gradients: the packed formats and their kernels."""

@@ -1,4 +1,4 @@
-"""How a gradient is packed for the wire: the formats, their bytes, and which groups may use them.
+"""Formats of packed gradients: their bytes on the wire, and which groups may use them.
 
 Covers: sizes and views of a packed bucket.
 Does not: pack (ps.compression.kernels), keep what was rounded away (ps.client.error_feedback).

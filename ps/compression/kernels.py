@@ -1,4 +1,4 @@
-"""Compiled loops that pack a bucket of a gradient and unpack it (ps.compression.format).
+"""Kernels that pack a bucket of a gradient and unpack it (ps.compression.format).
 
 Covers: packing with what earlier packing has left out, unpacking, the checks of both.
 Does not: know pushes or servers (ps.client.error_feedback, ps.server.receive).

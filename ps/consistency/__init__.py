@@ -1,4 +1,1 @@
-"""When a push is applied and a pull is answered.
-
-The modes asp, ssp, bsp and hybrid, and the gate.
-"""
+"""Consistency modes (asp, ssp, bsp, hybrid) and the gate that executes their decisions."""

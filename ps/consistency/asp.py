@@ -1,4 +1,4 @@
-"""When a pushed gradient is applied and when its sender is answered: the modes and their choice.
+"""Asynchronous parallel (async): every push is applied on arrival; and the choice of a mode.
 
 Covers: `async`, and the way from a manifest to its mode; `sync` is ps.consistency.bsp, `ssp`
 ps.consistency.ssp, `hybrid` ps.consistency.hybrid.

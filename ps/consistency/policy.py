@@ -1,4 +1,4 @@
-"""What a consistency mode is asked and what it may decide: events in, actions out.
+"""Consistency policy: the events that a mode sees and the actions that it may return.
 
 Covers: the actions, the interface of a mode, the refusals that modes share.
 Does not: decide (ps.consistency.asp), hold gradients, wait, or answer anybody

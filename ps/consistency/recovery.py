@@ -1,4 +1,4 @@
-"""What a restored server has forgotten, learned again from what its workers were told.
+"""Clock recovery: rebuilds a restored server's clocks from the clocks its clients acknowledged.
 
 Covers: the newest clock of a barrier, each worker's own clock in ssp, pushes whose clock is past.
 Does not: remember requests (ps.exactly_once), count clocks (ps.consistency.bsp,

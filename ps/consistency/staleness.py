@@ -1,4 +1,4 @@
-"""How old a gradient is: updates by others that its parameters did not contain.
+"""Staleness of a gradient: updates by others that its parameters did not contain.
 
 Covers: which updates each worker has got with each of its last pulls.
 Does not: slow a gradient down (ps.consistency.asp), bound how old one may be (ps.consistency.ssp).

@@ -1,4 +1,4 @@
-"""Moving averages of the values of a group: Keras's use_ema, bucket by bucket.
+"""Moving averages (use_ema) of a group's values, bucket by bucket.
 
 Covers: the average after an update, and when the values are replaced by it.
 Does not: hold arrays (ps.dense.shard, which keeps the average beside the slots), lock.

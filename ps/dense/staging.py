@@ -1,4 +1,4 @@
-"""Buffers for gradients on their way in: runs to read at once, and whole staged gradients.
+"""Staging buffers of incoming gradients: runs of buckets read at once, and whole gradients.
 
 Covers: cutting a shard's buckets into reads, staging memory and its reuse.
 Does not: read (ps.server.shard), decide (ps.consistency.gate).

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between processes, and who may have written there.
+"""Cache of compiled kernels: its directory, its owner check, the decorator that uses it.
 
 Covers: the cache directory (name, owner, mode, fallbacks) and the decorator that uses it.
 Does not: hold kernels (ps.optim.kernels).      Runs in: PS processes; imported by

@@ -1,1 +1,1 @@
-"""What the servers hold: groups, tables, rules, their limits and how they are dealt to servers."""
+"""The manifest: groups, tables, rules, their limits, and how buckets are dealt to servers."""

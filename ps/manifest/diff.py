@@ -1,4 +1,4 @@
-"""Says in words how two manifests differ. Pure.
+"""Differences of two manifests, in words. Pure.
 
 Covers: the sentences of ManifestMismatch.      Does not: decide whether a difference matters.
 """

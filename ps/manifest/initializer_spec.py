@@ -1,4 +1,4 @@
-"""How the first values of a table's row are drawn, as the manifest says it.
+"""Initializers of a table's rows, as the manifest names them.
 
 Covers: the initializers that a TableSpec names.      Does not: draw (ps.tables.initializers).
 """

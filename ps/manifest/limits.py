@@ -1,4 +1,4 @@
-"""What a name and a number may be, for groups and tables alike. Pure.
+"""Limits of names and numbers, for groups and tables alike. Pure.
 
 Covers: the limits of both.      Does not: know groups (ps.manifest.manifest) or tables
 (ps.manifest.table_spec).

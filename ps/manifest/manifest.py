@@ -1,4 +1,4 @@
-"""What the parameters are: groups, their rule, the flat layout, and what travels with a push.
+"""Manifest: parameters, groups, the flat layout, and the hyper-parameters of a push.
 
 Covers: the manifest that all sides must agree on, and the cut of its flat buffers into buckets.
 Does not: hold values (ps.dense.shard), know a rule's settings (ps.manifest.rule_spec). Pure; no

@@ -1,4 +1,4 @@
-"""Settings of the update rules: what a group of parameters is told about its optimizer.
+"""Update rules' settings: what the manifest says about a group's optimizer.
 
 Covers: one frozen struct per rule, with its ranges; they travel in the manifest.
 Does not: compute (ps.optim.formulas), derive scalars or slots (ps.optim.rules).

@@ -1,4 +1,4 @@
-"""Deals virtual buckets to servers. Pure: bytes in, ranges out.
+"""Sharding: deals virtual buckets to servers. Pure: bytes in, ranges out.
 
 Covers: which server owns which buckets.      Does not: hold parameters (ps.dense.shard).
 """

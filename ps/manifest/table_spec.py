@@ -1,4 +1,4 @@
-"""What a sparse table is: its rows, its rule, its first values and its limits. Pure; no numba.
+"""Settings of a sparse table: rows, rule, first values, limits. Pure; no numba.
 
 Covers: the settings that all sides must agree on, as part of the manifest.
 Does not: hold rows (ps.tables.table), compute (ps.tables.initializers, ps.optim.rules).

@@ -1,4 +1,4 @@
-"""The loops around a rule's formula, written as text: one for buckets, one for rows of tables.
+"""Code generation of kernels: the loops around a rule's formula, for buckets and for table rows.
 
 Covers: the source of both, as functions with names of their own: numba's cache finds those again,
 and never a closure over the formula.      Does not: compile (ps.optim.kernels).

@@ -1,4 +1,4 @@
-"""Compiled loops over buckets and rows: each rule's fused update, finite check, reduction.
+"""Kernels over buckets and rows: each rule's fused update, finite check, reduction.
 
 Covers: all per-element work of a server, without the GIL.      Does not: lock.
 Runs in: PS processes; importing it imports numba.      Threads: kernels may run at the same time on

@@ -1,4 +1,4 @@
-"""A table's rule, and how its rows are laid out: values, slots, numbers of the row.
+"""Rules of table rows: the layout of a row, values, slots and numbers of the row.
 
 Covers: from a table's settings to its rule, the width of a row and what it starts with, and the
 scalars of a push.      Does not: hold rows (ps.tables.segment), compile (ps.optim.kernels).

@@ -1,4 +1,4 @@
-"""What a rule needs around its formula: slots and where they start, and the scalars of one step.
+"""Update rules: their slots, the slots' first values, and the scalars of one step.
 
 Covers: from a rule's settings (ps.manifest.rule_spec) to its formula (ps.optim.formulas), slots
 and scalars.

@@ -1,4 +1,4 @@
-"""Every request to a parameter server and every reply, as typed structs.
+"""Messages: every request to a parameter server and every reply, as typed structs.
 
 Covers: the structs of a frame's meta (msgpack), their bounded field types, the payload of each.
 Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), execution

@@ -1,4 +1,4 @@
-"""Who may make which request, and in which phase of the shard. Pure: two tables and their check.
+"""Permissions: who may make which request in which phase. Pure: two tables and their check.
 
 Covers: the phases, their legal moves, roles and phases per request.
 Does not: know who a peer is (rpc's handshake proves it), execute (ps.server.handlers).

@@ -1,4 +1,4 @@
-"""One server's shard from EMPTY to CLOSED: its phase, its fences, and what lost workers do to it.
+"""Lifecycle of a shard from EMPTY to CLOSED: phases, fences, lost workers.
 
 Covers: settings, legal moves, waiting for SERVING, fencing and losing workers in every phase.
 Does not: answer requests (ps.server.handlers), move gradients (ps.server.shard).

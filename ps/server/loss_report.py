@@ -1,4 +1,4 @@
-"""What a restore has undone, as users are told it: once the workers have come back.
+"""Loss report of a restore: updates lost, once the workers have reconnected.
 
 Covers: the sentence, and when it is time to say it.
 Does not: count (ps.exactly_once), print or send (ps.cli.serve, tfos.node.ps_process).      Pure; no

@@ -1,4 +1,4 @@
-"""What a completed barrier does to a shard: reduce, clip by norm if asked, apply once.
+"""Reduction of a completed barrier: reduce in rank order, clip by norm if asked, apply once.
 
 Covers: the weighted sum in rank order; the reduced gradient between the two rounds that clipping by
 norm takes with several servers.

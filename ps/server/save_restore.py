@@ -1,4 +1,4 @@
-"""One server's part of a save and of a restore: values, slots, clock and the exactly-once record.
+"""Save and restore of one server: values, slots, clock and the completion log.
 
 Covers: one save at a time, what a delta adds to, filling a shard.
 Does not: cut (ps.server.snapshot_trigger), write files (ps.checkpoint.writer), commit

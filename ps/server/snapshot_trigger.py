@@ -1,4 +1,4 @@
-"""When a save cuts a shard: at once, or at the clock that all servers of a sync cluster agree on.
+"""Snapshot trigger: at once, or at the clock that all servers of a sync cluster agree on.
 
 Between two servers of a sync cluster clocks differ by one while a barrier completes. So a saver may
 ask for a cut at a clock that is still to come; the push that completes its barrier makes it.

@@ -1,4 +1,4 @@
-"""Requests to a server's tables: rows out, gradients in, exactly once.
+"""Handlers of requests to tables: lookups out, gradients in, exactly once.
 
 Covers: the data path of lookup, push and scan; payload sizes; what a refused push leaves.
 Does not: phases and roles (ps.server.handlers), change rows (ps.tables.table).

@@ -1,1 +1,1 @@
-"""What a server counts, as a snapshot and as a Prometheus page."""
+"""Statistics of a server, as an immutable snapshot and as a Prometheus page."""

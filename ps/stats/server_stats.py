@@ -1,4 +1,4 @@
-"""What a server counts, as an immutable snapshot: its fields and how to read them.
+"""Statistics of a server: an immutable snapshot, its fields and how to read them.
 
 Covers: the snapshot that travels, and what follows from its fields.
 Does not: count (ps.stats.counters), decide anything, show it (ps.stats.prometheus, ps.cli.stats).

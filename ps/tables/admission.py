@@ -1,4 +1,4 @@
-"""Which unknown ids get a row: those that came often enough, or were lucky.
+"""Admission: which unknown ids get a row, by count or by chance.
 
 Covers: counting and drawing for one segment of a table.
 Does not: make rows (ps.tables.segment).

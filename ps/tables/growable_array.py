@@ -1,4 +1,4 @@
-"""Arrays that grow in place: memory of their own whose pages move instead of being copied.
+"""Growable arrays: memory whose pages move instead of being copied.
 
 Covers: a 1-d or 2-d array whose first axis grows.      Does not: lock (ps.tables.segment).
 Runs in: PS processes, on Linux (mremap).

@@ -1,4 +1,4 @@
-"""From an id to the number of its row: open addressing with linear probing, growing in steps.
+"""Hash index from an id to its row number: open addressing, linear probing, growth in steps.
 
 Covers: finding, adding and removing ids; the compiled loops of it.
 Does not: hold rows (ps.tables.segment), lock. Runs in: PS processes; imports numba.

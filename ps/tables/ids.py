@@ -1,4 +1,4 @@
-"""Ids as users give them, checked and turned into the 64 bits that travel. Pure; numpy alone.
+"""Ids of a table, checked and turned into the 64 bits that travel. Pure; numpy alone.
 
 Covers: which arrays are ids, the mapping of uint64, and the sentences of IdError.
 Does not: hash or deduplicate (ps.tables.routing).      Threads: none.

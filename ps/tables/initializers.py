@@ -1,4 +1,4 @@
-"""First values of a table's rows, from (seed, id) alone: no state, so no order matters.
+"""Initial values of rows from (seed, id) alone: no state, so no order matters.
 
 Covers: the counter-based generator and Keras's distributions as compiled loops.
 Does not: decide which rows are made (ps.tables.segment).

@@ -1,4 +1,4 @@
-"""Compiled loops over a table's rows and ids: gather, expand, deduplicate, sum, check, evict.
+"""Kernels over a table's rows and ids: gather, expand, deduplicate, sum, check, evict.
 
 Covers: everything per id or per number except the index (ps.tables.hash_index), first values
 (ps.tables.initializers) and the update rules (ps.optim.kernels).

@@ -1,4 +1,4 @@
-"""How many rows a server's share of a table may have, and what is said when it is full.
+"""Quota: how many rows a server's share of a table may have, and the error when it is full.
 
 Covers: the arithmetic of max_rows and max_bytes, and the count that all segments share.
 Does not: evict (ps.tables.segment).      Threads: any; one lock guards the count.

@@ -1,4 +1,4 @@
-"""Which server, and which of its segments, holds an id; and a batch's ids, ready to be sent.
+"""Routing of ids: the server and the segment of an id; and a batch's ids, ready to be sent.
 
 Covers: the cut of a table's virtual buckets into parts, deduplication, summing of equal ids.
 Does not: check what users give (ps.tables.ids), send (ps.client.tables).

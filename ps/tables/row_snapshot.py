@@ -1,4 +1,4 @@
-"""Rows of a segment as they were at one moment, kept when pushes change them after it.
+"""Row snapshot: rows of a segment at one moment, kept when pushes change them later.
 
 Covers: which rows a save still needs, their copies until the save takes them.
 Does not: copy the rows that nobody changes (ps.checkpoint.snapshot), know a segment's parts.

@@ -1,4 +1,4 @@
-"""Rows on their way out of a table or into one.
+"""Row batches: rows on their way out of a table or into one.
 
 Covers: the types that tables and checkpoints share.      Does not: import numba.
 Threads: none; values.

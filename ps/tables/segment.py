@@ -1,4 +1,4 @@
-"""One segment of a table: its rows, their ids, and everything that changes them, under one lock.
+"""Table segment: rows, their ids, and everything that changes them, under one lock.
 
 Covers: lookup, push with creation of rows, eviction by age, copying rows out and in.
 Does not: know servers or requests (ps.tables.table, ps.server.table_handlers), compile

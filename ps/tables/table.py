@@ -1,4 +1,4 @@
-"""One server's share of a sparse table: its segments, and what concerns all of them.
+"""Sparse table: one server's share, its segments, and what concerns all of them.
 
 Covers: which ids are this server's, lookup and push by segment, rows out and in, counters.
 Does not: change rows itself (ps.tables.segment), answer requests (ps.server.table_handlers).

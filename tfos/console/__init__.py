@@ -1,1 +1,1 @@
-"""What the driver prints: lines, progress, tables."""
+"""The driver's console: output of nodes, progress, tables."""

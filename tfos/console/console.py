@@ -1,4 +1,4 @@
-"""What the user sees at the driver: nodes' output, warnings and one live line of progress.
+"""Console at the driver: nodes' output, warnings and one live line of progress.
 
 Covers: prefixes, escaping, a live line on a terminal and plain lines elsewhere, silence.
 Does not: decide what is worth showing.

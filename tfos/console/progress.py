@@ -1,4 +1,4 @@
-"""One line about how training goes: rows/s, steps/s, loss, ETA.
+"""Progress line of a training: rows/s, steps/s, loss, ETA.
 
 Covers: rates over a sliding window and the estimate of the time left.
 Does not: fetch numbers (feed_jobs) or write (console). Pure: the time is an argument.

@@ -1,1 +1,1 @@
-"""."""
+"""The control plane between the driver and the nodes' supervisors: gRPC with mutual TLS."""

@@ -1,4 +1,4 @@
-"""Bytes of the control plane: msgpack bodies of the structs in control.messages, and the calls.
+"""Codec of the control plane: msgpack bodies of the structs in control.messages, and the calls.
 
 Covers: method names, size limit, encode and decode with typed refusal.
 Does not: move bytes (control.server, control.client).

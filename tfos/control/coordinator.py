@@ -1,4 +1,4 @@
-"""The driver's shell around ClusterState: serialises events, executes actions, wakes waiters.
+"""Coordinator: the driver's shell around ClusterState; serialises events, executes actions.
 
 Covers: the lock, the clock, liveness, waiting with deadlines, showing nodes' output.
 Does not: decide (control.state), move bytes (control.server), run Spark jobs (spark_jobs).

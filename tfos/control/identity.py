@@ -1,4 +1,4 @@
-"""Who is who on the control plane: certificates of one cluster's own authority.
+"""Identities on the control plane: certificates of one cluster's own authority.
 
 Covers: the names inside certificates.
 Does not: make them (control.authority, driver only, which needs `cryptography`), hold them

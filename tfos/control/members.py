@@ -1,4 +1,4 @@
-"""What the driver knows about one node. Data only; control.state changes it."""
+"""Member: the driver's record of one node. Data only; control.state changes it."""
 
 from __future__ import annotations
 

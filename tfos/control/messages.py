@@ -1,4 +1,4 @@
-"""Every message between the driver and a node's supervisor, as typed structs.
+"""Messages between the driver and a node's supervisor, as typed structs.
 
 Covers: what is said on the control plane (gRPC, msgpack bodies) in both directions.
 Does not: transport (control.server, control.client), decisions (control.state), tensors (rpc).

@@ -1,4 +1,4 @@
-"""Orders to one attempt of a node, kept so that a broken stream loses none.
+"""Outbox: orders to one attempt of a node, kept so that a broken stream loses none.
 
 Covers: numbering, replay after a reconnect, one live stream at a time.
 Does not: know gRPC (control.server).

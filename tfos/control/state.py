@@ -1,4 +1,4 @@
-"""The driver's decisions about a cluster: what nodes say goes in, what to do comes out.
+"""State machine of a cluster: events from nodes in, actions of the driver out.
 
 Covers: registration and fencing of attempts, the roster, failures and losses, silence, the end.
 Does not: send, wait, lock or look at a clock (control.coordinator does). Pure.

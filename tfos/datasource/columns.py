@@ -1,4 +1,4 @@
-"""Which of Spark's types a record can hold, and Arrow's name for them.
+"""Column types: which of Spark's types a record can hold, and Arrow's name for them.
 
 Covers: checking a schema, its data columns apart from its partition columns, types for a survey.
 Does not: look at files (inference) or values (feeding.formats.tfrecord.to_arrow).      Pure.

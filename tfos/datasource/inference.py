@@ -1,4 +1,4 @@
-"""The schema of TFRecord files, from a sample of several of them.
+"""Schema inference of TFRecord files, from a sample of several of them.
 
 Runs in: a Python process on the driver's host.
 """

@@ -1,4 +1,4 @@
-"""The files that a read of Spark is about, each with the values of its directories.
+"""File listing of a Spark read, each file with the values of its directories.
 
 Covers: paths as Spark means them, `key=value` directories, which files are looked at as a sample.
 Does not: read records.

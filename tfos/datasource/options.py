@@ -1,4 +1,4 @@
-"""Options of the format "tfrecord": what there is, what it may be, what it is if not said.
+"""Options of the format "tfrecord": names, allowed values, defaults.
 
 Pure.
 """

@@ -1,4 +1,4 @@
-"""`key=value` directories: names for values that lead nowhere else, and values back from names.
+"""Partition paths (`key=value` directories): names that stay inside the root, and values back.
 
 Covers: escaping as Spark and Hive do; which columns and types directories have.
 Does not: list directories.      Pure.

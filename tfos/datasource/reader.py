@@ -1,4 +1,4 @@
-"""Reading for Spark: which task gets which bytes, and records as Arrow batches.
+"""Reader for Spark: which task gets which bytes, and records as Arrow batches.
 
 Covers: RecordFilesReader, cut into partitions.
 Does not: list files (listing), decode records (feeding.formats.tfrecord.to_arrow).

@@ -1,4 +1,4 @@
-"""The format "tfrecord" as Spark calls it.
+"""Data source "tfrecord", as Spark calls it.
 
 Covers: TFRecordDataSource: which reader or writer, and the schema if the user gives none.
 Runs in: Python processes on the driver's host.

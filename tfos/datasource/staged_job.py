@@ -1,4 +1,4 @@
-"""What a write job has on the file system, and when others see it.
+"""Staged write job: its files become visible together, or not at all.
 
 Covers: where tasks put files, making them visible together, taking everything back.
 Does not: write records (writer).

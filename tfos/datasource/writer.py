@@ -1,4 +1,4 @@
-"""Writing for Spark: Arrow batches as TFRecord files, one or more for each task.
+"""Writer for Spark: Arrow batches as TFRecord files, one or more for each task.
 
 Covers: RecordFilesWriter; rows apart by their partition columns; compression.
 Does not: encode records (feeding.formats.tfrecord.from_arrow), make files visible (staged_job).

@@ -1,4 +1,4 @@
-"""One more checkpoint when a cluster is interrupted: the servers write what they hold, then stop.
+"""Final checkpoint of an interrupted cluster: the servers save what they hold, then stop.
 
 Covers: asking the servers, the bound on time, saying what became of it.
 Does not: carry a tensor through the driver (each server writes its own file), decide when (ending),

@@ -1,4 +1,4 @@
-"""The Spark jobs that start nodes: one per role, parameter servers first.
+"""Node jobs: the Spark jobs that start nodes, one per role, parameter servers first.
 
 Covers: bundles with each node's own keys, the jobs, what their end means.
 Does not: run on executors (node.task), decide about nodes (control.state).

@@ -1,4 +1,4 @@
-"""Checks before anything starts: Spark's settings, feeds and the function to run.
+"""Preflight checks: Spark's settings, feeds and the function to run, before anything starts.
 
 Covers: every refusal that needs no executor, each with both values and the next step.
 Does not: count slots (slots), pickle (pickling). Pure.

@@ -1,4 +1,4 @@
-"""What reserve() makes: slots counted, keys, an open control plane; and the wait for the roster.
+"""Reservation: slots counted, keys made, the control plane opened; and the wait for the roster.
 
 Covers: the order of the checks, waiting for executors, the cluster's secrets, the error that names
 missing nodes.

@@ -1,4 +1,4 @@
-"""How a cluster ends: in order, at once, or because it failed; always completely.
+"""Shutdown of a cluster: in order, at once, or after a failure; always completely.
 
 Covers: shutdown and abort, exactly-once raising of a failure, the end at interpreter exit, a last
 save on the way.

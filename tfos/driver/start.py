@@ -1,4 +1,4 @@
-"""Starting all nodes of a reserved cluster, and waiting until every one of them serves.
+"""Start of all nodes of a reserved cluster, and the wait until every one of them serves.
 
 Covers: start_nodes.      Does not: run Spark's jobs (node_jobs), check main_fun (preflight).
 Runs in: the driver.

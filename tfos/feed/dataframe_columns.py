@@ -1,4 +1,4 @@
-"""The columns of a DataFrame: which a feed can carry, and what their missing values become.
+"""DataFrame columns: which a feed can carry, and what their missing values become.
 
 Covers: refusing columns by name and type before a job runs, `columns=` and `nulls=` of train().
 Does not: read rows (feeding.arrow.encoder), import pyspark: types are known by their typeName().

@@ -1,4 +1,4 @@
-"""`cluster.inference(df)`: a DataFrame whose rows carry main_fun's results as further columns.
+"""DataFrame inference: `cluster.inference(df)` adds main_fun's results as further columns.
 
 Covers: names and types of the result columns, the lazy DataFrame.
 Does not: carry rows (feeding.sender.arrow_inference does, in Spark's tasks).

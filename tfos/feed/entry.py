@@ -1,4 +1,4 @@
-"""The way from the calls that feed rows to the jobs that do: checks first, numpy only then.
+"""Entry of train() and inference(): checks first, then the feed's jobs; loads numpy late.
 
 Covers: the bodies of TFCluster.train and inference; refusing a cluster that takes no rows, a feed
 that it does not have, a phase without feeds.

@@ -1,4 +1,4 @@
-"""One epoch that is being fed: whom it goes to, what each worker says of it, what is shown of it.
+"""Epoch feed: one epoch under way, its workers, their counts and what the console shows.
 
 Covers: questions to the cluster's state.      Pure.
 Does not: feed or wait (feed_jobs), count (ledger).

@@ -1,4 +1,4 @@
-"""Where the rows of one epoch are: which worker accepted which, what is trained, lost, repeated.
+"""Ledger of one epoch: which worker accepted which rows, what is trained, lost, repeated.
 
 Covers: EpochLedger; rows to feed again after a loss, the counts of the epoch's report.
 Does not: feed (feed_jobs), ask workers (control.members has what they last said).

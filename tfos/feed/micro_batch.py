@@ -1,4 +1,4 @@
-"""One micro-batch of a stream on its way through the driver: what the chief is told, and says.
+"""Micro-batch of a stream at the driver: its orders to the chief and the chief's reports.
 
 Covers: the orders to the chief, what its answers mean.      Pure.
 Does not: feed (feed_jobs), count or skip batches (streaming), note or save (node.micro_batches).

@@ -1,4 +1,4 @@
-"""The validation of a train(): its rows are fed once after each epoch, to a feed of their own.
+"""Validation of a train(): its rows are fed once after each epoch, to a feed of their own.
 
 Covers: which feed and source that is, its epochs' reports.
 Does not: feed (feed_jobs), drop what nobody reads (feeding.receiver.feed_queue, in the workers).

@@ -1,4 +1,4 @@
-"""What train() waits for while a cluster is fed, and the error if it does not come.
+"""Watch over a running feed: what train() waits for, and the error if it does not come.
 
 Covers: progress shown meanwhile, stalls, a cluster that fails or ends, whose fault a failed job is.
 Does not: feed (feed_jobs), count rows (ledger), draw (console).

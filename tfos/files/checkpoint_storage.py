@@ -1,4 +1,4 @@
-"""Checkpoints in a directory that is a URL: HDFS, object stores, whatever feeding.filesystem knows.
+"""Checkpoint storage at a URL: HDFS, object stores, whatever feeding.filesystem knows.
 
 A file is collected on this host first, without a name, and sent when it is whole, as often as it
 takes; so a save needs no more memory than one on a local disk, and goes on when a DataNode dies.

@@ -1,4 +1,4 @@
-"""Users' paths: refusing those that lead astray, resolving them as TensorFlowOnSpark does.
+"""Users' paths: refuses ambiguous ones, resolves the others as TensorFlowOnSpark does.
 
 Pure: touches no file system.
 """

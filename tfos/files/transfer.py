@@ -1,4 +1,4 @@
-"""Whole files and directories between this host and a URL.
+"""Transfer of whole files and directories between this host and a URL.
 
 Covers: sending under a temporary name and renaming; fetching.
 Does not: know what the files hold, retry (feeding.filesystem does).

@@ -1,4 +1,4 @@
-"""`ctx.export(model, path)`: the trained model as a plain file that needs no tfos.
+"""Export: `ctx.export(model, path)` writes the trained model as a plain file that needs no tfos.
 
 Covers: taking the servers' parameters, writing beside the target or on this host first, renaming
 when complete; `load_model` for files that Keras cannot open by itself.

@@ -1,1 +1,1 @@
-"""What a running cluster reports: status, stragglers, Prometheus page."""
+"""Monitoring of a running cluster: status, stragglers, Prometheus page."""

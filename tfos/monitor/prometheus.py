@@ -1,4 +1,4 @@
-"""One page of metrics for a whole cluster, at the driver; docs/metrics.md says what each tells.
+"""Prometheus page of a whole cluster, at the driver; docs/metrics.md says what each metric means.
 
 Covers: nodes' numbers from their heartbeats, servers' counters, where the page listens, its token.
 Does not: name servers' metrics (ps.stats.prometheus), serve HTTP (rpc.http_page).

@@ -1,4 +1,4 @@
-"""What train() and status() return: plain records that print as tables. Pure."""
+"""Reports of train() and status(): plain records that print as tables. Pure."""
 
 from __future__ import annotations
 

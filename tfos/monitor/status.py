@@ -1,4 +1,4 @@
-"""status(): the cluster's state as a report. Pure."""
+"""Status of a cluster as a report. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds the others up lately: a worker that is slow, a server that is.
+"""Stragglers: the worker or the server that slows the others down.
 
 Covers: where each worker's time goes, the comparison with the others, the sentence for the user.
 Does not: collect numbers (control.members keeps the last heartbeats).      Pure.

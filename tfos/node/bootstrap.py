@@ -1,4 +1,4 @@
-"""How a new Python process of a node is told what it is: one document in an inherited descriptor.
+"""Bootstrap of a node's Python processes: one document in an inherited descriptor.
 
 Covers: the few lines that every process of ours starts with (`python -c`), and the document.
 Does not: start processes (node.launch, node.children) or know what they run.

@@ -1,4 +1,4 @@
-"""How a child ended, as a record and in words; and a user's traceback without our frames.
+"""Failure records of a dead child, in words; and a user's traceback without our frames.
 
 Pure: reads no process, no clock, no file.
 """

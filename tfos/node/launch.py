@@ -1,4 +1,4 @@
-"""Starting a supervisor that outlives the node task, and waiting with it.
+"""Launch of a supervisor that outlives the node task, and the wait with it.
 
 Covers: the detached process, its bootstrap document, its status pipe.
 Does not: find out where it runs (node.task) or what it does then (node.supervisor).

@@ -1,4 +1,4 @@
-"""Finding and ending processes: descendants by pidfd, the executor's JVM.
+"""Processes by /proc and pidfd: descendants, the executor's JVM, ending them.
 
 Covers: what the kernel knows about processes (procfs, pidfd, prctl).
 Does not: start any, or decide which must end.

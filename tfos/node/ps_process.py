@@ -1,4 +1,4 @@
-"""A parameter server's process on a node: one shard, obeying the supervisor.
+"""PS process of a node: one shard, obeying the supervisor's orders.
 
 Covers: binding, telling where it listens, numbers for the heartbeat, losing workers, stopping.
 Does not: hold or update parameters (ps.server), unpickle anything.

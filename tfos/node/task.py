@@ -1,4 +1,4 @@
-"""The Spark task that turns one task slot of an executor into a node of the cluster.
+"""Node task: the Spark task that turns one task slot of an executor into a node.
 
 Covers: who and where this node is, starting its supervisor, holding or freeing the slot.
 Does not: run anything of the node itself; that lives in the supervisor and outlives this task.

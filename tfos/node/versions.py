@@ -1,4 +1,4 @@
-"""The versions in use here, against the driver's: the same, worth a warning, or refused.
+"""Versions of this environment against the driver's: equal, worth a warning, or refused.
 
 Covers: collecting them without importing what they belong to, comparing, the table.
 Does not: decide when to look (node.task does, before it starts anything).

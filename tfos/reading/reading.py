@@ -1,4 +1,4 @@
-"""`ctx.read`: files that a worker reads by itself, as batches for Keras, tf.data or numpy.
+"""Direct reading: `ctx.read`, files as batches for Keras, tf.data or numpy.
 
 Covers: Reading (which format), FileRows (in which form).
 Does not: read (feeding), feed from Spark (ctx.dataset).

@@ -1,4 +1,4 @@
-"""How reading files goes on where a saved run has stopped: what its notes say, and new ones.
+"""Resuming of file reading: positions of a saved run, and where the new run begins.
 
     reading/NAME/worker/3    `Position` of worker 3; comes with each of its pushes
     reading/NAME/course      `Course`: what this run has to know of those before it

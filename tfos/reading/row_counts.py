@@ -1,4 +1,4 @@
-"""How the workers count the rows of files together, so that each gets as many as the others.
+"""Row counts of files, made by all workers together, so that each gets equally many rows.
 
     each worker counts its pieces ─► they meet and bring their counts ─► all know all files' rows
 

@@ -1,4 +1,4 @@
-"""What the driver's SparkContext says: where it runs, its settings, its executors.
+"""Facts about the driver's SparkContext: where it runs, its settings, its executors.
 
 Covers: the few reads of Spark's JVM side, each in one place.
 Does not: judge them (preflight, slots) or run jobs (spark_jobs).

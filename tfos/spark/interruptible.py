@@ -1,4 +1,4 @@
-"""Calls beside the user's thread, which only waits and so can be interrupted at any moment.
+"""Interruptible calls: a call runs on its own thread, so Ctrl-C interrupts only the waiting user.
 
 Covers: a function on a thread of its own, waiting for it, leaving it on Ctrl-C.
 Does not: stop what was left; the caller says how.

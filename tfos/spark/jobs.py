@@ -1,4 +1,4 @@
-"""Spark jobs of ours, each on a thread of its own and under tags of our own.
+"""Spark jobs, each on a thread of its own and under tags of its own.
 
 Covers: running an action on its own thread, cancelling exactly it, short reasons; the scheduler
 pool and other local properties of the thread that starts it.

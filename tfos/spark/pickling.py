@@ -1,4 +1,4 @@
-"""Turn the user's function and arguments into bytes, or name the object that does not fit.
+"""Pickling of the user's function and arguments, with an error that names the object.
 
 Covers: cloudpickle on the driver, and the search for the culprit when it refuses.
 Does not: unpickle; only the worker's own process does that (node.worker).

@@ -1,4 +1,4 @@
-"""Slots that are promised: clusters that are reserved, and whose nodes have not come yet.
+"""Slot claims: slots of reserved clusters whose nodes have not registered yet.
 
 Spark knows running tasks only, so two reserve() in a row, or at once from two threads, would count
 the same slots twice.

@@ -1,4 +1,4 @@
-"""The user's handle of a stream that trains: numbers, the wait for its end, the ordered stop.
+"""Handle of a training stream: numbers, the wait for its end, the ordered stop.
 
 Covers: StreamTraining; the end of the query when the cluster ends.
 Does not: train batches (streaming).

@@ -1,4 +1,4 @@
-"""What is known of a streaming query: its last trained batch, its speed, its stop.
+"""State of a streaming query: its last trained batch, its speed, its stop.
 
 Covers: which batches come again or are missing, holding a batch back while the query is stopped.
 Does not: talk to Spark or to the cluster (streaming, stream_training).

@@ -1,4 +1,4 @@
-"""Structured Streams that train a cluster: each micro-batch once, also after a restart.
+"""Structured Streaming: each micro-batch trains the cluster once, also after a restart.
 
 Covers: TFCluster's calls for streams, what foreachBatch calls, batches that come again or are
 missing, saves behind batches.

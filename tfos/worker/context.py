@@ -1,4 +1,4 @@
-"""What main_fun is given: where it runs, whom it trains with, how it gets rows and parameters.
+"""Context of main_fun (`ctx`): rank, roster, paths, feeds, servers.
 
 Covers: TensorFlowOnSpark's `ctx` with its names, and the doors to feeding, ps and Keras.
 Does not: do any of their work; it only connects them.

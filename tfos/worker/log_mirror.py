@@ -1,4 +1,4 @@
-"""TensorBoard's files on a log directory that is a URL: written here, sent there every few seconds.
+"""Log mirror: sends TensorBoard's local files to a log directory that is a URL.
 
 TensorFlow writes event files to this host only, and TensorBoard reads them here; what others see is
 a copy. A file is sent whole and replaced at once, so readers find no torn one. It grows while it is

@@ -1,4 +1,4 @@
-"""The chief's part of a stream: which micro-batch the parameters contain, noted and saved.
+"""Micro-batches at the chief: which one the parameters contain, recorded and saved.
 
 Covers: the order that an epoch is a micro-batch, its id as a note beside the parameters once every
 worker has trained its rows, the save behind it, the answers to the driver.

@@ -1,4 +1,4 @@
-"""A worker's process: accepts rows from the start, runs main_fun once the roster is there.
+"""Worker process: accepts rows from the start, runs main_fun once the roster is there.
 
 Covers: listening for feeders, the environment that main_fun finds, its end in all its forms, and
 its event files on their way to a log directory elsewhere.

@@ -1,4 +1,4 @@
-"""The chief's saves: what this run goes on from, then saves while main_fun trains.
+"""Saves by the chief: the checkpoint that a run resumes from, then saves while main_fun trains.
 
 Covers: the plan, going on from an earlier run, a client that nobody else uses.
 Does not: choose when (ps.client.periodic_saver), save (ps.client), decide what a dead server does

@@ -1,4 +1,4 @@
-"""From the columns of a feed's batch to what Keras trains on: x, y, sample weights.
+"""Columns of a batch as Keras trains on them: x, y, sample weights.
 
 Covers: which column is what, dtypes, the user's own mapping.      Does not: read the feed. Pure.
 

@@ -1,4 +1,4 @@
-"""`ctx.dataset(batch_size)` and `ctx.read`: batches as data that `model.fit` takes directly.
+"""Datasets `ctx.dataset(batch_size)` and `ctx.read`: batches that `model.fit` takes directly.
 
 Covers: a Keras data adapter: one epoch of `fit` per epoch of the rows, batches read ahead, no epoch
 cut to the length of another, empty epochs.

@@ -1,4 +1,4 @@
-"""Batches read ahead by a thread while the model computes.
+"""Prefetching: a thread reads batches ahead while the model computes.
 
 Covers: one thread per epoch, a bounded queue, its end by epoch end, feed end, error or `close`.
 Does not: know Keras or TensorFlow (a daemon thread inside TensorFlow can crash an exiting process).

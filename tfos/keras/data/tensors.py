@@ -1,4 +1,4 @@
-"""Batches as Keras hands them over: to tensors, their rows, and building a model from one.
+"""Tensors of a batch: their rows, and building a model from one.
 
 Covers: conversion, row counts, a description of a batch that travels to workers without rows.
 Does not: read batches (dataset), run them (train_step).      Pure but for building the model.

@@ -1,4 +1,4 @@
-"""`ctx.callbacks()`: what a worker's `fit` shows to TensorBoard and to the driver.
+"""Callbacks: what a worker's `fit` reports to TensorBoard and to the driver.
 
 Covers: Keras' TensorBoard callback in a directory per worker, progress for the driver.
 Does not: write the servers' numbers (scalars) or make workers agree (epochs does, unasked).

@@ -1,4 +1,4 @@
-"""`ctx.distribute(model)`: an ordinary Keras model whose parameters live on the servers.
+"""Distribution: `ctx.distribute(model)` puts an ordinary Keras model's parameters on the servers.
 
 Covers: the checks, and the methods of the one model object that are replaced: its train function,
 `fit`, `evaluate`, `predict`, `test_on_batch`, `predict_on_batch`, `save`, `save_weights`, `export`,

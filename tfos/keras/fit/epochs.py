@@ -1,4 +1,4 @@
-"""What happens between the epochs of a distributed `fit`: the workers meet and agree.
+"""Epoch boundaries of a distributed `fit`: the workers' rendezvous and the chief's decisions.
 
 Covers: the callbacks that `distribute` puts around the user's own: combined metrics before them,
 the chief's decisions after them; the end of the feed; the last pull.

@@ -1,4 +1,4 @@
-"""What servers, feeds and the chief's steps do, as scalars for TensorBoard.
+"""Scalars for TensorBoard: servers, feeds and the chief's steps.
 
 Covers: the scalars, one run per server (`ps-0`) so that TensorBoard draws servers over each other,
 one for the rest (`cluster`), the thread that asks and writes.

@@ -1,4 +1,4 @@
-"""`fit(validation_data=ctx.dataset(..., feed="validation"))`: each worker validates its own rows.
+"""Validation data from a feed: each worker validates its own rows.
 
 Covers: when a pass may begin, how many rows it had; what does not go with it.
 Does not: read rows (dataset), evaluate (Keras), combine the workers' metrics (epochs).

@@ -1,4 +1,4 @@
-"""From a Keras optimizer to the servers' update rule, and the scalars of one step.
+"""Optimizers: from a Keras optimizer to the servers' update rule, and the scalars of one step.
 
 Covers: which optimizers and settings have a rule; the rule's configuration; learning rate and the
 scalars with powers of the step as TensorFlow computes them, so that a sync worker equals Keras bit

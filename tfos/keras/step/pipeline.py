@@ -1,4 +1,4 @@
-"""Pushes that travel while the next step is computed: one thread sends them, in order.
+"""Pipeline: one thread pushes, in order, while the next step is computed.
 
 Covers: the thread's life, the wait for a result, what an error does to the pushes behind it.
 Does not: know tensors or Keras; what to send is a function.

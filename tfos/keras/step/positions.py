@@ -1,4 +1,4 @@
-"""What a worker notes of where its data is, so that a checkpoint of the parameters holds it too.
+"""Data positions: a worker's place in its files, pushed with each step and saved in checkpoints.
 
 Covers: the note that goes with a push, the one at the end of an epoch.
 Does not: know where the data is (file_dataset), keep notes (ps.metadata).

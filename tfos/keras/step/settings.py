@@ -1,4 +1,4 @@
-"""What `ctx.distribute` is asked for, and which combinations mean something.
+"""Settings of `ctx.distribute`, and which combinations are refused.
 
 Covers: the checks that need no model.      Does not: know optimizers or models (distribute).  Pure.
 """

@@ -1,4 +1,4 @@
-"""One compiled step: forward, backward, and one flat gradient tensor per group.
+"""Train step, compiled: forward, backward, and one flat gradient tensor per group.
 
 Covers: running the model's own `train_step` (ordinary or overridden) with its optimizer's `apply`
 intercepted; unscaling, clipping, the finite check, the step's scalars; one trace per kind of batch.

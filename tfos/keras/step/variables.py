@@ -1,4 +1,4 @@
-"""Which variables travel, in which flat group, and the compiled ways in and out of the flat form.
+"""Variables: which of them travel, in which flat group, and the compiled ways in and out.
 
 Covers: groups (trainable, statistics), the frozen rest, names, the manifest, flatten and assign.
 Does not: exchange anything (exchange), compute gradients (train_step).

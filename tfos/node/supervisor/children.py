@@ -1,4 +1,4 @@
-"""One child process of a supervisor: started, watched and ended, always by pidfd.
+"""Children of a supervisor: started, watched and ended, always by pidfd.
 
 Covers: the bootstrap document, the merged output pipe, the control link, how it ended.
 Does not: decide when to start or stop it (node.supervisor), read its output (node.logs splits it).

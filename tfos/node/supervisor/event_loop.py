@@ -1,4 +1,4 @@
-"""A small event loop: descriptors, named timers, and calls handed over by other threads.
+"""Event loop of the supervisor: descriptors, named timers, calls from other threads.
 
 Covers: waiting for all three at once, in one thread.
 Does not: know what it waits for. (asyncio would bring its own child watcher and signal handling.)

@@ -1,4 +1,4 @@
-"""The output of a node's processes: full text in a file, and clean, rate-limited lines.
+"""Log buffer: the full output of a node in a file, and clean, rate-limited lines.
 
 Covers: splitting bytes into lines, escaping, cutting, rate limiting, the last lines for a failure.
 Does not: read pipes (node.supervisor does) or send lines (control.client does).

@@ -1,4 +1,4 @@
-"""Keeping the driver informed: one thread that registers, reports, sends log lines, heartbeats.
+"""Reporter: one thread that registers, reports events, sends log lines and heartbeats.
 
 Covers: order and retry of reports, the rhythm of heartbeats, the time of the last contact.
 Does not: decide anything; refusals and orders are posted to the supervisor.

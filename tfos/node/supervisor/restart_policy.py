@@ -1,4 +1,4 @@
-"""A parameter server's node over more than one child: what outlives the one that died.
+"""Restart policy of a parameter server: what outlives a child that died.
 
 Covers: the listening sockets, how often and how soon a child is replaced, orders that the next
 one needs.

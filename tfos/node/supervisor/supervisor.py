@@ -1,4 +1,4 @@
-"""The life of one node: start its child, report, obey the driver, leave nothing behind.
+"""Supervisor of one node: starts its child, reports, obeys the driver, leaves nothing behind.
 
 Covers: the main loop and its reactions to orders, to the end of the child, of the executor's JVM,
 of the driver's lease, of a cancelled node task.

@@ -1,4 +1,4 @@
-"""TensorBoard as a child of the chief's supervisor: started, found, never missed.
+"""TensorBoard as a child of the chief's supervisor; its failure never fails a training.
 
 Covers: its command line, the address it binds, reading its URL, why it did not start.
 Does not: fail a node. Whatever happens to TensorBoard ends in a TensorBoardUp with a reason.
