@@ -1,7 +1,7 @@
 """Topology: roles, indexes and ranks of a cluster's nodes, planned before anything starts.
 
 Covers: the arithmetic of cluster_size and num_ps and its refusals.
-Does not: know Spark (slots), start anything (spark_jobs). Pure.
+Does not: know Spark (tfos.spark.slots), start anything (tfos.spark.jobs). Pure.
 
 The order is TensorFlowOnSpark's: parameter servers first, then the chief under the name the user
 chose (`chief` or `master`), then workers. Without such a name `worker:0` is the chief. Worker ranks

@@ -1,7 +1,8 @@
 """Progress line of a training: rows/s, steps/s, loss, ETA.
 
 Covers: rates over a sliding window and the estimate of the time left.
-Does not: fetch numbers (feed_jobs) or write (console). Pure: the time is an argument.
+Does not: fetch numbers (tfos.feed.epochs) or write (tfos.console). Pure: the time is an
+argument.
 """
 
 from __future__ import annotations

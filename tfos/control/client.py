@@ -1,7 +1,7 @@
 """A node's side of the control plane: unary calls with deadlines and the stream of orders.
 
 Covers: mutual TLS to the driver, typed failures, re-subscribing without losing an order.
-Does not: decide when to heartbeat or what an order means (node.supervisor).
+Does not: decide when to heartbeat or what an order means (tfos.node.supervisor).
 Runs in: the supervisor; imports no numpy.
 Threads: calls may come from any thread; orders arrive on one thread of the client's own.
 """

@@ -1,7 +1,7 @@
 """Codec of the control plane: msgpack bodies of the structs in control.messages, and the calls.
 
 Covers: method names, size limit, encode and decode with typed refusal.
-Does not: move bytes (control.server, control.client).
+Does not: move bytes (tfos.control.server, tfos.control.client).
 Threads: encoders and decoders of msgspec may be shared.
 """
 

@@ -1,7 +1,8 @@
 """Coordinator: the driver's shell around ClusterState; serialises events, executes actions.
 
 Covers: the lock, the clock, liveness, waiting with deadlines, showing nodes' output.
-Does not: decide (control.state), move bytes (control.server), run Spark jobs (spark_jobs).
+Does not: decide (tfos.control.state), move bytes (tfos.control.server), run Spark jobs
+(tfos.spark.jobs).
 Runs in: the driver.
 Threads: every method from any thread; `_lock` guards the state, `_changed` wakes who waits for it.
 The user's own thread only reads: `with` of a plain lock is safe from Ctrl-C, of a Condition it is

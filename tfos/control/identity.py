@@ -1,7 +1,7 @@
 """Identities on the control plane: certificates of one cluster's own authority.
 
 Covers: the names inside certificates.
-Does not: make them (control.authority, driver only, which needs `cryptography`), hold them
+Does not: make them (tfos.control.authority, driver only, which needs `cryptography`), hold them
 (rpc.auth.certificates).
 """
 

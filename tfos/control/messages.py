@@ -1,7 +1,8 @@
 """Messages between the driver and a node's supervisor, as typed structs.
 
 Covers: what is said on the control plane (gRPC, msgpack bodies) in both directions.
-Does not: transport (control.server, control.client), decisions (control.state), tensors (rpc).
+Does not: transport (tfos.control.server, tfos.control.client), decisions (tfos.control.state),
+tensors (rpc).
 
 Direction and call:
     supervisor -> driver

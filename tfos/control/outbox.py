@@ -1,7 +1,7 @@
 """Outbox: orders to one attempt of a node, kept so that a broken stream loses none.
 
 Covers: numbering, replay after a reconnect, one live stream at a time.
-Does not: know gRPC (control.server).
+Does not: know gRPC (tfos.control.server).
 Threads: `put` and `close` from any thread; each stream is consumed by one thread.
 """
 

@@ -1,7 +1,7 @@
 """State machine of a cluster: events from nodes in, actions of the driver out.
 
 Covers: registration and fencing of attempts, the roster, failures and losses, silence, the end.
-Does not: send, wait, lock or look at a clock (control.coordinator does). Pure.
+Does not: send, wait, lock or look at a clock (tfos.control.coordinator does). Pure.
 Threads: none; the coordinator serialises the calls.
 
 A worker that was killed from outside (signal KILL or TERM, executor lost, silence) is *lost*: the

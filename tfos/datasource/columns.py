@@ -1,7 +1,8 @@
 """Column types: which of Spark's types a record can hold, and Arrow's name for them.
 
 Covers: checking a schema, its data columns apart from its partition columns, types for a survey.
-Does not: look at files (inference) or values (feeding.formats.tfrecord.to_arrow).      Pure.
+Does not: look at files (tfos.datasource.inference) or values (feeding.formats.tfrecord.to_arrow).
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reader for Spark: which task gets which bytes, and records as Arrow batches.
 
 Covers: RecordFilesReader, cut into partitions.
-Does not: list files (listing), decode records (feeding.formats.tfrecord.to_arrow).
+Does not: list files (tfos.datasource.listing), decode records (feeding.formats.tfrecord.to_arrow).
 Runs in: `partitions` on the driver's host, `read` on executors.
 """
 

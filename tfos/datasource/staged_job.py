@@ -1,7 +1,7 @@
 """Staged write job: its files become visible together, or not at all.
 
 Covers: where tasks put files, making them visible together, taking everything back.
-Does not: write records (writer).
+Does not: write records (tfos.datasource.writer).
 Runs in: tasks (`attempt`), a Python process on the driver's host (`commit`, `abort`).
 
     root/_temporary/JOB/ATTEMPT/day=1/part-00000-JOB.c000.tfrecord   while tasks write

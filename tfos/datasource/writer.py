@@ -1,7 +1,8 @@
 """Writer for Spark: Arrow batches as TFRecord files, one or more for each task.
 
 Covers: RecordFilesWriter; rows apart by their partition columns; compression.
-Does not: encode records (feeding.formats.tfrecord.from_arrow), make files visible (staged_job).
+Does not: encode records (feeding.formats.tfrecord.from_arrow), make files visible
+(tfos.datasource.staged_job).
 Runs in: `write` on executors, the rest on the driver's host.
 Memory: one Arrow batch and its records; open files hold nothing.
 """

@@ -1,8 +1,8 @@
 """Final checkpoint of an interrupted cluster: the servers save what they hold, then stop.
 
 Covers: asking the servers, the bound on time, saying what became of it.
-Does not: carry a tensor through the driver (each server writes its own file), decide when (ending),
-know the files (ps.checkpoint.writer).
+Does not: carry a tensor through the driver (each server writes its own file), decide when
+(tfos.driver.shutdown), know the files (ps.checkpoint.writer).
 Runs in: the driver, which must see the directory as the servers do.
 Threads: `save` is called on the thread that ends the cluster; `tfos-last-save` does the work, so
 that a file system that hangs cannot hold up the end.

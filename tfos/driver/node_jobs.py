@@ -1,7 +1,7 @@
 """Node jobs: the Spark jobs that start nodes, one per role, parameter servers first.
 
 Covers: bundles with each node's own keys, the jobs, what their end means.
-Does not: run on executors (node.task), decide about nodes (control.state).
+Does not: run on executors (tfos.node.task), decide about nodes (tfos.control.state).
 Runs in: the driver.
 Threads: `start` and `end` from any; a start that `end` overtakes submits nothing more. Each job
 reports its end on its own thread.

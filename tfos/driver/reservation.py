@@ -2,7 +2,7 @@
 
 Covers: the order of the checks, waiting for executors, the cluster's secrets, the error that names
 missing nodes.
-Does not: judge arguments (preflight, topology) or start nodes (node_jobs).
+Does not: judge arguments (tfos.driver.preflight, topology) or start nodes (tfos.driver.node_jobs).
 Runs in: the driver.
 """
 

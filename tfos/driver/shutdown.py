@@ -2,7 +2,7 @@
 
 Covers: shutdown and abort, exactly-once raising of a failure, the end at interpreter exit, a last
 save on the way.
-Does not: decide who failed (control.state).
+Does not: decide who failed (tfos.control.state).
 Runs in: the driver.
 Threads: any number may end the cluster; one does it and the others wait for it.
 """

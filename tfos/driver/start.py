@@ -1,6 +1,7 @@
 """Start of all nodes of a reserved cluster, and the wait until every one of them serves.
 
-Covers: start_nodes.      Does not: run Spark's jobs (node_jobs), check main_fun (preflight).
+Covers: start_nodes.      Does not: run Spark's jobs (tfos.driver.node_jobs), check main_fun
+(tfos.driver.preflight).
 Runs in: the driver.
 """
 

@@ -2,7 +2,7 @@
 
 Covers: the bodies of TFCluster.train and inference; refusing a cluster that takes no rows, a feed
 that it does not have, a phase without feeds.
-Does not: feed (feed_jobs).
+Does not: feed (tfos.feed.epochs).
 Runs in: the driver.      Threads: any; `_making` guards the one object that feeds.
 """
 

@@ -1,7 +1,7 @@
 """Epoch feed: one epoch under way, its workers, their counts and what the console shows.
 
 Covers: questions to the cluster's state.      Pure.
-Does not: feed or wait (feed_jobs), count (ledger).
+Does not: feed or wait (tfos.feed.epochs), count (tfos.feed.ledger).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ledger of one epoch: which worker accepted which rows, what is trained, lost, repeated.
 
 Covers: EpochLedger; rows to feed again after a loss, the counts of the epoch's report.
-Does not: feed (feed_jobs), ask workers (control.members has what they last said).
+Does not: feed (tfos.feed.epochs), ask workers (tfos.control.members has what they last said).
 Runs in: the driver.      Pure.
 
 A worker trains rows in the order in which it accepted them, so one number, how many rows of the

@@ -1,7 +1,8 @@
 """Micro-batch of a stream at the driver: its orders to the chief and the chief's reports.
 
 Covers: the orders to the chief, what its answers mean.      Pure.
-Does not: feed (feed_jobs), count or skip batches (streaming), note or save (node.micro_batches).
+Does not: feed (tfos.feed.epochs), count or skip batches (tfos.streaming), note or save
+(tfos.worker.micro_batches).
 """
 
 from __future__ import annotations

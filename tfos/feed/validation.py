@@ -1,7 +1,8 @@
 """Validation of a train(): its rows are fed once after each epoch, to a feed of their own.
 
 Covers: which feed and source that is, its epochs' reports.
-Does not: feed (feed_jobs), drop what nobody reads (feeding.receiver.feed_queue, in the workers).
+Does not: feed (tfos.feed.epochs), drop what nobody reads (feeding.receiver.feed_queue, in the
+workers).
 Runs in: the driver.      Threads: the call's own.
 """
 

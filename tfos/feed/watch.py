@@ -1,7 +1,7 @@
 """Watch over a running feed: what train() waits for, and the error if it does not come.
 
 Covers: progress shown meanwhile, stalls, a cluster that fails or ends, whose fault a failed job is.
-Does not: feed (feed_jobs), count rows (ledger), draw (console).
+Does not: feed (tfos.feed.epochs), count rows (tfos.feed.ledger), draw (tfos.console).
 Runs in: the driver.
 Threads: several calls may wait at once, for different feeds.
 """

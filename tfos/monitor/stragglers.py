@@ -1,7 +1,7 @@
 """Stragglers: the worker or the server that slows the others down.
 
 Covers: where each worker's time goes, the comparison with the others, the sentence for the user.
-Does not: collect numbers (control.members keeps the last heartbeats).      Pure.
+Does not: collect numbers (tfos.control.members keeps the last heartbeats).      Pure.
 """
 
 from __future__ import annotations

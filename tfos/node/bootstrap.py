@@ -1,7 +1,7 @@
 """Bootstrap of a node's Python processes: one document in an inherited descriptor.
 
 Covers: the few lines that every process of ours starts with (`python -c`), and the document.
-Does not: start processes (node.launch, node.children) or know what they run.
+Does not: start processes (tfos.node.launch, children) or know what they run.
 
 The document is a memfd: any size without a reader, nothing on disk, in argv or in the environment.
 Its first line is a small JSON head that the program below understands without our packages; the

@@ -1,7 +1,8 @@
 """Launch of a supervisor that outlives the node task, and the wait with it.
 
 Covers: the detached process, its bootstrap document, its status pipe.
-Does not: find out where it runs (node.task) or what it does then (node.supervisor).
+Does not: find out where it runs (tfos.node.task) or what it does then
+(tfos.node.supervisor).
 Runs in: the node task, inside a PySpark worker.
 
 Why detached: PySpark stops idle Python workers after a minute, kills a cancelled task's worker and

@@ -1,7 +1,7 @@
 """Versions of this environment against the driver's: equal, worth a warning, or refused.
 
 Covers: collecting them without importing what they belong to, comparing, the table.
-Does not: decide when to look (node.task does, before it starts anything).
+Does not: decide when to look (tfos.node.task does, before it starts anything).
 Runs in: the driver and node tasks.
 """
 

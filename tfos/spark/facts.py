@@ -1,7 +1,7 @@
 """Facts about the driver's SparkContext: where it runs, its settings, its executors.
 
 Covers: the few reads of Spark's JVM side, each in one place.
-Does not: judge them (preflight, slots) or run jobs (spark_jobs).
+Does not: judge them (tfos.driver.preflight, slots) or run jobs (tfos.spark.jobs).
 Threads: any; py4j gives each Python thread its own JVM thread.
 """
 

@@ -1,7 +1,7 @@
 """Pickling of the user's function and arguments, with an error that names the object.
 
 Covers: cloudpickle on the driver, and the search for the culprit when it refuses.
-Does not: unpickle; only the worker's own process does that (node.worker).
+Does not: unpickle; only the worker's own process does that (tfos.worker.process).
 """
 
 from __future__ import annotations

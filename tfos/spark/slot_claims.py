@@ -4,7 +4,8 @@ Spark knows running tasks only, so two reserve() in a row, or at once from two t
 the same slots twice.
 
 Covers: counting, and that one reserve() looks and takes at a time.
-Does not: count what Spark runs (spark_facts), decide whether a cluster fits (slots).
+Does not: count what Spark runs (tfos.spark.facts), decide whether a cluster fits
+(tfos.spark.slots).
 Runs in: the driver; one record for each SparkContext.
 Threads: any; `lock` is held between looking at the offer and taking of it.
 """

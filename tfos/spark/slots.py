@@ -1,7 +1,7 @@
 """Task slots: how many a cluster needs at once, how many Spark has free, and whether to wait.
 
 Covers: the arithmetic and its sentences.
-Does not: ask Spark (spark_facts). Pure: the time is an argument.
+Does not: ask Spark (tfos.spark.facts). Pure: the time is an argument.
 """
 
 from __future__ import annotations

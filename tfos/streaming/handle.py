@@ -1,10 +1,10 @@
 """Handle of a training stream: numbers, the wait for its end, the ordered stop.
 
 Covers: StreamTraining; the end of the query when the cluster ends.
-Does not: train batches (streaming).
+Does not: train batches (tfos.streaming).
 Runs in: the driver.
 Threads: any; one per handle watches the query and the cluster. What waits runs on a thread of its
-own (errands), so that Ctrl-C finds the user's thread waiting.
+own (tfos.spark.interruptible), so that Ctrl-C finds the user's thread waiting.
 """
 
 from __future__ import annotations

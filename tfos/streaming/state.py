@@ -1,7 +1,7 @@
 """State of a streaming query: its last trained batch, its speed, its stop.
 
 Covers: which batches come again or are missing, holding a batch back while the query is stopped.
-Does not: talk to Spark or to the cluster (streaming, stream_training).
+Does not: talk to Spark or to the cluster (tfos.streaming, stream_training).
 Runs in: the driver.      Threads: any; each run's condition guards its flags.
 """
 

@@ -2,8 +2,8 @@
 
 Covers: TFCluster's calls for streams, what foreachBatch calls, batches that come again or are
 missing, saves behind batches.
-Does not: feed (feed_jobs), note or save (node.micro_batches in the chief's process), watch or stop
-a query (stream_training).
+Does not: feed (tfos.feed.epochs), note or save (tfos.worker.micro_batches in the chief's
+process), watch or stop a query (tfos.streaming.handle).
 Runs in: the driver.
 Threads: Spark calls `train_batch` on a thread of each query; the rest comes from the user's.
 """

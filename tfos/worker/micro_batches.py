@@ -2,7 +2,8 @@
 
 Covers: the order that an epoch is a micro-batch, its id as a note beside the parameters once every
 worker has trained its rows, the save behind it, the answers to the driver.
-Does not: feed (feeding), find out that rows were trained (keras.epochs), save (node.saver).
+Does not: feed (feeding), find out that rows were trained (tfos.keras.fit.epochs), save
+(tfos.worker.saver).
 Runs in: the chief's process.
 Threads: orders come from `tfos-obey` and are carried out on short-lived threads; `trained` comes
 from the thread that runs `fit`; `_lock` guards the tables, not the servers' calls.

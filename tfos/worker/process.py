@@ -2,7 +2,8 @@
 
 Covers: listening for feeders, the environment that main_fun finds, its end in all its forms, and
 its event files on their way to a log directory elsewhere.
-Does not: feed or batch (feeding), exchange parameters (ps), report to the driver (supervisor).
+Does not: feed or batch (feeding), exchange parameters (ps), report to the driver
+(tfos.node.supervisor).
 Runs in: a child of the supervisor; main_fun runs in the main thread.
 Threads: `tfos-obey` carries out orders, `tfos-progress` reports numbers, one short-lived thread
 per flush waits for its epoch to be consumed, and one per order about a micro-batch for a save; the

@@ -2,7 +2,7 @@
 
 Covers: the plan, going on from an earlier run, a client that nobody else uses.
 Does not: choose when (ps.client.periodic_saver), save (ps.client), decide what a dead server does
-(node.restarts).
+(tfos.node.supervisor.restart_policy).
 Runs in: the chief's process.
 Threads: the public calls come from the main thread; ps.client.periodic_saver has one of its own.
 """

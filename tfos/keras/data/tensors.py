@@ -1,7 +1,8 @@
 """Tensors of a batch: their rows, and building a model from one.
 
 Covers: conversion, row counts, a description of a batch that travels to workers without rows.
-Does not: read batches (dataset), run them (train_step).      Pure but for building the model.
+Does not: read batches (tfos.keras.data.dataset), run them (tfos.keras.step.train_step).      Pure
+but for building the model.
 """
 
 from __future__ import annotations

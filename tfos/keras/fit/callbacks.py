@@ -1,7 +1,8 @@
 """Callbacks: what a worker's `fit` reports to TensorBoard and to the driver.
 
 Covers: Keras' TensorBoard callback in a directory per worker, progress for the driver.
-Does not: write the servers' numbers (scalars) or make workers agree (epochs does, unasked).
+Does not: write the servers' numbers (tfos.keras.fit.scalars) or make workers agree
+(tfos.keras.fit.epochs does, unasked).
 Threads: the thread that runs `fit`. A failing callback here never stops the training.
 """
 

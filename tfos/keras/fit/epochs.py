@@ -2,7 +2,7 @@
 
 Covers: the callbacks that `distribute` puts around the user's own: combined metrics before them,
 the chief's decisions after them; the end of the feed; the last pull.
-Does not: exchange gradients (exchange).      Threads: the thread that runs `fit`.
+Does not: exchange gradients (tfos.keras.step.trainer).      Threads: the thread that runs `fit`.
 
 At the end of an epoch every worker
     1. waits for its pushes in flight; is waited for no more (sync, ssp), so that workers with more

@@ -2,7 +2,7 @@
 
 Covers: the scalars, one run per server (`ps-0`) so that TensorBoard draws servers over each other,
 one for the rest (`cluster`), the thread that asks and writes.
-Does not: write what Keras writes (callbacks).
+Does not: write what Keras writes (tfos.keras.fit.callbacks).
 Threads: `tfos-scalars` asks over connections of its own and writes; it begins with `fit` and ends
 with it. Whatever fails there, training goes on and it is told once; after a write that failed, as
 on a full disk, nothing more is written.

@@ -1,7 +1,8 @@
 """Validation data from a feed: each worker validates its own rows.
 
 Covers: when a pass may begin, how many rows it had; what does not go with it.
-Does not: read rows (dataset), evaluate (Keras), combine the workers' metrics (epochs).
+Does not: read rows (tfos.keras.data.dataset), evaluate (Keras), combine the workers' metrics
+(tfos.keras.fit.epochs).
 Threads: the thread that runs `fit`.
 
 The rows come once the epoch's training rows have been trained everywhere. So before a pass all

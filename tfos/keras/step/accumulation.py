@@ -1,7 +1,8 @@
 """Gradient accumulation: the mean over several batches is what is pushed.
 
 Covers: Keras's `gradient_accumulation_steps`, in the worker's compiled step.
-Does not: push (exchange), clip or decay, which act on the mean.      Threads: those of the step.
+Does not: push (tfos.keras.step.trainer), clip or decay, which act on the mean.      Threads:
+those of the step.
 
 As in Keras a sum that is incomplete when `fit` ends waits for the next `fit`. It is this process's:
 a worker that is started again begins a new one.

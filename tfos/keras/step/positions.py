@@ -1,7 +1,7 @@
 """Data positions: a worker's place in its files, pushed with each step and saved in checkpoints.
 
 Covers: the note that goes with a push, the one at the end of an epoch.
-Does not: know where the data is (file_dataset), keep notes (ps.metadata).
+Does not: know where the data is (tfos.keras.data.file_dataset), keep notes (ps.metadata).
 Threads: the thread that runs `fit`.
 """
 

@@ -1,6 +1,7 @@
 """Settings of `ctx.distribute`, and which combinations are refused.
 
-Covers: the checks that need no model.      Does not: know optimizers or models (distribute).  Pure.
+Covers: the checks that need no model.      Does not: know optimizers or models
+(tfos.keras.fit.distribute).  Pure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Covers: running the model's own `train_step` (ordinary or overridden) with its optimizer's `apply`
 intercepted; unscaling, clipping, the finite check, the step's scalars; one trace per kind of batch.
-Does not: send anything or touch variables of the servers (exchange), sum gradients (accumulation).
+Does not: send anything or touch variables of the servers (tfos.keras.step.trainer), sum gradients
+(tfos.keras.step.accumulation).
 Threads: one thread at a time. While `train_step` runs, the optimizer's `apply` is ours.
 
 A variable whose gradient is None is left out by Keras. Here its part of the flat gradient is zero,

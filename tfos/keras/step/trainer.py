@@ -3,7 +3,8 @@
 Covers: seeding or adopting the parameters, push_pull around a step or beside the next ones, pull,
 assign, non-finite steps, membership of the sync barrier, rendezvous of the workers, seconds by part
 of a step (compute, feed, pull, push).
-Does not: compute (train_step), hook into Keras (tfos.keras.fit), retry or reconnect (PSClient), own
+Does not: compute (tfos.keras.step.train_step), hook into Keras (tfos.keras.fit), retry or
+reconnect (PSClient), own
 the thread that sends beside the next steps (pipeline), report times (tfos.keras.fit.callbacks).
 Threads: the thread that runs the model's `fit`; no locks. Another thread that reads the times may
 miss the last part.

@@ -1,7 +1,8 @@
 """Variables: which of them travel, in which flat group, and the compiled ways in and out.
 
 Covers: groups (trainable, statistics), the frozen rest, names, the manifest, flatten and assign.
-Does not: exchange anything (exchange), compute gradients (train_step).
+Does not: exchange anything (tfos.keras.step.trainer), compute gradients
+(tfos.keras.step.train_step).
 Threads: immutable after construction.
 
 Groups, each one flat buffer in order of the model's variables:

@@ -1,7 +1,8 @@
 """Children of a supervisor: started, watched and ended, always by pidfd.
 
 Covers: the bootstrap document, the merged output pipe, the control link, how it ended.
-Does not: decide when to start or stop it (node.supervisor), read its output (node.logs splits it).
+Does not: decide when to start or stop it (tfos.node.supervisor), read its output
+(tfos.node.supervisor.log_buffer splits it).
 Threads: start it from the supervisor's main thread: PR_SET_PDEATHSIG is bound to that thread.
 """
 

@@ -1,7 +1,8 @@
 """Log buffer: the full output of a node in a file, and clean, rate-limited lines.
 
 Covers: splitting bytes into lines, escaping, cutting, rate limiting, the last lines for a failure.
-Does not: read pipes (node.supervisor does) or send lines (control.client does).
+Does not: read pipes (tfos.node.supervisor does) or send lines (tfos.control.client
+does).
 Threads: used by the supervisor's main thread alone.
 """
 

@@ -2,7 +2,8 @@
 
 Covers: the listening sockets, how often and how soon a child is replaced, orders that the next
 one needs.
-Does not: start or watch children (node.supervisor), load a checkpoint (node.server).
+Does not: start or watch children (tfos.node.supervisor), load a checkpoint
+(tfos.node.ps_process).
 Runs in: the supervisor.      Threads: its main thread.
 """
 

@@ -2,7 +2,8 @@
 
 Covers: the main loop and its reactions to orders, to the end of the child, of the executor's JVM,
 of the driver's lease, of a cancelled node task.
-Does not: run user code or hold parameters (node.worker, node.server), speak gRPC (node.uplink).
+Does not: run user code or hold parameters (tfos.worker.process, tfos.node.ps_process), speak gRPC
+(tfos.node.supervisor.reporter).
 Runs in: its own process, detached from the node task; imports no numpy.
 Threads: all state belongs to the main thread. Other threads only post notices to the loop;
 heartbeats read the immutable `_vitals`.
