@@ -59,7 +59,7 @@ class PSError(TFOSError):
 
 
 class PSSettingsError(PSError, SettingsError):
-    """Settings that cannot work, whoever asks.
+    """Settings that cannot work, for any caller.
 
     A `ValueError` too, so that decoding a manifest reports it with the path of the field.
     """

@@ -29,7 +29,7 @@ MAX_NOTE_BYTES = 1 << 20
 MAX_PUSHED_LENGTH = 4096
 """Of a note that comes with a push: it stands in the request's meta."""
 MAX_ALL_BYTES = 16 << 20
-"""They are held in memory, copied by every cut and read by whoever asks for them."""
+"""They are held in memory, copied by every snapshot and read by any client."""
 _MAX_SESSIONS = 1024
 
 NoteName = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._:/-]{1,200}\Z")]

@@ -61,7 +61,7 @@ class GenerationFence:
         self._mine = msgspec.structs.replace(self._mine, number=number)
 
     def claim(self, endpoint: Endpoint | None = None) -> None:
-        """Take the number, once this process can serve; whoever has a lower one ends.
+        """Take the number, once this process can serve; a process with a lower number ends.
 
         Args:
             endpoint: where it listens.

@@ -147,7 +147,7 @@ class DirectoryReport(msgspec.Struct, frozen=True):
 
 
 class _Cut(msgspec.Struct):
-    """The part of a server's records (ps.server.save_restore.ShardExtra) that is told."""
+    """The part of a server's records (ps.server.save_restore.ShardExtra) that the report shows."""
 
     clock: int = 0
     saved_at_s: float = 0.0

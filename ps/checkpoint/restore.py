@@ -57,7 +57,7 @@ class Restoring:
     strict: bool = False
     """Fail if the newest step is damaged, instead of taking the newest one that is whole."""
     job: str | None = None
-    """Only what this job has saved; None: whoever did."""
+    """Only checkpoints of this job; None: of any job."""
 
 
 AS_SAVED = Restoring()

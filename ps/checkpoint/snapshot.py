@@ -274,7 +274,7 @@ class ShardSnapshot:
 
 
 class CopyOnWrite:
-    """Where whoever changes a shard asks first; at most one cut is open.
+    """The check before every change of a shard; at most one snapshot is open.
 
     Args:
         dense: the buckets, which are the first units.

@@ -27,7 +27,7 @@ from ps.errors import CheckpointError
 _CREATE_ATTEMPTS = 10
 _LOCK_POLL_S = 0.02
 LOCK_TIMEOUT_S = 20.0
-"""A lock is held for the time of one rename; whoever holds it longer is frozen."""
+"""A lock is held for the time of one rename; a process that holds it longer is frozen."""
 
 
 class LockedFile(Protocol):

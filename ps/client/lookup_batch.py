@@ -41,7 +41,7 @@ class OpenBatches:
             return self._last, tuple(sorted(self._open))
 
     def end(self, number: int) -> None:
-        """The batch is over; later lookups tell the servers that were not told."""
+        """The batch is over; later lookups report it to the servers that missed it."""
         with self._lock:
             self._open.discard(number)
 

@@ -79,7 +79,7 @@ class PeriodicSaver:
         """Save once the servers hold parameters, then periodically.
 
         Args:
-            saved_step: the last save, as users are told if none succeeds; -1: there is none.
+            saved_step: the last save, for the warning if none succeeds; -1: there is none.
         """
         self._saved_step = saved_step
         self._thread.start()
@@ -132,7 +132,7 @@ class PeriodicSaver:
                 self._save()
 
     def _wait_seeded(self) -> bool:
-        told = ""
+        reported = ""
         while not self._ended.is_set():
             try:
                 with self._lock:
@@ -141,9 +141,9 @@ class PeriodicSaver:
                 _logger.warning("nothing is saved: %s", error)
                 return False
             except _FAILED as error:  # a disk that is away, a server that stops and is replaced
-                if not isinstance(error, ServerUnavailable) and str(error) != told:
-                    told = str(error)
-                    _logger.warning("nothing is saved yet: %s", told)
+                if not isinstance(error, ServerUnavailable) and str(error) != reported:
+                    reported = str(error)
+                    _logger.warning("nothing is saved yet: %s", reported)
                 self._ended.wait(_LOOK_S)
                 continue
             return True

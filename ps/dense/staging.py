@@ -80,7 +80,7 @@ class StagedGradient:
 class StagingPool:
     """Keeps staging memory for the next push, so that pages are touched once.
 
-    A buffer is given back by whoever was last to write or read it. A reader that is stuck on a dead
+    The last thread that writes or reads a buffer gives it back. A reader that is stuck on a dead
     connection keeps its own; a retry gets another.
     """
 

@@ -23,11 +23,11 @@ class RestorePoint(NamedTuple):
 
 
 class LossReport:
-    """Tells the loss of one server once for each number that it settles at."""
+    """Reports the loss of one server, once for each number that it settles at."""
 
     def __init__(self) -> None:
         self._seen = 0
-        self._told = 0
+        self._reported = 0
         self._changed_s = 0.0
 
     def poll(self, stats: ServerStats, now_s: float) -> str:
@@ -42,10 +42,10 @@ class LossReport:
         return "" if now_s - self._changed_s < SETTLED_S else self.last(stats)
 
     def last(self, stats: ServerStats) -> str:
-        """Return the sentence if its number was not told yet, settled or not."""
-        if stats.lost_requests == self._told:
+        """Return the sentence if its number was not reported yet, settled or not."""
+        if stats.lost_requests == self._reported:
             return ""
-        self._told = stats.lost_requests
+        self._reported = stats.lost_requests
         return loss_text(stats)
 
 

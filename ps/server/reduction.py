@@ -13,7 +13,7 @@ A norm is one of the whole mean gradient, of which a server has a part:
        ──► the first to come makes this server scale and apply; all bring the same numbers
 
 A worker pushes again only after its own round 2, so the next barrier finds the gradient settled if
-one of its pushers lives. If none does, nobody was told that the push was applied: it is dropped.
+one of its pushers lives. If none does, no client has an acknowledgement, so the push is dropped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Reduction:
         guard: asked before a bucket changes.
         pool: gives the memory for a reduced gradient.
         counters: where to count.
-        on_failed: told why the shard cannot go on.
+        on_failed: called with the reason why the shard cannot go on.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Reduction:
 
     @property
     def num_squares(self) -> int:
-        """Sums of squares that the other servers are told, and tell."""
+        """Sums of squares that the servers exchange."""
         return self._norms.size
 
     @property
@@ -157,7 +157,7 @@ class Reduction:
         if not self.is_settled and self._last is not None:
             _logger.warning(
                 "the gradient of clock %d is dropped: all workers that pushed it are gone, and "
-                "none was told that it was applied",
+                "none has an acknowledgement",
                 self._last.clock,
             )
             self.settle(self._last.clock, None)

@@ -2,7 +2,7 @@
 
 Covers: a 1-d or 2-d array whose first axis grows.      Does not: lock (ps.tables.segment).
 Runs in: PS processes, on Linux (mremap).
-Threads: none; whoever owns the array serialises `reserve` with every use of a view.
+Threads: none; the owner of the array serialises `reserve` with every use of a view.
 
 Growing moves page tables, so even gigabytes are moved in a moment, and pages that were never
 written take no memory.

@@ -3,7 +3,8 @@
 Covers: which ids are this server's, lookup and push by segment, rows out and in, counters.
 Does not: change rows itself (ps.tables.segment), answer requests (ps.server.table_handlers).
 Runs in: PS processes.
-Threads: any; each segment has a lock. Whoever needs several takes all, in their order (`locked`).
+Threads: any; each segment has a lock. A call that needs several takes all, in their order
+(`locked`).
 """
 
 from __future__ import annotations

@@ -147,5 +147,5 @@ def _announced(process: subprocess.Popen[str]) -> Endpoint:
     if not line:
         status = process.wait(timeout=STOP_TIMEOUT_S)
         raise PSError(f"a server ended with status {status} before it listened; see its message")
-    told = json.loads(line)
-    return Endpoint(told["host"], told["port"], told["unix_path"], told["boot_id"])
+    at = json.loads(line)
+    return Endpoint(at["host"], at["port"], at["unix_path"], at["boot_id"])

@@ -188,7 +188,7 @@ class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The child ended well: main_fun returned, or the server was told to stop."""
+    """The child ended well: main_fun returned, or the server obeyed an order to stop."""
 
     feeds: tuple[FeedSnapshot, ...] = ()
     """What became of its rows: no more of them will be trained."""
@@ -298,7 +298,7 @@ class FinishFeed(msgspec.Struct, frozen=True, tag=True):
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True):
-    """This worker is gone: servers fence it and release whoever waits for it."""
+    """This worker is gone: servers fence it and release every wait for it."""
 
     rank: int
     incarnation: int

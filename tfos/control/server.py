@@ -214,7 +214,7 @@ class _DaemonThreads(futures.Executor):
                 return
             try:
                 future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  # a future carries it to whoever asks
+            except BaseException as error:  # noqa: BLE001  # a future carries it to the caller
                 future.set_exception(error)
 
         with self._changed:

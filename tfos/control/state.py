@@ -6,7 +6,7 @@ Threads: none; the coordinator serialises the calls.
 
 A worker that was killed from outside (signal KILL or TERM, executor lost, silence) is *lost*: the
 servers fence it and training goes on while other workers remain. Everything else that ends a node
-before it was told to is fatal: the cluster becomes FAILED and every node is told to stop.
+before it was told to is fatal: the cluster becomes FAILED and every node gets the order to stop.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class ClusterState:
         return ""
 
     def on_stream_closed(self, node: NodeId, now_s: float) -> list[Action]:
-        """A node's connection is gone: its end if it was told to stop, else it may come back."""
+        """A node's connection is gone: its end after the order to stop, else it may reconnect."""
         member = self._current(node)
         if member is not None:
             if member.stop_ordered:
@@ -314,7 +314,7 @@ class ClusterState:
         if not event.is_local:
             actions.append(
                 Warn(
-                    f"TensorBoard has no login: whoever reaches {event.url} can read it. Pass "
+                    f"TensorBoard has no login: anybody who reaches {event.url} can read it. Pass "
                     "tensorboard_host='127.0.0.1' to reserve() to bind loopback on the chief's host"
                 )
             )
@@ -323,7 +323,7 @@ class ClusterState:
     def _done(self, member: Member) -> list[Action]:
         if member.planned.is_ps and not member.stop_ordered:
             return self._failed(
-                member, member.failure("", "the parameter server ended without being told to")
+                member, member.failure("", "the parameter server ended without an order")
             )
         member.status = NodeStatus.DONE
         if member.planned.is_ps:

@@ -37,19 +37,19 @@ from tfos.spark.jobs import SparkJob
 
 
 class RouteLog:
-    """The ways that the user has been told of."""
+    """The routes that the log already names."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._told: dict[str, set[str]] = {}
+        self._logged: dict[str, set[str]] = {}
 
     def tell(self, feed: str, reports: Iterable[FeedReport]) -> None:
         """Show a line if the tasks of a job took a way that this feed had not taken before."""
         ways = Counter(way for report in reports for way in report.ways)
-        told = self._told.setdefault(feed, set())
-        if ways.keys() <= told:
+        logged = self._logged.setdefault(feed, set())
+        if ways.keys() <= logged:
             return
-        told.update(ways)
+        logged.update(ways)
         counts = "; ".join(f"{count} times {way}" for way, count in ways.most_common())
         self._console.line(f"feed {feed!r}: its tasks reached workers {counts}")
 

@@ -150,7 +150,7 @@ class RemoteStorage:
 
 
 class _CollectedFile(io.BufferedRandom):
-    """A file of this host without a name, so that nothing of it is left whoever is killed."""
+    """A file of this host without a name, so that nothing of it is left after a kill."""
 
     def __init__(self, target: str, directory: str) -> None:
         raw = tempfile.TemporaryFile("w+b", buffering=0, dir=directory)  # noqa: SIM115 - closed with this

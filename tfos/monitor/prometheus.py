@@ -140,8 +140,8 @@ class ClusterPage:
         cluster = [((self._cluster_id,), _Cluster(is_running, lost))]
 
         def servers() -> Iterator[Metric]:
-            told = [stragglers.server_counters(beat) for beat in beats]
-            yield from server_metrics([stats for stats in told if stats is not None])
+            counters = [stragglers.server_counters(beat) for beat in beats]
+            yield from server_metrics([stats for stats in counters if stats is not None])
 
         return [
             lambda: families(CLUSTER_GAUGES, ("cluster",), cluster, prefix="tfos_"),
@@ -163,6 +163,6 @@ def _node(member: Member, now_s: float) -> _Node:
 
 
 def _worker(member: Member) -> _Worker:
-    told = member.heartbeat.progress if member.heartbeat is not None else {}
+    progress = member.heartbeat.progress if member.heartbeat is not None else {}
     names = ("steps", "compute_s", "feed_s", "pull_s", "push_s")
-    return _Worker(*(told.get(name, 0.0) for name in names))
+    return _Worker(*(progress.get(name, 0.0) for name in names))

@@ -55,10 +55,10 @@ def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: 
         raise SettingsError(f"rows are named by 1 to 100 of 0-9 A-Z a-z . _ -, got {name!r}")
     client = ctx.ps_client()
     met = _met.setdefault(client, Counter())
-    told = msgspec.json.encode(_agreed(client, name, tuple(files), own)) if ctx.is_chief else b""
+    agreed = msgspec.json.encode(_agreed(client, name, tuple(files), own)) if ctx.is_chief else b""
     # A meeting's answer stays; who asks again in the same run must not get that of the first time.
     key = _key(name, f"course/{met[name]}")
-    answers = client.rendezvous(key, told, timeout_s=MEETING_TIMEOUT_S)
+    answers = client.rendezvous(key, agreed, timeout_s=MEETING_TIMEOUT_S)
     met[name] += 1
     found = next((answer for answer in answers.values() if answer), None)
     if found is None:

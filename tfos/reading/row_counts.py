@@ -29,7 +29,7 @@ _KEY = "reading/counts"
 _logger = logging.getLogger(__name__)
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _WorkerCounts(msgspec.Struct, frozen=True):
     """What one worker brings."""
 
     files: str
@@ -70,9 +70,9 @@ def counted(ctx: ReadingContext, source: Countable, timeout_s: float) -> Counted
     took_s = time.monotonic() - began_s
     num_bytes = sum(pieces[number].size for number in mine)
     if client is not None:
-        told = _Told(fingerprint(files), _listed(files), mine.start, list(rows.values()))
-        answers = client.rendezvous(_KEY, msgspec.msgpack.encode(told), timeout_s=timeout_s)
-        rows = _merged(told, answers)
+        counts = _WorkerCounts(fingerprint(files), _listed(files), mine.start, list(rows.values()))
+        answers = client.rendezvous(_KEY, msgspec.msgpack.encode(counts), timeout_s=timeout_s)
+        rows = _merged(counts, answers)
     found = [
         rows[number] if number in rows else source.count(piece)
         for number, piece in enumerate(pieces)
@@ -98,17 +98,17 @@ def _client(ctx: ReadingContext) -> Any:
         return None
 
 
-def _merged(own: _Told, answers: Mapping[int, bytes]) -> dict[int, int]:
+def _merged(own: _WorkerCounts, answers: Mapping[int, bytes]) -> dict[int, int]:
     """Return the rows of pieces by number; those of a worker that is gone are missing."""
     rows: dict[int, int] = {}
     for worker, answer in answers.items():
-        told = msgspec.msgpack.decode(answer, type=_Told)
-        if told.files != own.files:
+        counts = msgspec.msgpack.decode(answer, type=_WorkerCounts)
+        if counts.files != own.files:
             raise SettingsError(
-                f"equal_steps(): worker {worker} reads other files than this one: {told.listed}, "
+                f"equal_steps(): worker {worker} reads other files than this one: {counts.listed}, "
                 f"here {own.listed}; all workers name the same files, in the same order of calls"
             )
-        rows.update(enumerate(told.rows, told.first))
+        rows.update(enumerate(counts.rows, counts.first))
     return rows
 
 

@@ -32,7 +32,7 @@ _POLL_S = 0.02
 _COMMIT_S = 5.0
 """For Spark to mark a batch as done once train_batch has returned."""
 _END_S = 30.0
-"""For a query to end once it was told to and no batch runs."""
+"""For a query to end after the order to stop, once no batch runs."""
 
 
 class StreamTraining:

@@ -31,7 +31,7 @@ class StreamStopped(Exception):
 
 
 class StreamFailed(Exception):
-    """What Spark is told of an error: its kind and text, in few lines."""
+    """The text of an error for Spark: its kind and message, in few lines."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class StreamRun:
     is_held: bool = False
     """A batch has come that is not to be trained."""
     let_go: threading.Event = field(default_factory=threading.Event)
-    """The query has been told to stop: what is held back may end."""
+    """The query has the order to stop: batches that are held back may end."""
     is_busy: bool = False
     """A batch is being trained."""
     _changed: threading.Condition = field(default_factory=threading.Condition)

@@ -50,7 +50,7 @@ class NodeContext:
         log_dir: where TensorBoard's event files go; a local directory even if they are sent on.
         staging_dir: a local directory for files that are on their way elsewhere.
         feed_channel: the rows that arrive here; `get_data_feed` and `dataset` read it.
-        micro_batches: told by a distributed `fit` which epochs are trained.
+        micro_batches: a distributed `fit` reports its trained epochs there.
     """
 
     def __init__(

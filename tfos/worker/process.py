@@ -99,7 +99,7 @@ class WorkerProcess:
         return self._run_main_fun(main_fun, args)
 
     def close(self) -> None:
-        """Stop listening and release whoever waits for a feed."""
+        """Stop listening and release every wait for a feed."""
         self._channel.close()
         self._listener.finish_calls(_LAST_ANSWERS_S)
         self._listener.close(timeout_s=1.0)

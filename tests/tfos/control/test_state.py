@@ -342,7 +342,7 @@ def test_a_server_that_ends_by_itself_fails_the_cluster():
     state = _running()
     state.on_event(_id("ps:0"), messages.Done(), NOW)
     assert state.phase is ClusterPhase.FAILED
-    assert "ended without being told to" in state.fatal[0].message
+    assert "ended without an order" in state.fatal[0].message
 
 
 def test_a_worker_killed_by_our_own_stop_is_no_failure():

@@ -150,7 +150,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def at_end(self) -> bool:
         """Wait for the next batch or the end of the epoch; whether it is the end.
 
-        Whoever asks has trained the batch before, which is noted.
+        The caller has trained the batch before; its rows count as trained.
         """
         self._came_back()
         head = self._peek()

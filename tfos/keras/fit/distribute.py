@@ -240,7 +240,7 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None:
-    """Tell whoever would train more epochs than an uninterrupted run."""
+    """Warn if `fit` would train more epochs than an uninterrupted run."""
     first, initial = dataset.first_epoch, arguments["initial_epoch"]
     if initial < first:
         logger.warning(

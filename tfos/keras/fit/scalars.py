@@ -4,7 +4,7 @@ Covers: the scalars, one run per server (`ps-0`) so that TensorBoard draws serve
 one for the rest (`cluster`), the thread that asks and writes.
 Does not: write what Keras writes (tfos.keras.fit.callbacks).
 Threads: `tfos-scalars` asks over connections of its own and writes; it begins with `fit` and ends
-with it. Whatever fails there, training goes on and it is told once; after a write that failed, as
+with it. If that fails, training goes on and one warning says so; after a write that failed, as
 on a full disk, nothing more is written.
 """
 
