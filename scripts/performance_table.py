@@ -1,4 +1,4 @@
-"""Rewrite the table of docs/performance.md from the JSON lines of benchmarks, read from stdin.
+"""Rewrite the table of docs/guides/performance.md from benchmarks' JSON lines, read from stdin.
 
 Figures without an entry in BARS only explain and are left out.
 
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "performance.md"
 HEAD = "| id | what | ours | reference | ratio | bar | command |\n|---|---|---|---|---|---|---|\n"
 BARS = {
     "P01": "≥ 0.85",

@@ -122,11 +122,12 @@ class TFCluster(StreamCalls, PageCalls):
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
-            log_dir: TensorBoard's directory or URL (docs/files.md); None: one of the chief's own.
+            log_dir: TensorBoard's directory or URL (docs/guides/files.md); None: a temporary one of
+                the chief.
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
             tensorboard_host: address TensorBoard binds; empty: loopback on the driver's host.
             metrics_port: serve the whole cluster's metrics for Prometheus on this port of the
-                driver, 0 for any free one; None: nowhere. See docs/metrics.md.
+                driver, 0 for any free one; None: nowhere. See docs/guides/metrics.md.
             metrics_host: address of that page; any other than loopback needs `metrics_token()`.
             config: timeouts and limits.
 

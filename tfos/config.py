@@ -30,8 +30,8 @@ class Checkpoints:
     """
 
     directory: str
-    """An absolute path that every node sees, or a URL (`hdfs://…`; see docs/files.md). One cluster
-    at a time saves there."""
+    """An absolute path that every node sees, or a URL (`hdfs://…`; docs/guides/files.md). One
+    cluster at a time saves there."""
     every_s: float = 60.0
     """Seconds between saves. A dead server loses at most these and the time that two saves take.
     Smaller: less lost, more writing. A save that failed is tried again after 1 s, then 2 s, 4 s."""

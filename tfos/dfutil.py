@@ -1,7 +1,7 @@
 """TensorFlowOnSpark's functions between DataFrames and TFRecord files, under their names.
 
 Covers: saveAsTFRecords, loadTFRecords, isLoadedDF, and the conversions of rows and records.
-Does not: have options; the format "tfrecord" of Spark does (tfos.datasource, docs/datasource.md).
+Does not: have options; Spark's format "tfrecord" does (docs/guides/datasource.md).
 Runs in: the driver; what `toTFExample` returns and `fromTFExample`, in tasks. Imports pyspark only
 inside functions, TensorFlow never: its Example objects are taken, but not needed.
 """

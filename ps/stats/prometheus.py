@@ -1,4 +1,4 @@
-"""Servers' counters as Prometheus metrics; docs/metrics.md says what each tells.
+"""Servers' counters as Prometheus metrics; docs/guides/metrics.md says what each tells.
 
 Covers: names, labels and units of a server's metrics; the text of a page.
 Does not: count (ps.stats.counters), serve the page (rpc.http_page).

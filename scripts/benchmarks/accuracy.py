@@ -7,7 +7,7 @@ Method: examples/mnist/mnist_spark.py on three local executors, 1 PS + 2 asynchr
 Caveats: two workers see half of the rows each and push to the same parameters, so the number of
     updates is equal and their gradients are a little old.
 Bar: the mean over the seeds within 0.01 of the reference's.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

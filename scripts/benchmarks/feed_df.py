@@ -8,7 +8,7 @@ Method: cached DataFrames in 8 partitions, two executors of one core: one column
     its batches. Both take turns on the same executors.
 Caveats: feed tasks and workers share the cores of one machine; with more cores they do not.
 Bar: at least 0.7 of the counting query.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Method: one feed task and one worker, each a process of its own on this host. Th
     median of the first tenth of that time.
 Caveats: pages shared by processes count in each.
 Bar: at most 1.1.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

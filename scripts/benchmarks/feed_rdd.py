@@ -7,7 +7,7 @@ Method: a cached RDD of lists of 784 small ints in 8 partitions, two executors o
     rows. Both take turns on the same executors.
 Caveats: feed tasks and workers share the cores of one machine; with more cores they do not.
 Bar: at least 0.5 of Spark's own walk.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

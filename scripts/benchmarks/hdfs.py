@@ -7,7 +7,7 @@ Method: one file of 256 MiB of random bytes on a NameNode and two DataNodes of t
 Caveats: client and DataNodes share the cores and there is no network; what reading ahead hides of a
     network's latency is not seen. `--url` takes an HDFS that runs already.
 Bar: at least 0.85 of the reference.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

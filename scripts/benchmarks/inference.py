@@ -9,7 +9,7 @@ Method: a cached DataFrame of arrays of 784 floats and an id in 8 partitions, tw
 Caveats: feed tasks and workers share the cores of one machine; with more cores they do not.
     TensorFlowOnSpark's TFModel.transform, which P20 names too, is not among them.
 Bars: at least 0.6 of the counting query, at least 1.4 times predict_batch_udf.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

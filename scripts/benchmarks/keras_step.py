@@ -7,7 +7,7 @@ Method: one PS process and one worker (this process) on one host, asynchronous, 
     rounds of both take turns in this process.
 Caveats: the PS competes with TensorFlow for the same cores; on more cores it does not.
 Bar: at least 0.7 of plain `fit` (0.6 in this version).
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

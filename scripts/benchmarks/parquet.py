@@ -9,7 +9,7 @@ Method: files that the page cache holds, snappy, row groups of 64 MiB or less, r
 Caveats: iter_batches alone is faster with batches of thousands of rows, and ours decodes so many
     and cuts them; batches of 10,000 are measured too.
 Bar: at least 0.8 of pyarrow; 1.0 of petastorm's reader.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Method: three executors of one core that are up already, 1 PS + 2 workers. P15 f
     the same executors. P16 is the call of `shutdown()` after `main_fun` has returned everywhere.
 Caveats: three interpreters start at once on the cores of one machine.
 Bars: P15 at most 2 s more than the empty job; P16 at most 1.5 s.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Method: files of tf.Example that the page cache holds, read into batches of 512 
 Caveats: tf.data's own thread and Python's take turns on one core or overlap on two; the pipeline of
     the reference is as users write it, with prefetch.
 Bar: at least 1.0.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

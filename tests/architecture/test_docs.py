@@ -13,9 +13,7 @@ import pytest
 from scripts import faults_table
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted(
-    path for pattern in ("*.md", "docs/*.md", "docs/decisions/*.md") for path in ROOT.glob(pattern)
-)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 IDS = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 TOPS = "rpc|ps|feeding|tfos|tests|scripts|examples|docs"
 PATH = re.compile(rf"`((?:{TOPS})/[\w./-]+?)`")
@@ -25,8 +23,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 def test_the_documents_that_everybody_looks_for_exist():
     wanted = {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"}
-    wanted |= {f"docs/{name}.md" for name in ("journeys", "assumptions", "protocol", "faults")}
-    wanted |= {"docs/performance.md"}
+    wanted |= {f"docs/architecture/{name}.md" for name in ("journeys", "assumptions", "protocol")}
+    wanted |= {"docs/faults.md", "docs/guides/performance.md"}
     assert wanted <= set(IDS)
     assert "Apache License" in (ROOT / "LICENSE").read_text()
 

@@ -8,7 +8,7 @@ Method: 64 MiB of float32 gradient, values and slots in memory, updated bucket b
     on the whole array with one thread.
 Caveats: a bucket comes from memory, not from a cache: rules with more slots move more bytes.
 Bars: none.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

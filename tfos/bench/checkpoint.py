@@ -11,7 +11,7 @@ Caveats: bytes do not depend on the machine; the seconds of the saves stand besi
     is who gets a core. `save_cpu_s` is what a save costs the server wherever it runs.
 Bar: a delta at 1 % of the rows has at most 0.02 of the full save's bytes; saves every 10 s take at
     most 1.03 times the training's time.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

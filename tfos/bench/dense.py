@@ -10,7 +10,7 @@ Caveats: on two cores both ends share them, so overlap of receiving and applying
     others want the cores too, shared memory gains least, because its two sides copy in turns.
 Bars: P01 at least 0.85 of the raw socket each, P01g is reported, P02 at least 1.5; P03 at most 1.1
     of the sum.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Method: one server process of its own per size and rule, asynchronous; it is see
 Caveats: synchronous training stages up to one gradient per worker beside it. A server that has to
     compile its kernels keeps 20 to 45 MB of the compiler's.
 Bar: a ratio of at most 1.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Method: 64 MiB of parameters in 64 float32 tensors. Ours: pull, then push with a
 Caveats: the reference's seconds hold one schedule and join for each of the two, about a
     millisecond.
 Bar: read + add at least 3 times as fast.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Method of steps: the servers' own counters around the steps of 1, 2 and 4 server
 Caveats: all processes share this machine's cores; `cores` in the line says how many there are.
 Bars: asynchronous at least 0.95 of ideal with 8 workers, synchronous at least 0.90. A step is one
     request per server, and as many bytes for any number of servers and workers.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Method: 10,000 pulls of 4 KiB of parameters from one server process, loopback TC
     The reference sends the same 4 KiB both ways over a raw socket. Rounds of both take turns.
 Caveats: the reference sends 4 KiB in each direction, a pull sends a short request.
 Bar: at most 3 times the ping-pong.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Method P07: rows of 4,000,000 ids, dim 16; 65,536 distinct ones are looked up, t
 Caveats: P06 runs both ends on the same two cores. P07's table takes ids of any 64 bits, the
     variable only row numbers below its size.
 Bars: P06 at least 0.4 of the process without a network; P07 at least 1.0.
-Last result: docs/performance.md.
+Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations

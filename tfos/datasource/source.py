@@ -14,7 +14,7 @@ from tfos.datasource.options import parse_options
 
 
 class TFRecordDataSource(DataSource):  # type: ignore[misc]  # pyspark is untyped
-    """TFRecord files of tf.Example; docs/datasource.md has the options."""
+    """TFRecord files of tf.Example; docs/guides/datasource.md has the options."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""Prometheus page of a whole cluster, at the driver; docs/metrics.md says what each metric means.
+"""Prometheus page of a whole cluster, at the driver; docs/guides/metrics.md explains each metric.
 
 Covers: nodes' numbers from their heartbeats, servers' counters, where the page listens, its token.
 Does not: name servers' metrics (ps.stats.prometheus), serve HTTP (rpc.http_page).

@@ -15,7 +15,7 @@ from ps.stats.prometheus import Page, server_metrics
 from ps.stats.server_stats import ServerStats, TableStats, WorkerStats
 from rpc.histogram import Latency, LatencyHistogram
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "guides" / "metrics.md"
 
 
 def histogram(*seconds: float) -> Latency:

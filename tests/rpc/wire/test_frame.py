@@ -73,7 +73,7 @@ def test_golden_bytes():
 
 
 def test_the_documented_golden_bytes_are_these():
-    text = Path("docs/protocol.md").read_text()
+    text = Path("docs/architecture/protocol.md").read_text()
     shown = re.sub(r"\s", "", text)
     assert GOLDEN["request"] in shown
 

@@ -1,4 +1,4 @@
-"""Golden bytes of the control plane, as docs/protocol.md shows them."""
+"""Golden bytes of the control plane, as docs/architecture/protocol.md shows them."""
 
 from __future__ import annotations
 

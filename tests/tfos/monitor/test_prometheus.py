@@ -21,7 +21,7 @@ from tfos.control import messages
 from tfos.errors import SettingsError
 from tfos.failure import NodeId
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "guides" / "metrics.md"
 
 
 def main_fun(args: Any, ctx: Any) -> None:
