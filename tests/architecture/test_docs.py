@@ -1,4 +1,4 @@
-"""What the documents say exists: paths, modules, links, the README's code, the table of faults."""
+"""What the documents say exists: paths, modules, links, code, pages, the table of faults."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from scripts import faults_table
+from scripts.docs_site.pages import ROOT_PAGES
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 IDS = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+ROOMS = {"rpc", "ps", "feeding", "tfos"}
 TOPS = "rpc|ps|feeding|tfos|tests|scripts|examples|docs"
 PATH = re.compile(rf"`((?:{TOPS})/[\w./-]+?)`")
 MODULE = re.compile(r"`((?:rpc|ps|feeding|tfos)(?:\.[a-z_]+)+)`")
@@ -42,8 +44,9 @@ def test_named_modules_exist(document):
         parts = dotted.split(".")
         for end in range(len(parts), 0, -1):
             path = ROOT.joinpath(*parts[:end])
-            if path.with_suffix(".py").is_file() or (end == len(parts) and path.is_dir()):
-                source = path.with_suffix(".py").read_text() if end < len(parts) else ""
+            module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            if module.is_file():
+                source = module.read_text()
                 return all(re.search(rf"\b{name}\b", source) for name in parts[end:])
         return False
 
@@ -58,26 +61,32 @@ def test_links_lead_somewhere(document):
     assert not missing
 
 
-def _python_blocks() -> list[str]:
-    text = (ROOT / "README.md").read_text()
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+def _python_blocks(document: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+
+
+BLOCKS = [
+    pytest.param(block, id=f"{name}-{number}")
+    for document, name in zip(DOCUMENTS, IDS, strict=True)
+    for number, block in enumerate(_python_blocks(document))
+]
 
 
 def test_the_readme_has_a_program_of_about_fifteen_lines():
-    program = next(block for block in _python_blocks() if "TFCluster.reserve" in block)
+    program = next(b for b in _python_blocks(ROOT / "README.md") if "TFCluster.reserve" in b)
     assert len([line for line in program.splitlines() if line.strip()]) <= 20
 
 
-@pytest.mark.parametrize("block", _python_blocks())
-def test_readme_code_compiles_and_imports_what_exists(block):
+@pytest.mark.parametrize("block", BLOCKS)
+def test_shown_code_compiles_and_imports_what_exists(block):
     for node in ast.walk(ast.parse(block)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tfos":
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ROOMS:
             module = importlib.import_module(node.module or "")
             assert all(hasattr(module, alias.name) for alias in node.names)
 
 
-@pytest.mark.parametrize("block", _python_blocks())
-def test_readme_code_passes_keywords_that_exist(block):
+@pytest.mark.parametrize("block", BLOCKS)
+def test_shown_code_passes_keywords_that_exist(block):
     from tfos import TFCluster
     from tfos.worker.context import NodeContext
 
@@ -89,8 +98,28 @@ def test_readme_code_passes_keywords_that_exist(block):
                 method = getattr(methods[owner.id], node.func.attr)
                 known = inspect.signature(method).parameters
                 takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
-                unknown = {keyword.arg for keyword in node.keywords} - set(known)
+                unknown = {keyword.arg for keyword in node.keywords} - set(known) - {None}
                 assert takes_any or not unknown, f"{node.func.attr}: {unknown}"
+
+
+def test_every_page_has_a_place_in_the_navigation_of_the_site():
+    settings = (ROOT / "mkdocs.yml").read_text()
+    here = set(re.findall(r"^ +- (?:.*: )?([\w./-]+\.md)$", settings, re.MULTILINE))
+    decisions = {page for page in here if page.startswith("decisions/")}
+    assert not decisions, "decisions are listed by scripts/docs_site/hooks.py"
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    pages |= set(ROOT_PAGES.values())
+    assert here == {page for page in pages if not page.startswith("decisions/")}
+    assert re.search(r"^ +- Decisions: decisions/", settings, re.MULTILINE)
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_the_reference_has_every_public_name(room):
+    reference = "".join(path.read_text() for path in ROOT.glob("docs/reference/*.md"))
+    public = importlib.import_module(room).__all__
+    shown = set(re.findall(rf"^::: {room}\.(\w+)$", reference, re.MULTILINE))
+    named = set(re.findall(r"`(\w+)`", reference))  # errors are shown by their module
+    assert {name for name in public if name != "__version__"} <= shown | named
 
 
 def test_the_table_of_faults_names_exactly_the_tests_that_there_are():

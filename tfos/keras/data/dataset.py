@@ -57,9 +57,11 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     Args:
         reader: gives the batches.
         batch_size: rows per batch; the last batch of an epoch may be smaller.
-        feature_cols, label_cols, weight_col: which values of a row are x, y and the sample weights,
-            see columns; rows of (x, y) need none.
-        features, labels: other names of the first two.
+        feature_cols: which values of a row are x, see columns; rows of (x, y) need none.
+        label_cols: which are y.
+        weight_col: which one is the sample weight.
+        features: another name of `feature_cols`.
+        labels: another name of `label_cols`.
         dtypes: one for x, one each for x, y, weight, or by column. Default: float64 becomes Keras'
             floatx.
         map_fn: vectorised preparation: `map_fn(x, y) -> (x, y)` on numpy arrays of a batch, in the
