@@ -32,6 +32,9 @@ LIBRARY_THREADS = (
 )
 GROWING_POOLS = ("tfos-control-",)  # of a cluster that several tests share: busy, it starts more
 SPARK_COMMANDS = ("java", "pyspark.daemon")  # end with the SparkContext, which outlives a test
+ZYGOTE = (
+    "tests.support.programs.server_zygote"  # ends with pytest; the servers it forks are checked
+)
 SETTLE_S = 20.0
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -56,18 +59,17 @@ def _is_py4js(thread: threading.Thread) -> bool:
     return type(owner).__module__.startswith("py4j")
 
 
-def _is_spark(process: psutil.Process) -> bool:
+def _command(process: psutil.Process) -> str:
     try:
-        command = " ".join(process.cmdline())
+        return " ".join(process.cmdline())
     except psutil.Error:
-        return False
-    return any(word in command for word in SPARK_COMMANDS)
+        return ""
 
 
-def _children() -> set[psutil.Process]:
+def _children(parent: int = os.getpid()) -> set[psutil.Process]:
     """Direct children that are alive: a descendant further down has a live child above it."""
     alive = set()
-    for listing in Path("/proc/self/task").glob("*/children"):
+    for listing in Path(f"/proc/{parent}/task").glob("*/children"):
         try:
             pids = listing.read_text().split()
         except (FileNotFoundError, ProcessLookupError):
@@ -75,7 +77,12 @@ def _children() -> set[psutil.Process]:
         for pid in pids:
             try:
                 child = psutil.Process(int(pid))
-                if child.status() != psutil.STATUS_ZOMBIE and not _is_spark(child):
+                command = _command(child)
+                if parent == os.getpid() and ZYGOTE in command:
+                    alive |= _children(child.pid)
+                elif child.status() != psutil.STATUS_ZOMBIE and not any(
+                    word in command for word in SPARK_COMMANDS
+                ):
                     alive.add(child)
             except psutil.NoSuchProcess:
                 continue

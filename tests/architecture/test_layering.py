@@ -294,6 +294,10 @@ def test_a_parameter_server_process_loads_neither_tensorflow_nor_pyspark():
     assert not IN_FUNCTIONS_ONLY & _modules_after("import ps.server.server, tfos.node.ps_process")
 
 
+def test_a_client_of_dense_parameters_does_not_load_numba():
+    assert "numba" not in _modules_after("import ps.client.client")
+
+
 def test_only_the_command_knows_the_benchmarks():
     knowing = {
         name

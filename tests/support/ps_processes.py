@@ -1,4 +1,4 @@
-"""Parameter servers as processes of their own, started by their command line."""
+"""Parameter servers as processes of their own: forked from a warm one, or by their command line."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
+from tests.support.forked_servers import ForkedServer
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 CLUSTER_ID = "processes"
@@ -24,18 +25,29 @@ START_S = 60.0
 
 
 class ServerProcess:
-    """One `python -m ps.server`; without `wait` it may not listen yet."""
+    """One `python -m ps.server`; without `wait` it may not listen yet.
 
-    def __init__(self, directory: Path, *arguments: str, wait: bool = True) -> None:
+    It is forked from a process that has loaded the kernels. With `by_command` it starts as a user
+    starts it, which takes two seconds of processor time.
+    """
+
+    process: subprocess.Popen[str] | ForkedServer
+
+    def __init__(
+        self, directory: Path, *arguments: str, wait: bool = True, by_command: bool = False
+    ) -> None:
         secret = directory / "secret"
         if not secret.exists():
             secret.touch(mode=0o600)
             secret.write_bytes(SECRET)
-        command = [sys.executable, "-m", "ps.server", "--secret-file", str(secret)]
-        command += ["--cluster-id", CLUSTER_ID, *arguments]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        given = ["--secret-file", str(secret), "--cluster-id", CLUSTER_ID, *arguments]
+        if by_command:
+            command = [sys.executable, "-m", "ps.server", *given]
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        else:
+            self.process = ForkedServer(given)
         if wait:
             assert self.announced
 
@@ -60,6 +72,7 @@ class ServerProcess:
     def wait(self, timeout_s: float = 15.0) -> tuple[int, str]:
         """Wait for its end; returns the exit status and what it wrote to stderr."""
         _, errors = self.process.communicate(timeout=timeout_s)
+        assert self.process.returncode is not None
         return self.process.returncode, errors
 
     def close(self) -> None:
@@ -71,7 +84,12 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def server_processes(
-    directory: Path, count: int, *, num_workers: int, arguments: tuple[str, ...] = ()
+    directory: Path,
+    count: int,
+    *,
+    num_workers: int,
+    arguments: tuple[str, ...] = (),
+    by_command: bool = False,
 ) -> Iterator[list[ServerProcess]]:
     """Start `count` servers of one cluster; whatever is left of them is killed at the end."""
     started: list[ServerProcess] = []
@@ -79,7 +97,11 @@ def server_processes(
         for rank in range(count):
             place = ("--rank", str(rank), "--num-servers", str(count))
             size = ("--num-workers", str(num_workers))
-            started.append(ServerProcess(directory, *place, *size, *arguments, wait=False))
+            started.append(
+                ServerProcess(
+                    directory, *place, *size, *arguments, wait=False, by_command=by_command
+                )
+            )
         for server in started:
             assert server.announced
         yield started

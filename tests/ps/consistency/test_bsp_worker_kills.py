@@ -33,7 +33,7 @@ DIE_S = 10.0
 WORKER = """
 import sys
 import numpy as np
-from ps.client import PSClient
+from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper
 from rpc.endpoint import Endpoint
 from rpc.auth.handshake import Credentials, Identity, Role

@@ -60,7 +60,9 @@ def test_a_serving_process_is_small_and_tells_who_may_ask_what_it_does(tmp_path:
     options = ("--metrics-port", "0", "--metrics-token-file", str(token_file))
     values = {"trainable": np.zeros(1000, np.float32)}
     with (
-        server_processes(tmp_path, 1, num_workers=1, arguments=options) as (server,),
+        server_processes(tmp_path, 1, num_workers=1, arguments=options, by_command=True) as (
+            server,
+        ),
         PSClient([server.endpoint], CREDENTIALS, worker, num_workers=1) as client,
     ):
         client.seed(Manifest(groups=(GROUP,)), values)
@@ -92,7 +94,7 @@ def test_a_serving_process_is_small_and_tells_who_may_ask_what_it_does(tmp_path:
 
 def test_metrics_for_other_hosts_need_a_token(tmp_path: Path):
     options = ("--num-workers", "1", "--metrics-port", "0", "--metrics-host", "0.0.0.0")
-    server = ServerProcess(tmp_path, *options, wait=False)
+    server = ServerProcess(tmp_path, *options, wait=False, by_command=True)
     status, errors = server.wait(60.0)
     assert status == 2
     assert "give a token, or listen on 127.0.0.1" in errors
