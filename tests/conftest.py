@@ -1,5 +1,8 @@
 """Checks around every test: the environment stays as it was, and no thread or child is left.
 
+A test belongs to exactly one group of scripts/test; `--shuffle SEED` runs files, and the tests in
+each file, in a random order.
+
 A test that leaves something behind fails by name, instead of disturbing a later one. What a
 library keeps for the life of the process (py4j's connections, Spark's JVM) is named here, with
 the reason.
@@ -8,6 +11,7 @@ the reason.
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -21,6 +25,7 @@ from hypothesis import HealthCheck, settings
 
 from scripts.local_hdfs.cluster import LocalHdfs
 from scripts.local_hdfs.errors import MissingTool
+from scripts.test_groups import names_for
 
 LIBRARY_THREADS = (
     "Thread-serve_forever",  # py4j's callback server and pyspark's accumulator server
@@ -32,6 +37,7 @@ LIBRARY_THREADS = (
 )
 GROWING_POOLS = ("tfos-control-",)  # of a cluster that several tests share: busy, it starts more
 SPARK_COMMANDS = ("java", "pyspark.daemon")  # end with the SparkContext, which outlives a test
+ROOT = Path(__file__).parent.parent
 ZYGOTE = (
     "tests.support.programs.server_zygote"  # ends with pytest; the servers it forks are checked
 )
@@ -41,6 +47,44 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # How long an example takes, or its data to make, is the machine's affair.
 settings.register_profile("tfos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tfos")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", metavar="SEED", help="run in the random order of this seed")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = config.getoption("shuffle")
+    return [f"random order: --shuffle {seed}"] if seed else []
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects, and before pytest sorts by session fixtures
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "hdfs" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.hdfs)
+        path = item.path.relative_to(ROOT).as_posix()
+        groups = names_for(path, {mark.name for mark in item.iter_markers()})
+        if len(groups) != 1:
+            raise pytest.UsageError(
+                f"{item.nodeid} is in the groups {groups} of scripts/test_groups.py instead of "
+                f"one; change its marks or its folder"
+            )
+    if config.getoption("shuffle"):
+        _shuffle(items, config.getoption("shuffle"))
+
+
+def _shuffle(items: list[pytest.Item], seed: str) -> None:
+    """Order files, then the tests in each, at random: a module's fixtures are made once."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    order = random.Random(seed)
+    paths = sorted(files)
+    order.shuffle(paths)
+    for path in paths:
+        order.shuffle(files[path])
+    items[:] = [item for path in paths for item in files[path]]
 
 
 def _threads() -> set[threading.Thread]:
@@ -109,7 +153,7 @@ def writable_spark_home(
     subprocess.run(
         ["bash", "-c", script, "bash", sys.executable, str(base)],
         check=True,
-        cwd=Path(__file__).parent.parent,
+        cwd=ROOT,
         timeout=60,
     )
     os.environ["SPARK_HOME"] = str(base / "spark")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from scripts.test_groups import GROUPS, names_for
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("rpc", "ps", "feeding", "tfos")
@@ -336,29 +337,20 @@ def test_import_tfos_takes_less_than_the_budget():
     assert min(seconds) < IMPORT_BUDGET_S, f"import tfos took {sorted(seconds)}"
 
 
-MARKED = {
-    "spark": (
-        "tests/spark/",
-        "tests/bench/",
-        "tests/integration/test_hdfs_",
-        "tests/fault/test_hdfs_",
-    ),
-    "tf": ("tests/tf/", "tests/bench/", "tests/integration/test_hdfs_"),
-    "idle": ("tests/unit/",),
-}
-"""Where `scripts/test` looks for tests with these marks: elsewhere nothing would run them."""
-
-
-@pytest.mark.parametrize("mark", MARKED)
-def test_marked_tests_stand_where_their_group_looks(mark: str):
-    marked = re.compile(rf"pytest\.mark\.{mark}\b")
-    files = [
-        file.relative_to(ROOT).as_posix()
-        for file in (ROOT / "tests").rglob("test_*.py")
-        if marked.search(file.read_text())
-    ]
+def test_every_test_file_is_collected_by_a_group():
+    """Each test of a collected file is in exactly one group: tests/conftest.py refuses others."""
+    folders = tuple(f"{path}/" for group in GROUPS for path in group.paths)
+    files = [file.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("test_*.py")]
     assert files
-    assert [file for file in files if not file.startswith(MARKED[mark])] == []
+    assert [file for file in files if not file.startswith(folders)] == []
+
+
+def test_a_test_without_a_group_is_seen():
+    assert names_for("tests/ps/test_x.py", set()) == ["unit"]
+    assert names_for("tests/ps/test_x.py", {"slow", "fault"}) == ["sockets"]
+    assert names_for("tests/ps/test_x.py", {"long", "hdfs"}) == ["long"]
+    assert names_for("tests/ps/test_x.py", {"hdfs"}) == []
+    assert names_for("tests/elsewhere/test_x.py", set()) == []
 
 
 @pytest.mark.fault("F53")

@@ -29,12 +29,13 @@ from feeding.reading.row_counts import Countable, CountedSource, pieces_of
 from feeding.reading.runs import Source
 from scripts.local_hdfs.cluster import LocalHdfs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # kernels are compiled at first
+ON_HDFS = pytest.param("hdfs", marks=pytest.mark.hdfs)
 
 ROWS = 30_000
 
 
-@pytest.fixture(params=["local", "hdfs", "memory"])
+@pytest.fixture(params=["local", ON_HDFS, "memory"])
 def directory(request, tmp_path) -> str:
     if request.param == "hdfs":
         hdfs: LocalHdfs = request.getfixturevalue("hdfs")

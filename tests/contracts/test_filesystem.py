@@ -16,7 +16,8 @@ from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import filesystem_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
+ON_HDFS = pytest.param("hdfs", marks=pytest.mark.hdfs)
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Place:
         return [status.path.removeprefix(f"{below}/") for status in self.fs.entries(below)]
 
 
-@pytest.fixture(params=["local", "hdfs", "memory"])
+@pytest.fixture(params=["local", ON_HDFS, "memory"])
 def place(request, tmp_path) -> Place:
     name = secrets.token_hex(4)
     if request.param == "local":

@@ -21,7 +21,8 @@ from tests.support.ps_cluster import wait_until
 from tfos.files import lock
 from tfos.files.checkpoint_storage import Storages
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
+ON_HDFS = pytest.param("hdfs", marks=pytest.mark.hdfs)
 
 QUICK = FileSystemConfig(call_timeout_s=10, patience_s=60)
 LOCK = f".{LEASE_NAME}.lock"
@@ -36,7 +37,7 @@ def place(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("tmp_path") / name)
 
 
-@pytest.fixture(params=["local", "hdfs", "memory"])
+@pytest.fixture(params=["local", ON_HDFS, "memory"])
 def root(request) -> str:
     return place(request)
 
@@ -46,7 +47,7 @@ def storage(root) -> Storage:
     return Storages(config=QUICK)(root)
 
 
-@pytest.fixture(params=["hdfs", "memory"])
+@pytest.fixture(params=[ON_HDFS, "memory"])
 def remote(request) -> Storage:
     """Where there are no locks of the kernel's."""
     return Storages(config=QUICK)(place(request))

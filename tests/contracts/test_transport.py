@@ -42,6 +42,8 @@ from tests.support.rpc import (
     wait_until,
 )
 
+pytestmark = pytest.mark.socket
+
 SMALL_BUFFERS = Limits(
     send_buffer_bytes=64 * 1024, receive_buffer_bytes=64 * 1024, shared_ring_bytes=64 * 1024
 )

@@ -41,6 +41,8 @@ from tests.support.ps_cluster import (
     wait_until,
 )
 
+pytestmark = pytest.mark.socket
+
 MANIFEST = make_manifest(60, rule=ADD)
 HYPER = Hyper(0.1)
 

@@ -35,6 +35,8 @@ from tests.support.rpc import (
     wait_until,
 )
 
+pytestmark = pytest.mark.socket
+
 MiB = 1024 * 1024
 NONCE_BYTES = 32
 

@@ -17,6 +17,8 @@ from rpc import http_page
 from rpc.errors import AuthError
 from rpc.http_page import HttpPage, Readers
 
+pytestmark = pytest.mark.socket
+
 WAIT_S = 30.0
 TOKEN = "t0ken-of-this-cluster"
 

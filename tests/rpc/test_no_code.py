@@ -17,6 +17,8 @@ from rpc.transport.inproc import stream_pair
 from rpc.wire.frame import FrameKind, Sealer, decode_error
 from tests.support.rpc import SERVER, WAIT_S, RawClient, bed
 
+pytestmark = pytest.mark.socket
+
 ROOT = Path(__file__).parent.parent.parent
 NETWORK_CODE = sorted(
     path

@@ -21,6 +21,8 @@ from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
+pytestmark = pytest.mark.socket
+
 
 class Jobs:
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from tfos.phases import ClusterPhase
 
 WAIT_S = 30.0
 CONFIG = ClusterConfig(verbose=False, abort_s=5.0, slot_wait_s=WAIT_S, slot_settle_s=WAIT_S)
-pytestmark = pytest.mark.fault("F15")
+pytestmark = [pytest.mark.socket, pytest.mark.fault("F15")]
 
 
 def main_fun(args, ctx):

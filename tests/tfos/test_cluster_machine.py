@@ -16,6 +16,8 @@ from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError, PhaseError
 from tfos.phases import ClusterPhase
 
+pytestmark = pytest.mark.socket
+
 FEEDS = ("input", "second")
 CONFIG = ClusterConfig(verbose=False, abort_s=5.0)
 

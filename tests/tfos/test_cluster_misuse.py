@@ -22,6 +22,8 @@ from tfos.node.spec import NodeBundle
 from tfos.phases import ClusterPhase
 from tfos.spark import interruptible
 
+pytestmark = pytest.mark.socket
+
 WAIT_S = 30.0
 CONFIG = ClusterConfig(verbose=False, abort_s=2.0, slot_settle_s=0.2)
 PATIENT = ClusterConfig(verbose=False, abort_s=WAIT_S, slot_settle_s=WAIT_S)

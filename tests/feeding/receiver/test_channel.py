@@ -31,6 +31,8 @@ from tests.support.feed import (
     workers,
 )
 
+pytestmark = pytest.mark.socket
+
 TRANSPORTS = pytest.mark.parametrize("transport", ["inproc", "unix", "tcp"])
 
 

@@ -11,6 +11,8 @@ from feeding.errors import ResultCountError, RowError, SchemaError
 from feeding.receiver.data_feed import DataFeed
 from tests.support.feed import CONFIG, Background, Worker, inference_task, workers
 
+pytestmark = pytest.mark.socket
+
 
 def run(task, rows):
     return list(task(0, iter(rows)))

@@ -9,6 +9,8 @@ from feeding.errors import FeedTimeout
 from feeding.receiver.batch_reader import BatchReader
 from tests.support.feed import CONFIG, WAIT_S, Background, eventually, feed_task, workers
 
+pytestmark = pytest.mark.socket
+
 SMALL = dataclasses.replace(CONFIG, max_inflight_bytes=500)
 FEEDS = ("left", "right")
 WIDE = [[0.5] * 10] * 200

@@ -26,6 +26,8 @@ from tests.support.feed import (
     workers,
 )
 
+pytestmark = pytest.mark.socket
+
 SMALL = dataclasses.replace(CONFIG, max_inflight_bytes=4000, chunk_rows=10)
 WIDE = [[0.5] * 10] * 2000  # a chunk is 800 bytes
 

@@ -20,6 +20,8 @@ from ps.errors import CheckpointError
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
 from tests.support.ps_cluster import cluster, random_arrays
 
+pytestmark = pytest.mark.socket
+
 PARAMS = (ParamSpec("dense/kernel", (7, 11)), ParamSpec("scale", ()), ParamSpec("none", (0, 3)))
 MANIFEST = Manifest(groups=(GroupSpec("trainable", "float32", Adam(), PARAMS),), bucket_bytes=128)
 

@@ -16,6 +16,8 @@ from ps.errors import CheckpointError
 from ps.manifest.manifest import Hyper
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 
+pytestmark = pytest.mark.socket
+
 HYPER = Hyper(1.0)
 
 

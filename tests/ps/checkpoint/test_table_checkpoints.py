@@ -26,7 +26,7 @@ from tests.support.ps_cluster import cluster, filled
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["table_kernels_loaded"]
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]  # seconds, cold
+pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]  # seconds, cold
 
 HYPER = Hyper(0.1)
 DELTAS = SaveOptions(full_every=9)

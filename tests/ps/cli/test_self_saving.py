@@ -16,6 +16,8 @@ from rpc.auth.handshake import Identity, Role
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, wait_until
 from tests.support.ps_processes import CREDENTIALS, ServerProcess, server_processes
 
+pytestmark = pytest.mark.socket
+
 MANIFEST = make_manifest(5000, rule=ADD, consistency="sync", bucket_bytes=1024)
 
 
@@ -29,7 +31,7 @@ def push(client: PSClient, times: int) -> None:
         client.push(filled(MANIFEST, 1.0), hyper=Hyper(1.0), rows=1)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.fault("F08")
 def test_a_group_of_servers_saves_itself_and_finds_one_that_was_started_again(tmp_path: Path):
     root = tmp_path / "saves"

@@ -21,6 +21,8 @@ from rpc.transport import tls_stream
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tests.support.ps_processes import CLUSTER_ID, CREDENTIALS, SECRET, server_processes
 
+pytestmark = pytest.mark.socket
+
 HYPER = Hyper(1.0)
 SECURITY = Path(__file__).parents[3] / "SECURITY.md"
 FILES = ("cert.pem", "key.pem", "ca.pem")
@@ -32,7 +34,7 @@ def arguments(directory: Path) -> tuple[str, ...]:
     return tuple(part for pair in zip(flags, files, strict=True) for part in pair)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.attack("A06")
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl program")
 def test_the_documented_commands_make_what_servers_and_clients_need(tmp_path: Path, capsys):

@@ -20,7 +20,7 @@ from tests.support.ps_cluster import ADD, filled, make_manifest, run_all, succee
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["proxied", "table_kernels_loaded"]
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]
+pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]
 
 Mode = Literal["async", "sync", "ssp", "tables"]
 Integrity = Literal["header", "payload"]

@@ -21,6 +21,8 @@ from tests.support.proxied_cluster import proxied
 from tests.support.ps_cluster import ADD, WAIT_S, Cluster, cluster, filled, make_manifest, run_all
 from tests.support.rpc import wait_until
 
+pytestmark = pytest.mark.socket
+
 __all__ = ["proxied"]
 
 HYPER = Hyper(0.1)

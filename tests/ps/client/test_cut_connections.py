@@ -30,6 +30,8 @@ from tests.support.ps_cluster import (
     succeeded,
 )
 
+pytestmark = pytest.mark.socket
+
 __all__ = ["proxied"]
 
 HYPER = Hyper(0.1)

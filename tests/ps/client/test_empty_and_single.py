@@ -15,7 +15,7 @@ from tests.support.ps_cluster import ADD, Cluster, cluster, run_all, succeeded
 from tests.support.tables import ones, table, table_kernels_loaded
 
 __all__ = ["table_kernels_loaded"]
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]
+pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]
 
 HYPER = Hyper(0.1)
 MODES: dict[str, dict[str, Any]] = {

@@ -29,7 +29,7 @@ from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, random
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["table_kernels_loaded"]
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]  # seconds, cold
+pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]  # seconds, cold
 
 HYPER = Hyper(1.0)
 MANIFEST = make_manifest(rule=ADD)

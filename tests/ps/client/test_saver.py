@@ -29,6 +29,8 @@ from rpc.client.connection import connect
 from rpc.errors import DeadlineExceeded
 from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, random_arrays
 
+pytestmark = pytest.mark.socket
+
 HYPER = Hyper(0.1)
 
 

@@ -18,7 +18,7 @@ from tests.support.ps_cluster import run_all, succeeded
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["proxied", "table_kernels_loaded"]
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]
+pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]
 
 HYPER = Hyper(0.1)
 MANIFEST = with_tables(table("user", segments=3), table("item", dim=2))

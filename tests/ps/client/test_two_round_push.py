@@ -23,6 +23,8 @@ from tests.support.ps_cluster import (
     succeeded,
 )
 
+pytestmark = pytest.mark.socket
+
 HYPER = Hyper(0.5)
 RULES = {"clipnorm": SGD(clipnorm=0.7), "global_clipnorm": SGD(global_clipnorm=0.9)}
 

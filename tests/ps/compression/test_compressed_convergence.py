@@ -16,7 +16,7 @@ from scripts.benchmarks.packed_learning import (
 )
 from tests.support.ps_cluster import cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.socket
 STEPS = 250
 ROWS, HELD_OUT = generated(0, 8000), generated(1, 4000)
 

@@ -47,7 +47,7 @@ from tests.support.ps_cluster import (
 __all__ = ["proxied"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.socket
 HYPER = Hyper(0.1)
 SIZE = 2000
 BUCKET_BYTES = 1536

@@ -21,7 +21,7 @@ from rpc.endpoint import Endpoint
 from tests.support.ps_cluster import ADD, filled, make_manifest, run_all, succeeded, wait_until
 from tests.support.ps_processes import CREDENTIALS, SECRET, server_processes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 HYPER = Hyper(0.1)
 SIZE = 200_000

@@ -15,6 +15,8 @@ from ps.manifest.manifest import SGD, Add, GroupSpec, Hyper, Manifest, ParamSpec
 from tests.support.ps_cluster import cluster, make_manifest, run_all, succeeded
 from tests.support.tables import table_kernels_loaded
 
+pytestmark = pytest.mark.socket
+
 __all__ = ["table_kernels_loaded"]
 
 Array = np.ndarray[Any, Any]

@@ -36,7 +36,7 @@ from tests.support.ps_cluster import (
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["table_kernels_loaded"]
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]
+pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]
 
 HYPER = Hyper(0.1)
 IDS = np.arange(24)

@@ -29,6 +29,8 @@ from tests.support.ps_cluster import (
     wait_until,
 )
 
+pytestmark = pytest.mark.socket
+
 HYPER = Hyper(0.1)
 
 

@@ -31,6 +31,8 @@ from tests.support.ps_cluster import (
     wait_until,
 )
 
+pytestmark = pytest.mark.socket
+
 HYPER = Hyper(0.5)
 
 

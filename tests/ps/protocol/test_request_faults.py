@@ -27,7 +27,7 @@ from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, run_al
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["proxied", "table_kernels_loaded"]
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]
+pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]
 
 HYPER = Hyper(0.1)
 IDS = np.arange(60)

@@ -18,6 +18,8 @@ from rpc.client.connection import Connection, connect
 from rpc.errors import RemoteError
 from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, resident_growth
 
+pytestmark = pytest.mark.socket
+
 HYPER = Hyper(1.0)
 MANIFEST = make_manifest(1000, rule=ADD)
 HASH = MANIFEST.hash()

@@ -25,7 +25,7 @@ from tests.support.ps_cluster import ADD, filled, make_manifest, run_all, succee
 from tests.support.ps_processes import CREDENTIALS, ServerProcess, server_processes
 from tests.support.snapshot_skew import torn_by
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 HYPER = Hyper(0.1)
 NUM_WORKERS = 2

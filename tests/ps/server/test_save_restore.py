@@ -18,6 +18,8 @@ from ps.manifest.manifest import Hyper
 from ps.server.save_restore import ShardExtra
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, run_all, succeeded
 
+pytestmark = pytest.mark.socket
+
 HYPER = Hyper(1.0)
 NUM_SERVERS, NUM_WORKERS = 2, 3
 MOST_SAVES = 100

@@ -21,7 +21,7 @@ from rpc.errors import AuthError
 from tests.support.ps_cluster import ADD, filled, make_manifest, run_all, wait_until
 from tests.support.ps_processes import CREDENTIALS, SECRET, ServerProcess, server_processes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 HYPER = Hyper(0.1)
 

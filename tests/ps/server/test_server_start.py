@@ -21,7 +21,7 @@ from rpc.auth.handshake import Identity, Role
 from tests.support.ps_cluster import wait_until
 from tests.support.ps_processes import CLUSTER_ID, CREDENTIALS, ServerProcess, server_processes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 MAX_RSS_BYTES = 220 << 20
 GROUP = GroupSpec(name="trainable", dtype="float32", rule=Adam(), params=(ParamSpec("w", (1000,)),))

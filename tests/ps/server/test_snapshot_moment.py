@@ -35,6 +35,8 @@ from tests.support.ps_cluster import (
 )
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
+pytestmark = pytest.mark.socket
+
 __all__ = ["table_kernels_loaded"]
 
 HYPER = Hyper(0.01)

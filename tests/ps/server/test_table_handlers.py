@@ -19,7 +19,7 @@ from tests.support.ps_cluster import cluster, filled, resident_growth
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["table_kernels_loaded"]
-pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
+pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]
 
 HYPER = Hyper(1.0)
 MANIFEST = with_tables(table("user", max_id=10**6), table("item", dim=3))

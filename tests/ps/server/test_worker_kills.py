@@ -62,7 +62,7 @@ def forked_workers(bed: Cluster) -> Iterator[Callable[[int, int, float], tuple[i
 
 
 @pytest.mark.fault("F01")
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     "seeds", [range(10), pytest.param(range(10, 200), marks=pytest.mark.long)], ids=["10", "200"]
 )

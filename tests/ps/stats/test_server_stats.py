@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import pytest
 
 from ps.manifest.manifest import Hyper, WorkerRank
 from tests.support.ps_cluster import (
@@ -16,6 +17,8 @@ from tests.support.ps_cluster import (
     succeeded,
     wait_until,
 )
+
+pytestmark = pytest.mark.socket
 
 HYPER = Hyper(0.5)
 

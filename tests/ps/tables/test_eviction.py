@@ -22,7 +22,7 @@ from tests.support.ps_cluster import WAIT_S, cluster, filled
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["table_kernels_loaded"]
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_kernels_loaded")]
+pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]
 
 HYPER = Hyper(0.1)
 

@@ -43,6 +43,8 @@ from tests.support.rpc import (
     wait_until,
 )
 
+pytestmark = pytest.mark.socket
+
 KEY = bytes(range(32))
 SERVER_PROGRAM = """
 import sys, threading

@@ -20,6 +20,8 @@ from rpc.limits import Limits
 from rpc.server.listener import Call, Listener
 from tests.support.rpc import SERVER, WAIT_S, WORKER, RawClient, bed, wait_until
 
+pytestmark = pytest.mark.socket
+
 
 @pytest.fixture
 def listener():

@@ -20,6 +20,8 @@ from rpc.transport.gmac_stream import RECORD_BYTES, SealedStream
 from rpc.transport.stream import SocketStream
 from tests.support.rpc import WAIT_S, WORKER, bed, sealed_pair
 
+pytestmark = pytest.mark.socket
+
 HEAD_BYTES = 20
 
 

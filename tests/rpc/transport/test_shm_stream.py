@@ -40,7 +40,7 @@ from tests.support.rpc import (
     wait_until,
 )
 
-pytestmark = pytest.mark.skipif(bool(cannot_share()), reason=cannot_share())
+pytestmark = [pytest.mark.socket, pytest.mark.skipif(bool(cannot_share()), reason=cannot_share())]
 RING = 64 * 1024
 LIMITS = Limits(shared_ring_bytes=RING)
 OFFER = struct.Struct("<4sIQ")

@@ -34,6 +34,8 @@ from tests.support.rpc import (
 )
 from tests.support.tls import CLUSTER, Keys, first_word, raw_context
 
+pytestmark = pytest.mark.socket
+
 KEYS = Keys()
 SECRET = b"s" * 32
 NONCE_BYTES = 32

@@ -24,6 +24,8 @@ from rpc.wire.frame import HEADER_BYTES, Frame, FrameKind, Opener, Sealer
 from rpc.wire.frame_io import FrameChannel, FrameReader
 from tests.support.rpc import WORKER, little_memory, num_descriptors
 
+pytestmark = pytest.mark.socket
+
 KEY = bytes(range(32))
 LIMITS = Limits(max_meta_bytes=4096, max_payload_bytes=2**20, stall_timeout_s=0.05)
 CASES = 2_000

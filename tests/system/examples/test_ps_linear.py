@@ -11,7 +11,7 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "ps_linear.py"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("consistency", ["async", "sync"])

@@ -12,7 +12,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[3] / "examples" / "ps_tables.py"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.timeout(150)
 def test_two_workers_learn_the_factors_together():
     result = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.spark_submit import EXAMPLES, ROOT, number, separate, submit
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]  # of two programs
+pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(600)]  # of two programs
 
 
 def test_digits_fed_by_spark_are_learned_and_the_model_predicts(tmp_path):

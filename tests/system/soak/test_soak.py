@@ -40,7 +40,7 @@ def settled(soak: Soak, held: tuple[tuple[int, int], ...]) -> None:
 
 @pytest.mark.fault("F01")
 @pytest.mark.fault("F08")
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.timeout(300)  # of seven processes that start, where the machine has others
 @pytest.mark.parametrize("soak", [2], indirect=True, ids=["2 workers"])
 def test_counters_stay_exact_while_workers_and_servers_are_killed(soak: Soak):

@@ -18,7 +18,7 @@ import pytest
 from ps.checkpoint.restore import newest_sound
 from tests.support.marked_processes import MARKER, wait_gone
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(480, func_only=True)]
+pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(480, func_only=True)]
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).parents[2] / "support" / "programs" / "interrupted_driver.py"

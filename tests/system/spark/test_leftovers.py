@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.marked_processes import MARKER, kill, marked, wait_gone
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(240)]
 
 THREADS, EXECUTORS = "local[4]", "local-cluster[3,1,1024]"
 APP = Path(__file__).parents[2] / "support" / "programs" / "driver_app.py"

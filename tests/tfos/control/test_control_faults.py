@@ -19,6 +19,8 @@ from tfos.control.authority import ClusterAuthority
 from tfos.errors import ControlRefused, ControlUnavailable
 from tfos.failure import NodeId
 
+pytestmark = pytest.mark.socket
+
 WAIT_S = 30.0
 REFUSED_S = 0.7
 """An accepted call takes 20 ms; a refused one is tried again until its deadline."""

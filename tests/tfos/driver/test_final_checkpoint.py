@@ -17,7 +17,7 @@ from ps.protocol import messages
 from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, wait_until
 from tfos.driver.final_checkpoint import FinalCheckpoint
 
-pytestmark = pytest.mark.fault("F15")
+pytestmark = [pytest.mark.socket, pytest.mark.fault("F15")]
 MANIFEST = make_manifest(rule=ADD)
 
 

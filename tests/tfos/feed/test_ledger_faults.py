@@ -19,6 +19,8 @@ from tests.support.feed import Background, Worker, eventually, feed_task, read_e
 from tfos.control.messages import EpochRowCounts
 from tfos.feed.ledger import EpochLedger, num_rows
 
+pytestmark = pytest.mark.socket
+
 ROWS = list(range(1000))
 
 

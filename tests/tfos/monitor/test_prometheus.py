@@ -21,6 +21,8 @@ from tfos.control import messages
 from tfos.errors import SettingsError
 from tfos.failure import NodeId
 
+pytestmark = pytest.mark.socket
+
 DOCUMENT = Path(__file__).parents[3] / "docs" / "guides" / "metrics.md"
 
 

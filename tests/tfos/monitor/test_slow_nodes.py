@@ -21,6 +21,8 @@ from tfos.keras.step.trainer import StepClock
 from tfos.monitor import stragglers
 from tfos.topology import plan
 
+pytestmark = pytest.mark.socket
+
 HYPER = Hyper(0.5)
 STEPS = 4
 SLOW_STEP_S = 0.2

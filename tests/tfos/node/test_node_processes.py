@@ -13,7 +13,7 @@ from feeding.sender.task import FeedTarget, FeedTask
 from tfos.control import messages
 from tfos.monitor.stragglers import server_counters
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def test_a_ps_node_serves_and_stops_in_order(bed):

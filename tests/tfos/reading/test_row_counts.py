@@ -19,7 +19,7 @@ from tfos.errors import NoServersError, SettingsError
 from tfos.reading.reading import Reading
 from tfos.reading.row_counts import counted
 
-pytestmark = pytest.mark.slow  # kernels are compiled at first
+pytestmark = pytest.mark.socket
 
 
 @dataclass

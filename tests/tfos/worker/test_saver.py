@@ -24,6 +24,8 @@ from tfos.driver.preflight import check_log_dir
 from tfos.errors import SettingsError
 from tfos.worker.saver import ChiefSaver
 
+pytestmark = pytest.mark.socket
+
 HYPER = Hyper(1.0)
 
 

@@ -17,7 +17,7 @@ from tfos.errors import NodeStartError
 from tfos.failure import EXECUTOR_LOST, NodeId
 from tfos.node import task as node_task
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 FOUND_S = 8.0
 """Two seconds on an idle machine; a node that is only silent is found after 20 s."""

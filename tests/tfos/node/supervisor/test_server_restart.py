@@ -15,7 +15,7 @@ from tests.support.snapshot_skew import torn_by
 from tfos.config import Checkpoints
 from tfos.control import messages
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def push_until_told(args, ctx):

@@ -10,7 +10,7 @@ from tests.support.nodes import send_signal, wait_forever
 from tfos.control import messages
 from tfos.node import procfs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 @pytest.mark.fault("F58")

@@ -1,0 +1,102 @@
+"""The groups of tests that scripts/test runs, each in a process of its own.
+
+Covers: the paths, the marks and the time of each group, and which group a test belongs to.
+Does not: run them (scripts.test_lanes).
+
+A JVM or TensorFlow that one group starts must not be what another group's tests run on. Folders
+decide what a group imports, marks decide within them. tests/conftest.py refuses a test that no
+group or two groups select.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from _pytest.mark.expression import Expression
+
+LATER = "idle or long"
+_ROOMS = ("tests/rpc", "tests/ps", "tests/feeding", "tests/tfos")
+_PROCESSES = ("tests/ps/cli", "tests/ps/consistency", "tests/ps/server", "tests/tfos/node")
+_SYSTEMS = "tests/system"
+
+
+@dataclass(frozen=True)
+class Group:
+    """One pytest process: what it collects, what it selects of that, and what it may take.
+
+    `budget_s` is for two cores that do nothing else; a group that takes longer is shown.
+    `apart_from` names groups that do not run at the same time, for the memory of their JVMs.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    marks: str
+    budget_s: int
+    apart_from: tuple[str, ...] = ()
+
+    def selects(self, path: str, marks: Collection[str]) -> bool:
+        """Say whether it runs a test of this file, relative to the checkout, with these marks."""
+        if not any(path.startswith(f"{folder}/") for folder in self.paths):
+            return False
+        return _expression(self.marks).evaluate(lambda name, /, **_: name in marks)
+
+
+@functools.cache
+def _expression(marks: str) -> Expression:
+    return Expression.compile(marks)
+
+
+UNIT = Group(
+    "unit",
+    (*_ROOMS, "tests/contracts", "tests/architecture"),
+    f"not (socket or process or slow or hdfs or {LATER})",
+    budget_s=45,
+)
+GROUPS = (
+    UNIT,
+    Group(
+        "spark",
+        (f"{_SYSTEMS}/spark",),
+        f"not (process or hdfs or {LATER})",
+        budget_s=200,
+        apart_from=("bench",),
+    ),
+    Group(
+        "programs",
+        (f"{_SYSTEMS}/spark", f"{_SYSTEMS}/examples"),
+        f"spark and process and not (hdfs or {LATER})",
+        budget_s=170,
+    ),
+    Group(
+        "processes",
+        (*_PROCESSES, f"{_SYSTEMS}/examples", f"{_SYSTEMS}/soak"),
+        f"process and not (spark or hdfs or {LATER})",
+        budget_s=150,
+    ),
+    Group(
+        "hdfs",
+        ("tests/contracts", f"{_SYSTEMS}/hdfs", f"{_SYSTEMS}/spark"),
+        f"hdfs and not ({LATER})",
+        budget_s=130,
+    ),
+    Group(
+        "sockets",
+        (*_ROOMS, "tests/contracts", "tests/architecture"),
+        f"(socket or slow) and not (process or hdfs or {LATER})",
+        budget_s=110,
+    ),
+    Group("keras", (f"{_SYSTEMS}/keras",), f"not ({LATER})", budget_s=110),
+    Group("bench", (f"{_SYSTEMS}/bench",), f"not ({LATER})", budget_s=90, apart_from=("spark",)),
+)
+"""The first is run beside lint alone, so that its time means something; then the longest first."""
+IDLE = Group("idle", _ROOMS, "idle and not long", budget_s=600)
+"""Runs at the lowest priority beside all others."""
+LONG = Group("long", ("tests",), "long", budget_s=3600)
+"""Run by scripts/test --long alone."""
+
+
+def names_for(path: str, marks: Collection[str]) -> list[str]:
+    """Return the groups that run a test; a sound test has exactly one."""
+    return [group.name for group in (*GROUPS, IDLE, LONG) if group.selects(path, marks)]

@@ -1,0 +1,154 @@
+"""Runs lint and all groups of tests, two at a time; called by scripts/test.
+
+Covers: what runs when, the log of each, and the seconds that each took.
+Does not: the groups (scripts.test_groups), the closing lines (scripts/test_summary.py).
+
+Groups mostly wait for their processes, so two run at a time: when one ends, the next of the list
+that may run beside the other starts. The idle group takes the processor time that they leave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.test_groups import GROUPS, IDLE, LONG, Group
+
+LANES = 2
+NOTHING_COLLECTED = 5  # pytest's exit status
+NICE = ("nice", "-n", "19")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One process: a group of tests, or a command that must succeed."""
+
+    name: str
+    command: tuple[str, ...]
+    apart_from: tuple[str, ...] = ()
+    budget_s: int = 0
+
+
+LINT = (
+    Step("format", ("ruff", "format", "--check", ".")),
+    Step("lint", ("ruff", "check", ".")),
+)
+CHECKS = (Step("types", ("mypy",)), Step("docs", ("scripts/docs",)))
+"""Commands that run in a lane beside the groups."""
+CLASSES = Step(
+    "classes",
+    ("bash", "-c", ". scripts/java.sh && tfos_spark_classes || echo 'JVMs will start slower'"),
+)
+"""Spark's classes as one file: every JVM of the groups starts with it."""
+
+
+@dataclass
+class Running:
+    """A step that has been started."""
+
+    step: Step
+    process: subprocess.Popen[bytes]
+    log: Path
+    started_s: float
+
+
+@dataclass
+class Lanes:
+    """Runs steps in a scratch directory and keeps what they took, in seconds."""
+
+    scratch: Path
+    options: tuple[str, ...]
+    running: list[Running] = field(default_factory=list)
+    took: dict[str, dict[str, float]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def tests(self, group: Group) -> Step:
+        """Make the pytest process of a group."""
+        xml = f"--junitxml={self.scratch / group.name}.xml"
+        command = ("pytest", xml, "-m", group.marks, *self.options, *group.paths)
+        return Step(group.name, command, group.apart_from, group.budget_s)
+
+    def start(self, step: Step, prefix: Sequence[str] = ()) -> None:
+        """Start a step, with a command in front of its own."""
+        log = self.scratch / f"{step.name}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [*prefix, *step.command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.running.append(Running(step, process, log, time.monotonic()))
+
+    def wait_for_one(self) -> None:
+        """Wait until a step ends, and show what it said."""
+        pid, status, usage = os.wait4(-1, 0)
+        (ended,) = (each for each in self.running if each.process.pid == pid)
+        self.running.remove(ended)
+        step, code = ended.step, os.waitstatus_to_exitcode(status)
+        ended.process.returncode = code
+        seconds = time.monotonic() - ended.started_s
+        self.took[step.name] = {
+            "seconds": seconds,
+            "processor_s": usage.ru_utime + usage.ru_stime,
+            "budget_s": step.budget_s,
+        }
+        if code not in (0, NOTHING_COLLECTED):
+            self.failed.append(step.name)
+        print(f"\n== {step.name}: {' '.join(step.command)}")
+        print(ended.log.read_text(errors="replace"), end="")
+        print(f"== {step.name}: {seconds:.0f} s", flush=True)
+
+    def run(self, steps: Sequence[Step], lanes: int = LANES) -> None:
+        """Run these steps, so many at a time, in this order where `apart_from` allows it."""
+        waiting = list(steps)
+        beside = {each.step.name for each in self.running}
+        while waiting or {each.step.name for each in self.running} - beside:
+            busy = [each.step for each in self.running if each.step.name not in beside]
+            names = {step.name for step in busy}
+            fitting = [step for step in waiting if not names & set(step.apart_from)]
+            if fitting and len(busy) < lanes:
+                waiting.remove(fitting[0])
+                self.start(fitting[0])
+            else:
+                self.wait_for_one()
+
+    def close(self) -> None:
+        """End what still runs."""
+        for each in self.running:
+            os.killpg(each.process.pid, signal.SIGKILL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scratch", type=Path)
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--shuffle")
+    given = parser.parse_args()
+    lanes = Lanes(given.scratch, ("--shuffle", given.shuffle) if given.shuffle else ())
+    unit, *others = (lanes.tests(group) for group in GROUPS)
+    try:
+        lanes.start(lanes.tests(IDLE), prefix=NICE)
+        lanes.run([*LINT, unit, CLASSES, *CHECKS, *others])
+        while lanes.running:
+            lanes.wait_for_one()
+        if given.long:
+            lanes.run([lanes.tests(LONG)])
+    finally:
+        lanes.close()
+        (given.scratch / "took.json").write_text(json.dumps(lanes.took))
+        (given.scratch / "failed").write_text("".join(f"{name}\n" for name in lanes.failed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
