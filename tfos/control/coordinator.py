@@ -29,7 +29,10 @@ from tfos.topology import Plan
 
 Value = TypeVar("Value")
 
-_SYMPTOMS = ("WorkerLost", "PeerGone", "RequestTimeout", "DeadlineExceeded", "NodeSilent")
+_SYMPTOMS = (
+    *("WorkerLost", "ServerGone", "RequestTimeout"),  # of ps
+    *("PeerGone", "DeadlineExceeded", "NodeSilent"),
+)
 """Errors that follow from another node's end; they make no headline while a cause is known."""
 
 

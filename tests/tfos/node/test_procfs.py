@@ -13,8 +13,8 @@ WAIT_S = 30.0
 TREE = """
 import os, subprocess, sys, time
 from pathlib import Path
-from tfos.node import procs
-procs.become_subreaper()
+from tfos.node import procfs
+procfs.become_subreaper()
 spared = subprocess.Popen(["sleep", "1000"])
 if os.fork() == 0:
     os.setsid()
@@ -23,15 +23,15 @@ if os.fork() == 0:
     os._exit(0)
 shell = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000; true"])
 def sleeping():
-    pids = procs.descendants(spare={spared.pid})
+    pids = procfs.descendants(spare={spared.pid})
     return sum(Path(f"/proc/{pid}/comm").read_text().strip() == "sleep" for pid in pids)
 deadline_s = time.monotonic() + 60
 while sleeping() < 3 and time.monotonic() < deadline_s:
     time.sleep(0.01)
 before = sleeping()
-left = procs.kill_descendants(spare={spared.pid}, timeout_s=60)
-procs.reap_orphans(own={shell.pid, spared.pid})
-print(before, left, spared.poll(), shell.wait(), sorted(procs.descendants()) == [spared.pid])
+left = procfs.kill_descendants(spare={spared.pid}, timeout_s=60)
+procfs.reap_orphans(own={shell.pid, spared.pid})
+print(before, left, spared.poll(), shell.wait(), sorted(procfs.descendants()) == [spared.pid])
 spared.kill(); spared.wait()
 """
 

@@ -64,7 +64,7 @@ def test_the_reason_of_a_failed_job_is_the_whole_message_of_the_last_exception()
         "      driver  executor\n  tfos  1       2\nGet one.\n\n\tat org.apache.spark.Task\n"
     )
     assert reason_of(RuntimeError(text)) == (
-        "tfos.errors.VersionSkew: executor 3 differs:\n"
+        "tfos.node.errors.VersionSkew: executor 3 differs:\n"
         "      driver  executor\n  tfos  1       2\nGet one."
     )
     assert reason_of(RuntimeError("ValueError: bad row\n\tat org.apache")) == "ValueError: bad row"

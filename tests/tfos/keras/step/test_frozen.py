@@ -1,7 +1,5 @@
 """Frozen weights for all workers, in pieces, without TensorFlow."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -23,9 +21,8 @@ class Variable:
 
 
 def other_worker(answer):
-    """A worker beside the chief; `answer` is what the meetings bring of each piece's key."""
-    context = SimpleNamespace(num_workers=2)
-    return SimpleNamespace(ctx=context, meet=lambda key, own: {0: answer(key), 1: own})
+    """The rendezvous of a worker beside the chief; `answer` is what it brings of each key."""
+    return lambda key, own: {0: answer(key), 1: own}
 
 
 def test_a_weight_arrives_in_pieces(monkeypatch):
