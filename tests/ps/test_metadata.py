@@ -47,9 +47,8 @@ MANIFEST = make_manifest(60, rule=ADD)
 HYPER = Hyper(0.1)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
-def test_notes_are_set_replaced_and_removed_by_workers_and_the_driver(transport: str):
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+def test_notes_are_set_replaced_and_removed_by_workers_and_the_driver():
+    with cluster(num_servers=2, num_workers=2) as bed:
         assert bed.client(0).notes() == {}
         with pytest.raises(ServerPhaseError, match="setnote needs a shard that is SERVING"):
             bed.client(0).set_note("a", 1)
@@ -68,7 +67,7 @@ def test_notes_are_set_replaced_and_removed_by_workers_and_the_driver(transport:
 
 
 def test_a_checkpoint_holds_the_notes_of_its_moment(tmp_path: Path, capsys):
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(MANIFEST, filled(MANIFEST))
         client.save(tmp_path, 0)
         client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1, note=pushed("at", 1))
@@ -80,12 +79,12 @@ def test_a_checkpoint_holds_the_notes_of_its_moment(tmp_path: Path, capsys):
     for num_servers, (step, expected) in itertools.product(
         (1, 3), ((0, {}), (1, {"at": 1, "who": ["me"]}))
     ):
-        with cluster("inproc", num_servers=num_servers) as bed:
+        with cluster(num_servers=num_servers) as bed:
             client = bed.client()
             client.restore(tmp_path, step=step)
             assert client.notes() == expected
             client.save(tmp_path / f"again-{num_servers}-{step}", 5)
-        with cluster("inproc") as bed:
+        with cluster() as bed:
             client = bed.client()
             client.restore(tmp_path / f"again-{num_servers}-{step}")
             assert client.notes() == expected
@@ -127,14 +126,14 @@ def test_a_note_and_the_gradient_it_came_with_are_saved_together(tmp_path: Path)
     steps = steps_on_disk(storage_at(tmp_path))
     assert len(steps) == 8
     for step in steps:
-        with cluster("inproc") as bed:
+        with cluster() as bed:
             client = bed.client()
             client.restore(tmp_path, step=step)
             assert bed.pulled(client)["trainable"][0] == sum(client.notes().values())
 
 
 def test_a_refused_gradient_brings_no_note():
-    with cluster("inproc", num_workers=1) as bed:
+    with cluster(num_workers=1) as bed:
         (client,) = bed.workers(MANIFEST, filled(MANIFEST))
         bad = filled(MANIFEST, np.nan)
         with pytest.raises(Exception, match=r"NaN|finite"):
@@ -144,7 +143,7 @@ def test_a_refused_gradient_brings_no_note():
 
 @pytest.mark.attack("A10")
 def test_what_is_no_note_is_refused():
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(MANIFEST, filled(MANIFEST))
         cyclic: list[object] = []
         cyclic.append(cyclic)

@@ -36,11 +36,6 @@ TWO = with_tables(
 )
 
 
-@pytest.fixture(params=["inproc", "tcp"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def push(client: PSClient, manifest: Manifest, seed: int, ids: range = range(500)) -> None:
     random = np.random.default_rng(seed)
     chosen = {spec.name: random.choice(ids, 60) for spec in manifest.tables}
@@ -65,7 +60,7 @@ def rows(client: PSClient, manifest: Manifest) -> dict[str, dict[int, bytes]]:
 
 def trained(root: Path, manifest: Manifest = TWO, num_servers: int = 2) -> dict:
     """Save a full step 1 and the deltas 2 and 3; returns the rows of the last."""
-    with cluster("inproc", num_servers=num_servers) as bed:
+    with cluster(num_servers=num_servers) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         for step in (1, 2, 3):
             push(client, manifest, step)
@@ -76,9 +71,9 @@ def trained(root: Path, manifest: Manifest = TWO, num_servers: int = 2) -> dict:
 @pytest.mark.fault("F42")
 @pytest.mark.parametrize(("saved", "restored"), [(2, 2), (1, 3), (3, 2)])
 def test_any_number_of_servers_restores_tables_and_trains_on_in_the_same_bits(
-    tmp_path: Path, transport: str, saved: int, restored: int
+    tmp_path: Path, saved: int, restored: int
 ):
-    with cluster(transport, num_servers=saved) as bed:
+    with cluster(num_servers=saved) as bed:
         (client,) = bed.workers(TWO, filled(TWO))
         for step in (1, 2, 3):
             push(client, TWO, step)
@@ -86,7 +81,7 @@ def test_any_number_of_servers_restores_tables_and_trains_on_in_the_same_bits(
         before = rows(client, TWO)
         push(client, TWO, 9)
         after = rows(client, TWO)
-    with cluster(transport, num_servers=restored) as bed:
+    with cluster(num_servers=restored) as bed:
         client = bed.client()
         assert client.restore(tmp_path) == 3
         client.seed(TWO, filled(TWO))  # adopts
@@ -101,7 +96,7 @@ def test_numbers_of_a_row_are_saved_restored_and_exported(tmp_path: Path):
         table("item", Adam(), row_steps=True, segments=3),
     )
     before = trained(tmp_path, manifest)
-    with cluster("inproc", num_servers=3) as bed:
+    with cluster(num_servers=3) as bed:
         client = bed.client()
         client.restore(tmp_path)
         client.seed(manifest, filled(manifest))
@@ -126,14 +121,14 @@ def test_numbers_of_a_row_are_saved_restored_and_exported(tmp_path: Path):
             assert dict(zip(ids, map(np.ndarray.tobytes, exported), strict=True)) == before[name]
     other = with_tables(table("user", Adagrad(), initializer=RandomNormal()), manifest.tables[1])
     with (
-        cluster("inproc", num_servers=1) as bed,
+        cluster(num_servers=1) as bed,
         pytest.raises(CheckpointError, match="rowwise_ad"),
     ):
         bed.client().restore(tmp_path, like=Restoring(manifest=other))
 
 
 def test_a_delta_holds_the_rows_that_were_pushed_since(tmp_path: Path):
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(TWO, filled(TWO))
         push(client, TWO, 0)
         client.tables.push({"user": (range(5000), ones(range(5000)))}, hyper=HYPER)
@@ -153,7 +148,7 @@ def test_evicted_rows_do_not_come_back_with_a_delta_and_no_other_is_lost(
     tmp_path: Path, num_servers: int
 ):
     manifest = with_tables(table(max_rows=400, when_full="lru", segments=4))
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         for number in range(52):
             ids = np.arange(number * 10, number * 10 + 12)
@@ -164,7 +159,7 @@ def test_evicted_rows_do_not_come_back_with_a_delta_and_no_other_is_lost(
         evicted = sum(each.tables[0].evicted for each in client.stats())
     assert evicted > 0
     assert read_manifest(tmp_path).is_delta
-    with cluster("inproc", num_servers=num_servers) as bed:
+    with cluster(num_servers=num_servers) as bed:
         client = bed.client()
         client.restore(tmp_path)
         client.seed(manifest, filled(manifest))
@@ -173,12 +168,12 @@ def test_evicted_rows_do_not_come_back_with_a_delta_and_no_other_is_lost(
 
 def test_admission_goes_on_counting_where_it_was(tmp_path: Path):
     manifest = with_tables(table(admission=Admission(min_count=3)))
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         for _ in range(2):
             client.tables.push({"user": (range(9), ones(range(9)))}, hyper=HYPER)
         client.save(tmp_path, 1)
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         client = bed.client()
         client.restore(tmp_path)
         client.seed(manifest, filled(manifest))
@@ -193,12 +188,12 @@ def test_a_reset_optimizer_keeps_values_and_drops_slots(tmp_path: Path, num_serv
     asked = msgspec.structs.replace(
         TWO, tables=tuple(msgspec.structs.replace(each, rule=SGD()) for each in TWO.tables)
     )
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         client = bed.client()
         client.restore(tmp_path)
         client.seed(TWO, filled(TWO))
         values = client.tables.lookup({"user": range(500), "item": range(500)})
-    with cluster("inproc", num_servers=num_servers) as bed:
+    with cluster(num_servers=num_servers) as bed:
         client = bed.client()
         with pytest.raises(CheckpointError, match=r"table user adagrad.*sgd.*reset_optimizer=True"):
             client.restore(tmp_path, like=Restoring(manifest=asked))
@@ -227,7 +222,7 @@ def test_another_table_is_refused_with_both_sides(tmp_path: Path, changes, messa
     trained(tmp_path)
     user = msgspec.structs.replace(TWO.tables[0], **changes)
     asked = msgspec.structs.replace(TWO, tables=(user, TWO.tables[1]))
-    with cluster("inproc") as bed, pytest.raises(CheckpointError, match=message):
+    with cluster() as bed, pytest.raises(CheckpointError, match=message):
         bed.client().restore(tmp_path, like=Restoring(manifest=asked))
 
 
@@ -310,7 +305,7 @@ def test_rows_and_record_are_one_cut_while_pushes_go_on(tmp_path: Path, consiste
     """Every push adds 1 to every row, so a row says how many pushes a segment's cut holds."""
     manifest = with_tables(table(), consistency=consistency)
     ids = np.arange(400)
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         saver = bed.driver()
         saver.attach()
@@ -328,7 +323,7 @@ def test_rows_and_record_are_one_cut_while_pushes_go_on(tmp_path: Path, consiste
         finally:
             ended.set()
             worker.join()
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         client = bed.client()
         client.restore(tmp_path)
         client.seed(manifest, filled(manifest))
@@ -374,7 +369,7 @@ def test_a_restarted_server_has_what_was_acknowledged_before_the_cut(tmp_path: P
 
 @pytest.mark.fault("F10")
 def test_a_save_that_is_given_up_is_followed_by_a_whole_one(tmp_path: Path, monkeypatch):
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(TWO, filled(TWO))
         push(client, TWO, 0)
         client.save(tmp_path, 1, options=DELTAS)
@@ -391,7 +386,7 @@ def test_a_save_that_is_given_up_is_followed_by_a_whole_one(tmp_path: Path, monk
         client.save(tmp_path, 3, options=DELTAS)
         expected = rows(client, TWO)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-3"]
-    with cluster("inproc", num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         client = bed.client()
         client.restore(tmp_path, step=3)
         client.seed(TWO, filled(TWO))

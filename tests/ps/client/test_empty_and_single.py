@@ -46,18 +46,13 @@ def clients_of(bed: Cluster, manifest: Manifest) -> list[PSClient]:
     return bed.workers(manifest, arrays(manifest, 0.0))
 
 
-@pytest.fixture(params=["inproc", "tcp"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.mark.fault("F50")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("groups", [(SMALL, EMPTY, BARE), (EMPTY,), ()], ids=["few", "empty", "no"])
-def test_empty_and_single_values_train_like_others(transport: str, mode: str, groups: tuple):
+def test_empty_and_single_values_train_like_others(mode: str, groups: tuple):
     """Three servers, so that some of them own nothing."""
     manifest = manifest_of(mode, *groups)
-    with cluster(transport, num_servers=3, num_workers=2) as bed:
+    with cluster(num_servers=3, num_workers=2) as bed:
         clients = clients_of(bed, manifest)
 
         def work(client: PSClient) -> None:

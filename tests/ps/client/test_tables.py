@@ -43,19 +43,14 @@ HYPER = Hyper(0.1)
 USER = with_tables(table())
 
 
-@pytest.fixture(params=["inproc", "tcp"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def started(bed: Cluster, manifest: Manifest = USER):
     return bed.workers(manifest, filled(manifest))
 
 
-def trained(transport: str, num_servers: int, manifest: Manifest):
+def trained(num_servers: int, manifest: Manifest):
     """What ten pushes to two tables leave, by name of the table."""
     random = np.random.default_rng(0)
-    with cluster(transport, num_servers=num_servers) as bed:
+    with cluster(num_servers=num_servers) as bed:
         (client,) = started(bed, manifest)
         for step in range(10):
             ids = {spec.name: random.integers(0, 60, (5, 7)) for spec in manifest.tables}
@@ -69,20 +64,20 @@ def trained(transport: str, num_servers: int, manifest: Manifest):
 
 
 @pytest.mark.parametrize("num_servers", [2, 3])
-def test_sharded_equals_unsharded_bit_for_bit(transport: str, num_servers: int):
+def test_sharded_equals_unsharded_bit_for_bit(num_servers: int):
     manifest = with_tables(
         table("user", Adagrad(), initializer=RandomNormal(), seed=3),
         table("item", Adam(), dim=9, dtype="float64", segments=3),
     )
-    alone, sharded = trained(transport, 1, manifest), trained(transport, num_servers, manifest)
+    alone, sharded = trained(1, manifest), trained(num_servers, manifest)
     for name in ("user", "item"):
         assert np.array_equal(alone[name], sharded[name])
     assert alone["item"].dtype == np.float64
 
 
-def test_a_push_is_the_rule_on_the_sum_of_equal_ids(transport: str):
+def test_a_push_is_the_rule_on_the_sum_of_equal_ids():
     manifest = with_tables(table(rule=Adagrad(), initializer=RandomNormal()))
-    with cluster(transport, num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = started(bed, manifest)
         ids = np.array([[7, 5], [5, 5]])
         before = client.tables.lookup({"user": ids})["user"]
@@ -111,7 +106,7 @@ def test_a_push_is_clipped_after_equal_ids_are_summed():
         found = []
         for num_servers in (1, 3):
             manifest = with_tables(table(rule=rule), table("other", rule))
-            with cluster("inproc", num_servers=num_servers) as bed:
+            with cluster(num_servers=num_servers) as bed:
                 (client,) = started(bed, manifest)
                 client.tables.push(
                     {"user": (ids, grads), "other": (ids, 100 * grads)}, hyper=Hyper(1.0)
@@ -124,7 +119,7 @@ def test_a_push_is_clipped_after_equal_ids_are_summed():
 @pytest.mark.fault("F48")
 def test_a_norm_that_is_not_finite_hides_no_bad_id():
     manifest = with_tables(table(rule=SGD(clipnorm=1.0)))
-    with cluster("inproc") as bed:
+    with cluster() as bed:
         (client,) = started(bed, manifest)
         bad = ones([3, 9])
         bad[1, 0] = np.inf
@@ -132,8 +127,8 @@ def test_a_norm_that_is_not_finite_hides_no_bad_id():
             client.tables.push({"user": ([3, 9], bad)}, hyper=HYPER)
 
 
-def test_routed_ids_serve_the_lookup_and_the_push(transport: str):
-    with cluster(transport, num_servers=2) as bed:
+def test_routed_ids_serve_the_lookup_and_the_push():
+    with cluster(num_servers=2) as bed:
         (client,) = started(bed)
         routed = client.tables.route({"user": [[3, 4], [3, 9]]})
         client.tables.push({"user": (routed["user"], ones([[3, 4], [3, 9]]))}, hyper=HYPER)
@@ -142,8 +137,8 @@ def test_routed_ids_serve_the_lookup_and_the_push(transport: str):
 
 
 @pytest.mark.fault("F50")
-def test_no_ids_and_no_tables_are_requests_like_others(transport: str):
-    with cluster(transport, num_servers=2) as bed:
+def test_no_ids_and_no_tables_are_requests_like_others():
+    with cluster(num_servers=2) as bed:
         (client,) = started(bed)
         assert client.tables.lookup({"user": []})["user"].shape == (0, 4)
         assert client.tables.lookup({"user": np.empty((0, 3), np.int32)})["user"].shape == (0, 3, 4)
@@ -153,8 +148,8 @@ def test_no_ids_and_no_tables_are_requests_like_others(transport: str):
         assert client.tables.lookup({"user": 5})["user"].tolist() == [0.0] * 4
 
 
-def test_eight_clients_on_one_row_lose_no_update(transport: str):
-    with cluster(transport, num_servers=2, num_workers=8) as bed:
+def test_eight_clients_on_one_row_lose_no_update():
+    with cluster(num_servers=2, num_workers=8) as bed:
         clients = started(bed)
 
         def work(client) -> None:
@@ -219,8 +214,8 @@ def test_every_integer_arrives_as_it_is_or_is_refused(ids: list[int], kind):
     assert not 0 <= ids[place] <= largest
 
 
-def test_hashes_of_64_bits_are_ids_where_the_table_says_so(transport: str):
-    with cluster(transport, num_servers=3) as bed:
+def test_hashes_of_64_bits_are_ids_where_the_table_says_so():
+    with cluster(num_servers=3) as bed:
         (client,) = started(bed, with_tables(table(id_kind="uint64")))
         ids = np.array([2**64 - 1, 2**63, 5], np.uint64)
         client.tables.push({"user": (ids, ones(ids))}, hyper=HYPER)
@@ -232,9 +227,9 @@ def test_hashes_of_64_bits_are_ids_where_the_table_says_so(transport: str):
 
 
 @pytest.mark.attack("A34")
-def test_a_worker_that_brings_ever_new_ids_meets_the_limit(transport: str):
+def test_a_worker_that_brings_ever_new_ids_meets_the_limit():
     manifest = with_tables(table(max_rows=100))
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         greedy, other = started(bed, manifest)
 
         def push_new_ids() -> None:
@@ -253,8 +248,8 @@ def test_a_worker_that_brings_ever_new_ids_meets_the_limit(transport: str):
 
 
 @pytest.mark.fault("F48")
-def test_a_gradient_that_is_not_finite_names_table_and_id(transport: str):
-    with cluster(transport) as bed:
+def test_a_gradient_that_is_not_finite_names_table_and_id():
+    with cluster() as bed:
         (client,) = started(bed)
         grads = ones([5, 9, 7])
         grads[1, 2] = np.nan
@@ -278,8 +273,8 @@ def test_gradients_of_another_shape_are_refused(grads):
 
 
 @pytest.mark.fault("F06")
-def test_a_fenced_worker_changes_no_row(transport: str):
-    with cluster(transport) as bed:
+def test_a_fenced_worker_changes_no_row():
+    with cluster() as bed:
         (client,) = started(bed)
         bed.driver().fence(0, 1)
         with pytest.raises(StaleIncarnation):
@@ -289,9 +284,9 @@ def test_a_fenced_worker_changes_no_row(transport: str):
         assert newer.tables.lookup({"user": 1})["user"][0] == 0.0
 
 
-def test_tables_do_not_wait_for_a_barrier(transport: str):
+def test_tables_do_not_wait_for_a_barrier():
     manifest = with_tables(table(), rule=ADD, consistency="sync")
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         one, other = started(bed, manifest)
         waiting = threading.Thread(
             target=partial(one.push, filled(manifest, 1.0), hyper=HYPER, rows=1)
@@ -307,9 +302,9 @@ def test_tables_do_not_wait_for_a_barrier(transport: str):
             one.tables.push({"user": ([7], ones([7]))}, hyper=HYPER)
 
 
-def test_a_scan_gives_every_row_once_and_the_slots_if_asked(transport: str):
+def test_a_scan_gives_every_row_once_and_the_slots_if_asked():
     manifest = with_tables(table(rule=Adagrad()), table("item", dim=2))
-    with cluster(transport, num_servers=3) as bed:
+    with cluster(num_servers=3) as bed:
         (client,) = started(bed, manifest)
         ids = np.random.default_rng(0).choice(10**12, 500, replace=False)
         client.tables.push({"user": (ids, ones(ids))}, hyper=HYPER)
@@ -329,9 +324,9 @@ def test_a_scan_gives_every_row_once_and_the_slots_if_asked(transport: str):
             driver.tables.push({"user": ([1], ones([1]))}, hyper=HYPER)
 
 
-def test_statistics_tell_misses_repeats_and_memory(transport: str):
+def test_statistics_tell_misses_repeats_and_memory():
     manifest = with_tables(table(admission=Admission(min_count=2)))
-    with cluster(transport) as bed:
+    with cluster() as bed:
         (client,) = started(bed, manifest)
         ids = np.array([1, 1, 2, 3])
         for _ in range(2):
@@ -357,9 +352,9 @@ def test_tables_are_part_of_what_all_must_agree_on():
             other.tables.lookup({"item": [1]})
 
 
-def test_a_manifest_may_have_tables_alone(transport: str):
+def test_a_manifest_may_have_tables_alone():
     manifest = Manifest(groups=(), tables=(table(),))
-    with cluster(transport, num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         client = bed.client()
         client.seed(manifest, {})
         client.tables.push({"user": ([1], ones([1]))}, hyper=HYPER)

@@ -29,11 +29,6 @@ HYPER = Hyper(0.5)
 RULES = {"clipnorm": SGD(clipnorm=0.7), "global_clipnorm": SGD(global_clipnorm=0.9)}
 
 
-@pytest.fixture(params=["inproc", "tcp"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def clipped_mean(manifest, grads, rows):
     """By the definition, in double precision."""
     (mean,) = (
@@ -51,10 +46,10 @@ def clipped_mean(manifest, grads, rows):
 
 @pytest.mark.parametrize("num_servers", [1, 2, 3])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_the_mean_is_clipped_as_if_it_lay_on_one_machine(transport, num_servers, rule):
+def test_the_mean_is_clipped_as_if_it_lay_on_one_machine(num_servers, rule):
     manifest = make_manifest(5000, rule=rule, consistency="sync", statistics=9)
     rows = [32, 8]
-    with cluster(transport, num_servers=num_servers, num_workers=2) as bed:
+    with cluster(num_servers=num_servers, num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
         expected, into = np.zeros(5000), [filled(manifest), filled(manifest)]
         for step in range(3):
@@ -74,10 +69,10 @@ def test_the_mean_is_clipped_as_if_it_lay_on_one_machine(transport, num_servers,
             assert [worker.pushes for worker in server.stats().workers] == [3, 3]
 
 
-def test_null_pushes_and_pushes_without_pull_hold_the_rounds_together(transport):
+def test_null_pushes_and_pushes_without_pull_hold_the_rounds_together():
     manifest = make_manifest(600, rule=RULES["clipnorm"], consistency="sync")
     grads = random_arrays(manifest, 1)
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         first, second = bed.workers(manifest, filled(manifest))
         into = filled(manifest)
         push = partial(first.push, grads, hyper=HYPER, rows=4)
@@ -90,11 +85,11 @@ def test_null_pushes_and_pushes_without_pull_hold_the_rounds_together(transport)
 
 
 @pytest.mark.fault("F48")
-def test_a_gradient_refused_by_one_server_moves_none(transport):
+def test_a_gradient_refused_by_one_server_moves_none():
     manifest = make_manifest(600, rule=RULES["global_clipnorm"], consistency="sync")
     poisoned = random_arrays(manifest, 1)
     poisoned["trainable"][-1] = np.nan
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         first, second = bed.workers(manifest, filled(manifest))
         results = run_all(
             partial(first.push, poisoned, hyper=HYPER, rows=4), partial(second.push_null)
@@ -127,10 +122,10 @@ def dies_between_the_rounds(client):
 
 @pytest.mark.fault("F02")
 @pytest.mark.parametrize("on_lost", ["fail", "continue"])
-def test_a_worker_that_dies_between_the_rounds_holds_nobody_up(transport, on_lost):
+def test_a_worker_that_dies_between_the_rounds_holds_nobody_up(on_lost):
     manifest = make_manifest(600, rule=RULES["clipnorm"], consistency="sync")
     grads = [random_arrays(manifest, rank) for rank in (0, 1)]
-    with cluster(transport, num_servers=2, num_workers=2, on_lost=on_lost) as bed:
+    with cluster(num_servers=2, num_workers=2, on_lost=on_lost) as bed:
         first, second = bed.workers(manifest, filled(manifest))
         dies_between_the_rounds(second)
         into = filled(manifest)

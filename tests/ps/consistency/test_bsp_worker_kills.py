@@ -126,7 +126,7 @@ def kill_and_tell(victim: subprocess.Popen[str], driver: PSClient, *, is_staged:
     ("on_lost", "is_staged"),
     [
         ("fail", False),
-        ("continue", True),
+        pytest.param("continue", True, marks=pytest.mark.long),
         pytest.param("fail", True, marks=pytest.mark.long),
         pytest.param("continue", False, marks=pytest.mark.long),
     ],

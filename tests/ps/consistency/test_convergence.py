@@ -102,12 +102,17 @@ def test_sync_reaches_the_optimum_of_a_convex_problem():
 @pytest.mark.parametrize(
     "mode",
     [
-        {"consistency": "async"},
-        {"consistency": "async", "staleness_aware": True},
-        {"consistency": "ssp", "staleness_bound": 0},
-        {"consistency": "ssp", "staleness_bound": 4},
+        pytest.param({"consistency": "async"}, id="async"),
+        pytest.param(
+            {"consistency": "async", "staleness_aware": True},
+            marks=pytest.mark.long,
+            id="async-aware",
+        ),
+        pytest.param(
+            {"consistency": "ssp", "staleness_bound": 0}, marks=pytest.mark.long, id="ssp-0"
+        ),
+        pytest.param({"consistency": "ssp", "staleness_bound": 4}, id="ssp-4"),
     ],
-    ids=["async", "async-aware", "ssp-0", "ssp-4"],
 )
 def test_modes_with_stale_gradients_come_near_the_optimum(mode: dict):
     """Each worker has other rows, so a constant rate would end beside the optimum."""

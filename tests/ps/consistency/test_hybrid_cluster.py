@@ -42,11 +42,6 @@ HYPER = Hyper(0.1)
 IDS = np.arange(24)
 
 
-@pytest.fixture(params=["inproc", "tcp"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def hybrid(bound: int = 1, **settings: Any) -> Manifest:
     return with_tables(
         table(), consistency="hybrid", staleness_bound=bound, **{"rule": ADD, **settings}
@@ -88,8 +83,8 @@ def test_lookups_on_connections_of_their_own_are_counted_with_the_others():
             assert (new.path, new.reconnects) == ("in process", 0)
 
 
-def test_a_lookup_waits_at_the_bound_and_then_sees_the_push_that_let_it_go(transport: str):
-    with cluster(transport, num_servers=2) as bed:
+def test_a_lookup_waits_at_the_bound_and_then_sees_the_push_that_let_it_go():
+    with cluster(num_servers=2) as bed:
         (client,) = started(bed, hybrid(2))
         first, second = begun(client), begun(client)
 
@@ -112,8 +107,8 @@ GIVE_BACK: list[Callable[[Any], Any]] = [
 ]
 
 
-def test_whatever_ends_a_batch_gives_its_permit_back_once(transport: str):
-    with cluster(transport, num_servers=2) as bed:
+def test_whatever_ends_a_batch_gives_its_permit_back_once():
+    with cluster(num_servers=2) as bed:
         (client,) = started(bed, hybrid())
         for give_back in GIVE_BACK * 2:
             batch = begun(client)
@@ -126,8 +121,8 @@ def test_whatever_ends_a_batch_gives_its_permit_back_once(transport: str):
             begun(client, timeout_s=1.0)
 
 
-def test_an_error_in_the_block_gives_the_permit_back_and_is_not_hidden(transport: str):
-    with cluster(transport, num_servers=2) as bed:
+def test_an_error_in_the_block_gives_the_permit_back_and_is_not_hidden():
+    with cluster(num_servers=2) as bed:
         (client,) = started(bed, hybrid())
         with pytest.raises(ZeroDivisionError), begun(client):
             raise ZeroDivisionError
@@ -136,8 +131,8 @@ def test_an_error_in_the_block_gives_the_permit_back_and_is_not_hidden(transport
 
 
 @pytest.mark.fault("F48")
-def test_a_refused_push_ends_its_batch_and_a_wrong_shape_does_not(transport: str):
-    with cluster(transport, num_servers=2) as bed:
+def test_a_refused_push_ends_its_batch_and_a_wrong_shape_does_not():
+    with cluster(num_servers=2) as bed:
         (client,) = started(bed, hybrid())
         with begun(client) as batch:
             with pytest.raises(ShapeError):
@@ -150,8 +145,8 @@ def test_a_refused_push_ends_its_batch_and_a_wrong_shape_does_not(transport: str
             assert pushed(batch).applied
 
 
-def test_looking_without_training_takes_no_permit(transport: str):
-    with cluster(transport) as bed:
+def test_looking_without_training_takes_no_permit():
+    with cluster() as bed:
         (client,) = started(bed, hybrid())
         begun(client)
         for _ in range(5):
@@ -161,9 +156,9 @@ def test_looking_without_training_takes_no_permit(transport: str):
         driver.tables.lookup({"user": IDS})
 
 
-def test_a_lookup_does_not_wait_for_a_push_that_waits_at_the_barrier(transport: str):
+def test_a_lookup_does_not_wait_for_a_push_that_waits_at_the_barrier():
     """A worker looks its next rows up meanwhile; what it looks at first is made by the lookup."""
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         client, other = started(bed, hybrid())
         values = filled(client.manifest, 1.0)
 
@@ -176,8 +171,8 @@ def test_a_lookup_does_not_wait_for_a_push_that_waits_at_the_barrier(transport: 
         succeeded(run_all(partial(client.push, values, hyper=HYPER, rows=1), look_up))
 
 
-def test_a_push_of_no_batch_is_refused_and_changes_nothing(transport: str):
-    with cluster(transport) as bed:
+def test_a_push_of_no_batch_is_refused_and_changes_nothing():
+    with cluster() as bed:
         (client,) = started(bed, hybrid())
         with pytest.raises(PSSettingsError, match=r"use tables\.batch"):
             client.tables.push({"user": (IDS, ones(IDS))}, hyper=HYPER)
@@ -186,8 +181,8 @@ def test_a_push_of_no_batch_is_refused_and_changes_nothing(transport: str):
 
 
 @pytest.mark.parametrize("mode", [{"consistency": "async"}, {"consistency": "sync"}])
-def test_other_modes_take_batches_and_never_wait(transport: str, mode: dict):
-    with cluster(transport) as bed:
+def test_other_modes_take_batches_and_never_wait(mode: dict):
+    with cluster() as bed:
         (client,) = started(bed, with_tables(table(), **mode))
         batches = [begun(client, timeout_s=5.0) for _ in range(5)]
         for batch in batches:
@@ -196,10 +191,10 @@ def test_other_modes_take_batches_and_never_wait(transport: str, mode: dict):
         assert seen(begun(client)) == 5.0
 
 
-def test_rows_looked_up_miss_at_most_the_workers_own_batches_within_the_bound(transport: str):
+def test_rows_looked_up_miss_at_most_the_workers_own_batches_within_the_bound():
     """Every worker adds 1 to all rows, batch after batch, and looks ahead as far as it may."""
     bound, num_batches = 3, 20
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         clients = started(bed, hybrid(bound))
 
         def work(client: PSClient) -> None:
@@ -236,8 +231,8 @@ def waiting_ends_with(
 
 @pytest.mark.fault("F34")
 @pytest.mark.parametrize("how", ["leave", "finish"])
-def test_a_worker_that_goes_ends_its_own_wait(transport: str, how: str):
-    with cluster(transport, num_servers=2) as bed:
+def test_a_worker_that_goes_ends_its_own_wait(how: str):
+    with cluster(num_servers=2) as bed:
         (client,) = started(bed, hybrid())
         waiting_ends_with(
             bed,
@@ -252,10 +247,8 @@ def test_a_worker_that_goes_ends_its_own_wait(transport: str, how: str):
 
 
 @pytest.mark.fault("F06")
-def test_a_frozen_worker_hears_that_it_was_replaced_and_its_successor_has_all_permits(
-    transport: str,
-):
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+def test_a_frozen_worker_hears_that_it_was_replaced_and_its_successor_has_all_permits():
+    with cluster(num_servers=2, num_workers=2) as bed:
         frozen, _ = started(bed, hybrid())
         driver = bed.driver()
         waiting_ends_with(bed, frozen, lambda: driver.fence(0, 1), StaleIncarnation, "was replaced")
@@ -265,8 +258,8 @@ def test_a_frozen_worker_hears_that_it_was_replaced_and_its_successor_has_all_pe
 
 
 @pytest.mark.fault("F02")
-def test_a_broken_barrier_ends_the_waits_of_all(transport: str):
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+def test_a_broken_barrier_ends_the_waits_of_all():
+    with cluster(num_servers=2, num_workers=2) as bed:
         client, _ = started(bed, hybrid())
         driver = bed.driver()
         waiting_ends_with(
@@ -274,8 +267,8 @@ def test_a_broken_barrier_ends_the_waits_of_all(transport: str):
         )
 
 
-def test_stopping_servers_end_the_wait(transport: str):
-    with cluster(transport) as bed:
+def test_stopping_servers_end_the_wait():
+    with cluster() as bed:
         (client,) = started(bed, hybrid())
         driver = bed.driver()
         waiting_ends_with(
@@ -283,16 +276,16 @@ def test_stopping_servers_end_the_wait(transport: str):
         )
 
 
-def test_closing_the_client_ends_a_wait_on_another_thread(transport: str):
-    with cluster(transport, num_servers=2) as bed:
+def test_closing_the_client_ends_a_wait_on_another_thread():
+    with cluster(num_servers=2) as bed:
         (client,) = started(bed, hybrid())
         waiting_ends_with(bed, client, client.close, ClosedError, "this client is closed")
 
 
-def test_dense_groups_are_those_of_sync_bit_for_bit(transport: str):
+def test_dense_groups_are_those_of_sync_bit_for_bit():
     def trained(**mode: Any) -> np.ndarray[Any, Any]:
         manifest = with_tables(table(), rule=SGD(momentum=0.9), **mode)
-        with cluster(transport, num_servers=2, num_workers=3) as bed:
+        with cluster(num_servers=2, num_workers=3) as bed:
             clients = bed.workers(manifest, random_arrays(manifest, 0))
 
             def work(rank: int, client: PSClient) -> None:

@@ -36,11 +36,6 @@ pytestmark = pytest.mark.socket
 HYPER = Hyper(0.5)
 
 
-@pytest.fixture(params=["inproc", "tcp", "shm"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def ssp(bound: int, size: int = 1000, **options):
     return make_manifest(
         size, rule=ADD, consistency="ssp", staleness_bound=bound, bucket_bytes=64, **options
@@ -59,7 +54,7 @@ def until_waits_for(bed: Cluster, *ranks: int) -> None:
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_every_read_holds_everybodys_updates_up_to_the_bound(transport: str, bound: int):
+def test_every_read_holds_everybodys_updates_up_to_the_bound(bound: int):
     """Each worker adds 1 to its own slot each clock, then reads all: slot >= clock - s.
 
     The slots stand on several servers. The workers run at the speeds that the machine gives them,
@@ -67,7 +62,7 @@ def test_every_read_holds_everybodys_updates_up_to_the_bound(transport: str, bou
     """
     num_workers, num_clocks = 4, 30
     manifest = ssp(bound, size=num_workers * 16)
-    with cluster(transport, num_servers=2, num_workers=num_workers) as bed:
+    with cluster(num_servers=2, num_workers=num_workers) as bed:
         clients = bed.workers(manifest, filled(manifest))
         leads: list[int] = []
 
@@ -95,9 +90,9 @@ def test_every_read_holds_everybodys_updates_up_to_the_bound(transport: str, bou
         assert {stats.clock for stats in clients[0].stats()} == {num_workers * num_clocks}
 
 
-def test_the_push_waits_and_the_pull_does_not(transport: str):
+def test_the_push_waits_and_the_pull_does_not():
     manifest = ssp(1)
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         fast, slow = bed.workers(manifest, filled(manifest))
         add(fast)
 
@@ -112,12 +107,12 @@ def test_the_push_waits_and_the_pull_does_not(transport: str):
         assert clock == 3
 
 
-def test_the_values_of_a_held_push_are_those_after_its_release(transport: str):
+def test_the_values_of_a_held_push_are_those_after_its_release():
     """More than one part of a reply: nothing may be sent before the slowest has caught up."""
     manifest = make_manifest(
         2_500_000, rule=ADD, consistency="ssp", staleness_bound=0, bucket_bytes=262_144
     )
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         fast, slow = bed.workers(manifest, filled(manifest))
         into = filled(manifest)
 
@@ -130,18 +125,18 @@ def test_the_values_of_a_held_push_are_those_after_its_release(transport: str):
         assert set(into["trainable"]) == {2.0}
 
 
-def test_one_worker_is_async(transport: str):
+def test_one_worker_is_async():
     manifest = ssp(0)
-    with cluster(transport) as bed:
+    with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         assert [add(client) for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.fault("F34")
 @pytest.mark.parametrize("how", ["leave", "finish", "lost"])
-def test_a_worker_that_is_gone_lets_the_others_go(transport: str, how: str):
+def test_a_worker_that_is_gone_lets_the_others_go(how: str):
     manifest = ssp(0)
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         staying, going = bed.workers(manifest, filled(manifest))
 
         def go() -> None:
@@ -156,9 +151,9 @@ def test_a_worker_that_is_gone_lets_the_others_go(transport: str, how: str):
 
 
 @pytest.mark.fault("F06")
-def test_a_frozen_worker_that_waited_is_fenced_and_its_update_stays(transport: str):
+def test_a_frozen_worker_that_waited_is_fenced_and_its_update_stays():
     manifest = ssp(0)
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         other, frozen = bed.workers(manifest, filled(manifest))
 
         def lose() -> None:
@@ -172,10 +167,10 @@ def test_a_frozen_worker_that_waited_is_fenced_and_its_update_stays(transport: s
         assert [worker.pushes for worker in other.stats()[0].workers] == [1, 1]
 
 
-def test_a_worker_joins_all_servers_at_the_same_clock(transport: str):
+def test_a_worker_joins_all_servers_at_the_same_clock():
     """Two that did not might wait for each other: each ahead of the other at one server."""
     manifest = ssp(1, size=100)
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         staying, joining = bed.workers(manifest, filled(manifest))
         joining.leave()
         add(staying)
@@ -188,9 +183,9 @@ def test_a_worker_joins_all_servers_at_the_same_clock(transport: str):
         assert seen == [2, 2]
 
 
-def test_a_replaced_worker_joins_at_the_slowest_clock(transport: str):
+def test_a_replaced_worker_joins_at_the_slowest_clock():
     manifest = ssp(1)
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         staying, lost = bed.workers(manifest, filled(manifest))
         bed.driver().worker_lost(1)
         for _ in range(10):
@@ -206,10 +201,10 @@ def test_a_replaced_worker_joins_at_the_slowest_clock(transport: str):
 
 
 @pytest.mark.fault("F48")
-def test_a_refused_gradient_still_counts_as_a_clock(transport: str):
+def test_a_refused_gradient_still_counts_as_a_clock():
     """Else the servers' clocks would drift apart, one refusal on one server at a time."""
     manifest = ssp(0, size=100)
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         bad, good = bed.workers(manifest, filled(manifest))
         gradient = filled(manifest, 1.0)
         gradient["trainable"][0] = np.nan
@@ -229,18 +224,18 @@ def test_a_refused_gradient_still_counts_as_a_clock(transport: str):
         assert succeeded(run_all(partial(add, bad), partial(add, good)))
 
 
-def test_null_pushes_keep_a_worker_in_step(transport: str):
+def test_null_pushes_keep_a_worker_in_step():
     manifest = ssp(0)
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         one, other = bed.workers(manifest, filled(manifest))
         works = (partial(one.push_null, into=filled(manifest)), partial(add, other))
         null, clock = succeeded(run_all(*works))
         assert (null.applied, clock) == (False, 1)
 
 
-def test_a_wait_that_is_too_long_names_the_slowest(transport: str):
+def test_a_wait_that_is_too_long_names_the_slowest():
     manifest = ssp(0)
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         bed.workers(manifest, filled(manifest))
         hasty = bed.client(1, timeout_s=1.0)
         hasty.attach()
@@ -248,9 +243,9 @@ def test_a_wait_that_is_too_long_names_the_slowest(transport: str):
             add(hasty)
 
 
-def test_stopping_servers_answer_a_push_that_is_applied(transport: str):
+def test_stopping_servers_answer_a_push_that_is_applied():
     manifest = ssp(0)
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         one, _ = bed.workers(manifest, filled(manifest))
 
         def stop() -> None:
@@ -262,13 +257,13 @@ def test_stopping_servers_answer_a_push_that_is_applied(transport: str):
 
 
 @pytest.mark.parametrize("consistency", ["async", "ssp"])
-def test_a_stale_gradient_moves_the_values_less(transport: str, consistency: str):
+def test_a_stale_gradient_moves_the_values_less(consistency: str):
     manifest = make_manifest(
         consistency=consistency,
         staleness_bound=9 if consistency == "ssp" else 0,
         staleness_aware=True,
     )
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         one, other = bed.workers(manifest, filled(manifest))
         into = filled(manifest)
         ones = filled(manifest, 1.0)

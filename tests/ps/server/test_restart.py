@@ -91,7 +91,7 @@ class Training:
 
 @pytest.mark.fault("F08")
 @pytest.mark.fault("F30")
-@pytest.mark.parametrize("consistency", ["async", "sync"])
+@pytest.mark.parametrize("consistency", [pytest.param("async", marks=pytest.mark.long), "sync"])
 def test_a_killed_server_goes_on_from_the_last_commit_and_tells_the_loss(
     tmp_path: Path, consistency: str
 ):

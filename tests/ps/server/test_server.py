@@ -47,11 +47,6 @@ pytestmark = pytest.mark.socket
 HYPER = Hyper(0.1)
 
 
-@pytest.fixture(params=["inproc", "tcp", "shm"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def push_all(clients, grads, into, rows):
     works = [
         partial(client.push_pull, grads[i], into[i], hyper=HYPER, rows=rows[i])
@@ -60,10 +55,10 @@ def push_all(clients, grads, into, rows):
     return succeeded(run_all(*works))
 
 
-def test_seed_then_pull_gives_the_same_bytes(transport: str):
+def test_seed_then_pull_gives_the_same_bytes():
     manifest = make_manifest(statistics=7)
     values = random_arrays(manifest, 1)
-    with cluster(transport, num_servers=3) as bed:
+    with cluster(num_servers=3) as bed:
         client = bed.client()
         assert [server.phase for server in client.describe()] == ["EMPTY"] * 3
         client.seed(manifest, values)
@@ -71,28 +66,28 @@ def test_seed_then_pull_gives_the_same_bytes(transport: str):
     assert all(np.array_equal(pulled[name], values[name]) for name in values)
 
 
-def test_a_second_seed_adopts_and_overwrites_nothing(transport: str):
+def test_a_second_seed_adopts_and_overwrites_nothing():
     manifest = make_manifest()
-    with cluster(transport) as bed:
+    with cluster() as bed:
         bed.client().seed(manifest, filled(manifest, 1.0))
         late = bed.client()
         late.seed(manifest, filled(manifest, 2.0))
         assert bed.pulled(late)["trainable"][0] == 1.0
 
 
-def test_seeding_other_parameters_lists_the_differences(transport: str):
+def test_seeding_other_parameters_lists_the_differences():
     manifest = make_manifest(1000)
     other = make_manifest(1002, rule=Adam())
-    with cluster(transport) as bed:
+    with cluster() as bed:
         bed.client().seed(manifest, filled(manifest))
         with pytest.raises(ManifestMismatch, match=r"rule.*'dense/kernel' expected shape \(333,\)"):
             bed.client().seed(other, filled(other))
         assert bed.pulled(bed.workers(manifest, filled(manifest))[0])["trainable"].sum() == 0
 
 
-def test_attach_waits_for_the_seed(transport: str):
+def test_attach_waits_for_the_seed():
     manifest = make_manifest()
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         chief, other = bed.client(0), bed.client(1)
         attached, _ = succeeded(
             run_all(other.attach, partial(chief.seed, manifest, filled(manifest)))
@@ -101,9 +96,9 @@ def test_attach_waits_for_the_seed(transport: str):
 
 
 @pytest.mark.fault("F34")
-def test_a_worker_that_finished_before_the_seed_is_not_waited_for(transport: str):
+def test_a_worker_that_finished_before_the_seed_is_not_waited_for():
     manifest = make_manifest(rule=ADD, consistency="sync")
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         bed.client(1).finish()
         chief = bed.client(0)
         chief.seed(manifest, filled(manifest))
@@ -114,9 +109,9 @@ def test_a_worker_that_finished_before_the_seed_is_not_waited_for(transport: str
             late.join()
 
 
-def test_a_late_word_of_a_lost_attempt_leaves_the_newer_one_in_its_meeting(transport: str):
+def test_a_late_word_of_a_lost_attempt_leaves_the_newer_one_in_its_meeting():
     manifest = make_manifest()
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         chief = bed.client(0)
         chief.seed(manifest, filled(manifest))
         newer = bed.client(1, incarnation=1)
@@ -133,9 +128,9 @@ def test_a_late_word_of_a_lost_attempt_leaves_the_newer_one_in_its_meeting(trans
 
 
 @pytest.mark.parametrize("consistency", ["async", "sync"])
-def test_a_worker_may_finish_while_the_servers_stop(transport: str, consistency: str):
+def test_a_worker_may_finish_while_the_servers_stop(consistency: str):
     manifest = make_manifest(consistency=consistency)
-    with cluster(transport, num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (worker,) = bed.workers(manifest, filled(manifest))
         bed.driver().stop_servers("enough")
         worker.leave()
@@ -145,17 +140,17 @@ def test_a_worker_may_finish_while_the_servers_stop(transport: str, consistency:
 
 
 @pytest.mark.fault("F19")
-def test_attach_to_an_empty_server_ends_in_time_and_says_whom_to_ask(transport: str):
+def test_attach_to_an_empty_server_ends_in_time_and_says_whom_to_ask():
     with (
-        cluster(transport) as bed,
+        cluster() as bed,
         pytest.raises(RequestTimeout, match=r"ps:0 is still EMPTY.*chief"),
     ):
         bed.client().attach(timeout_s=1.0)
 
 
-def test_calls_before_seed_and_after_close_say_what_to_do(transport: str):
+def test_calls_before_seed_and_after_close_say_what_to_do():
     manifest = make_manifest()
-    with cluster(transport) as bed:
+    with cluster() as bed:
         client = bed.client()
         with pytest.raises(ServerPhaseError, match=r"seed\(\) or attach\(\)"):
             client.pull(filled(manifest))
@@ -165,19 +160,19 @@ def test_calls_before_seed_and_after_close_say_what_to_do(transport: str):
             client.describe()
 
 
-def test_a_manifest_larger_than_a_frames_meta_travels(transport: str):
+def test_a_manifest_larger_than_a_frames_meta_travels():
     params = tuple(ParamSpec(f"layer-{n:05}/{'x' * 100}", (3,)) for n in range(2000))
     manifest = Manifest(groups=(GroupSpec("trainable", "float32", ADD, params),))
     assert len(manifest.encode()) > 200_000
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
         assert clients[1].manifest == manifest
 
 
-def test_async_push_pull_applies_and_returns_what_was_applied(transport: str):
+def test_async_push_pull_applies_and_returns_what_was_applied():
     manifest = make_manifest(statistics=5)
     values, grads = random_arrays(manifest, 1), random_arrays(manifest, 2)
-    with cluster(transport, num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(manifest, values)
         into = filled(manifest, np.nan)
         ack = client.push_pull(grads, into, hyper=HYPER, rows=32)
@@ -188,10 +183,10 @@ def test_async_push_pull_applies_and_returns_what_was_applied(transport: str):
         assert np.array_equal(bed.pulled(client)["trainable"], expected)
 
 
-def test_push_pull_streams_many_parts(transport: str):
+def test_push_pull_streams_many_parts():
     """12 MB: several reads and several parts of the reply, also through the small pipe."""
     manifest = make_manifest(3_000_000, rule=ADD, bucket_bytes=262_144)
-    with cluster(transport, num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         grads = random_arrays(manifest, 1)
         into = filled(manifest)
@@ -199,11 +194,11 @@ def test_push_pull_streams_many_parts(transport: str):
         assert np.array_equal(into["trainable"], grads["trainable"])
 
 
-def test_two_servers_equal_one_bit_for_bit(transport: str):
+def test_two_servers_equal_one_bit_for_bit():
     manifest = make_manifest(2000, rule=Adam(), statistics=9, bucket_bytes=256)
     results = []
     for num_servers in (1, 2, 5):
-        with cluster(transport, num_servers=num_servers) as bed:
+        with cluster(num_servers=num_servers) as bed:
             (client,) = bed.workers(manifest, random_arrays(manifest, 0))
             into = filled(manifest)
             for step in range(5):
@@ -213,18 +208,18 @@ def test_two_servers_equal_one_bit_for_bit(transport: str):
         assert all(np.array_equal(results[0][name], other[name]) for name in other)
 
 
-def test_more_servers_than_buckets(transport: str):
+def test_more_servers_than_buckets():
     manifest = make_manifest(3, rule=ADD)
-    with cluster(transport, num_servers=4) as bed:
+    with cluster(num_servers=4) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         into = filled(manifest)
         client.push_pull(filled(manifest, 1.0), into, hyper=HYPER, rows=1)
         assert into["trainable"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_eight_clients_many_adds_count_exactly(transport: str):
+def test_eight_clients_many_adds_count_exactly():
     manifest = make_manifest(500, rule=ADD)
-    with cluster(transport, num_servers=2, num_workers=8) as bed:
+    with cluster(num_servers=2, num_workers=8) as bed:
         clients = bed.workers(manifest, filled(manifest))
         ones = filled(manifest, 1.0)
 
@@ -240,9 +235,9 @@ def test_eight_clients_many_adds_count_exactly(transport: str):
             assert sum(stats.staleness) == 200
 
 
-def test_staleness_counts_the_updates_of_others(transport: str):
+def test_staleness_counts_the_updates_of_others():
     manifest = make_manifest(rule=ADD)
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         one, other = bed.workers(manifest, filled(manifest))
         bed.pulled(other)
         for _ in range(3):
@@ -251,10 +246,10 @@ def test_staleness_counts_the_updates_of_others(transport: str):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_sync_equals_the_numpy_reduction_bit_for_bit(transport: str, reduction: str):
+def test_sync_equals_the_numpy_reduction_bit_for_bit(reduction: str):
     manifest = make_manifest(statistics=6, consistency="sync", reduction=reduction)
     values, rows = random_arrays(manifest, 9), [32, 5, 27]
-    with cluster(transport, num_servers=2, num_workers=3) as bed:
+    with cluster(num_servers=2, num_workers=3) as bed:
         clients = bed.workers(manifest, values)
         into = [filled(manifest) for _ in clients]
         expected = {name: array.copy() for name, array in values.items()}
@@ -275,9 +270,9 @@ def test_sync_equals_the_numpy_reduction_bit_for_bit(transport: str, reduction: 
             assert np.array_equal(pulled["statistics"], expected["statistics"])
 
 
-def test_sync_uses_the_learning_rate_of_the_lowest_rank(transport: str):
+def test_sync_uses_the_learning_rate_of_the_lowest_rank():
     manifest = make_manifest(consistency="sync")
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
         ones = filled(manifest, 1.0)
         succeeded(
@@ -289,9 +284,9 @@ def test_sync_uses_the_learning_rate_of_the_lowest_rank(transport: str):
         assert bed.pulled(clients[0])["trainable"][0] == -0.5
 
 
-def test_sync_null_pushes_keep_the_barrier(transport: str):
+def test_sync_null_pushes_keep_the_barrier():
     manifest = make_manifest(consistency="sync")
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
         into = filled(manifest, np.nan)
         acks = succeeded(
@@ -307,9 +302,9 @@ def test_sync_null_pushes_keep_the_barrier(transport: str):
         assert bed.pulled(clients[0])["trainable"][0] == np.float32(-0.1)
 
 
-def test_async_null_push_changes_nothing(transport: str):
+def test_async_null_push_changes_nothing():
     manifest = make_manifest()
-    with cluster(transport) as bed:
+    with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest, 1.0))
         into = filled(manifest)
         ack = client.push_null(into=into)
@@ -319,10 +314,10 @@ def test_async_null_push_changes_nothing(transport: str):
 
 
 @pytest.mark.fault("F34")
-def test_sync_workers_with_uneven_data_leave_and_join_without_a_hang(transport: str):
+def test_sync_workers_with_uneven_data_leave_and_join_without_a_hang():
     manifest = make_manifest(consistency="sync", rule=ADD, reduction="sum")
     steps = [[5, 0], [2, 7], [0, 3]]
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
 
         def work(client, mine):
@@ -349,11 +344,11 @@ def test_sync_workers_with_uneven_data_leave_and_join_without_a_hang(transport: 
 
 
 @pytest.mark.fault("F34")
-def test_sync_join_between_two_servers_clocks_gives_both_the_same_gradients(transport: str):
+def test_sync_join_between_two_servers_clocks_gives_both_the_same_gradients():
     """Server 1 has completed clock 1 without the joining worker, server 0 has not."""
     manifest = make_manifest(consistency="sync", rule=ADD, reduction="sum")
     pieces = slice_by_server(Layout.of(manifest), 2)
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         _, joining = bed.workers(manifest, filled(manifest))
         joining.leave()
         ones = filled(manifest, 1.0)
@@ -383,10 +378,10 @@ def test_sync_join_between_two_servers_clocks_gives_both_the_same_gradients(tran
 
 
 @pytest.mark.fault("F34")
-def test_sync_worker_joining_in_the_middle_meets_the_same_clock_on_all_servers(transport: str):
+def test_sync_worker_joining_in_the_middle_meets_the_same_clock_on_all_servers():
     """One worker steps all the time, the other joins and leaves at any moment."""
     manifest = make_manifest(consistency="sync", statistics=4, bucket_bytes=256)
-    with cluster(transport, num_servers=3, num_workers=2) as bed:
+    with cluster(num_servers=3, num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
 
         def steady():
@@ -407,9 +402,9 @@ def test_sync_worker_joining_in_the_middle_meets_the_same_clock_on_all_servers(t
         assert len({stats.clock for stats in clients[0].stats()}) == 1
 
 
-def test_sync_push_after_leave_says_join(transport: str):
+def test_sync_push_after_leave_says_join():
     manifest = make_manifest(consistency="sync")
-    with cluster(transport) as bed:
+    with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         client.leave()
         with pytest.raises(ServerPhaseError, match="join"):
@@ -419,9 +414,9 @@ def test_sync_push_after_leave_says_join(transport: str):
 
 
 @pytest.mark.slow
-def test_sync_barrier_times_out_naming_the_missing_worker(transport: str):
+def test_sync_barrier_times_out_naming_the_missing_worker():
     manifest = make_manifest(consistency="sync")
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         bed.workers(manifest, filled(manifest))
         hasty = bed.client(1, timeout_s=1.0)
         hasty.attach()
@@ -432,9 +427,9 @@ def test_sync_barrier_times_out_naming_the_missing_worker(transport: str):
 
 
 @pytest.mark.fault("F02")
-def test_sync_lost_worker_ends_the_waiting_push_typed(transport: str):
+def test_sync_lost_worker_ends_the_waiting_push_typed():
     manifest = make_manifest(consistency="sync")
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
 
         def lose():
@@ -457,9 +452,9 @@ def test_sync_lost_worker_ends_the_waiting_push_typed(transport: str):
 
 
 @pytest.mark.fault("F02")
-def test_sync_can_continue_without_the_lost_worker(transport: str):
+def test_sync_can_continue_without_the_lost_worker():
     manifest = make_manifest(consistency="sync", rule=ADD)
-    with cluster(transport, num_workers=2, on_lost="continue") as bed:
+    with cluster(num_workers=2, on_lost="continue") as bed:
         clients = bed.workers(manifest, filled(manifest))
 
         def lose():
@@ -481,9 +476,9 @@ def test_sync_can_continue_without_the_lost_worker(transport: str):
 
 
 @pytest.mark.fault("F01")
-def test_async_goes_on_when_a_worker_is_lost(transport: str):
+def test_async_goes_on_when_a_worker_is_lost():
     manifest = make_manifest(rule=ADD)
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
         clients[1].push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         bed.driver().worker_lost(1)
@@ -495,9 +490,9 @@ def test_async_goes_on_when_a_worker_is_lost(transport: str):
 
 @pytest.mark.fault("F06")
 @pytest.mark.fault("F20")
-def test_a_fenced_incarnation_is_refused_and_its_successor_is_not(transport: str):
+def test_a_fenced_incarnation_is_refused_and_its_successor_is_not():
     manifest = make_manifest(rule=ADD)
-    with cluster(transport, num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (old,) = bed.workers(manifest, filled(manifest))
         old.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         bed.driver().fence(0, 1)
@@ -510,9 +505,9 @@ def test_a_fenced_incarnation_is_refused_and_its_successor_is_not(transport: str
         assert [stats.workers[0].pushes for stats in new.stats()] == [2, 2]
 
 
-def test_a_late_report_of_an_old_incarnation_spares_the_new_one(transport: str):
+def test_a_late_report_of_an_old_incarnation_spares_the_new_one():
     manifest = make_manifest(rule=ADD)
-    with cluster(transport) as bed:
+    with cluster() as bed:
         bed.workers(manifest, filled(manifest))
         new = bed.client(0, incarnation=1)
         new.attach()
@@ -521,9 +516,9 @@ def test_a_late_report_of_an_old_incarnation_spares_the_new_one(transport: str):
         assert new.push(filled(manifest, 1.0), hyper=HYPER, rows=1).clock == 2
 
 
-def test_two_clients_of_one_worker_do_not_disturb_each_other(transport: str):
+def test_two_clients_of_one_worker_do_not_disturb_each_other():
     manifest = make_manifest(rule=ADD)
-    with cluster(transport) as bed:
+    with cluster() as bed:
         (one,) = bed.workers(manifest, filled(manifest))
         other = bed.client(0)
         other.attach()
@@ -532,9 +527,9 @@ def test_two_clients_of_one_worker_do_not_disturb_each_other(transport: str):
         assert bed.pulled(one)["trainable"][0] == 4.0
 
 
-def test_assign_replaces_values_and_keeps_optimizer_slots(transport: str):
+def test_assign_replaces_values_and_keeps_optimizer_slots():
     manifest = make_manifest(rule=Adam())
-    with cluster(transport, num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         grads = random_arrays(manifest, 3)
         client.push(grads, hyper=HYPER, rows=1)
@@ -547,8 +542,8 @@ def test_assign_replaces_values_and_keeps_optimizer_slots(transport: str):
         assert np.allclose(second, first, atol=1e-4), "Adam's moments and step went on"
 
 
-def test_rendezvous_gives_all_values_by_rank(transport: str):
-    with cluster(transport, num_servers=2, num_workers=3) as bed:
+def test_rendezvous_gives_all_values_by_rank():
+    with cluster(num_servers=2, num_workers=3) as bed:
         clients = [bed.client(rank) for rank in range(3)]
         for _ in range(2):  # the same key may be used again
             works = [
@@ -559,9 +554,9 @@ def test_rendezvous_gives_all_values_by_rank(transport: str):
 
 
 @pytest.mark.fault("F34")
-def test_rendezvous_does_not_wait_for_finished_or_lost_workers(transport: str):
+def test_rendezvous_does_not_wait_for_finished_or_lost_workers():
     manifest = make_manifest()
-    with cluster(transport, num_workers=3) as bed:
+    with cluster(num_workers=3) as bed:
         clients = bed.workers(manifest, filled(manifest))
         clients[1].finish()
         clients[1].finish()
@@ -578,9 +573,9 @@ def test_rendezvous_does_not_wait_for_finished_or_lost_workers(transport: str):
             clients[1].rendezvous("k", b"", timeout_s=1)
 
 
-def test_rendezvous_times_out_naming_the_missing(transport: str):
+def test_rendezvous_times_out_naming_the_missing():
     with (
-        cluster(transport, num_workers=3) as bed,
+        cluster(num_workers=3) as bed,
         pytest.raises(RequestTimeout, match=r"'epoch-3' still waits for worker 1, 2"),
     ):
         bed.client(0).rendezvous("epoch-3", b"", timeout_s=1.0)
@@ -588,9 +583,9 @@ def test_rendezvous_times_out_naming_the_missing(transport: str):
 
 @pytest.mark.fault("F48")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_async_refuses_a_nonfinite_gradient_and_leaves_its_bucket(transport: str, bad: float):
+def test_async_refuses_a_nonfinite_gradient_and_leaves_its_bucket(bad: float):
     manifest = make_manifest(rule=ADD)
-    with cluster(transport) as bed:
+    with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         grads = filled(manifest, 1.0)
         grads["trainable"][700] = bad
@@ -604,9 +599,9 @@ def test_async_refuses_a_nonfinite_gradient_and_leaves_its_bucket(transport: str
 
 
 @pytest.mark.fault("F48")
-def test_sync_refused_gradient_counts_as_null_so_the_others_go_on(transport: str):
+def test_sync_refused_gradient_counts_as_null_so_the_others_go_on():
     manifest = make_manifest(consistency="sync", rule=ADD)
-    with cluster(transport, num_servers=2, num_workers=2) as bed:
+    with cluster(num_servers=2, num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
         grads = filled(manifest, 1.0)
         grads["trainable"][0] = np.nan
@@ -622,9 +617,9 @@ def test_sync_refused_gradient_counts_as_null_so_the_others_go_on(transport: str
 
 
 @pytest.mark.fault("F48")
-def test_sync_a_refused_worker_may_push_again_at_once(transport: str):
+def test_sync_a_refused_worker_may_push_again_at_once():
     manifest = make_manifest(consistency="sync", rule=ADD)
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         (server,) = bed.servers
         first, second = bed.workers(manifest, filled(manifest))
 
@@ -642,9 +637,9 @@ def test_sync_a_refused_worker_may_push_again_at_once(transport: str):
         assert bed.pulled(first)["trainable"][0] == 5.0
 
 
-def test_sync_sum_that_overflows_is_refused_and_changes_nothing(transport: str):
+def test_sync_sum_that_overflows_is_refused_and_changes_nothing():
     manifest = make_manifest(consistency="sync", rule=ADD, reduction="sum")
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
         huge = filled(manifest, 3e38)
         results = run_all(*(partial(c.push, huge, hyper=HYPER, rows=1) for c in clients))
@@ -652,9 +647,9 @@ def test_sync_sum_that_overflows_is_refused_and_changes_nothing(transport: str):
         assert bed.pulled(clients[0])["trainable"][0] == 0.0
 
 
-def test_seeding_nonfinite_values_is_refused(transport: str):
+def test_seeding_nonfinite_values_is_refused():
     manifest = make_manifest()
-    with cluster(transport) as bed:
+    with cluster() as bed:
         values = filled(manifest)
         values["trainable"][3] = np.nan
         with pytest.raises(NonFiniteGradient, match="dense/kernel"):
@@ -716,9 +711,9 @@ def test_rows_of_a_push_are_checked():
 
 
 @pytest.mark.attack("A15")
-def test_roles_are_checked_on_the_wire(transport: str):
+def test_roles_are_checked_on_the_wire():
     manifest = make_manifest()
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         chief, other = bed.workers(manifest, filled(manifest))
         for call in (
             lambda: chief.stop_servers("no"),
@@ -735,16 +730,16 @@ def test_roles_are_checked_on_the_wire(transport: str):
             bed.client(role=Role.FEEDER).describe()
 
 
-def test_endpoints_in_the_wrong_order_are_refused(transport: str):
-    with cluster(transport, num_servers=2) as bed:
+def test_endpoints_in_the_wrong_order_are_refused():
+    with cluster(num_servers=2) as bed:
         client = bed.client(endpoints=bed.endpoints[::-1])
         with pytest.raises(PSSettingsError, match="order of ranks"):
             client.describe()
 
 
-def test_a_client_of_another_cluster_size_is_refused(transport: str):
+def test_a_client_of_another_cluster_size_is_refused():
     manifest = make_manifest()
-    with cluster(transport, num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         bed.workers(manifest, filled(manifest))
         with pytest.raises(ManifestMismatch, match="2 servers and 1 workers"):
             bed.client(endpoints=bed.endpoints[:1]).attach()
@@ -752,9 +747,9 @@ def test_a_client_of_another_cluster_size_is_refused(transport: str):
             bed.client(endpoints=bed.endpoints[:1]).seed(manifest, filled(manifest))
 
 
-def test_stop_ends_waiting_pushes_and_still_answers_pulls(transport: str):
+def test_stop_ends_waiting_pushes_and_still_answers_pulls():
     manifest = make_manifest(consistency="sync")
-    with cluster(transport, num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest, 1.0))
         (server,) = bed.servers
 
@@ -772,7 +767,7 @@ def test_stop_ends_waiting_pushes_and_still_answers_pulls(transport: str):
 
 
 @pytest.mark.parametrize("consistency", ["async", "sync"])
-def test_a_saved_run_goes_on_in_new_servers(transport: str, consistency: str, tmp_path: Path):
+def test_a_saved_run_goes_on_in_new_servers(consistency: str, tmp_path: Path):
     manifest = make_manifest(rule=Adam(), consistency=consistency, statistics=5)
 
     def steps(client, into, numbers):
@@ -780,12 +775,12 @@ def test_a_saved_run_goes_on_in_new_servers(transport: str, consistency: str, tm
             client.push_pull(random_arrays(manifest, step), into, hyper=HYPER, rows=4)
 
     whole, resumed = filled(manifest), filled(manifest)
-    with cluster(transport, num_servers=2) as bed:
+    with cluster(num_servers=2) as bed:
         (client,) = bed.workers(manifest, random_arrays(manifest, 99))
         steps(client, whole, range(3))
         client.save(tmp_path, 3)
         steps(client, whole, range(3, 6))
-    with cluster(transport, num_servers=3) as bed:
+    with cluster(num_servers=3) as bed:
         client = bed.client()
         assert client.restore(tmp_path) == 3
         assert [server.clock for server in client.describe()] == [3] * 3
@@ -794,18 +789,18 @@ def test_a_saved_run_goes_on_in_new_servers(transport: str, consistency: str, tm
     assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_restore_into_a_serving_shard_is_refused(transport: str, tmp_path: Path):
+def test_restore_into_a_serving_shard_is_refused(tmp_path: Path):
     manifest = make_manifest()
-    with cluster(transport) as bed:
+    with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         client.save(tmp_path, 1)
         with pytest.raises(ServerPhaseError, match="EMPTY"):
             client.restore(tmp_path)
 
 
-def test_a_step_is_saved_once(transport: str, tmp_path: Path):
+def test_a_step_is_saved_once(tmp_path: Path):
     manifest = make_manifest()
-    with cluster(transport) as bed:
+    with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         client.save(tmp_path, 1)
         with pytest.raises(CheckpointError, match="step 1 exists"):
@@ -817,7 +812,7 @@ def test_a_step_is_saved_once(transport: str, tmp_path: Path):
 @pytest.mark.fault("F08")
 def test_a_live_client_of_restored_servers_goes_on_and_the_loss_is_counted(tmp_path: Path):
     manifest = make_manifest(rule=ADD)
-    with cluster("inproc") as bed:
+    with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         ones = filled(manifest, 1.0)
         client.push(ones, hyper=HYPER, rows=1)
@@ -835,7 +830,7 @@ def test_a_live_client_of_restored_servers_goes_on_and_the_loss_is_counted(tmp_p
 @pytest.mark.fault("F30")
 def test_a_server_that_was_restarted_empty_is_noticed():
     manifest = make_manifest(rule=ADD)
-    with cluster("inproc") as bed:
+    with cluster() as bed:
         (client,) = bed.workers(manifest, filled(manifest))
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         restart(bed)

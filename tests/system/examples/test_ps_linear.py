@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "ps_linear.py"
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("consistency", ["async", "sync"])
+@pytest.mark.parametrize("consistency", [pytest.param("async", marks=pytest.mark.long), "sync"])
 def test_the_weights_match_least_squares(consistency: str):
     steps = 150
     result = subprocess.run(

@@ -124,16 +124,3 @@ def test_the_program_in_the_readme_trains(tmp_path):
         check=True,
     )
     assert abs(float(result.stdout.split()[-1]) - 3.0) < 0.5  # the line is 2 a - b
-
-
-def test_linear_model_without_spark_and_tensorflow():
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "ps_linear.py")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.strip()

@@ -155,6 +155,7 @@ def test_rows_of_a_full_table_come_back_from_a_chain_of_deltas(directory: str, t
         assert dict(zip(arrays["tables/user/ids"].tolist(), exported, strict=True)) == saved
 
 
+@pytest.mark.long
 @pytest.mark.fault("F40")
 def test_a_save_is_repeated_when_a_datanode_is_killed_while_it_is_written(
     hdfs: LocalHdfs, directory: str, monkeypatch

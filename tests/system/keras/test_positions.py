@@ -136,15 +136,18 @@ def stop_and_save(files: Path, directory: Path, options: dict, num_workers: int,
     assert saved.is_set()
 
 
+SYNC = {"consistency": "sync", "reduction": "sum"}
+ASYNC = {"consistency": "async", "staleness_aware": False}
+
+
 @pytest.mark.parametrize(
     ("options", "workers"),
     [
-        ({"consistency": "sync", "reduction": "sum"}, (2, 2)),
-        ({"consistency": "sync", "reduction": "sum"}, (2, 1, 3)),
-        ({"consistency": "async", "staleness_aware": False}, (2, 3)),
-        ({"consistency": "async", "staleness_aware": False, "pipeline": 2}, (1, 2)),
+        pytest.param(SYNC, (2, 2), marks=pytest.mark.long, id="sync, the same"),
+        pytest.param(SYNC, (2, 1, 3), id="sync, others twice"),
+        pytest.param(ASYNC, (2, 3), marks=pytest.mark.long, id="async, others"),
+        pytest.param({**ASYNC, "pipeline": 2}, (1, 2), id="pipelined"),
     ],
-    ids=["sync, the same", "sync, others twice", "async, others", "pipelined"],
 )
 def test_every_row_is_in_the_parameters_once_per_epoch(files, tmp_path, caplog, options, workers):
     caplog.set_level(logging.INFO)
@@ -162,7 +165,6 @@ def test_every_row_is_in_the_parameters_once_per_epoch(files, tmp_path, caplog, 
 
 
 def test_a_run_that_was_done_reads_nothing(files, tmp_path):
-    options = {"consistency": "sync", "reduction": "sum"}
     with serving(2) as cluster:
         run(cluster, files, options)
         cluster.contexts[0].client.save(tmp_path / "saves", None)
@@ -176,7 +178,6 @@ def test_a_run_that_was_done_reads_nothing(files, tmp_path):
 
 
 def test_what_cannot_go_on_is_refused(files, tmp_path, caplog):
-    options = {"consistency": "sync", "reduction": "sum"}
     stop_and_save(files, tmp_path / "saves", options, 1, (0, 2))
     with serving(1) as cluster:
         ctx = cluster.contexts[0]

@@ -201,6 +201,7 @@ def test_a_cluster_works_after_one_that_failed(spark):
     assert cluster.failures == ()
 
 
+@pytest.mark.long
 @pytest.mark.fault("F16")
 def test_shutdown_works_in_every_phase_twice_and_from_another_thread(spark):
     reserved = _reserve(spark)
@@ -224,6 +225,7 @@ def test_shutdown_works_in_every_phase_twice_and_from_another_thread(spark):
         cluster.train(_rows(spark))
 
 
+@pytest.mark.long
 @pytest.mark.fault("F16")
 def test_calls_out_of_order_name_the_phase(spark):
     with _reserve(spark) as cluster:
@@ -329,6 +331,7 @@ def test_a_node_that_does_not_come_is_named_at_the_timeout(spark, tmp_path):
         again.start(nothing, None)
 
 
+@pytest.mark.long
 @pytest.mark.fault("F56")
 def test_what_cannot_be_pickled_is_named_before_any_node_starts(spark):
     with _reserve(spark) as cluster:

@@ -156,10 +156,20 @@ def train_with_one(spark: Any, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("number", "of_feeders", "of_train"),
     [
-        (0, "TrainerFailed: worker:0: the loss is gone", "ZeroDivisionError: the loss is gone"),
-        (signal.SIGKILL, "NoWorkerLeft: .*worker:0: PeerGone", "worker:0.*SIGKILL"),
+        pytest.param(
+            *(
+                0,
+                "TrainerFailed: worker:0: the loss is gone",
+                "ZeroDivisionError: the loss is gone",
+            ),
+            marks=pytest.mark.long,
+            id="raises",
+        ),
+        pytest.param(
+            *(signal.SIGKILL, "NoWorkerLeft: .*worker:0: PeerGone", "worker:0.*SIGKILL"),
+            id="killed",
+        ),
     ],
-    ids=["raises", "killed"],
 )
 def test_feeders_that_wait_fail_with_a_trainer_that_dies(
     spark, tmp_path, monkeypatch, number, of_feeders, of_train

@@ -131,8 +131,8 @@ def _kill_driver_jvm(app: App) -> None:
     ("master", "how", "expected"),
     [
         pytest.param(THREADS, _end_success, "ENDED", marks=pytest.mark.long),
-        (THREADS, _end_failure, "here this program fails"),
-        (THREADS, _end_interrupt, "KeyboardInterrupt"),
+        pytest.param(THREADS, _end_failure, "here this program fails", marks=pytest.mark.long),
+        pytest.param(THREADS, _end_interrupt, "KeyboardInterrupt", marks=pytest.mark.long),
         pytest.param(EXECUTORS, _kill_driver_whole, "", marks=pytest.mark.fault("F13")),
         pytest.param(THREADS, _kill_driver_python, "", marks=pytest.mark.fault("F13")),
         pytest.param(EXECUTORS, _kill_driver_jvm, "", marks=pytest.mark.fault("F13")),

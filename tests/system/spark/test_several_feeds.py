@@ -44,6 +44,7 @@ def rows_of(spark, first, count):
     return spark.parallelize(range(first, first + count), 3).map(lambda row: row)
 
 
+@pytest.mark.long
 def test_a_feed_that_nobody_reads_is_named_and_the_other_goes_on(spark):
     with TFCluster.reserve(
         spark, 2, num_ps=0, input_mode=InputMode.SPARK, queues=("input", "unread"), config=CONFIG
