@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from feeding.arrow.arrays import DTYPES
 from feeding.columnar.chunk import Array, Chunk, Column
 from feeding.columnar.schema import ColumnGroup, ColumnSpec
 from feeding.errors import ResultTypeError
@@ -82,7 +83,7 @@ def _tensor(values: Array, spec: ColumnSpec, field: pa.Field, kind: pa.DataType)
 def _numbers(values: Array, spec: ColumnSpec, field: pa.Field, kind: pa.DataType) -> pa.Array:
     if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise _misfit(spec, field)
-    dtype = np.dtype(kind.to_pandas_dtype())
+    dtype = np.dtype(DTYPES[kind.id])
     logical = np.dtype(spec.dtype)
     if (logical.kind == "b") != (dtype.kind == "b") or (logical.kind == "f" != dtype.kind):
         raise _misfit(spec, field)

@@ -210,7 +210,8 @@ def _numbers(
     column: ArrowColumn, values: Array, offsets: Array | None, lacking: Array | None
 ) -> pa.Array:
     item = column.item_type
-    dtype = "bool" if pa.types.is_boolean(item) else item.to_pandas_dtype()().dtype.name
+    # to_pandas_dtype() says the same, but pyarrow 18 imports pandas for it.
+    dtype = pa.array([], item).to_numpy(zero_copy_only=False).dtype.name
     values = narrowed(column.name, dtype, values, offsets)
     if lacking is not None:
         values = _spread(values, lacking)
