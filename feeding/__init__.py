@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from feeding.formats.tfrecord.from_rows import encode_example
     from feeding.receiver.data_feed import DataFeed
 
+_PART_OF = "tfos"  # tfos/import_check.py looks for this line
+
 __all__ = [
     "Batch",
     "DataFeed",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ps.manifest.table_spec import Admission, TableSpec
     from ps.server.server import PSServer
 
+_PART_OF = "tfos"  # tfos/import_check.py looks for this line
+
 __all__ = [
     "Admission",
     "GroupSpec",

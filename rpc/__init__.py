@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rpc.endpoint import Endpoint
     from rpc.errors import RpcError, TFOSError
 
+_PART_OF = "tfos"  # tfos/import_check.py looks for this line
+
 __all__ = [
     "Credentials",
     "Endpoint",

@@ -7,8 +7,10 @@ pyspark nor TensorFlow; node processes import parts of this package a thousand t
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
+from tfos.import_check import check_packages
 from tfos.version import __version__
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from tfos.config import Checkpoints, ClusterConfig, InputMode
     from tfos.datasource import register_data_sources
     from tfos.errors import NodeFailedError, TFOSError
+
+check_packages(os.path.dirname(os.path.dirname(__file__)))
 
 __all__ = [
     "Checkpoints",

@@ -67,7 +67,7 @@ LEVELS = {
         ("formats.csv", "formats.parquet", "sender"),
     ),
     "tfos": (
-        ("console", "failure", "version"),
+        ("console", "failure", "import_check", "version"),
         ("errors",),
         ("files", "phases", "topology"),
         ("config", "datasource", "keras"),
@@ -245,6 +245,12 @@ def test_modules_are_documented_and_functions_stay_small(path):
         and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
     ]
     assert not long
+
+
+@every_module
+def test_nothing_asks_pyarrow_for_pandas(path):
+    """The older supported ones import it then, and nothing installs pandas."""
+    assert ".to_pandas" not in path.read_text()
 
 
 @every_module
