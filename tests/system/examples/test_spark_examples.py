@@ -104,23 +104,3 @@ def test_late_flights_are_predicted_from_parquet_that_workers_read(tmp_path):
     program = ROOT / "examples" / "flights" / "flights_parquet.py"
     output = submit(program, *flags, master="local[4]", cwd=tmp_path)
     assert number(output, r"test AUC: (0\.\d+)") > 0.6
-
-
-def test_the_program_in_the_readme_trains(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    program = next(block for block in blocks if "TFCluster.reserve" in block)
-    script = tmp_path / "readme.py"
-    script.write_text(program)
-    submit(script, cwd=tmp_path)
-    exported = tmp_path / "line.keras"
-    assert exported.is_file()
-    check = "import keras, numpy as np, sys; m = keras.models.load_model(sys.argv[1])\n"
-    check += "print(float(m.predict(np.array([[2.0, 1.0]]), verbose=0)[0, 0]))"
-    result = subprocess.run(
-        [sys.executable, "-c", check, str(exported)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert abs(float(result.stdout.split()[-1]) - 3.0) < 0.5  # the line is 2 a - b
