@@ -71,7 +71,7 @@ def test_thousands_of_schedules_keep_every_promise(first: int):
 @pytest.mark.idle
 @pytest.mark.timeout(1800)
 def test_workers_that_join_about_a_restart_keep_every_promise():
-    run(seed for seed in RARE_ONES if joins_about_a_restart(Plan.of(seed)))
+    run([seed for seed in RARE_ONES if joins_about_a_restart(Plan.of(seed))])
 
 
 @pytest.mark.fault("F27")

@@ -166,7 +166,7 @@ def test_every_row_is_in_the_parameters_once_per_epoch(files, tmp_path, caplog, 
 
 def test_a_run_that_was_done_reads_nothing(files, tmp_path):
     with serving(2) as cluster:
-        run(cluster, files, options)
+        run(cluster, files, SYNC)
         cluster.contexts[0].client.save(tmp_path / "saves", None)
     with serving(1) as cluster:
         client = cluster.contexts[0].client
@@ -178,7 +178,7 @@ def test_a_run_that_was_done_reads_nothing(files, tmp_path):
 
 
 def test_what_cannot_go_on_is_refused(files, tmp_path, caplog):
-    stop_and_save(files, tmp_path / "saves", options, 1, (0, 2))
+    stop_and_save(files, tmp_path / "saves", SYNC, 1, (0, 2))
     with serving(1) as cluster:
         ctx = cluster.contexts[0]
         ctx.client.restore(tmp_path / "saves")

@@ -166,7 +166,9 @@ def train_with_one(spark: Any, arguments: dict[str, Any]) -> None:
             id="raises",
         ),
         pytest.param(
-            *(signal.SIGKILL, "NoWorkerLeft: .*worker:0: PeerGone", "worker:0.*SIGKILL"),
+            signal.SIGKILL,
+            "NoWorkerLeft: .*worker:0: PeerGone",
+            "worker:0.*SIGKILL",
             id="killed",
         ),
     ],
