@@ -136,13 +136,13 @@ class Footer:
         """Refuse a row group whose statistics count nulls in a column.
 
         Raises:
-            DataError: names file, row group, column and how many.
+            DataError: names file, row group, column and how many; or a column's name is damaged.
         """
         found = self.metadata.row_group(group)
         for name in names:
             for leaf in self.leaves([name]):
                 column = found.column(leaf)
-                if column.path_in_schema != name:
+                if self._path_of(group, column) != name:
                     continue  # `a.b` beside `a`
                 statistics = column.statistics if column.is_stats_set else None
                 if statistics is not None and statistics.has_null_count and statistics.null_count:
@@ -152,6 +152,16 @@ class Footer:
                         "them, or filter such rows out"
                     )
 
+    def _path_of(self, group: int, column: Any) -> str:
+        """Return a stored column's path: each row group repeats it, and pyarrow decodes it late."""
+        try:
+            return str(column.path_in_schema)
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.path}: row group {group}: the name of a column is no text: {error}; the "
+                "file is damaged"
+            ) from None
+
     def _chunk(self, group: int, column: Any) -> ColumnChunk:
         start = column.data_page_offset
         if column.dictionary_page_offset is not None and 0 < column.dictionary_page_offset < start:
@@ -159,10 +169,10 @@ class Footer:
         size, whole = column.total_compressed_size, column.total_uncompressed_size
         is_possible = size >= 0 and whole >= 0 and column.num_values >= 0
         if not (is_possible and len(_MAGIC) <= start <= start + size <= self.start):
+            name = self._path_of(group, column)
             raise DataError(
-                f"{self.path}: row group {group}: column {column.path_in_schema!r} is said to be "
-                f"{size} bytes at byte {start}, but pages lie between 4 and {self.start}; the file "
-                "is damaged"
+                f"{self.path}: row group {group}: column {name!r} is said to be {size} bytes at "
+                f"byte {start}, but pages lie between 4 and {self.start}; the file is damaged"
             )
         stop = min(start + size + _PADDING_BYTES, self.start)
         return ColumnChunk(start, stop, whole, column.num_values)
@@ -211,6 +221,8 @@ def _parsed(path: str, tail: bytes) -> pq.FileMetaData:
     try:
         metadata = pq.read_metadata(pa.BufferReader(_MAGIC + tail))
         groups = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+        for n in range(len(metadata.schema)):
+            _ = metadata.schema.column(n).path  # decoded when it is asked for
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise DataError(f"{path}: its footer is damaged: {one_line(error)}") from None
     if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:

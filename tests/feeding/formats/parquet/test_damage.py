@@ -164,6 +164,24 @@ def test_a_directory_in_the_place_of_a_file_and_a_file_that_changes(good, tmp_pa
 
 @pytest.mark.fault("F45")
 @pytest.mark.slow
+def test_a_name_in_the_footer_that_is_no_text_ends_typed(good, tmp_path):
+    whole = good.read_bytes()
+    letters = "".join(table().column_names).encode()
+    places = [at for at in range(footer_start(whole), len(whole) - 8) if whole[at] in letters]
+    assert len(places) > len(letters)
+    path = tmp_path / "broken.parquet"
+    refused = 0
+    for at in places:
+        path.write_bytes(whole[:at] + b"\x80" + whole[at + 1 :])
+        try:
+            rows_of(ParquetSource(str(path)))
+        except (DataError, FeedSettingsError):
+            refused += 1
+    assert refused > len(letters)
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_wrong_ends_typed(good, tmp_path_factory, data):
