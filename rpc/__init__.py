@@ -1,6 +1,10 @@
-"""Direct tensor RPC: authenticated frames over TCP, Unix sockets, shared memory and TLS.
+"""Tensor RPC: authenticated frames over TCP, TLS, Unix sockets and shared memory.
 
-Covers: the names that programs import. They load on first use.
+Public names: Endpoint (where a process listens), Credentials (the cluster's secret), Identity and
+Role (which process a peer is). They load on first use. `rpc.client.connection.connect` opens a
+connection, `rpc.server.listener.Listener` serves one.
+
+Packages, each importing from those before it only: auth, transport, wire, client and server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where a peer listens: one endpoint per process, with every way to reach it.
+"""Endpoint of a process: its TCP address, Unix socket, in-process name and host.
 
-Pure data; who connects decides the way by trying (rpc.client.connection).
+Pure data. The client tries the transports in turn (client.connect).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 class Endpoint(msgspec.Struct, frozen=True):
     """TCP address of a process and, for peers on the same host, its Unix socket.
 
-    `boot_id` tells hosts apart where IP addresses do not (containers, NAT, loopback).
+    `boot_id` identifies the host where IP addresses do not (containers, NAT, loopback).
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""The root of all errors of tfos, and everything the RPC layer can raise.
+"""Error tree: the root of all errors of tfos, and every error of the RPC layer.
 
 TFOSError                 base of every error that tfos raises, in any room and process
 ├── SettingsError         a value that cannot work; also a ValueError        → fix the call
@@ -16,7 +16,7 @@ RpcError
 ├── RemoteError           the other side's handler refused; connection survives
 ├── PortInUse             the address to bind is taken                   → choose another port
 ├── BusyError             a call is already under way on this connection → programming error
-└── ConnectionClosed           *this side* closed it earlier                  → programming error
+└── ConnectionClosed      *this side* closed it earlier                  → programming error
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SettingsError(TFOSError, ValueError):
 
 
 class RpcError(TFOSError):
-    """Base of all errors of this package."""
+    """Base of all errors of this room."""
 
 
 class AuthError(RpcError):
@@ -69,7 +69,13 @@ class DeadlineExceeded(TransportError):
 
 
 class RemoteError(RpcError):
-    """The handler on the other side refused the call; the connection stays usable."""
+    """The handler on the other side refused the call; the connection stays usable.
+
+    Args:
+        code: stable name of the error's class, for programs.
+        message: text for people.
+        details: further values by name.
+    """
 
     def __init__(self, code: str, message: str, details: Mapping[str, str] | None = None) -> None:
         super().__init__(code, message, dict(details or {}))
@@ -82,7 +88,7 @@ class RemoteError(RpcError):
 
 
 class PortInUse(RpcError):
-    """The address to bind is taken; the text says by whom where that can be found out."""
+    """The address to bind is taken; the text names the holder where /proc shows it."""
 
 
 class BusyError(RpcError):

@@ -1,12 +1,12 @@
-"""How long things took: a histogram of fixed size, cheap enough for every call.
+"""Latency histogram of fixed size, cheap enough for every call.
 
-Covers: counting durations, percentiles of them.
-Does not: measure (whoever calls), lock.
-Threads: one at a time writes; a reader in another thread may miss the last few counts.
+Covers: counting durations, their percentiles.
+Does not: measure, lock.
+Threads: one writer at a time; a reader in another thread may miss the last few counts.
 
-Bins grow with the durations: 8 of equal width per power of two, from 1 us on, so a percentile is
-exact to an eighth whatever the scale (the layout of HdrHistogram with 3 bits). Shorter durations
-than 8 us have bins of 1 us, longer ones than about an hour the last bin.
+Eight bins of equal width per power of two, from 1 us on, so a percentile is exact to an eighth at
+every scale. Below 8 us a bin is 1 us wide; the last bin holds everything above about an hour.
+Source: the bin layout of HdrHistogram (Tene), with 3 bits of precision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUM_BINS = (32 - _BITS) * _PER_OCTAVE + _PER_OCTAVE
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """A snapshot: how many, how long altogether, and the percentiles; zeros before the first."""
+    """Snapshot of a histogram: count, sum and percentiles; zeros before the first duration."""
 
     count: int = 0
     total_s: float = 0.0
@@ -30,15 +30,15 @@ class Latency(msgspec.Struct, frozen=True):
     """One of a hundred took longer; far above the median: something makes single calls wait."""
     max_s: float = 0.0
     octaves: tuple[int, ...] = ()
-    """How many took less than 1 us, 2 us, 4 us, 8 us ... and not less than the bound before; zeros
-    at the end are left out. They add, over processes and over time, where percentiles do not."""
+    """Counts per octave: below 1 us, 1 to 2 us, 2 to 4 us ...; trailing zeros are left out. Octaves
+    can be summed over processes and over time; percentiles cannot."""
 
     def __str__(self) -> str:
         return f"p50 {duration_text(self.p50_s)}, p99 {duration_text(self.p99_s)}"
 
 
 class LatencyHistogram:
-    """Durations counted in bins."""
+    """Counts durations in logarithmic bins."""
 
     __slots__ = ("_bins", "_max_s", "_total_s")
 

@@ -1,12 +1,12 @@
-"""One page of text over HTTP, for scrapers: read-only, and safe to leave open for days.
+"""HTTP server for one read-only page of text, for metrics scrapers.
 
-Covers: who may read it, limits on size, time and number of connections, one thread for all.
-Does not: know what stands on the page; TLS, keep-alive, any other method or path.
+Covers: who may read the page, limits on size, time and number of connections; one thread for all.
+Does not: know the page's content; TLS, keep-alive, any other method or path.
 Threads: one of its own runs everything, `render` too; `close` from any thread.
 
-Without a token only loopback may be bound, and a request must name a loopback host: a browser that
-a hostile site has rebound to this address sends that site's name. With a token it must come as
-`Authorization: Bearer`, which no browser sends by itself.
+Without a token the server binds to loopback only, and a request must name a loopback host: this
+refuses DNS rebinding, where a browser sends the name of a hostile site. With a token, a request
+carries it as `Authorization: Bearer`, which no browser sends by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_CONNECTIONS = 32
 CONNECTION_S = 10.0
 """For request and answer together."""
 FRESH_S = 1.0
-"""The page is made at most once in this time, whoever asks how often."""
+"""The page is rendered at most once in this time, however many requests come."""
 PATH = "/metrics"
 _END = b"\r\n\r\n"
 _RECEIVE_BYTES = 4096
@@ -45,13 +45,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Who may read the page."""
+    """Decides who may read the page."""
 
     token: bytes = field(default=b"", repr=False)
-    """Empty: anybody who names a loopback host."""
+    """Empty: every client that names a loopback host may read."""
 
     def answer(self, head: bytes) -> tuple[HTTPStatus, str]:
-        """Judge a request's head, up to and without the empty line; returns a reason if refused."""
+        """Check a request's head, without the empty line at its end.
+
+        Returns:
+            The status, and the reason if the request is refused.
+        """
         try:
             request, *lines = head.decode("ascii").split("\r\n")
             method, target, version = request.split(" ")
@@ -92,7 +96,7 @@ def _host_name(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this names this host to itself only; a name is not looked up."""
+    """Whether a host name or address is loopback; names are not resolved."""
     if host.lower() == "localhost":
         return True
     try:
@@ -102,21 +106,21 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(slots=True)
-class _Visitor:
+class _Client:
     sock: socket.socket
     deadline_s: float
     head: bytearray = field(default_factory=bytearray)
     rest: memoryview = field(default_factory=lambda: memoryview(b""))
-    """Of the answer, once there is one."""
+    """Bytes of the answer still to send."""
 
 
 class HttpPage:
     """Serves one page until it is closed.
 
     Args:
-        render: makes the page, UTF-8.
-        content_type: of the page.
-        token: who shows it may read; empty: local readers, without a proof.
+        render: returns the page, UTF-8.
+        content_type: the page's MIME type.
+        token: a client that presents it may read; empty: local clients may, without a token.
     """
 
     def __init__(self, render: Callable[[], bytes], content_type: str, *, token: str = "") -> None:
@@ -125,7 +129,7 @@ class HttpPage:
         self._readers = Readers(token.encode("ascii"))
         self._page = b""
         self._made_s = float("-inf")
-        self._visitors: dict[int, _Visitor] = {}  # by descriptor, oldest first
+        self._clients: dict[int, _Client] = {}  # by descriptor, oldest first
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._closing = threading.Event()
@@ -134,10 +138,14 @@ class HttpPage:
         self._close_lock = threading.Lock()
 
     def start(self, host: str, port: int) -> int:
-        """Listen and serve; returns the port, which the system chose if `port` was 0.
+        """Listen and serve; returns the port.
+
+        Args:
+            host: address to bind; without a token a loopback address.
+            port: 0 lets the kernel choose.
 
         Raises:
-            AuthError: others than this host could read it, and there is no token.
+            AuthError: other hosts could read the page, and there is no token.
             PortInUse: the text names the holder where it can be seen.
         """
         if not self._readers.token and not is_loopback(host):
@@ -154,27 +162,27 @@ class HttpPage:
         return int(listener.getsockname()[1])
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Stop listening and cut who is connected. Idempotent."""
+        """Stop listening and close all connections. Idempotent."""
         with self._close_lock:
             if self._closing.is_set():
                 return
             self._closing.set()
             os.eventfd_write(self._wake, 1)
         if self._listener is None:
-            self._end()
+            self._release()
         else:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                self._turn()
+                self._serve_ready()
         finally:
-            self._end()
+            self._release()
 
-    def _end(self) -> None:
-        for visitor in list(self._visitors.values()):
-            self._forget(visitor)
+    def _release(self) -> None:
+        for client in list(self._clients.values()):
+            self._drop(client)
         if self._listener is not None:
             self._listener.close()
         self._selector.close()
@@ -182,20 +190,20 @@ class HttpPage:
             self._closing.set()
             os.close(self._wake)
 
-    def _turn(self) -> None:
-        first = next(iter(self._visitors.values()), None)
+    def _serve_ready(self) -> None:
+        first = next(iter(self._clients.values()), None)
         wait_s = None if first is None else max(0.0, first.deadline_s - time.monotonic())
         for key, _ in self._selector.select(wait_s):
             if key.fileobj is self._listener:
                 self._accept()
-            elif (visitor := self._visitors.get(key.fd)) is not None and visitor is key.data:
-                # Else it gave way earlier in this turn, and its descriptor may be another's by now.
-                self._serve(visitor)
+            elif (client := self._clients.get(key.fd)) is not None and client is key.data:
+                # Otherwise it was evicted in this turn, and its descriptor may be reused by now.
+                self._serve(client)
         now_s = time.monotonic()
-        for visitor in list(self._visitors.values()):
-            if visitor.deadline_s > now_s:
+        for client in list(self._clients.values()):
+            if client.deadline_s > now_s:
                 break
-            self._forget(visitor)
+            self._drop(client)
 
     def _accept(self) -> None:
         if self._listener is None:
@@ -209,43 +217,46 @@ class HttpPage:
             self._evict_oldest()
             self._closing.wait(_PAUSE_S)
             return
-        if len(self._visitors) >= MAX_CONNECTIONS:
+        if len(self._clients) >= MAX_CONNECTIONS:
             self._evict_oldest()
         sock.setblocking(False)
-        visitor = _Visitor(sock, time.monotonic() + CONNECTION_S)
-        self._visitors[sock.fileno()] = visitor
-        self._selector.register(sock, selectors.EVENT_READ, visitor)
+        client = _Client(sock, time.monotonic() + CONNECTION_S)
+        self._clients[sock.fileno()] = client
+        self._selector.register(sock, selectors.EVENT_READ, client)
 
-    def _serve(self, visitor: _Visitor) -> None:
+    def _serve(self, client: _Client) -> None:
         try:
-            if not visitor.rest and not self._hear(visitor):
+            if not client.rest and not self._receive(client):
                 return
-            sent = visitor.sock.send(visitor.rest)
+            sent = client.sock.send(client.rest)
         except BlockingIOError:
             return
         except OSError:
-            self._forget(visitor)
+            self._drop(client)
             return
-        visitor.rest = visitor.rest[sent:]
-        if not visitor.rest:
-            self._forget(visitor)
+        client.rest = client.rest[sent:]
+        if not client.rest:
+            self._drop(client)
 
-    def _hear(self, visitor: _Visitor) -> bool:
-        """Read on; returns whether there is an answer to send by now."""
-        data = visitor.sock.recv(_RECEIVE_BYTES)
+    def _receive(self, client: _Client) -> bool:
+        """Read more of the request; returns whether an answer is ready."""
+        data = client.sock.recv(_RECEIVE_BYTES)
         if not data:
-            self._forget(visitor)
+            self._drop(client)
             return False
-        visitor.head += data
-        head, end, _ = visitor.head.partition(_END)
+        client.head += data
+        head, end, _ = client.head.partition(_END)
         if len(head) > MAX_HEAD_BYTES:
-            status, reason = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "a shorter request, please"
+            status, reason = (
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "the request's head is too long",
+            )
         elif not end:
             return False
         else:
             status, reason = self._readers.answer(bytes(head))
-        visitor.rest = memoryview(self._response(status, reason, is_head=head[:5] == b"HEAD "))
-        self._selector.modify(visitor.sock, selectors.EVENT_WRITE, visitor)
+        client.rest = memoryview(self._response(status, reason, is_head=head[:5] == b"HEAD "))
+        self._selector.modify(client.sock, selectors.EVENT_WRITE, client)
         return True
 
     def _response(self, status: HTTPStatus, reason: str, *, is_head: bool) -> bytes:
@@ -276,12 +287,12 @@ class HttpPage:
         return self._page
 
     def _evict_oldest(self) -> None:
-        for visitor in self._visitors.values():
-            self._forget(visitor)
+        for client in self._clients.values():
+            self._drop(client)
             return
 
-    def _forget(self, visitor: _Visitor) -> None:
-        del self._visitors[visitor.sock.fileno()]
+    def _drop(self, client: _Client) -> None:
+        del self._clients[client.sock.fileno()]
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(visitor.sock)
-        visitor.sock.close()
+            self._selector.unregister(client.sock)
+        client.sock.close()

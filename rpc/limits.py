@@ -1,4 +1,4 @@
-"""What one side of a connection accepts and spends; one frozen record for the whole package."""
+"""Limits: what one side of a connection accepts and spends; one frozen record for all of rpc."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GiB = 1024 * _MiB
 
 MIN_RING_BYTES = 4 * _KiB
 MAX_RING_BYTES = 1 * _GiB
-"""What a peer may offer as its ring of shared memory."""
+"""Bounds of the ring size that a peer may offer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Limits:
     max_reply_bytes: int = 1 * _MiB
     """Memory that a client takes for the payload of a reply when the caller gave no buffers."""
     handshake_timeout_s: float = 5.0
-    """From accepting a connection to its proof; it is closed at the end of it."""
+    """From accepting a connection to its proof; after that the connection is closed."""
     max_handshakes: int = 1024
     """Connections that have not proved themselves yet; one more closes the oldest."""
     max_handshakes_per_peer: int = 512
@@ -32,17 +32,17 @@ class Limits:
     max_connections: int = 4096
     """Authenticated connections of one listener; each costs a thread."""
     stall_timeout_s: float = 20.0
-    """How long a peer that began a frame may move no byte of it. TCP cuts at the same time."""
+    """How long a peer may pause inside a frame. TCP_USER_TIMEOUT is the same."""
     min_bytes_per_s: int = 64 * _KiB
-    """Slowest payload that is served, after a first `stall_timeout_s`; a drip is cut."""
+    """Slowest accepted payload, after a first `stall_timeout_s`; slower connections are closed."""
     send_buffer_bytes: int | None = None
     """Kernel's send buffer of a socket; None lets the kernel grow it as needed: fastest."""
     shared_ring_bytes: int = 2 * _MiB
-    """Shared memory per direction between two processes of one host; 0 leaves them the socket."""
+    """Shared memory per direction between two processes of one host; 0 disables it."""
     max_shared_bytes: int = 256 * _MiB
-    """The same of one listener, both directions; further local peers get the socket."""
+    """Shared memory of one listener, both directions; further local peers use the socket."""
     receive_buffer_bytes: int | None = None
-    """The same for receiving."""
+    """Kernel's receive buffer of a socket; None as above."""
 
     def __post_init__(self) -> None:
         ring = self.shared_ring_bytes

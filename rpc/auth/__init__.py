@@ -1,4 +1,4 @@
-"""Authentication of a connection.
+"""Authentication of a connection: the HMAC handshake, and certificates for TLS.
 
-The mutual challenge-response handshake and certificates for TLS.
+Public names: `handshake.ClientHandshake`, `handshake.ServerHandshake`, `certificates.tls_context`.
 """

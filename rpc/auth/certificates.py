@@ -1,8 +1,9 @@
-"""Certificates of the data plane: what a process shows, what must be true of its peer's.
+"""TLS certificates of the data plane: loading a process's own, checking the peer's.
 
-Covers: key, certificate and authority of one process, the name that ties them to one cluster, the
-ssl contexts: TLS 1.3 alone, certificates on both sides.
-Does not: make certificates (tfos.control.authority; by hand: SECURITY.md), move bytes (tls_stream).
+Covers: key, certificate and authority of one process, the DNS name that ties a certificate to one
+cluster, ssl contexts (TLS 1.3 only, certificates on both sides).
+Does not: issue certificates (tfos.control.authority; by hand: SECURITY.md), move bytes
+(transport.tls_stream).
 Threads: any.
 """
 
@@ -34,6 +35,11 @@ class TlsCredentials:
     def from_files(cls, cert: str | Path, key: str | Path, ca: str | Path) -> Self:
         """Read them from PEM files; only its owner may read the key.
 
+        Args:
+            cert: path of this process's certificate.
+            key: path of its private key, unencrypted, of mode 0600 or 0400.
+            ca: path of the certificate of the cluster's authority.
+
         Raises:
             PermissionError: others may read the key.
             OSError: a file cannot be read.
@@ -51,8 +57,8 @@ class TlsCredentials:
 def data_name(cluster_id: str) -> str:
     """Return the DNS name that every data plane certificate of the cluster carries.
 
-    It stands in the place of host names, so a process of another cluster is refused, also one with
-    the same authority, and no address has to be known in advance.
+    Certificates carry it instead of host names. So a process of another cluster is refused even if
+    the same authority signed its certificate, and no address has to be known in advance.
 
     Raises:
         ValueError: the cluster id cannot be part of a DNS name.
@@ -67,7 +73,11 @@ def data_name(cluster_id: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def tls_context(credentials: TlsCredentials, *, server_side: bool) -> ssl.SSLContext:
-    """Return the context for one side of connections.
+    """Return the SSL context for one side of connections.
+
+    Args:
+        credentials: certificate, key and authority of this process.
+        server_side: whether this process accepts the connections.
 
     Raises:
         AuthError: the key, the certificate or the authority cannot be used.
@@ -76,7 +86,7 @@ def tls_context(credentials: TlsCredentials, *, server_side: bool) -> ssl.SSLCon
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     if server_side:
-        context.num_tickets = 0  # nobody resumes: each connection shows its certificate
+        context.num_tickets = 0  # no session resumption: every connection presents its certificate
     try:
         context.load_verify_locations(cadata=credentials.ca_pem.decode())
         _load_own(context, credentials)
@@ -89,10 +99,15 @@ def tls_context(credentials: TlsCredentials, *, server_side: bool) -> ssl.SSLCon
 
 
 def check_cluster(certificate: Any, cluster_id: str) -> None:
-    """Refuse a client's certificate, which the authority has signed, if it is of another cluster.
+    """Refuse a client's certificate if it is for another cluster.
+
+    Args:
+        certificate: what `ssl.SSLSocket.getpeercert` returns for a certificate that the authority
+            has signed.
+        cluster_id: this cluster's id.
 
     Raises:
-        AuthError: it does not have the cluster's name.
+        AuthError: the certificate does not carry the cluster's name.
     """
     names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
     if data_name(cluster_id).lower() not in (name.lower() for name in names):
@@ -103,7 +118,7 @@ def check_cluster(certificate: Any, cluster_id: str) -> None:
 
 
 def _load_own(context: ssl.SSLContext, credentials: TlsCredentials) -> None:
-    """Load key and certificate; ssl takes them from a path only, so from memory that has one."""
+    """Load key and certificate through a memfd: ssl takes them from a path only."""
     descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:

@@ -1,13 +1,13 @@
-"""Mutual proof that both sides know the cluster's secret, before anything else is read.
+"""Mutual challenge-response handshake: both sides prove that they know the cluster's secret.
 
-    server -> client   32s server nonce                      (all that a stranger ever gets)
+    server -> client   32s server nonce                      (all that an unknown peer ever gets)
     client -> server   4s "TFRH" | u8 version | u8 options | u16 body_len | body | 32s tag
     server -> client   4s "TFRH" | u8 version | u8 options | u16 body_len | body | 32s tag
 
-    options    = 1 SHARE: this side can use shared memory (shared_stream). The client says what it
-                 wants, the server what of that it does too.
-                 2 PAYLOAD: this side wants integrity="payload" (sealed_stream); both must
-                 4 TLS: this side wants security="tls" (tls_stream); both must
+    options    = 1 SHARE: this side supports shared memory (transport.shm_stream). The client
+                 requests it, the server confirms what it supports too.
+                 2 PAYLOAD: this side uses integrity="payload" (transport.gmac_stream); both must
+                 4 TLS: this side uses security="tls" (transport.tls_stream); both must
     body       = msgpack array [cluster_id, role, rank, incarnation, nonce (32 bytes)], <= 512 bytes
     client tag = HMAC-SHA256(secret, "tfrp/client" || server nonce || client head and body)
     server tag = HMAC-SHA256(secret, "tfrp/server" || server nonce || client message
@@ -15,12 +15,15 @@
     frame keys = HMAC-SHA256(secret, "tfrp/key/c2s" || server nonce || both messages)
                  HMAC-SHA256(secret, "tfrp/key/s2c" || server nonce || both messages)
 
-The labels differ per side, so a message that is reflected proves nothing. Nonces of both sides are
-in every tag, so a recording proves nothing. A client that is refused gets no reason, only the end
-of the connection. A client of another version that has proved itself is told the server's version.
+The labels differ per side, so a reflected message proves nothing. Every tag covers the nonces of
+both sides, so a replayed message proves nothing. The server closes a refused connection without a
+reason. A client of another version that has proved itself gets an answer with the server's version.
 
-Covers: bytes in, bytes out, who the peer is, the frame keys.
-Does not: sockets, deadlines (doorkeeper, connection).  Pure, but for the random nonces.
+Covers: the bytes of both sides, the peer's identity, the keys of the frames.
+Does not: sockets, deadlines (server.authenticator, client.connect).
+Threads: pure, except for the random nonces.
+Source: SKID3 (Menezes et al., Handbook of Applied Cryptography, 10.17) with HMAC-SHA256 (RFC 2104);
+keys derived per direction as in HKDF-Expand (RFC 5869), with the transcript as context.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ _MAX_INCARNATION = 2**63 - 1
 
 
 class Options(enum.IntFlag):
-    """What a side can do beyond the plain protocol."""
+    """Optional parts of the protocol that a side supports."""
 
     NONE = 0
     SHARE = 1
@@ -62,7 +65,7 @@ class Options(enum.IntFlag):
 
 
 _AGREED = Options.PAYLOAD | Options.TLS
-"""What both sides must want alike: a side that wants less would weaken the other one."""
+"""Options that both sides must set alike: a side without one would weaken the other side."""
 
 
 class Role(enum.StrEnum):
@@ -76,10 +79,10 @@ class Role(enum.StrEnum):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a peer says it is; believed because it knows the secret.
+    """Role, rank and generation of a process; trusted because the peer knows the secret.
 
-    `incarnation` grows when a process is replaced, so that the old one can be told from the new
-    one.
+    `incarnation` is the generation of the process: a replacement of the same role and rank has a
+    higher one.
     """
 
     role: Role
@@ -98,7 +101,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Credentials:
-    """A cluster's name and its secret; the secret shows in no repr."""
+    """A cluster's id and its secret; `repr` never shows the secret."""
 
     cluster_id: str
     secret: bytes = field(repr=False)
@@ -106,8 +109,8 @@ class Credentials:
     """What is authenticated on TCP after the handshake: frames' headers and metas, or all bytes.
     All processes of a cluster must agree; `payload` needs the package cryptography."""
     tls: TlsCredentials | None = None
-    """With these TCP goes through TLS 1.3, handshake included: encrypted, and both sides show a
-    certificate of the cluster. All processes of a cluster must have some."""
+    """If set, TCP connections use TLS 1.3, the handshake included: they are encrypted, and both
+    sides present a certificate of the cluster. All processes of a cluster must set it."""
 
     def __post_init__(self) -> None:
         if self.tls is not None:
@@ -135,7 +138,7 @@ class Credentials:
 
     @property
     def options(self) -> Options:
-        """What every handshake with these has to agree on."""
+        """Options that every handshake with these credentials must agree on."""
         sealed = Options.PAYLOAD if self.integrity == "payload" else Options.NONE
         return sealed | (Options.NONE if self.tls is None else Options.TLS)
 
@@ -147,13 +150,13 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The result: who the peer is, and the key of each direction as this side sees it."""
+    """Result of a handshake: the peer's identity and the 32-byte MAC key of each direction."""
 
     peer: Identity
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
     options: Options = Options.NONE
-    """What both sides do."""
+    """Options that both sides use."""
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -168,7 +171,14 @@ _body_decoder = msgspec.msgpack.Decoder(_Body)
 
 
 class ServerHandshake:
-    """Server's side: send `greeting`, then feed `wanted` bytes each time until `session` is set."""
+    """Server's side: send `greeting`, then feed `wanted` bytes each time until `session` is set.
+
+    Args:
+        identity: this process.
+        credentials: the cluster's secret.
+        options: what this side supports beyond what `credentials` require.
+        nonces: 64 bytes, for tests; None draws them.
+    """
 
     def __init__(
         self,
@@ -183,7 +193,7 @@ class ServerHandshake:
         self.session: Session | None = None
         self.wanted = _HEAD.size
         self.refusal: RpcError | None = None
-        """Set for a peer that proved itself but cannot be served; send the bytes, then close."""
+        """Why a peer that proved itself cannot be served; send the answer, then close."""
         self._own_nonce = drawn[NONCE_BYTES:]
         self._options = options | credentials.options
         self._identity = identity
@@ -196,12 +206,14 @@ class ServerHandshake:
         Raises:
             AuthError: the peer did not prove that it knows the secret. Send nothing, close.
         """
+        # First the fixed head: it says how long the body is, and bounds what is read for it.
         if not self._head:
             self.wanted = _body_and_tag_bytes(data)
             self._head = data
             return b""
         self.wanted = 0
         message = self._head + data
+        # The tag before everything else: no field of an unproven message is looked at.
         _check_tag(self._credentials, b"tfrp/client" + self.greeting, message)
         required = self._credentials.options
         options = (self._options & message[_OPTIONS_AT]) | required
@@ -209,6 +221,8 @@ class ServerHandshake:
         tag = _tag(self._credentials, b"tfrp/server" + self.greeting + message, answer_head_body)
         answer = answer_head_body + tag
         peer_version = message[_VERSION_AT]
+        # The answer goes out although the client is refused: it knows the secret, and learns from
+        # the answer which version or setting differs.
         if peer_version != VERSION:
             self.refusal = VersionMismatch(_version_text("client", peer_version))
             return answer
@@ -222,7 +236,14 @@ class ServerHandshake:
 
 
 class ClientHandshake:
-    """Client's side: feed `wanted` bytes, send what comes back, until `session` is set."""
+    """Client's side: feed `wanted` bytes, send what comes back, until `session` is set.
+
+    Args:
+        identity: this process.
+        credentials: the cluster's secret.
+        options: what this side requests beyond what `credentials` require.
+        nonce: 32 bytes, for tests; None draws them.
+    """
 
     def __init__(
         self,
@@ -254,6 +275,7 @@ class ClientHandshake:
             AuthError: the server did not prove that it knows the secret.
             VersionMismatch: it did, and speaks another version.
         """
+        # The server speaks first: its nonce has to be in the client's tag.
         if not self._message:
             self._greeting = data
             head_body = _pack(self._credentials, self._identity, self._nonce, self._options)
@@ -274,6 +296,7 @@ class ClientHandshake:
             raise VersionMismatch(_version_text("server", peer_version))
         if answer[_OPTIONS_AT] & _AGREED != self._credentials.options:
             raise AuthError(_settings_text("server", answer, self._credentials))
+        # A server may drop an option that was requested, never add one.
         if answer[_OPTIONS_AT] & ~self._options:
             raise ProtocolError(f"the server chose options {answer[_OPTIONS_AT]:#x} by itself")
         peer = _peer(self._credentials, answer)
@@ -284,7 +307,7 @@ class ClientHandshake:
 
 
 def mismatch_text(credentials: Credentials) -> str:
-    """Return what an honest client is told when it is refused."""
+    """Return the error text of a client whose proof was refused."""
     return (
         f"token does not match cluster {credentials.short_id}"
         " (is an old cluster still running on this port?)"

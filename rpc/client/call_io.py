@@ -1,8 +1,8 @@
-"""One call in flight at the client: moves bytes both ways without ever blocking.
+"""One RPC call at the client: sends the request and receives the reply, without ever blocking.
 
-Covers: sending the request while receiving the reply, putting payload where the caller wants it,
-checking the reply.
-Does not: wait, deadlines, closing (connection).
+Covers: sending the request while receiving the reply, placing the reply's payload in the caller's
+buffers, checking the reply.
+Does not: wait, deadlines, closing (pending_call).
 Threads: one thread at a time.
 """
 
@@ -22,14 +22,14 @@ _STEPS_PER_TURN = 64
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What the handler answered; `payload` is empty when the caller gave buffers for it."""
+    """A reply: meta and payload. `payload` is empty when the caller gave buffers for it."""
 
     meta: bytes
     payload: memoryview
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True):
-    """What to ask: meta, payload buffers in order, and where the reply's payload goes."""
+    """A request: meta, payload buffers in order, and the buffers for the reply's payload."""
 
     meta: bytes
     payload: Sequence[Buffer] = ()

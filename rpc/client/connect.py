@@ -1,8 +1,9 @@
-"""Getting to a peer: the way that works, then the client's side of the handshakes.
+"""Connecting to a process: picks the transport, then runs the client's side of the handshake.
 
-Covers: in-process name, shared memory or the Unix socket on the same host, TCP, TLS over it; the
+Covers: in-process name, Unix socket or shared memory on the same host, TCP, TLS over TCP; one
 deadline over all of it.
 Does not: calls (connection).
+Threads: any.
 """
 
 from __future__ import annotations
@@ -31,16 +32,23 @@ def dial(
     limits: Limits,
     deadline: float,
 ) -> tuple[Stream, Session]:
-    """Return an authenticated stream before the (monotonic) deadline.
+    """Return an authenticated stream, and the session of its handshake.
+
+    Args:
+        endpoint: where the peer listens.
+        identity: this process.
+        credentials: the cluster's secret.
+        limits: what this side accepts.
+        deadline: in seconds of time.monotonic, for connecting and the handshake together.
 
     Raises:
-        AuthError: the peer does not know the secret, or closed after our proof.
-        VersionMismatch: it knows the secret and speaks another version.
-        PeerGone: nothing listens there, or it closed.
-        DeadlineExceeded: it did not answer in time.
+        AuthError: the peer does not know the secret, or closed after the client's proof.
+        VersionMismatch: the peer knows the secret and speaks another version.
+        PeerGone: nothing listens there, or the peer closed.
+        DeadlineExceeded: the peer did not answer in time.
     """
-    # A server that dies just after the proof looks like one that refuses it. So ask a second time:
-    # a dead one does not listen any more, and the caller can tell a restart from a wrong token.
+    # A server that dies just after the proof looks like one that refuses it. So try a second time:
+    # a dead server does not listen any more, and the caller can tell a restart from a wrong token.
     for _ in range(2):
         stream = _reach(endpoint, credentials, deadline, limits)
         try:
@@ -81,7 +89,7 @@ def _reach(endpoint: Endpoint, credentials: Credentials, deadline: float, limits
 
 
 def _secured(stream: Stream, keys: TlsCredentials, cluster_id: str, deadline: float) -> TlsStream:
-    """Put TLS on a stream that nobody has spoken on."""
+    """Start TLS on a new stream, before any byte of the protocol."""
     try:
         tls = TlsStream(stream, keys, cluster_id, server_side=False)
         while not tls.shake_hands():
@@ -96,7 +104,7 @@ def _secured(stream: Stream, keys: TlsCredentials, cluster_id: str, deadline: fl
 
 
 def way_text(transport: str, endpoint: Endpoint) -> str:
-    """Say which way to a peer was taken, and why none within the host."""
+    """Return which transport a connection uses, and why not a faster one, for log lines."""
     if transport == "unix":
         return f"by its Unix socket: {cannot_share() or 'one of both shares no memory'}"
     if not transport.startswith("tcp"):
@@ -117,7 +125,7 @@ def _authenticate(stream: Stream, handshake: ClientHandshake, deadline: float) -
         except (PeerGone, DeadlineExceeded) as error:
             if not handshake.proof_sent:
                 raise type(error)(
-                    f"{error}; it said nothing: it is frozen, ends, or waits for TLS"
+                    f"{error}; it sent nothing: it is frozen, is ending, or waits for TLS"
                     " (security='tls')"
                 ) from error
             if isinstance(error, PeerGone):

@@ -1,7 +1,7 @@
-"""Client side: connect to a process, call it, and call several at once from the caller's thread.
+"""RPC connection: connects to a process and calls it; waits for several calls in one thread.
 
-Covers: what callers see of a connection.
-Does not: reach the peer (dial), wait (pending), move bytes (exchange, frame_io).
+Covers: the public face of a connection.
+Does not: reach the peer (connect), wait (pending_call), move bytes (call_io, wire.frame_io).
 Threads: none of its own. A connection carries one call at a time; `close` may come from any thread
 and ends the call under way.
 """
@@ -96,7 +96,7 @@ class Connection:
             TransportError: the peer is gone or the time is over; the connection is closed.
             ProtocolError: the peer's bytes are wrong; the connection is closed.
             LimitExceeded: the request is too large; nothing was sent, the connection stays usable.
-            ClosedError: the connection was closed before.
+            ConnectionClosed: the connection was closed before.
         """
         return self._line.begin(OutgoingRequest(meta, payload, into)).result(timeout_s)
 
@@ -123,8 +123,14 @@ class Connection:
         Meant for small replies: a large one fills the kernel's buffers, and a server closes a
         connection on which it cannot send for long.
 
+        Args:
+            meta: small encoded message for the handler.
+            payload: contiguous buffers, sent in order without a copy.
+            into: writable buffers that the reply's payload fills exactly, in order.
+            timeout_s: for sending.
+
         Raises:
-            TransportError, ProtocolError, ClosedError: as `call`.
+            TransportError, ProtocolError, ConnectionClosed: as `call`.
         """
         pending = self._line.begin(OutgoingRequest(meta, payload, into))
         pending.finish_sending(timeout_s)
@@ -151,7 +157,7 @@ def connect(
     timeout_s: float = 5.0,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Connection:
-    """Connect by the best way that works: in-process name, Unix socket on the same host, TCP.
+    """Connect by the fastest transport that works: in-process, Unix socket on the same host, TCP.
 
     Args:
         endpoint: where the peer listens.

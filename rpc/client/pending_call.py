@@ -1,8 +1,8 @@
-"""Calls under way at the client, and the one loop that drives any number of them.
+"""RPC calls in flight at the client, and the loop that waits for any number of them.
 
 Covers: a connection's state as its calls see it (Line), a call's outcome, waiting with deadlines.
-Does not: move bytes (exchange), connect (dial).
-Threads: none of its own. The thread that waits drives; `Line.close` may come from any other one.
+Does not: move bytes (call_io), connect (connect).
+Threads: none of its own. The waiting thread moves the bytes; `Line.close` may come from any thread.
 """
 
 from __future__ import annotations
@@ -209,7 +209,15 @@ class PendingCall:
 
 
 def wait_any(pending: Sequence[PendingCall], timeout_s: float) -> list[PendingCall]:
-    """Wait until at least one call is done; return those that are, none when the time is over."""
+    """Wait until at least one call is done.
+
+    Args:
+        pending: calls in flight, each on its own connection.
+        timeout_s: longest wait.
+
+    Returns:
+        The calls that are done; none if `timeout_s` passed first.
+    """
     ready = [call for call in pending if call.settled]
     if ready or not pending:
         return ready

@@ -1,4 +1,4 @@
-"""Server side of rpc.
+"""RPC server: the listener, the authentication of new sockets, one thread per connection.
 
-Listener, authentication of new sockets, one thread per connection, requests.
+Public names: `listener.Listener`, `request.Call`.
 """

@@ -1,9 +1,8 @@
-"""The door: one thread that accepts connections and lets nobody in without a proof.
+"""Authenticator: accepts connections and runs the server's side of all handshakes in one thread.
 
-Covers: accepting, the server's side of the handshakes, caps and deadlines for strangers, saying who
-was refused.
-Does not: serve (listener, serving).
-Threads: one of its own, which runs everything here but `close` and the counters' readers.
+Covers: accepting, handshakes, caps and deadlines of unauthenticated connections, a log of refusals.
+Does not: serve (connection), own the served connections (listener).
+Threads: one of its own, which runs everything here except `close` and the counters' readers.
 """
 
 from __future__ import annotations
@@ -44,9 +43,13 @@ class _Unauthenticated:
 
 
 class Authenticator:
-    """Accepts from all acceptors; hands a stream to `admit` once its peer has proved itself.
+    """Accepts from all acceptors; passes a stream to `admit` once its peer has proved itself.
 
-    `admit` returns why it does not take the stream, or nothing.
+    Args:
+        acceptors: listening sockets and in-process names.
+        new_handshake: returns the server's side of a handshake for a new stream.
+        admit: takes an authenticated stream; returns why it refuses it, or an empty text.
+        limits: caps and deadlines.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Authenticator:
         self._limits = limits
         self._refusals = _RefusalLog()
         self._selector = selectors.DefaultSelector()
-        self._strangers: dict[int, _Unauthenticated] = {}  # by descriptor; oldest first
+        self._unauthenticated: dict[int, _Unauthenticated] = {}  # by descriptor, oldest first
         self._per_peer: collections.Counter[str] = collections.Counter()
         self._accept_again_at = 0.0
         self._closing = False
@@ -72,16 +75,16 @@ class Authenticator:
         self._wake_lock = threading.Lock()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._listen()
-        self._thread = threading.Thread(target=self._run, name="rpc-doorkeeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rpc-authenticator", daemon=True)
         self._thread.start()
 
     @property
-    def num_strangers(self) -> int:
-        """Connections that have not proved themselves yet."""
-        return len(self._strangers)
+    def num_unauthenticated(self) -> int:
+        """Connections whose handshake is not complete."""
+        return len(self._unauthenticated)
 
     def close(self, timeout_s: float) -> None:
-        """Close the acceptors and all strangers; join the thread."""
+        """Close the acceptors and all unauthenticated connections; join the thread."""
         self._closing = True
         with self._wake_lock:
             if self._wake >= 0:
@@ -92,40 +95,40 @@ class Authenticator:
         try:
             while not self._closing:
                 try:
-                    self._turn()
+                    self._serve_ready()
                 except OSError:
                     _log.exception("accepting connections failed; trying again")
                     self._pause_accepting()
         finally:
             for acceptor in self._acceptors:
                 acceptor.close()
-            for stranger in list(self._strangers.values()):
-                self._forget(stranger)
-                stranger.stream.close()
+            for pending in list(self._unauthenticated.values()):
+                self._remove(pending)
+                pending.stream.close()
             self._selector.close()
             with self._wake_lock:
                 os.close(self._wake)
                 self._wake = -1
 
-    def _turn(self) -> None:
+    def _serve_ready(self) -> None:
         for key, _ in self._selector.select(self._wait_s()):
             if isinstance(key.data, _Unauthenticated):
-                # It may have been closed earlier in this turn to make room.
-                if self._strangers.get(key.data.descriptor) is key.data:
-                    self._hear(key.data)
+                # It may have been evicted earlier in this turn.
+                if self._unauthenticated.get(key.data.descriptor) is key.data:
+                    self._continue_handshake(key.data)
             elif key.data is not None:
                 self._accept(key.data)
         now = time.monotonic()
-        for stranger in list(self._strangers.values()):
-            if stranger.deadline > now:
+        for pending in list(self._unauthenticated.values()):
+            if pending.deadline > now:
                 break
-            self._refuse(stranger, f"no proof within {self._limits.handshake_timeout_s:g} s")
+            self._refuse(pending, f"no proof within {self._limits.handshake_timeout_s:g} s")
         if self._accept_again_at and self._accept_again_at <= now:
             self._accept_again_at = 0.0
             self._listen()
 
     def _wait_s(self) -> float | None:
-        moments = [stranger.deadline for stranger in self._strangers.values()][:1]
+        moments = [pending.deadline for pending in self._unauthenticated.values()][:1]
         if self._accept_again_at:
             moments.append(self._accept_again_at)
         return max(0.0, min(moments) - time.monotonic()) if moments else None
@@ -145,104 +148,104 @@ class Authenticator:
             try:
                 stream = acceptor.accept()
             except OSError as error:
-                # Out of descriptors or memory: the queue stays readable, so look away for a moment.
-                self._refusals.say("a connection", f"cannot accept: {error.strerror}")
+                # Out of descriptors or memory: the queue stays readable, so pause for a moment.
+                self._refusals.log("a connection", f"cannot accept: {error.strerror}")
                 self._evict_oldest(None)
                 self._pause_accepting()
                 return
             if stream is None:
                 return
-            self._greet(stream)
+            self._begin_handshake(stream)
 
-    def _greet(self, stream: Stream) -> None:
+    def _begin_handshake(self, stream: Stream) -> None:
         self.accepted += 1
         peer = stream.peer_address.rpartition(":")[0] or stream.peer_address
         if self._per_peer[peer] >= self._limits.max_handshakes_per_peer:
             self._evict_oldest(peer)
-        if len(self._strangers) >= self._limits.max_handshakes:
+        if len(self._unauthenticated) >= self._limits.max_handshakes:
             self._evict_oldest(None)
         handshake = self._new_handshake(stream)
         [(descriptor, _)] = stream.interest(read=True, write=False)
         deadline = time.monotonic() + self._limits.handshake_timeout_s
-        stranger = _Unauthenticated(stream, handshake, deadline, peer, descriptor)
-        self._strangers[descriptor] = stranger
+        pending = _Unauthenticated(stream, handshake, deadline, peer, descriptor)
+        self._unauthenticated[descriptor] = pending
         self._per_peer[peer] += 1
-        self._selector.register(descriptor, selectors.EVENT_READ, stranger)
-        if not isinstance(stream, TlsStream):  # there the client speaks first
-            self._hear(stranger)
+        self._selector.register(descriptor, selectors.EVENT_READ, pending)
+        if not isinstance(stream, TlsStream):  # with TLS the client sends first
+            self._continue_handshake(pending)
 
-    def _hear(self, stranger: _Unauthenticated) -> None:
-        handshake, stream = stranger.handshake, stranger.stream
+    def _continue_handshake(self, pending: _Unauthenticated) -> None:
+        handshake, stream = pending.handshake, pending.stream
         try:
-            if not stranger.is_greeted:
+            if not pending.is_greeted:
                 if isinstance(stream, TlsStream) and not stream.shake_hands():
                     return
                 self._send(stream, handshake.greeting)
-                stranger.is_greeted = True
+                pending.is_greeted = True
             while handshake.session is None and handshake.refusal is None:
-                chunk = bytearray(handshake.wanted - len(stranger.received))
-                count = stranger.stream.recv_into(memoryview(chunk))
+                chunk = bytearray(handshake.wanted - len(pending.received))
+                count = pending.stream.recv_into(memoryview(chunk))
                 if count is None:
                     return
-                stranger.received += chunk[:count]
-                if len(stranger.received) < handshake.wanted:
+                pending.received += chunk[:count]
+                if len(pending.received) < handshake.wanted:
                     continue
-                message = bytes(stranger.received)
-                stranger.received.clear()
+                message = bytes(pending.received)
+                pending.received.clear()
                 answer = handshake.feed(message)
                 if answer:
-                    self._send(stranger.stream, answer)
+                    self._send(pending.stream, answer)
         except RpcError as error:
-            self._refuse(stranger, str(error))
+            self._refuse(pending, str(error))
             return
         if handshake.session is None:
-            self._refuse(stranger, str(handshake.refusal))
+            self._refuse(pending, str(handshake.refusal))
             return
-        self._forget(stranger)
-        refusal = self._admit(stranger.stream, handshake.session)
+        self._remove(pending)
+        refusal = self._admit(pending.stream, handshake.session)
         if refusal:
             self.refused += 1
-            self._refusals.say(stranger.stream.peer_address, refusal)
-            stranger.stream.close()
+            self._refusals.log(pending.stream.peer_address, refusal)
+            pending.stream.close()
 
     def _send(self, stream: Stream, data: bytes) -> None:
         if stream.sendmsg([memoryview(data)]) != len(data):
-            raise RpcError("its receive buffer takes not even a handshake")
+            raise RpcError("its receive buffer is too small for a handshake")
 
     def _evict_oldest(self, peer: str | None) -> None:
-        for stranger in self._strangers.values():
-            if peer is None or stranger.peer == peer:
-                self._refuse(stranger, "too many connections without proof; the oldest gives way")
+        for pending in self._unauthenticated.values():
+            if peer is None or pending.peer == peer:
+                self._refuse(pending, "too many connections without proof; the oldest gives way")
                 return
 
-    def _refuse(self, stranger: _Unauthenticated, reason: str) -> None:
+    def _refuse(self, pending: _Unauthenticated, reason: str) -> None:
         self.refused += 1
-        self._forget(stranger)
-        self._refusals.say(stranger.stream.peer_address, reason)
-        stranger.stream.close()
+        self._remove(pending)
+        self._refusals.log(pending.stream.peer_address, reason)
+        pending.stream.close()
 
-    def _forget(self, stranger: _Unauthenticated) -> None:
-        del self._strangers[stranger.descriptor]
-        self._per_peer[stranger.peer] -= 1
-        if not self._per_peer[stranger.peer]:
-            del self._per_peer[stranger.peer]
+    def _remove(self, pending: _Unauthenticated) -> None:
+        del self._unauthenticated[pending.descriptor]
+        self._per_peer[pending.peer] -= 1
+        if not self._per_peer[pending.peer]:
+            del self._per_peer[pending.peer]
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(stranger.descriptor)
+            self._selector.unregister(pending.descriptor)
 
 
 class _RefusalLog:
-    """One line per interval, however many are refused."""
+    """Logs at most one refusal per interval, with the number of suppressed ones."""
 
     def __init__(self) -> None:
         self._next_at = 0.0
-        self._silent = 0
+        self._suppressed = 0
 
-    def say(self, peer_address: str, reason: str) -> None:
+    def log(self, peer_address: str, reason: str) -> None:
         now = time.monotonic()
         if now < self._next_at:
-            self._silent += 1
+            self._suppressed += 1
             return
-        also = f" ({self._silent} more since the last such line)" if self._silent else ""
+        also = f" ({self._suppressed} more since the last such line)" if self._suppressed else ""
         _log.warning("refused connection from %s: %s%s", peer_address, reason, also)
         self._next_at = now + _LOG_INTERVAL_S
-        self._silent = 0
+        self._suppressed = 0

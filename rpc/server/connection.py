@@ -1,8 +1,7 @@
-"""One authenticated connection at the server: its thread reads requests and runs the handler.
+"""Served connection: the thread of one authenticated peer reads requests and runs the handler.
 
-Covers: the loop, what a handler's exception becomes on the wire, draining what a handler left
-unread.
-Does not: accept or authenticate (doorkeeper), own the threads (listener).
+Covers: the request loop, the wire form of a handler's exception, draining unread payload.
+Does not: accept or authenticate (authenticator), own the threads (listener).
 Threads: `serve` runs in the connection's thread; `shutdown` and the counters may be used from any
 thread.
 """
@@ -18,7 +17,7 @@ from rpc.auth.handshake import Options, Session
 from rpc.errors import ConnectionClosed, LimitExceeded, PeerGone, ProtocolError, RpcError
 from rpc.limits import Limits
 from rpc.server.request import Call
-from rpc.transport.memfd import SharedRoom
+from rpc.transport.memfd import SharedMemoryQuota
 from rpc.transport.negotiate import upgraded
 from rpc.transport.stream import Stream
 from rpc.wire.frame import Frame, FrameKind
@@ -30,7 +29,15 @@ _log = logging.getLogger(__name__)
 
 
 class ServedConnection:
-    """Serves one peer until either side closes."""
+    """Serves one peer until either side closes.
+
+    Args:
+        stream: authenticated; `serve` closes it.
+        session: result of the handshake.
+        handler: runs for each request and answers it.
+        limits: what this side accepts.
+        quota: memory that the connections of this listener may share with their peers.
+    """
 
     def __init__(
         self,
@@ -38,7 +45,7 @@ class ServedConnection:
         session: Session,
         handler: Handler,
         limits: Limits,
-        room: SharedRoom,
+        quota: SharedMemoryQuota,
     ) -> None:
         self.peer = session.peer
         self.calls = 0
@@ -49,8 +56,8 @@ class ServedConnection:
         self._session = session
         self._handler = handler
         self._limits = limits
-        self._room = room
-        self._taken_bytes = 0
+        self._quota = quota
+        self._shared_bytes = 0
         self._channel = FrameChannel(stream, session, limits)
 
     @property
@@ -87,15 +94,15 @@ class ServedConnection:
             )  # fmt: skip
         finally:
             self._stream.close()
-            self._room.give_back(self._taken_bytes)
+            self._quota.release(self._shared_bytes)
 
     def _upgrade(self) -> None:
         deadline = time.monotonic() + self._limits.handshake_timeout_s
         limits = self._limits
         if self._session.options & Options.SHARE:
             both_bytes = 2 * limits.shared_ring_bytes
-            if self._room.take(both_bytes):
-                self._taken_bytes = both_bytes
+            if self._quota.acquire(both_bytes):
+                self._shared_bytes = both_bytes
             else:
                 limits = dataclasses.replace(limits, shared_ring_bytes=0)
         stream = upgraded(self._stream, self._session, limits, deadline, first=True)
@@ -103,8 +110,8 @@ class ServedConnection:
             self._channel = FrameChannel(stream, self._session, self._limits)
             self._stream = stream
         else:
-            self._room.give_back(self._taken_bytes)
-            self._taken_bytes = 0
+            self._quota.release(self._shared_bytes)
+            self._shared_bytes = 0
 
     def _serve_one(self, frame: Frame) -> None:
         if frame.kind != FrameKind.REQUEST:

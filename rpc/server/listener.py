@@ -1,8 +1,8 @@
-"""Server side: listen, let authenticated peers in, run a handler for each of their calls.
+"""RPC listener: binds, lets authenticated peers in, runs a handler for each of their requests.
 
-Covers: binding, the threads of connections, ending all of it.
-Does not: strangers (doorkeeper), one connection's loop (serving).
-Threads: one doorkeeper; one per authenticated connection, which runs the handler. Public methods
+Covers: binding, the threads of connections, closing all of them.
+Does not: unauthenticated connections (authenticator), one connection's loop (connection).
+Threads: one authenticator; one per authenticated connection, which runs the handler. Public methods
 may be called from any thread, also from a handler.
 """
 
@@ -25,14 +25,14 @@ from rpc.server.connection import Handler, ServedConnection
 from rpc.server.request import Call
 from rpc.transport.inproc import InprocAcceptor
 from rpc.transport.listen import Acceptor, SocketAcceptor, TcpAcceptor, UnixAcceptor
-from rpc.transport.memfd import SharedRoom
+from rpc.transport.memfd import SharedMemoryQuota
 from rpc.transport.negotiate import options_for
 from rpc.transport.stream import Stream
 from rpc.transport.tls_stream import TlsAcceptor
 
 __all__ = ["Call", "Handler", "Listener", "ListenerStats"]
 
-_LOOK_S = 0.005
+_POLL_S = 0.005
 
 _log = logging.getLogger(__name__)
 
@@ -44,23 +44,30 @@ class ListenerStats:
     open_connections: int
     """Authenticated connections now."""
     open_handshakes: int
-    """Connections now without proof; many of them for long means strangers at the port."""
+    """Connections in their handshake now; many for long: unknown clients reach the port."""
     accepted: int
     refused: int
-    """Connections closed without being served: no or wrong proof, too late, or over a cap."""
+    """Connections closed before they were served: no, wrong or late proof, or over a cap."""
     calls: int
     errors: int
-    """Calls that a handler refused or failed, connections closed for broken frames or slowness."""
+    """Calls that a handler failed, and connections closed for broken frames or slowness."""
     bytes_sent: int
     bytes_received: int
 
 
 class Listener:
-    """Serves a handler on TCP, a Unix socket and an in-process name, all at once if wanted.
+    """Serves a handler on any of TCP, a Unix socket and an in-process name.
 
-    Bind first, then start; a bound port is kept until `close`. Idle connections may idle for ever.
-    Once a frame began, its peer has `limits.stall_timeout_s` plus the time that
+    Bind first, then start; a bound port is kept until `close`. A connection may be idle for ever
+    between frames. Inside a frame, the peer has `limits.stall_timeout_s` plus the time that
     `limits.min_bytes_per_s` allows.
+
+    Args:
+        handler: runs in the connection's thread for each request, and answers it.
+        credentials: the cluster's secret, and TLS files if TCP is encrypted.
+        identity: this process.
+        limits: what this side accepts.
+        on_disconnect: called with the peer after its connection has ended.
     """
 
     def __init__(
@@ -75,7 +82,7 @@ class Listener:
         """Check the credentials.
 
         Raises:
-            AuthError: its TLS files cannot be used.
+            AuthError: the TLS files cannot be used.
         """
         if credentials.tls is not None:
             tls_context(credentials.tls, server_side=True)
@@ -86,12 +93,12 @@ class Listener:
         self._on_disconnect = on_disconnect
         self._acceptors: list[Acceptor] = []
         self._host, self._port, self._unix_path, self._inproc = "", 0, "", ""
-        self._doorkeeper: Authenticator | None = None
+        self._authenticator: Authenticator | None = None
         self._lock = threading.Lock()
         self._served: dict[ServedConnection, threading.Thread] = {}
         self._closed = False
-        self._room = SharedRoom(limits.max_shared_bytes)
-        self._past = _Totals()
+        self._quota = SharedMemoryQuota(limits.max_shared_bytes)
+        self._closed_totals = _Totals()
 
     def __enter__(self) -> Listener:
         return self
@@ -100,10 +107,14 @@ class Listener:
         self.close()
 
     def bind_tcp(self, host: str, port: int = 0) -> None:
-        """Bind a TCP port, 0 for any free one.
+        """Bind a TCP port.
+
+        Args:
+            host: address to bind.
+            port: 0 lets the kernel choose.
 
         Raises:
-            PortInUse: it is taken; the text names the holder where it can be seen.
+            PortInUse: the port is taken; the text names the holder where /proc shows it.
         """
         self._check_can_bind()
         acceptor = TcpAcceptor(host, port, self._limits)
@@ -123,7 +134,7 @@ class Listener:
 
         Args:
             tcp: listening; as `rpc.transport.listen.bound_tcp` makes it.
-            unix: listening on a path that whoever bound it removes.
+            unix: listening on a path; the process that bound it removes the path.
         """
         self._check_can_bind()
         over_tcp, local = (SocketAcceptor(each, self._limits) for each in (tcp, unix))
@@ -132,19 +143,19 @@ class Listener:
         self._unix_path = unix.getsockname()
 
     def bind_inproc(self, name: str) -> None:
-        """Bind a name for clients in this process; its endpoint is then reached that way only."""
+        """Bind a name for clients in this process; they reach the endpoint by this name only."""
         self._check_can_bind()
         self._acceptors.append(InprocAcceptor(name))
         self._inproc = name
 
     def start(self) -> None:
-        """Let peers in."""
+        """Start to accept connections."""
         self._check_can_bind()
         if not self._acceptors:
             raise ConnectionClosed(
                 "nothing is bound; call bind_tcp, bind_unix or bind_inproc first"
             )
-        self._doorkeeper = Authenticator(
+        self._authenticator = Authenticator(
             self._acceptors,
             self._new_handshake,
             self._admit,
@@ -153,7 +164,7 @@ class Listener:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where clients find this listener, with every way that is bound."""
+        """Endpoint with every transport that is bound."""
         local = boot_id() if self._unix_path else ""
         return Endpoint(self._host, self._port, self._unix_path, local, self._inproc)
 
@@ -161,17 +172,20 @@ class Listener:
         """Return a snapshot."""
         with self._lock:
             totals = _Totals(
-                self._past.calls, self._past.errors, self._past.sent, self._past.received
+                self._closed_totals.calls,
+                self._closed_totals.errors,
+                self._closed_totals.sent,
+                self._closed_totals.received,
             )
             for connection in self._served:
                 totals.add(connection)
             num_served = len(self._served)
-        door = self._doorkeeper
+        authenticator = self._authenticator
         return ListenerStats(
             open_connections=num_served,
-            open_handshakes=door.num_strangers if door else 0,
-            accepted=door.accepted if door else 0,
-            refused=door.refused if door else 0,
+            open_handshakes=authenticator.num_unauthenticated if authenticator else 0,
+            accepted=authenticator.accepted if authenticator else 0,
+            refused=authenticator.refused if authenticator else 0,
             calls=totals.calls,
             errors=totals.errors,
             bytes_sent=totals.sent,
@@ -181,13 +195,14 @@ class Listener:
     def finish_calls(self, timeout_s: float) -> bool:
         """Wait until no call is under way; False if some still are when the time is over.
 
-        For whoever has released all waiting handlers: `close` would cut off what they answer.
+        Call it before `close`, after all waiting handlers were released: `close` would interrupt
+        their answers.
         """
         deadline = time.monotonic() + timeout_s
         while self._is_in_call():
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return True
 
     def _is_in_call(self) -> bool:
@@ -197,8 +212,8 @@ class Listener:
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop listening, end all connections, join their threads. Idempotent.
 
-        A handler that waits should look at `Call.peer_gone`; one that is still running at the end
-        of the time is logged and left behind.
+        A handler that waits should check `Call.peer_gone`. A handler that still runs after
+        `timeout_s` is logged and left to its daemon thread.
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
@@ -206,8 +221,8 @@ class Listener:
             served = dict(self._served)
         for connection in served:
             connection.shutdown()
-        if self._doorkeeper is not None:
-            self._doorkeeper.close(max(0.0, deadline - time.monotonic()))
+        if self._authenticator is not None:
+            self._authenticator.close(max(0.0, deadline - time.monotonic()))
         for acceptor in self._acceptors:
             acceptor.close()
         for connection, thread in served.items():
@@ -220,7 +235,7 @@ class Listener:
                 )
 
     def _guarded(self, acceptor: Acceptor) -> Acceptor:
-        """Let what comes over the network in through TLS if that is wanted."""
+        """Put TLS in front of a network acceptor if the credentials have TLS files."""
         credentials = self._credentials
         if credentials.tls is None:
             return acceptor
@@ -231,7 +246,7 @@ class Listener:
         return ServerHandshake(self._identity, self._credentials, options=options)
 
     def _admit(self, stream: Stream, session: Session) -> str:
-        connection = ServedConnection(stream, session, self._handler, self._limits, self._room)
+        connection = ServedConnection(stream, session, self._handler, self._limits, self._quota)
         thread = threading.Thread(
             target=self._serve, args=(connection,), name=f"rpc-{session.peer}", daemon=True
         )
@@ -253,11 +268,11 @@ class Listener:
             connection.serve()
         finally:
             with self._lock:
-                self._past.add(connection)
+                self._closed_totals.add(connection)
                 del self._served[connection]
-            self._tell_disconnect(connection.peer)
+            self._report_disconnect(connection.peer)
 
-    def _tell_disconnect(self, peer: Identity) -> None:
+    def _report_disconnect(self, peer: Identity) -> None:
         if self._on_disconnect is None:
             return
         try:
@@ -266,7 +281,7 @@ class Listener:
             _log.exception("on_disconnect failed for %s", peer)
 
     def _check_can_bind(self) -> None:
-        if self._closed or self._doorkeeper is not None:
+        if self._closed or self._authenticator is not None:
             raise ConnectionClosed("bind and start come once, before each other and before close")
 
 

@@ -1,4 +1,4 @@
-"""Server side of one call: what a handler reads and answers.
+"""RPC request at the server: what a handler reads and answers.
 
 Threads: a call belongs to its connection's thread; only `peer_gone` may be used from another one.
 """
@@ -17,11 +17,11 @@ from rpc.wire.frame_io import Buffer, FrameChannel, as_views
 class Call:
     """One request. A handler answers it exactly once, by `reply` or `fail`.
 
-    A handler that has to wait reads its request first: a client whose bytes nobody takes for 20 s
-    loses its connection.
+    A handler that has to wait reads its request first: a client that cannot send for 20 s loses its
+    connection.
 
-    `send` may put reply payload on its way before the request was read to its end: clients read
-    while they write.
+    `send` may send reply payload before the request was read to its end: clients read while they
+    write.
     """
 
     def __init__(self, peer: Identity, frame: Frame, channel: FrameChannel, limits: Limits) -> None:
@@ -53,8 +53,7 @@ class Call:
                 f"{self.peer} announced {self.payload_bytes} payload bytes;"
                 f" {self.remaining} are left, {len(flat)} expected"
             )
-        # First the count: after an error inside the read, nobody may read on as if nothing had
-        # happened.
+        # Count first: after an error inside the read, no later read may continue at that place.
         self.remaining -= len(flat)
         self._channel.read_into(flat)
 
@@ -73,6 +72,10 @@ class Call:
 
     def reply(self, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
         """Send the end of the reply: its meta and the last part of its payload.
+
+        Args:
+            meta: small encoded message for the client.
+            buffers: contiguous; sent in order without a copy.
 
         Raises:
             ValueError: the meta is larger than a frame takes.
@@ -95,7 +98,7 @@ class Call:
         self._channel.send_frame(FrameKind.ERROR, self._request_id, meta)
 
     def peer_gone(self) -> bool:
-        """Tell whether the client or this listener closed; cheap, for handlers that wait long."""
+        """Return whether the client or this listener closed; cheap, for handlers that wait long."""
         return self._channel.stream.peer_closed()
 
     def _check_open(self) -> None:

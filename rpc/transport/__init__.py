@@ -1,4 +1,4 @@
-"""Byte streams below the frames.
+"""Byte streams below the frames: sockets, TLS, AES-GMAC records, shared memory, in-process pipes.
 
-TCP, Unix sockets, TLS, AES-GMAC, shared memory, an in-process twin.
+Public names: `stream.Stream` (the protocol that all of them implement), `negotiate.upgraded`.
 """

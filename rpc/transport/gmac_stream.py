@@ -1,7 +1,7 @@
-"""A stream whose every byte is authenticated: what `integrity="payload"` puts on TCP.
+"""AES-GMAC stream: authenticates every byte of another stream, for `integrity="payload"` on TCP.
 
-Covers: records and their tags, what a flipped, dropped or repeated record becomes.
-Does not: agree on it (handshake), encrypt: records are readable on the way.
+Covers: records and their tags; errors for changed, dropped or repeated records.
+Does not: negotiate (auth.handshake), encrypt: records are readable on the network.
 Threads: as every Stream.
 
     offset  type  field
@@ -10,8 +10,8 @@ Threads: as every Stream.
         20        the record's bytes
 
 Records count from 0 in each direction; key = HMAC-SHA256(key of this direction, "tfrp/payload")
-[0:16]. A reader gives out what it has verified and nothing else, so a handler never sees a changed
-byte.
+[0:16]. A reader returns verified bytes only, so a handler never sees a changed byte.
+Source: GMAC, NIST SP 800-38D; the record number as nonce as in TLS 1.3 (RFC 8446 5.3).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Tags:
     """The tags of one direction's records, in order."""
 
     def __init__(self, key: bytes) -> None:
-        # Only who asks for it needs the library.
+        # Imported here: only integrity="payload" needs cryptography.
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -60,7 +60,12 @@ class _Tags:
 
 
 class SealedStream(RecordStream):
-    """One end over another stream."""
+    """One end of an authenticated stream over another stream.
+
+    Args:
+        inner: the stream that carries the records.
+        session: result of the handshake; its keys are the base of the records' keys.
+    """
 
     def __init__(self, inner: Stream, session: Session) -> None:
         super().__init__(inner, f"{inner.transport}+payload")
@@ -76,8 +81,8 @@ class SealedStream(RecordStream):
         """See Stream.
 
         Raises:
-            IntegrityError: a record was changed, dropped, repeated or inserted on the way; also one
-                that says it is larger than records are.
+            IntegrityError: a record was changed, dropped, repeated or inserted on the way, or
+                its length is illegal.
         """
         if not self._verified and not self._receive_record():
             return None
@@ -89,7 +94,8 @@ class SealedStream(RecordStream):
     def _seal(self, views: Sequence[memoryview]) -> None:
         """See RecordStream.
 
-        Of a copy: a server's parameters may change while they are sent, and then no tag would fit.
+        Seals a copy: a server's parameters may change while they are sent, and the tag would not
+        match.
         """
         body, at = self._record[_HEAD.size :], 0
         for view in views:
@@ -119,8 +125,8 @@ class SealedStream(RecordStream):
                 break
             if not 1 <= num_bytes <= RECORD_BYTES:
                 raise IntegrityError(
-                    f"a record from {self.peer_address} says that it has {num_bytes} bytes, not "
-                    f"1..{RECORD_BYTES}: its length was changed on the way"
+                    f"a record from {self.peer_address} has {num_bytes} bytes, not "
+                    f"1..{RECORD_BYTES}: the length was changed on the way"
                 )
             self._want += num_bytes
         data = self._buffer[_HEAD.size : self._want]

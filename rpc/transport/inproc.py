@@ -1,9 +1,9 @@
-"""In-process twin of a socket: bounded byte queues in memory whose readiness can be polled.
+"""In-process stream: the twin of a socket, made of bounded byte queues that can be polled.
 
-Covers: InprocStream (a Stream), names under which listeners of this process are found, connecting
-to them.
-Does not: cross a process; the handshake and frames on top are the real ones.
+Covers: InprocStream (a Stream), the names of this process's listeners, connecting to them.
+Does not: cross a process boundary; the handshake and frames on top are the real ones.
 Threads: each end of a pair belongs to one thread; the queues between them are locked.
+Lock order: `_names_lock`, then an acceptor's lock, then a stream's, then a pipe's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rpc.transport.spin_wait import poll_ms
 from rpc.transport.stream import Stream
 
 CAPACITY_BYTES = 64 * 1024
-"""Bytes that one direction holds; small, so that tests meet the same stalls as a full socket."""
+"""Bytes that one direction holds; small, so that tests see the stalls of a full socket."""
 
 _serial = itertools.count(1)
 
@@ -41,7 +41,7 @@ class _Signal:
 
 
 class _Pipe:
-    """One direction: a ring of bytes; ended by either side, freed when both released it."""
+    """One direction: a ring of bytes; either side ends it, the second release frees it."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.readable = _Signal()
@@ -55,7 +55,7 @@ class _Pipe:
         self.writable.put(True)
 
     def write(self, view: memoryview) -> int:
-        """Take what fits; -1 when the pipe has ended."""
+        """Write what fits; returns the bytes written, -1 when the pipe has ended."""
         with self._lock:
             if self.ended:
                 return -1
@@ -70,7 +70,7 @@ class _Pipe:
             return count
 
     def read(self, view: memoryview) -> int:
-        """Give what there is; -1 when the pipe has ended and is empty."""
+        """Read what is there; returns the bytes read, -1 when the pipe has ended and is empty."""
         with self._lock:
             if self.ended and not self._used:
                 return -1
@@ -184,7 +184,12 @@ class InprocStream:
 def stream_pair(
     name: str = "pair", capacity_bytes: int = CAPACITY_BYTES
 ) -> tuple[InprocStream, InprocStream]:
-    """Return two connected streams."""
+    """Return two connected streams.
+
+    Args:
+        name: shown in the streams' addresses.
+        capacity_bytes: what each direction holds before a write would block.
+    """
     there, back = _Pipe(capacity_bytes), _Pipe(capacity_bytes)
     address = f"inproc:{name}#{next(_serial)}"
     return InprocStream(back, there, address), InprocStream(there, back, address)
@@ -211,7 +216,7 @@ class InprocAcceptor:
         return self._arrived.descriptor
 
     def accept(self) -> Stream | None:
-        """Return the next stream, None if nobody waits."""
+        """Return the next stream, None if no client waits."""
         with self._lock:
             stream = self._waiting.popleft() if self._waiting else None
             self._arrived.put(bool(self._waiting))
@@ -244,7 +249,7 @@ def dial_inproc(name: str) -> InprocStream:
     """Connect to a listener of this process.
 
     Raises:
-        PeerGone: nobody listens under this name.
+        PeerGone: no listener has this name.
     """
     with _names_lock:
         acceptor = _names.get(name)

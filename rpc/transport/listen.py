@@ -1,11 +1,9 @@
-"""Listening sockets: bound once, kept until closed.
+"""Listening sockets: bound once and kept until closed.
 
-Covers: binding TCP and Unix sockets, saying who holds a port that is taken, the Unix socket's
-private directory.
-Does not: prove who connects (doorkeeper).
-
-[merged rpc/transport/listen.py] Who holds a TCP port of this host, read from /proc; for error
-messages only.
+Covers: binding TCP and Unix sockets, the Unix socket's private directory, who holds a TCP port that
+is taken (from /proc, for the error text).
+Does not: authenticate clients (server.authenticator).
+Threads: an acceptor belongs to one thread; `close` may come from any.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _LISTEN = "0A"
 
 
 def describe_holder(port: int) -> str:
-    """Return `pid 4711 (python, user bob)`, or what little can be seen without rights."""
+    """Return `pid 4711 (python, user bob)`, or what is visible without privileges."""
     inodes = _listening_inodes(port)
     if not inodes:
         return "another socket (closed since, or not listening)"
@@ -84,14 +82,14 @@ _MAX_UNIX_PATH_BYTES = 107
 
 
 class Acceptor(Protocol):
-    """Something that yields streams of clients which are not known yet."""
+    """Yields the streams of clients that are not authenticated yet."""
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while somebody waits."""
+        """Return a descriptor that is readable while a client waits."""
         ...
 
     def accept(self) -> Stream | None:
-        """Return the next stream, None if nobody waits; OSError when descriptors ran out."""
+        """Return the next stream, None if no client waits; OSError when descriptors ran out."""
         ...
 
     def close(self) -> None:
@@ -100,7 +98,7 @@ class Acceptor(Protocol):
 
 
 class SocketAcceptor:
-    """A listening TCP or Unix socket; it listens from the start, so that nobody takes its port."""
+    """A listening TCP or Unix socket; it listens from the start, to keep its port."""
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self._sock = sock
@@ -132,10 +130,15 @@ class SocketAcceptor:
 
 
 def bound_tcp(host: str, port: int, limits: Limits) -> socket.socket:
-    """Return a TCP socket that listens, so that nobody takes its port.
+    """Return a TCP socket that listens already, to keep its port.
+
+    Args:
+        host: address to bind; empty for all.
+        port: 0 lets the kernel choose.
+        limits: sizes of the socket's buffers.
 
     Raises:
-        PortInUse: another socket holds the port; the text says whose where /proc tells.
+        PortInUse: another socket holds the port; the text names the holder where /proc shows it.
         OSError: the host is not an address of this machine.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
@@ -165,7 +168,7 @@ class TcpAcceptor(SocketAcceptor):
     """Listens on host:port; port 0 lets the kernel choose."""
 
     def __init__(self, host: str, port: int, limits: Limits) -> None:
-        """Bind; raises as `bound_tcp`."""
+        """Bind; arguments and errors as of `bound_tcp`."""
         sock = bound_tcp(host, port, limits)
         super().__init__(sock, limits)
         self.port: int = sock.getsockname()[1]

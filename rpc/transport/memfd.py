@@ -1,14 +1,15 @@
-"""Memory that two processes of one host share: one made it and writes, the other one reads.
+"""Shared memory segments: one process makes and writes a sealed memfd, one other process maps it.
 
-Covers: sealed anonymous segments (memfd), what must be true of a peer's before it is mapped,
-whether this host can share at all, how much a listener shares.
-Does not: pass descriptors (transport), say what stands in a segment (shared_stream).
-Threads: a segment may be used from any thread; who may write when is its users' affair.
+Covers: sealed anonymous segments, the checks of a peer's segment before it is mapped, whether this
+host supports them, the quota of a listener.
+Does not: pass descriptors (stream), define a segment's content (shm_stream).
+Threads: any thread may use a segment; its users agree on who writes when.
 
-A segment has no name and no file: it is gone with the last process that maps it, however that
-ends, and the size of /dev/shm does not matter. Its size is sealed, and so is everybody else's
-writing. A peer's segment is refused unless it is sealed alike: a mapping whose pages its maker
-takes away would end this process by SIGBUS.
+A segment has no name and no file: the kernel frees it with the last process that maps it, and the
+size of /dev/shm does not matter. Seals fix its size and forbid other processes to write. A peer's
+segment must carry the same seals: if its maker could remove pages, reading them would end this
+process by SIGBUS.
+Source: memfd_create(2), fcntl(2) F_ADD_SEALS.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _SEAL_SHRINK = 0x02
 _SEAL_GROW = 0x04
 _SEAL_FUTURE_WRITE = 0x10
 _SEALS = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE
-"""FUTURE_WRITE: only the maker's own mapping writes; it also forbids to punch holes."""
+"""FUTURE_WRITE: only the maker's own mapping may write; it also forbids punching holes."""
 _STRONG_ORDER = ("x86_64", "AMD64")
 
 
 def cannot_share() -> str:
-    """Say why this host cannot share memory between processes; empty if it can.
+    """Return why this host cannot share memory between processes; empty if it can.
 
-    A reader that sees a counter must also see the bytes stored before it: x86 keeps stores and
-    loads in order, other processors would need fences that Python does not have.
+    A reader that sees a counter must also see the bytes stored before it. x86 keeps stores in order
+    and loads in order (TSO); other processors need memory fences, which Python does not offer.
     """
     if platform.machine() not in _STRONG_ORDER:
         return f"{platform.machine()} may reorder memory accesses; only x86-64 is supported"
@@ -46,8 +47,8 @@ def cannot_share() -> str:
     return ""
 
 
-class SharedRoom:
-    """How much memory the connections of one listener may share altogether.
+class SharedMemoryQuota:
+    """Bounds the memory that the connections of one listener share in total.
 
     Threads: any.
     """
@@ -56,22 +57,22 @@ class SharedRoom:
         self._left_bytes = limit_bytes
         self._lock = threading.Lock()
 
-    def take(self, num_bytes: int) -> bool:
-        """Take some of it; False, and nothing taken, if that is more than is left."""
+    def acquire(self, num_bytes: int) -> bool:
+        """Reserve bytes; False, with nothing reserved, if fewer are left."""
         with self._lock:
             if num_bytes > self._left_bytes:
                 return False
             self._left_bytes -= num_bytes
             return True
 
-    def give_back(self, num_bytes: int) -> None:
-        """Give back what was taken."""
+    def release(self, num_bytes: int) -> None:
+        """Return reserved bytes."""
         with self._lock:
             self._left_bytes += num_bytes
 
 
 class SharedMemory:
-    """Mapped shared memory; close it when nobody uses its bytes any more."""
+    """Mapped shared memory; close it when no view of its bytes is in use."""
 
     def __init__(self, descriptor: int, num_bytes: int, *, writable: bool) -> None:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -83,17 +84,17 @@ class SharedMemory:
     def make(cls, name: str, num_bytes: int) -> tuple[SharedMemory, int]:
         """Make a segment that this process alone may write.
 
-        Its memory is taken at once: too little of it is an error here, and no SIGBUS later.
+        Its memory is allocated at once: a lack of memory is an error here and no SIGBUS later.
 
         Args:
-            name: shown in /proc to whoever looks for the memory.
-            num_bytes: its size for good.
+            name: shown in /proc/PID/maps.
+            num_bytes: size of the segment; it never changes.
 
         Returns:
-            The segment, and the descriptor to pass on and then to close.
+            The segment, and its descriptor: the caller passes it on and closes it.
 
         Raises:
-            OSError: no memory, or this kernel does not seal.
+            OSError: out of memory, or this kernel does not support seals.
         """
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -108,10 +109,14 @@ class SharedMemory:
 
     @classmethod
     def take(cls, descriptor: int, num_bytes: int) -> SharedMemory:
-        """Map a peer's segment for reading; the descriptor stays the caller's.
+        """Map a peer's segment for reading.
+
+        Args:
+            descriptor: of the segment; the caller closes it.
+            num_bytes: size that the peer announced.
 
         Raises:
-            ProtocolError: it is no memory, has another size, or is not sealed.
+            ProtocolError: it is not a memfd, has another size, or is not sealed.
             OSError: it cannot be mapped.
         """
         status = os.fstat(descriptor)
@@ -127,7 +132,7 @@ class SharedMemory:
         if seals & _SEALS != _SEALS:
             raise ProtocolError(
                 f"the peer's shared memory has the seals {seals:#x}, expected {_SEALS:#x}: its "
-                "maker could take pages away"
+                "maker could remove pages"
             )
         return cls(descriptor, num_bytes, writable=False)
 

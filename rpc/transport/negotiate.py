@@ -1,8 +1,8 @@
-"""What a stream becomes after its handshake: the same, sealed, or shared memory.
+"""Negotiation of the stream after the handshake: unchanged, AES-GMAC records, or shared memory.
 
-Covers: what a side offers for the way that a peer came, what both then use.
-Does not: seal (sealed_stream), share (shared_stream), agree (handshake).
-Threads: the one that has the stream.
+Covers: which options a side offers on a transport, which stream both sides then use.
+Does not: the records (gmac_stream), the rings (shm_stream), the agreement (auth.handshake).
+Threads: the one that owns the stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from rpc.transport.stream import SocketStream, Stream
 
 
 def options_for(transport: str, limits: Limits) -> Options:
-    """Return what a side offers in its handshake over a stream of this kind."""
+    """Return the options that a side offers in its handshake.
+
+    Args:
+        transport: the stream's `transport`; only "unix" can become shared memory.
+        limits: of this side.
+    """
     if transport == "unix" and limits.shared_ring_bytes and not cannot_share():
         return Options.SHARE
     return Options.NONE
@@ -25,16 +30,17 @@ def options_for(transport: str, limits: Limits) -> Options:
 def upgraded(
     stream: Stream, session: Session, limits: Limits, deadline: float, *, first: bool = False
 ) -> Stream:
-    """Return the stream to use after the handshake: what both sides can and want.
+    """Return the stream to use after the handshake.
 
-    On one host through shared memory; over TCP with all bytes authenticated if they agreed to.
+    A Unix socket becomes shared memory if both sides can; TCP becomes AES-GMAC records if both
+    sides have integrity="payload"; any other stream stays as it is.
 
     Args:
-        stream: what the handshake went over.
-        session: its result.
+        stream: the stream of the handshake.
+        session: the handshake's result.
         limits: of this side.
-        deadline: monotonic.
-        first: this is the server's side.
+        deadline: in seconds of time.monotonic.
+        first: whether this is the server's side.
 
     Raises:
         TransportError, ProtocolError: see share.

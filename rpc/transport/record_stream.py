@@ -1,7 +1,7 @@
-"""What streams have in common that put records around the bytes of another stream.
+"""Record stream: base of the streams that wrap the bytes of another stream in records.
 
-Covers: sending a record to its end before the next, readiness, ending.
-Does not: make or open records (sealed_stream, tls_stream).
+Covers: sending a record to its end before the next, readiness, closing.
+Does not: make or open records (gmac_stream, tls_stream).
 Threads: as every Stream.
 """
 
@@ -14,16 +14,21 @@ from rpc.transport.stream import Stream
 
 
 class RecordStream(ABC):
-    """One end over another stream."""
+    """One end of a stream of records over another stream.
+
+    Args:
+        inner: the stream that carries the records.
+        transport: name of the result, for logs and statistics.
+    """
 
     def __init__(self, inner: Stream, transport: str) -> None:
         self.transport = transport
         self.peer_address = inner.peer_address
         self._inner = inner
         self._sealed = memoryview(b"")
-        """Records that have not left yet."""
+        """Bytes of sealed records that are not sent yet."""
         self._sealed_bytes = 0
-        """Bytes of the views that they hold."""
+        """Payload bytes in those records."""
 
     @abstractmethod
     def _seal(self, views: Sequence[memoryview]) -> None:
@@ -31,13 +36,13 @@ class RecordStream(ABC):
 
     @abstractmethod
     def _has_bytes(self) -> bool:
-        """Whether `recv_into` may give bytes without asking the inner stream."""
+        """Whether `recv_into` can return bytes without the inner stream."""
 
     def sendmsg(self, views: Sequence[memoryview]) -> int | None:
-        """See Stream; what was sealed counts as taken when all of it has left.
+        """See Stream; a record's payload counts as sent when the whole record was sent.
 
-        Until then the next call has to begin with the same views, which it does when the first
-        ones were not taken.
+        Until then the next call must begin with the same views. It does: `None` says that no byte
+        of them was taken.
         """
         if not self._sealed:
             self._seal(views)
@@ -69,5 +74,5 @@ class RecordStream(ABC):
         self._inner.shutdown()
 
     def close(self) -> None:
-        """See Stream. Without a farewell: frames say where they end, and a cut is a cut."""
+        """See Stream. No closing record is needed: frames show where a message ends."""
         self._inner.close()

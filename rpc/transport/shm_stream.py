@@ -1,23 +1,25 @@
-"""A stream through shared memory, for two processes of one host.
+"""Shared-memory stream: a byte stream between two processes of one host, through two rings.
 
-Covers: agreeing on it over a Unix socket, two rings, waking the other side, falling back.
-Does not: frames (frame_io), how a segment is made safe (segment).
+Covers: negotiation over a Unix socket, the rings, waking the peer, falling back to the socket.
+Does not: frames (wire.frame_io), the safety of a segment (memfd).
 Threads: as every Stream.
 
-Each side makes one segment, which it alone writes and the other one can only read:
+Each side makes one segment, which it alone writes and the other side only reads:
 
     offset  type  field
          0  u64   bytes put into this segment's ring since the beginning
         64  u64   bytes that this side has taken out of the other side's ring
-      4096        the ring; byte number n of the stream stands at n modulo its size
+      4096        the ring; byte n of the stream is at n modulo the ring's size
 
-The Unix socket stays: a byte on it means "look again", and its end is the end of the stream. The
-counters are stored after the bytes that they count, which is enough on x86 (see segment). A byte
-travels by two copies, as through a socket, but both stay in the processor's cache and neither is
-made by the kernel. What is taken out is private memory at once, so nobody can change it later.
+The Unix socket becomes the doorbell: a byte on it means "read the counters again", and its end is
+the end of the stream. A writer stores a counter after the bytes that it counts, which is enough on
+x86 (see memfd). A byte is copied twice, as through a socket, but both copies stay in the cache and
+neither costs a system call. A reader copies bytes to private memory before it looks at them, so the
+peer cannot change them later.
 
-A peer that lies in its counters is found by the bounds of every use; one that rings without need
-costs time, as with any request.
+Every use checks the peer's counters against the ring's bounds, which finds a lying peer. A peer
+that rings without need costs time, as any request does.
+Source: single-producer single-consumer ring with free-running counters (Lamport 1983).
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from rpc.transport.stream import SocketStream
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
-"""Copied between two looks at the counters, so that both sides copy at the same time."""
+"""Bytes copied between two updates of the counters, so that both sides copy at the same time."""
 _PUT, _TAKEN = 0, 8
 _CONTROL_BYTES = 4096
 _SMALL_BYTES = 16 * 1024
-_BELL = memoryview(b"!")
+_RING = memoryview(b"!")
 
 _OFFER = struct.Struct("<4sIQ")
 _MAGIC = b"TFRS"
@@ -51,13 +53,19 @@ _ANSWER_BYTES = 1
 
 
 class SharedStream:
-    """One end; made by `share` from an authenticated Unix socket."""
+    """One end of a shared-memory stream; made by `share` from an authenticated Unix socket.
+
+    Args:
+        doorbell: the Unix socket; the stream owns it from now on.
+        ours: segment that this side writes.
+        theirs: segment that the peer writes.
+    """
 
     transport = "shm"
 
-    def __init__(self, bell: SocketStream, ours: SharedMemory, theirs: SharedMemory) -> None:
-        self.peer_address = bell.peer_address
-        self._bell = bell
+    def __init__(self, doorbell: SocketStream, ours: SharedMemory, theirs: SharedMemory) -> None:
+        self.peer_address = doorbell.peer_address
+        self._doorbell = doorbell
         self._segments = (ours, theirs)
         self._our_counters = ours.bytes[:_CONTROL_BYTES].cast("Q")
         self._their_counters = theirs.bytes[:_CONTROL_BYTES].cast("Q")
@@ -67,14 +75,15 @@ class SharedStream:
         self._taken = 0
         self._ended: PeerGone | None = None
         self._closed = False
-        self._heard = memoryview(bytearray(1024))
+        self._scratch = memoryview(bytearray(1024))
 
     def sendmsg(self, views: Sequence[memoryview]) -> int | None:
         """See Stream."""
         self._check_open()
         total = self._write(views)
+        # Full: hear whether the peer is gone, then look again, as it may have read meanwhile.
         if total == 0:
-            self._listen()
+            self._drain_doorbell()
             if self._ended is not None:
                 raise self._ended
             total = self._write(views)
@@ -85,37 +94,38 @@ class SharedStream:
         self._check_open()
         count = self._read(view)
         if count == 0:
-            # In this order: the bell rings after the counter was stored.
-            self._listen()
+            # Empty: first the doorbell, then the counter again. The peer stores the counter before
+            # it rings, so a ring that is drained here cannot hide bytes.
+            self._drain_doorbell()
             count = self._read(view)
             if count == 0 and self._ended is not None:
                 raise self._ended
         return count or None
 
     def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
-        """See Stream; what is ready already has no descriptor to wait for."""
+        """See Stream; a stream that is ready has no descriptor to wait for."""
         if self._closed or self._may_move(read=read, write=write):
             return [(-1, 0)]
-        return self._bell.interest(read=True, write=False)
+        return self._doorbell.interest(read=True, write=False)
 
     def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
         """See Stream."""
         self._check_open()
         if self._may_move(read=read, write=write):
             return True
-        return self._bell.wait(read=True, write=False, timeout_s=timeout_s)
+        return self._doorbell.wait(read=True, write=False, timeout_s=timeout_s)
 
     def peer_closed(self) -> bool:
         """See Stream."""
-        return self._bell.peer_closed()
+        return self._doorbell.peer_closed()
 
     def shutdown(self) -> None:
         """See Stream."""
-        self._bell.shutdown()
+        self._doorbell.shutdown()
 
     def close(self) -> None:
         """See Stream."""
-        self._bell.close()
+        self._doorbell.close()
         if self._closed:
             return
         self._closed = True
@@ -127,13 +137,14 @@ class SharedStream:
             segment.close()
 
     def _write(self, views: Sequence[memoryview]) -> int:
-        """Put what fits into our ring and ring the bell."""
-        free, total, since_bell = self._free(), 0, 0
+        """Put what fits into this side's ring and ring the doorbell."""
+        free, total, unpublished = self._free(), 0, 0
         ring, size = self._our_ring, len(self._our_ring)
         for view in views:
             offset = 0
             while offset < len(view):
-                at = (self._put + since_bell) % size
+                at = (self._put + unpublished) % size
+                # The smallest of: the view's rest, free space, the ring's end, one chunk.
                 count = min(len(view) - offset, free, size - at, CHUNK_BYTES)
                 if count == 0:
                     break
@@ -141,24 +152,25 @@ class SharedStream:
                 offset += count
                 free -= count
                 total += count
-                since_bell += count
-                if since_bell >= CHUNK_BYTES:
-                    self._publish(since_bell)
-                    since_bell = 0
+                unpublished += count
+                # Publish per chunk: the reader copies this one while the writer copies the next.
+                if unpublished >= CHUNK_BYTES:
+                    self._publish(unpublished)
+                    unpublished = 0
             if offset < len(view):
                 break
-        if since_bell:
-            self._publish(since_bell)
+        if unpublished:
+            self._publish(unpublished)
         return total
 
     def _publish(self, num_bytes: int) -> None:
         self._put += num_bytes
         self._our_counters[_PUT] = self._put
-        # A full socket is full of bells that nobody has heard yet: one more says nothing new.
-        self._bell.sendmsg((_BELL,))
+        # A full socket holds rings that the peer has not drained yet, so this one may be dropped.
+        self._doorbell.sendmsg((_RING,))
 
     def _read(self, view: memoryview) -> int:
-        """Take what is there out of their ring, at most one chunk."""
+        """Copy what is there out of the peer's ring, at most one chunk."""
         used = self._used()
         if used == 0:
             return 0
@@ -169,58 +181,70 @@ class SharedStream:
         self._taken += count
         self._our_counters[_TAKEN] = self._taken
         if 2 * used >= size:
-            # Only a peer that found its ring full waits for room. Had this look found less than
-            # half, then the next one finds more. Without a listener it is no error here.
+            # Only a peer that found its ring full waits for room, and it does so only if at least
+            # half was used here. A peer that is gone is no error for a reader.
             with contextlib.suppress(PeerGone):
-                self._bell.sendmsg((_BELL,))
+                self._doorbell.sendmsg((_RING,))
         return count
 
     def _may_move(self, *, read: bool, write: bool) -> bool:
-        """Tell whether a move of bytes would find bytes, or room, or a lie about them."""
+        """Return whether bytes can be read, room can be written, or the counters are illegal."""
         is_full = self._put - self._their_counters[_TAKEN] == len(self._our_ring)
         return (read and self._their_counters[_PUT] != self._taken) or (write and not is_full)
 
     def _used(self) -> int:
         used = self._their_counters[_PUT] - self._taken
         if not 0 <= used <= len(self._their_ring):
-            raise ProtocolError(f"{self.peer_address} says that it has put {used} bytes to read")
+            raise ProtocolError(
+                f"{self.peer_address} announces {used} bytes to read, its ring has"
+                f" {len(self._their_ring)}"
+            )
         return used
 
     def _free(self) -> int:
         used = self._put - self._their_counters[_TAKEN]
         if not 0 <= used <= len(self._our_ring):
-            raise ProtocolError(f"{self.peer_address} says that it has not read {used} bytes")
+            raise ProtocolError(
+                f"{self.peer_address} reports {used} unread bytes, this side's ring has"
+                f" {len(self._our_ring)}"
+            )
         return len(self._our_ring) - used
 
-    def _listen(self) -> None:
-        """Hear the bells that have rung, and the end."""
+    def _drain_doorbell(self) -> None:
+        """Read all rings of the doorbell, and note the end of the stream."""
         try:
-            while self._bell.recv_into(self._heard):
+            while self._doorbell.recv_into(self._scratch):
                 pass
         except PeerGone as error:
             self._ended = error
 
     def _check_open(self) -> None:
-        if self._closed or self._bell.is_shut:
+        if self._closed or self._doorbell.is_shut:
             raise ConnectionClosed(f"connection to {self.peer_address} was closed by this side")
 
 
 def share(
-    bell: SocketStream, limits: Limits, *, first: bool, deadline: float
+    doorbell: SocketStream, limits: Limits, *, first: bool, deadline: float
 ) -> SharedStream | None:
-    """Exchange segments with a peer that offers it too; None if one of both could not.
+    """Exchange segments with the peer; None if one side has no shared memory.
 
-    Both sides call it right after the handshake, the server as the `first`:
+    Both sides call it right after a handshake that agreed on Options.SHARE:
 
         server -> client   4s "TFRS" | u32 0 | u64 ring_bytes, with the segment's descriptor
         client -> server   the same
         server -> client   u8: 1 both use the rings from now on, 0 both stay with the socket
 
-    A side that has no segment, or cannot map the other's, says 0 bytes and passes none.
+    A side that has no segment, or cannot map the other one, offers 0 bytes and no descriptor.
+
+    Args:
+        doorbell: the authenticated Unix socket.
+        limits: has the ring's size in bytes.
+        first: whether this is the server's side, which sends first.
+        deadline: in seconds of time.monotonic.
 
     Raises:
-        TransportError: the peer is gone, or did not answer before the (monotonic) deadline.
-        ProtocolError: what it passed is no sealed segment of the size that it says.
+        TransportError: the peer is gone, or did not answer before the deadline.
+        ProtocolError: the peer's descriptor is no sealed segment of the announced size.
     """
     with contextlib.ExitStack() as owned:
 
@@ -229,33 +253,35 @@ def share(
                 owned.callback(segment.close)
             return segment
 
-        ours = kept(_make_offer(bell, limits.shared_ring_bytes)) if first else None
-        theirs = kept(_take_offer(bell, deadline))
+        ours = kept(_make_offer(doorbell, limits.shared_ring_bytes)) if first else None
+        theirs = kept(_take_offer(doorbell, deadline))
         if not first:
-            ours = kept(_make_offer(bell, limits.shared_ring_bytes if theirs is not None else 0))
+            ours = kept(
+                _make_offer(doorbell, limits.shared_ring_bytes if theirs is not None else 0)
+            )
         agreed = ours is not None and theirs is not None
         if first:
-            bell.send_with(bytes([agreed]), None)
+            doorbell.send_with(bytes([agreed]), None)
         else:
-            agreed &= _takes_rings(bell, deadline)
+            agreed &= _receive_decision(doorbell, deadline)
         if not agreed or ours is None or theirs is None:
             return None
         owned.pop_all()
-        return SharedStream(bell, ours, theirs)
+        return SharedStream(doorbell, ours, theirs)
 
 
-def _make_offer(bell: SocketStream, ring_bytes: int) -> SharedMemory | None:
-    """Pass a new segment; without memory, or for a ring of 0 bytes, say that there is none."""
+def _make_offer(doorbell: SocketStream, ring_bytes: int) -> SharedMemory | None:
+    """Offer a new segment; offer 0 bytes without memory or for a ring of 0 bytes."""
     if not ring_bytes:
-        bell.send_with(_OFFER.pack(_MAGIC, 0, 0), None)
+        doorbell.send_with(_OFFER.pack(_MAGIC, 0, 0), None)
         return None
     try:
         segment, descriptor = SharedMemory.make("tfos-rpc", _CONTROL_BYTES + ring_bytes)
     except OSError as error:
-        _log.info("no shared memory with %s: %s", bell.peer_address, error.strerror)
-        return _make_offer(bell, 0)
+        _log.info("no shared memory with %s: %s", doorbell.peer_address, error.strerror)
+        return _make_offer(doorbell, 0)
     try:
-        bell.send_with(_OFFER.pack(_MAGIC, 0, ring_bytes), descriptor)
+        doorbell.send_with(_OFFER.pack(_MAGIC, 0, ring_bytes), descriptor)
     except BaseException:
         segment.close()
         raise
@@ -264,50 +290,52 @@ def _make_offer(bell: SocketStream, ring_bytes: int) -> SharedMemory | None:
     return segment
 
 
-def _take_offer(bell: SocketStream, deadline: float) -> SharedMemory | None:
-    data, descriptor = _receive(bell, _OFFER.size, deadline)
+def _take_offer(doorbell: SocketStream, deadline: float) -> SharedMemory | None:
+    data, descriptor = _receive(doorbell, _OFFER.size, deadline)
     try:
         magic, reserved, ring_bytes = _OFFER.unpack(data)
         if magic != _MAGIC or reserved or (descriptor is not None and not ring_bytes):
-            raise ProtocolError(f"{bell.peer_address} sent {data!r}, no offer of shared memory")
+            raise ProtocolError(f"{doorbell.peer_address} sent {data!r}, no offer of shared memory")
         if descriptor is None:  # nothing offered, or this process has no descriptor left for it
             return None
         if not MIN_RING_BYTES <= ring_bytes <= MAX_RING_BYTES:
-            raise ProtocolError(f"{bell.peer_address} offers a ring of {ring_bytes} bytes")
+            raise ProtocolError(f"{doorbell.peer_address} offers a ring of {ring_bytes} bytes")
         return SharedMemory.take(descriptor, _CONTROL_BYTES + ring_bytes)
     except OSError as error:
-        _log.info("cannot map the memory of %s: %s", bell.peer_address, error.strerror)
+        _log.info("cannot map the memory of %s: %s", doorbell.peer_address, error.strerror)
         return None
     finally:
         if descriptor is not None:
             os.close(descriptor)
 
 
-def _takes_rings(bell: SocketStream, deadline: float) -> bool:
-    """Receive the server's last word."""
-    answer, descriptor = _receive(bell, _ANSWER_BYTES, deadline)
+def _receive_decision(doorbell: SocketStream, deadline: float) -> bool:
+    """Receive the server's decision: whether both sides use the rings."""
+    answer, descriptor = _receive(doorbell, _ANSWER_BYTES, deadline)
     if descriptor is not None:
         os.close(descriptor)
     return answer == b"\x01"
 
 
-def _receive(bell: SocketStream, num_bytes: int, deadline: float) -> tuple[bytes, int | None]:
-    """Receive a short message that was sent at once."""
+def _receive(doorbell: SocketStream, num_bytes: int, deadline: float) -> tuple[bytes, int | None]:
+    """Receive a short message that was sent in one piece."""
     while True:
-        got = bell.receive_with(num_bytes)
+        got = doorbell.receive_with(num_bytes)
         if got is not None:
             if len(got[0]) == num_bytes:
                 return got
             if got[1] is not None:
                 os.close(got[1])
-            raise ProtocolError(f"{bell.peer_address} sent {len(got[0])} of {num_bytes} bytes")
+            raise ProtocolError(f"{doorbell.peer_address} sent {len(got[0])} of {num_bytes} bytes")
         left_s = deadline - time.monotonic()
-        if left_s <= 0 or not bell.wait(read=True, write=False, timeout_s=left_s):
-            raise DeadlineExceeded(f"{bell.peer_address} did not agree on shared memory in time")
+        if left_s <= 0 or not doorbell.wait(read=True, write=False, timeout_s=left_s):
+            raise DeadlineExceeded(
+                f"{doorbell.peer_address} did not agree on shared memory in time"
+            )
 
 
 def _copy(into: memoryview, data: memoryview) -> None:
-    """Copy equally long bytes; numpy costs more for a few, and lets other threads run meanwhile."""
+    """Copy equally many bytes; numpy is slower below 16 KiB and releases the GIL above."""
     if len(into) < _SMALL_BYTES:
         into[:] = data
     else:

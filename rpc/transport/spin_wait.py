@@ -1,14 +1,15 @@
-"""Waiting on one descriptor: watched for a moment where that is quicker, asleep everywhere else.
+"""Spin-then-poll wait on one descriptor: spins briefly where that pays, else sleeps in poll.
 
-Covers: when a wait is watched, when watching is given up because it does not pay.
-Does not: several descriptors (transport.wait_streams), what is ready (transport).
+Covers: when a wait spins, when spinning is given up because it does not pay.
+Does not: several descriptors (stream.wait_streams), readiness (stream).
 Threads: one at a time.
 
-To be woken on an idle core takes 30-40 us, twice per call, and a small call takes as long as that
-altogether. So a wait that follows short ones is watched first. Who has to share the core, or the
-interpreter with other threads, does better asleep: each look may give either away for milliseconds.
-One look tells, so a watch ends with the first slow one, and the next watch comes after twice as
-many short waits.
+Waking up on an idle core takes 30-40 us, twice per call, which is as long as a small call itself.
+So a wait that follows short waits spins first. A process that shares the core, or the interpreter
+with other threads, is faster asleep: each poll may give up the core or the GIL for milliseconds.
+One slow poll shows this, so it ends the spin, and the next spin comes after twice as many short
+waits.
+Source: spin-then-block with a competitive bound (Karlin et al. 1991).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Streams: bytes over TCP or a Unix socket, never blocking, ready to be polled together.
+"""Streams: non-blocking bytes over TCP or a Unix socket, which can be polled together.
 
-Covers: the Stream protocol that `inproc` implements too, SocketStream, every socket option, waiting
-on several streams.
-Does not: frames (frame_io), who may connect (handshake), how to listen (acceptor).
+Covers: the Stream protocol (inproc, shm_stream and record_stream implement it too), SocketStream,
+every socket option, waiting on several streams.
+Does not: frames (wire.frame_io), authentication (auth.handshake), listening (listen).
 Threads: one thread uses a stream at a time; `shutdown` and `peer_closed` may be called from any
 thread.
 """
@@ -59,19 +59,36 @@ class Stream(Protocol):
         ...
 
     def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
-        """Return (file descriptor, poll events) that tell when to try again; -1: now."""
+        """Return what to poll before the next attempt.
+
+        Args:
+            read: wait for bytes to receive.
+            write: wait for room to send.
+
+        Returns:
+            (file descriptor, poll events) pairs; a descriptor of -1 means that the stream is ready.
+        """
         ...
 
     def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
-        """Wait until reading or writing may succeed; False when the time is over."""
+        """Wait until reading or writing may succeed.
+
+        Args:
+            read: wait for bytes to receive.
+            write: wait for room to send.
+            timeout_s: longest wait; infinity waits for ever.
+
+        Returns:
+            False if `timeout_s` passed first.
+        """
         ...
 
     def peer_closed(self) -> bool:
-        """Tell, without reading, whether the peer closed, or this side was shut down."""
+        """Return, without reading, whether the peer closed or this side was shut down."""
         ...
 
     def shutdown(self) -> None:
-        """End both directions and wake who waits; the owner still has to `close`."""
+        """End both directions and wake a waiting thread; the owner still has to `close`."""
         ...
 
     def close(self) -> None:
@@ -121,7 +138,7 @@ class SocketStream:
         return self._shut
 
     def send_with(self, data: bytes, descriptor: int | None) -> None:
-        """Send a short message and a descriptor; over a Unix socket that holds nothing unread.
+        """Send a short message, with a descriptor, over an otherwise empty Unix socket.
 
         Raises:
             TransportError: as sendmsg, or the message does not fit at once.
@@ -195,7 +212,15 @@ class SocketStream:
 
 
 def wait_streams(wanted: Sequence[tuple[Stream, bool, bool]], timeout_s: float) -> list[int]:
-    """Wait on several (stream, read, write); return the indexes of those that may go on."""
+    """Wait on several streams at once.
+
+    Args:
+        wanted: per stream: the stream, whether to wait for reading, whether for writing.
+        timeout_s: longest wait; 0 only polls.
+
+    Returns:
+        Sorted indexes of the streams that are ready.
+    """
     poll = select.poll()
     owner: dict[int, int] = {}
     ready: set[int] = set()
@@ -211,7 +236,7 @@ def wait_streams(wanted: Sequence[tuple[Stream, bool, bool]], timeout_s: float) 
 
 
 def configure(sock: socket.socket, limits: Limits) -> None:
-    """Set every option of a socket; the one place where this happens."""
+    """Set every option of a socket. No other function sets socket options."""
     if limits.send_buffer_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
     if limits.receive_buffer_bytes is not None:
@@ -230,7 +255,18 @@ def configure(sock: socket.socket, limits: Limits) -> None:
 def dial_tcp(
     host: str, port: int, *, deadline: float, limits: Limits = DEFAULT_LIMITS
 ) -> SocketStream:
-    """Connect to the first address of a host that answers before the (monotonic) deadline."""
+    """Connect to the first address of a host that answers.
+
+    Args:
+        host: name or address.
+        port: TCP port.
+        deadline: in seconds of time.monotonic.
+        limits: sizes of the socket's buffers.
+
+    Raises:
+        PeerGone: the name has no address, or none of them accepts.
+        DeadlineExceeded: none answered in time.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -245,7 +281,15 @@ def dial_tcp(
 
 
 def dial_unix(path: str, *, limits: Limits = DEFAULT_LIMITS) -> SocketStream:
-    """Connect to a Unix socket; that never waits, a full queue counts as nobody there."""
+    """Connect to a Unix socket without waiting.
+
+    Args:
+        path: of the socket.
+        limits: sizes of the socket's buffers.
+
+    Raises:
+        PeerGone: no process listens there, or its queue is full.
+    """
     return _dial(_open(socket.AF_UNIX, socket.SOCK_STREAM), path, 0.0, limits)
 
 

@@ -1,9 +1,10 @@
-"""A stream inside TLS 1.3: what `security="tls"` puts on TCP.
+"""TLS 1.3 stream: encrypts another stream, for `security="tls"` on TCP.
 
-Covers: the TLS handshake without blocking, why a peer was refused, records over another stream.
-Does not: say which certificates count (certificates), the cluster's own proof, which follows inside
-TLS as it would without (handshake).
+Covers: the non-blocking TLS handshake, why a peer was refused, TLS records over another stream.
+Does not: choose certificates (auth.certificates), the cluster's own handshake, which follows inside
+TLS (auth.handshake).
 Threads: as every Stream.
+Source: RFC 8446; the limit of records per key is its section 5.5.
 """
 
 from __future__ import annotations
@@ -19,16 +20,23 @@ from rpc.transport.record_stream import RecordStream
 from rpc.transport.stream import Stream
 
 MAX_HANDSHAKE_BYTES = 32 * 1024
-"""What a peer may send before it has proved itself: a chain of some certificates."""
+"""Bytes that a peer may send before its proof: enough for a chain of some certificates."""
 MAX_RECORDS = 2**24
-"""Of one connection and direction; RFC 8446 5.5 gives AES-GCM's keys 2^24.5 full ones."""
+"""Records per connection and direction; RFC 8446 5.5 allows an AES-GCM key 2^24.5 full ones."""
 _CHUNK_BYTES = 64 * 1024
 _RECORD_BYTES = 16 * 1024
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "BAD_RECORD_TYPE"}
 
 
 class TlsStream(RecordStream):
-    """One end over another stream; after `shake_hands` has returned True."""
+    """One end of a TLS connection over another stream; usable once `shake_hands` returned True.
+
+    Args:
+        inner: the stream that carries the TLS records.
+        credentials: certificate, key and authority of this process.
+        cluster_id: the peer's certificate must be for this cluster.
+        server_side: whether this process accepted the connection.
+    """
 
     def __init__(
         self, inner: Stream, credentials: TlsCredentials, cluster_id: str, *, server_side: bool
@@ -43,16 +51,16 @@ class TlsStream(RecordStream):
             server_side=server_side,
             server_hostname=None if server_side else data_name(cluster_id),
         )
-        self._arriving = memoryview(bytearray(2048))  # a stranger gets no more
+        self._arriving = memoryview(bytearray(2048))  # small: the peer has not proved itself
         self._handshake_bytes = 0
-        self._may_have = False
-        """Whether bytes have come since TLS last asked for more."""
-        self._has_heard = False
-        """Whether the peer has sent anything inside TLS."""
+        self._may_have_bytes = False
+        """Whether bytes have arrived since TLS last needed more."""
+        self._has_received = False
+        """Whether the peer has sent a record inside TLS."""
         self._records_left = MAX_RECORDS
 
     def shake_hands(self) -> bool:
-        """Go on with the TLS handshake; False while the peer has to say more.
+        """Continue the TLS handshake; False while it waits for the peer.
 
         Raises:
             AuthError: the peer has no certificate of this cluster, refuses ours, or speaks no
@@ -80,7 +88,7 @@ class TlsStream(RecordStream):
         if self._server_side:
             check_cluster(self._tls.getpeercert() or {}, self._cluster_id)
         self._arriving = memoryview(bytearray(_CHUNK_BYTES))
-        self._may_have = self._incoming.pending > 0
+        self._may_have_bytes = self._incoming.pending > 0
         return True
 
     def recv_into(self, view: memoryview) -> int | None:
@@ -88,23 +96,23 @@ class TlsStream(RecordStream):
 
         Raises:
             IntegrityError: a record was changed, dropped, repeated or inserted on the way.
-            AuthError: the peer's first word is that it refuses our certificate.
+            AuthError: the peer's first record is an alert that refuses our certificate.
         """
         while True:
-            count = self._open(view) if self._may_have else 0
+            count = self._open(view) if self._may_have_bytes else 0
             if count:
                 return count
             arrived = self._inner.recv_into(self._arriving)
             if arrived is None:
                 return None
             self._incoming.write(self._arriving[:arrived])
-            self._may_have = True
+            self._may_have_bytes = True
 
     def _seal(self, views: Sequence[memoryview]) -> None:
         """See RecordStream; TLS copies the bytes first.
 
         Raises:
-            TransportError: this connection has used up its keys.
+            TransportError: this connection has sent as many records as its key allows.
         """
         if self._records_left <= 0:
             raise TransportError(
@@ -123,7 +131,7 @@ class TlsStream(RecordStream):
         self._sealed_bytes = at
 
     def _has_bytes(self) -> bool:
-        return self._may_have
+        return self._may_have_bytes
 
     def _open(self, view: memoryview) -> int:
         """Read what has arrived and is verified; 0 when TLS needs more bytes."""
@@ -132,9 +140,9 @@ class TlsStream(RecordStream):
             while at < len(view):
                 # With a buffer it returns the number of bytes.
                 at += int(self._tls.read(len(view) - at, view[at:]))
-                self._has_heard = True
+                self._has_received = True
         except ssl.SSLWantReadError:
-            self._may_have = False
+            self._may_have_bytes = False
         except ssl.SSLZeroReturnError as error:
             if not at:
                 raise PeerGone(f"{self.peer_address} closed the connection") from error
@@ -143,7 +151,7 @@ class TlsStream(RecordStream):
         return at
 
     def _broken(self, error: ssl.SSLError) -> RpcError:
-        if not self._has_heard and "ALERT" in (error.reason or ""):
+        if not self._has_received and "ALERT" in (error.reason or ""):
             return AuthError(f"{self.peer_address}: {_reason(error)}")
         return IntegrityError(
             f"bytes from {self.peer_address} were changed, dropped, repeated or inserted on the "
@@ -153,7 +161,9 @@ class TlsStream(RecordStream):
     def _flush(self) -> None:
         data = self._outgoing.read()
         if data and self._inner.sendmsg((memoryview(data),)) != len(data):
-            raise TransportError(f"{self.peer_address} takes not even a handshake")
+            raise TransportError(
+                f"{self.peer_address} has a receive buffer too small for a handshake"
+            )
 
     def _flush_alert(self) -> None:
         with contextlib.suppress(TransportError):  # it is refused anyway
@@ -185,7 +195,7 @@ class TlsAcceptor:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    """Say why a handshake failed, and what to look at."""
+    """Return why a handshake failed, and what to check."""
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is refused: {error.verify_message}"

@@ -1,4 +1,4 @@
-"""Frames: the unit of everything that travels after the handshake.
+"""Frame layout: the unit of everything that is sent after the handshake.
 
 One frame is a 48-byte little-endian header, `meta_len` bytes of meta, `payload_len` bytes of
 payload.
@@ -16,16 +16,19 @@ payload.
                         over u64 counter || header[0:32] || meta
         48  meta, then payload
 
-The counter starts at 0 in each direction and counts frames, so a frame that is replayed, dropped,
-inserted, reordered or changed in its header or meta is refused. Payload bytes are not covered.
+The counter starts at 0 in each direction and counts frames, so the receiver refuses a frame that
+was replayed, dropped, inserted, reordered, or changed in its header or meta. The MAC does not cover
+payload bytes (transport.gmac_stream and TLS do).
 
 A message is one or more frames with one request_id; all but the last have MORE. The meta of the
 last frame is the message's meta. A request is one frame. A reply's payload is that of all its
 frames, one after the other. An ERROR frame ends a message, has no payload, and its meta is the
 msgpack array [code, message, details].
 
-Covers: layout, MAC, counters, limits.  Does not: read or write (frame_io), decide keys (handshake).
-Pure.
+Covers: layout, MAC, counters, limits.
+Does not: read or write (frame_io), derive keys (auth.handshake).
+Threads: pure; a Sealer or Opener belongs to one thread.
+Source: keyed BLAKE2b, RFC 7693.
 """
 
 from __future__ import annotations
@@ -85,19 +88,27 @@ _MAX_ERROR_DETAILS = 32
 _MAX_ERROR_KEY = 64
 _MAX_ERROR_VALUE = 16 * 1024
 _MAX_ERROR_VALUES = 40 * 1024
-"""Of all values together; with the text, and keys at their longest, it still fits a frame."""
+"""Bytes of all values together; with the longest text and keys, a body still fits a frame."""
 
 
 def encode_error(code: str, message: str, details: dict[str, str] | None = None) -> bytes:
-    """Return the meta of an ERROR frame; long texts are cut so that it always fits."""
+    """Return the meta of an ERROR frame; long texts are truncated so that it always fits.
+
+    Args:
+        code: stable name of the error's class.
+        message: text for people.
+        details: values for programs, by name.
+    """
     kept = list((details or {}).items())[:_MAX_ERROR_DETAILS]
-    cut: dict[str, str] = {}
+    truncated: dict[str, str] = {}
     room = _MAX_ERROR_VALUES
     for key, value in kept:
-        text = _cut(value, min(_MAX_ERROR_VALUE, room))
+        text = _truncated(value, min(_MAX_ERROR_VALUE, room))
         room -= len(text.encode())
-        cut[_cut(key, _MAX_ERROR_KEY)] = text
-    body = ErrorBody(_cut(code, _MAX_ERROR_KEY), _cut(message, _MAX_ERROR_TEXT), cut)
+        truncated[_truncated(key, _MAX_ERROR_KEY)] = text
+    body = ErrorBody(
+        _truncated(code, _MAX_ERROR_KEY), _truncated(message, _MAX_ERROR_TEXT), truncated
+    )
     return msgspec.msgpack.encode(body)
 
 
@@ -115,7 +126,7 @@ def decode_error(meta: bytes) -> RemoteError:
 
 
 class Sealer:
-    """Makes the header and meta of the frames of one direction; counts them."""
+    """Makes header, MAC and meta of one direction's frames; counts them."""
 
     __slots__ = ("_counter", "_keyed")
 
@@ -132,7 +143,15 @@ class Sealer:
         *,
         more: bool = False,
     ) -> bytes:
-        """Return header and meta of the next frame."""
+        """Return header and meta of the next frame.
+
+        Args:
+            kind: of the frame.
+            request_id: chosen by the client.
+            meta: encoded message.
+            payload_bytes: length of the payload that the caller sends after it.
+            more: whether further frames of this message follow.
+        """
         counter = self._counter
         self._counter = counter + 1
         covered = _COUNTED_FIELDS.pack(
@@ -145,7 +164,7 @@ class Sealer:
 
 
 class Opener:
-    """Verifies the frames of one direction; counts them."""
+    """Verifies one direction's frames; counts them."""
 
     __slots__ = ("_counter", "_keyed", "_limits")
 
@@ -158,13 +177,13 @@ class Opener:
         """Return the length of the meta that follows this header.
 
         Raises:
-            IntegrityError: it is above its limit. No MAC covers it yet, and no peer with the same
-                limits sends it, so it is taken for a change on the way.
+            IntegrityError: it is above its limit. The MAC is not checked yet, and no peer with the
+                same limits sends it, so the header was probably changed on the way.
         """
         meta_len: int = _META_LEN_AT.unpack_from(header)[0]
         if meta_len > self._limits.max_meta_bytes:
             raise IntegrityError(
-                f"frame {self._counter} of this connection says that it has a meta of {meta_len}"
+                f"frame {self._counter} of this connection announces a meta of {meta_len}"
                 f" bytes, more than max_meta_bytes={self._limits.max_meta_bytes}: it was changed"
                 " on the way, or the peer has other limits"
             )
@@ -175,6 +194,16 @@ class Opener:
 
         The MAC comes first: a field that was changed on the way is an integrity error, whatever its
         new value.
+
+        Args:
+            header: 48 bytes.
+            meta: as many bytes as `meta_bytes` says.
+
+        Raises:
+            IntegrityError: the MAC is wrong.
+            VersionMismatch: the peer sends another version of frames.
+            ProtocolError: a field is illegal.
+            LimitExceeded: the payload is above its limit.
         """
         mac = self._keyed.copy()
         mac.update(_COUNTER.pack(self._counter) + header[:_MAC_AT] + meta)
@@ -211,11 +240,11 @@ _REPLY = int(FrameKind.REPLY)
 _ERROR = int(FrameKind.ERROR)
 
 
-def _cut(text: str, num_bytes: int) -> str:
-    """Return what fits, in valid UTF-8: texts of exceptions may hold undecodable file names."""
+def _truncated(text: str, num_bytes: int) -> str:
+    """Return the text's first bytes as valid UTF-8; file names in it may not be decodable."""
     return text.encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore")
 
 
 def _keyed(key: bytes) -> blake2b:
-    """Return a MAC that has its key; a frame's is a copy of it, which takes half the time."""
+    """Return a keyed MAC; copying it for each frame takes half the time of keying a new one."""
     return blake2b(digest_size=_MAC_BYTES, key=key)

@@ -1,9 +1,8 @@
-"""Frames over a stream: reader and writer that never block, a channel that waits with a budget.
+"""Frame I/O: non-blocking reader and writer, and a server's channel that waits with a budget.
 
 Covers: a small receive buffer for headers and metas (payload goes straight to its destination),
-sending
-from the caller's buffers without joining them, the time a slow peer may take.
-Does not: the layout (frame), what a call is (exchange, call).
+sending from the caller's buffers without joining them, the time that a slow peer may take.
+Does not: the layout (frame), what a call is (client.call_io, server.request).
 Threads: one thread at a time.
 """
 
@@ -74,7 +73,7 @@ class FrameReader:
         return True
 
     def read_payload(self, view: memoryview) -> int | None:
-        """Put payload into a view that is neither empty nor longer than what is left of it."""
+        """Receive payload into a view; it is not empty and not longer than the payload's rest."""
         start = self._start
         staged = self._end - start
         if staged:
@@ -120,7 +119,15 @@ class FrameWriter:
         *,
         more: bool = False,
     ) -> None:
-        """Append one frame; its payload must stay unchanged until it is sent."""
+        """Append one frame to what is pending.
+
+        Args:
+            kind: of the frame.
+            request_id: chosen by the client.
+            meta: encoded message.
+            payload: flat byte views; they must stay unchanged until they are sent.
+            more: whether further frames of this message follow.
+        """
         payload_bytes = sum(map(len, payload)) if payload else 0
         head = self._sealer.seal(kind, request_id, meta, payload_bytes, more=more)
         self._views += (memoryview(head), *payload)
@@ -150,10 +157,15 @@ class FrameWriter:
 
 
 class Budget:
-    """How long a peer may keep this side waiting while it moves a number of bytes.
+    """Bounds how long this side waits for a peer that sends or receives a number of bytes.
 
-    `stall_timeout_s` without any byte, and that plus the time of `min_bytes_per_s` in all. Only
-    waiting counts: the time a handler takes between reads is not the peer's.
+    At most `stall_timeout_s` without any byte, and in total `stall_timeout_s` plus the bytes at
+    `min_bytes_per_s`. Only waiting counts: a handler's time between reads does not.
+
+    Args:
+        limits: has both bounds.
+        num_bytes: to be moved.
+        what: names them in the error.
     """
 
     def __init__(self, limits: Limits, num_bytes: int, what: str) -> None:
@@ -181,14 +193,20 @@ class Budget:
 
 
 class FrameChannel:
-    """Server's side of an authenticated connection: waits for the peer, with a budget per frame."""
+    """Server's side of an authenticated connection: waits for the peer, with a budget per frame.
+
+    Args:
+        stream: authenticated.
+        session: has the keys of both directions.
+        limits: what this side accepts.
+    """
 
     def __init__(self, stream: Stream, session: Session, limits: Limits) -> None:
         self.stream = stream
         self.reader = FrameReader(stream, Opener(session.receive_key, limits))
         self.writer = FrameWriter(stream, Sealer(session.send_key))
         self.broken: RpcError | None = None
-        """Why this connection cannot go on; a handler may have swallowed the exception."""
+        """Why this connection cannot be used any more; a handler may have swallowed the error."""
         self._limits = limits
         self._payload_bytes = 0
         self._payload_budget: Budget | None = None
@@ -245,7 +263,12 @@ class FrameChannel:
         *,
         more: bool = False,
     ) -> None:
-        """Send one frame to its end."""
+        """Send one whole frame; arguments as of `FrameWriter.queue`.
+
+        Raises:
+            DeadlineExceeded: the peer takes the bytes too slowly.
+            PeerGone: the peer closed.
+        """
         self.writer.queue(kind, request_id, meta, payload, more=more)
         budget: Budget | None = None
         try:

@@ -179,11 +179,11 @@ def test_a_reader_that_does_not_read_is_cut():
         with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as deaf:
             deaf.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert deaf.recv(8) == b"HTTP/1.1"
-            for visitor in list(page._visitors.values()):
-                visitor.deadline_s = time.monotonic()
+            for client in list(page._clients.values()):
+                client.deadline_s = time.monotonic()
             assert get(port, "/")[0] == 404  # and with it, somebody looks at deadlines
             deadline_s = time.monotonic() + WAIT_S
-            while page._visitors:
+            while page._clients:
                 assert time.monotonic() < deadline_s
                 threading.Event().wait(0.005)
             received = 0

@@ -135,13 +135,13 @@ def test_a_writer_is_woken_who_fills_the_ring_during_a_look(pair, monkeypatch):
     monkeypatch.setattr(shm_stream, "_copy", fill_meanwhile)
     for _ in range(2):
         assert right.recv_into(memoryview(bytearray(len(half)))) == len(half)
-    assert left._bell.wait(read=True, write=False, timeout_s=WAIT_S)
+    assert left._doorbell.wait(read=True, write=False, timeout_s=WAIT_S)
 
 
 @pytest.mark.fault("F29")
 def test_bells_without_bytes_are_no_progress(pair):
     left, right = pair
-    left._bell.sendmsg([memoryview(b"!" * 100)])
+    left._doorbell.sendmsg([memoryview(b"!" * 100)])
     assert right.wait(read=True, write=False, timeout_s=WAIT_S)
     assert right.recv_into(memoryview(bytearray(9))) is None
     assert not right.wait(read=True, write=False, timeout_s=0.0)

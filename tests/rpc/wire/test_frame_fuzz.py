@@ -18,7 +18,7 @@ from rpc.errors import DeadlineExceeded, PeerGone, ProtocolError, RpcError
 from rpc.limits import Limits
 from rpc.server.connection import ServedConnection
 from rpc.transport.inproc import InprocStream, stream_pair
-from rpc.transport.memfd import SharedRoom
+from rpc.transport.memfd import SharedMemoryQuota
 from rpc.wire import frame
 from rpc.wire.frame import HEADER_BYTES, Frame, FrameKind, Opener, Sealer
 from rpc.wire.frame_io import FrameChannel, FrameReader
@@ -235,7 +235,7 @@ def _served(seen: list[bytes]) -> tuple[InprocStream, ServedConnection]:
         call.reply(b"")
 
     session = Session(WORKER, KEY, KEY)
-    return client, ServedConnection(server, session, handle, LIMITS, SharedRoom(0))
+    return client, ServedConnection(server, session, handle, LIMITS, SharedMemoryQuota(0))
 
 
 def test_the_recording_itself_is_accepted():
