@@ -1,4 +1,5 @@
-"""Files where users keep them: this host, HDFS, and whatever fsspec knows, behind one interface.
+"""File systems: this host, HDFS, and every scheme of fsspec, behind one interface.
 
-Start to read at `interface`; `choose.filesystem_for(path)` gives the one that a path belongs to.
+Public names: `interface.FileSystem`, `registry.filesystem_for`, `config.FileSystemConfig`.
+Lock order: none of the locks here is held while another one is taken.
 """

@@ -1,8 +1,8 @@
-"""Calls that can be given up: each on a thread of its own, which nobody has to wait for.
+"""Bounded calls: blocking calls with a timeout, each on a daemon thread that can be abandoned.
 
-Some calls of native file system clients block as long as a server is frozen, and nothing can
-interrupt them. The thread of such a call is left alone: it is a daemon, keeps no caller waiting,
-and ends when its call does. How many there may be is bounded.
+Some calls of native file system clients block as long as a server is frozen, and cannot be
+interrupted. After its timeout the caller goes on, and the thread ends when its call does. The
+number of threads is bounded.
 Threads: any may start calls.
 """
 
@@ -16,15 +16,15 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MAX_THREADS = 64
-"""Calls under way in one process, those included that were given up."""
+"""Calls in flight in one process, abandoned ones included."""
 
 
 class CallTimeout(Exception):
-    """A call did not end in time; it goes on by itself, and its result is forgotten."""
+    """A call did not end in time; its thread goes on, and its result is dropped."""
 
 
 class BoundedCall(Generic[T]):
-    """A call under way on a thread of its own."""
+    """A call in flight on a thread of its own."""
 
     def __init__(self, work: Callable[[], T], slots: threading.Semaphore) -> None:
         self._work: Callable[[], T] | None = work
@@ -36,10 +36,10 @@ class BoundedCall(Generic[T]):
         threading.Thread(target=self._run, name="file-call", daemon=True).start()
 
     def result(self, timeout_s: float) -> T:
-        """Wait for the call, and return or raise what it did.
+        """Wait for the call, and return its value or raise its error.
 
         Raises:
-            CallTimeout: it has not ended; it may be waited for again.
+            CallTimeout: it has not ended; `result` may be called again.
         """
         if not self._ended.acquire(timeout=timeout_s):
             raise CallTimeout(f"no answer within {timeout_s:g} s")
@@ -52,9 +52,9 @@ class BoundedCall(Generic[T]):
         frames = None
         try:
             self._value = work()  # type: ignore[misc]  # it is set before the thread starts
-        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
-            # The frames hold what the call worked with, and to drop a native file that is broken
-            # may block for seconds: that is left to this thread.
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
+            # The frames hold the call's objects. Freeing a broken native file may block for
+            # seconds, so this thread frees them, not the caller's.
             frames = (error.__traceback__, error.__context__)
             error.__context__ = None
             self._error = _as_exception(error.with_traceback(None))
@@ -64,24 +64,28 @@ class BoundedCall(Generic[T]):
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """Return a panic of native code, which is no Exception, as one."""
+    """Return a panic of native code, which is a BaseException, as an Exception."""
     if isinstance(error, Exception):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 class BoundedCalls:
-    """Starts calls, so many at once and no more."""
+    """Starts calls, at most `max_threads` at once."""
 
     def __init__(self, max_threads: int = MAX_THREADS) -> None:
         self._max_threads = max_threads
         self._slots = threading.Semaphore(max_threads)
 
     def start(self, work: Callable[[], T], timeout_s: float) -> BoundedCall[T]:
-        """Start a call, waiting for a free thread if there is none.
+        """Start a call; wait for a free thread if all are busy.
+
+        Args:
+            work: the call, without arguments.
+            timeout_s: longest wait for a thread.
 
         Raises:
-            CallTimeout: all threads were busy, as they are when each waits for a frozen server.
+            CallTimeout: all threads stayed busy, as when a server is frozen.
         """
         if not self._slots.acquire(timeout=timeout_s):
             raise CallTimeout(f"{self._max_threads} earlier calls are still not answered")

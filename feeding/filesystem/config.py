@@ -1,6 +1,6 @@
-"""Settings of file access.
+"""File access settings: FileSystemConfig, its timeouts and read-ahead.
 
-Pure data.
+Threads: any; frozen data.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSystemConfig:
-    """How long a file system may take, and how far reading runs ahead."""
+    """Timeouts of a file system, and the read-ahead of its files."""
 
     call_timeout_s: float = 30.0
-    """One request, or one range of a file. A request that takes longer is given up and asked again
-    on a fresh connection. Smaller: a frozen server is noticed sooner; below the longest pause of a
-    busy NameNode it gives up what would have been answered."""
+    """Timeout of one request or one range of a file; after it the client repeats the request on a
+    new connection. Smaller: a frozen server is noticed sooner, but below the longest pause of a
+    busy NameNode, requests fail that it would have answered."""
 
     patience_s: float = 150.0
-    """How long a call is repeated while servers are away, before it fails. Covers the restart of a
-    NameNode and the 10 to 20 s in which a NameNode still offers a DataNode that is dead."""
+    """How long a call is retried while servers are unavailable. Covers the restart of a NameNode,
+    and the 10 to 20 s in which a NameNode still offers a dead DataNode."""
 
     range_bytes: int = 4 * MIB
-    """Bytes of one read ahead. Measured on one host, three in flight, against hdfs-native's own
-    read_range: 1 to 4 MiB 2.1 to 2.5 times as fast, 8 MiB and more 0.6 to 0.9 times."""
+    """Bytes per range of the read-ahead. Measured on one host, three in flight, against
+    hdfs-native's own read_range: 1 to 4 MiB 2.1 to 2.5 times as fast, 8 MiB and more 0.6 to 0.9
+    times."""
 
     ranges_in_flight: int = 3
-    """Ranges asked for ahead of the consumer, each of which is held in memory."""
+    """Ranges that are fetched ahead of the consumer; each is held in memory."""
 
     def __post_init__(self) -> None:
         for name in ("call_timeout_s", "patience_s"):

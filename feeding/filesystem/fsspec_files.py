@@ -1,7 +1,7 @@
-"""Every other scheme, through fsspec: object stores, SFTP, what users have registered.
+"""fsspec file system: object stores, SFTP and every other scheme that fsspec knows.
 
-Covers: FileSystem on top of fsspec's own, with a deadline around each call; fsspec's packages
-repeat requests by themselves, so a call is made once.
+Covers: FileSystem on top of fsspec's own, with a deadline around each call. fsspec's packages retry
+by themselves, so a call is made once.
 Does not: make a rename atomic where the store has none; most object stores copy and delete.
 Threads: any.
 """
@@ -32,7 +32,11 @@ class FsspecFileSystem:
     """See FileSystem."""
 
     def __init__(self, somewhere: Location, config: FileSystemConfig) -> None:
-        """Make fsspec's file system for the scheme of any path on it.
+        """Make fsspec's file system of a scheme.
+
+        Args:
+            somewhere: any path on it.
+            config: timeouts and read-ahead.
 
         Raises:
             MissingPackage: fsspec, or its package for the scheme, is not installed.
@@ -86,7 +90,7 @@ class FsspecFileSystem:
             raise FileExistsError(errno.EEXIST, "it exists", str(target))
         staged = target.sibling(staging_name(target.name))
         try:
-            # What `content` raises is its maker's: it stays as it is.
+            # Only OSError is translated: an error of the caller's `content` stays as it is.
             put = partial(self._put, pieces_of(content))
             self._run("write", staged, put, translated=OSError)
             self.rename(str(staged), str(target), overwrite=overwrite)
@@ -140,7 +144,7 @@ class FsspecFileSystem:
         *,
         translated: type[Exception] = Exception,
     ) -> T:
-        """Make one call of fsspec about a path, with a deadline and the path in every error."""
+        """Call fsspec with a path; the call has a deadline, and every error names the path."""
         try:
             return self._calls.run(partial(call, self._path(location)), self._config.patience_s)
         except CallTimeout as error:
@@ -254,7 +258,7 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
 
 
 def _with_path(error: Exception, action: str, location: Location) -> OSError:
-    """Return an error of fsspec's, which often names its path only, in Python's own words."""
+    """Return an fsspec error, whose text is often only a path, as an OSError with its errno."""
     number = error.errno if isinstance(error, OSError) else errno.EIO
     for kind, meaning in _NUMBERS.items():
         if isinstance(error, kind):

@@ -1,15 +1,10 @@
-"""Glob patterns that mean the same on every file system.
+"""Glob patterns with one meaning on every file system, and the lookup of a path that may not exist.
 
-`*` and `?` within one component, `[a-c]`, `[!a-c]`, `{this,that}` anywhere, `**` as a component
-for any number of directories. A backslash takes the next character as it is. As in a shell, none of
-them matches a dot at the beginning of a name: what is hidden there is somebody's unfinished file.
-
-Pure: asks for listings through a function.
-
-[merged feeding/filesystem/globbing.py] What is at a path, or nothing: the same over every file
-system.
-
-Does not: know what patterns mean (patterns).      Threads: any.
+Covers: `*` and `?` within one component, `[a-c]`, `[!a-c]`, `{this,that}` anywhere, `**` as a
+component for any number of directories. A backslash escapes the next character. As in a shell, no
+wildcard matches a dot at the beginning of a name: hidden files are unfinished files.
+Does not: list directories; it asks for listings through a function.
+Threads: any; `expand` and below are pure.
 """
 
 from __future__ import annotations
@@ -27,12 +22,18 @@ MAX_ALTERNATIVES = 1000
 _MAGIC = re.compile(r"[*?\[{\\]")
 
 Listing = Callable[[Location], list[FileStatus]]
-"""What is in a directory; empty if there is none, or it is a file."""
+"""Returns the entries of a directory; none if it does not exist or is a file."""
 Finding = Callable[[Location], FileStatus | None]
 
 
 def expand(pattern: Location, listing: Listing, finding: Finding) -> list[FileStatus]:
-    """Return what a pattern matches, sorted by path, each once."""
+    """Return the files that a pattern matches, sorted by path, each once.
+
+    Args:
+        pattern: a location whose path may hold wildcards.
+        listing: returns the entries of a directory.
+        finding: returns the status of a path, None if there is nothing.
+    """
     found: dict[str, FileStatus] = {}
     for path in alternatives(pattern.path):
         parts = path.split("/")
@@ -45,7 +46,7 @@ def expand(pattern: Location, listing: Listing, finding: Finding) -> list[FileSt
 
 
 def alternatives(pattern: str) -> list[str]:
-    """Write out a pattern's braces: `a{b,c}` is `ab` and `ac`.
+    """Expand a pattern's braces: `a{b,c}` is `ab` and `ac`.
 
     Raises:
         PathError: a brace is not closed, or there are more than MAX_ALTERNATIVES.
@@ -66,7 +67,7 @@ def alternatives(pattern: str) -> list[str]:
 
 
 def component(pattern: str) -> re.Pattern[str]:
-    """Return what the names match that one component of a pattern means."""
+    """Return the regular expression of one component of a pattern."""
     out = [] if pattern.startswith((".", "\\.")) else [r"(?!\.)"]
     position = 0
     while position < len(pattern):
@@ -123,7 +124,7 @@ def _below(directory: Location, name: str) -> Location:
 def _first_braces(text: str) -> tuple[int, int, list[str]] | None:
     """Return where the first braces begin and end, and what they hold, split at their commas."""
     depth = begin = 0
-    cuts: list[int] = []
+    commas: list[int] = []
     position = 0
     while position < len(text):
         letter = text[position]
@@ -132,14 +133,14 @@ def _first_braces(text: str) -> tuple[int, int, list[str]] | None:
         elif letter == "{":
             depth += 1
             if depth == 1:
-                begin, cuts = position, [position]
+                begin, commas = position, [position]
         elif letter == "," and depth == 1:
-            cuts.append(position)
+            commas.append(position)
         elif letter == "}" and depth:
             depth -= 1
             if not depth:
-                cuts.append(position)
-                choices = [text[a + 1 : b] for a, b in itertools.pairwise(cuts)]
+                commas.append(position)
+                choices = [text[a + 1 : b] for a, b in itertools.pairwise(commas)]
                 return begin, position + 1, choices
         position += 1
     if depth:
@@ -148,7 +149,7 @@ def _first_braces(text: str) -> tuple[int, int, list[str]] | None:
 
 
 def _set(pattern: str, position: int) -> tuple[str, int]:
-    """Translate `[…]` from behind its bracket; a bracket that is not closed means itself."""
+    """Translate `[…]`, from the character after the bracket; an open bracket is literal."""
     end = pattern.find("]", position + (2 if pattern.startswith("!", position) else 1))
     if end < 0:
         return r"\[", position
@@ -164,7 +165,7 @@ def _set(pattern: str, position: int) -> tuple[str, int]:
 
 
 def find(filesystem: FileSystem, location: Location) -> FileStatus | None:
-    """Return a path's status, None if there is nothing."""
+    """Return a path's status, None if the path does not exist."""
     try:
         return filesystem.status(str(location))
     except (FileNotFoundError, NotADirectoryError):
@@ -172,7 +173,7 @@ def find(filesystem: FileSystem, location: Location) -> FileStatus | None:
 
 
 def glob(filesystem: FileSystem, pattern: Location) -> list[FileStatus]:
-    """Return what a pattern matches, sorted by path, each once."""
+    """Return the files on a file system that a pattern matches, sorted by path, each once."""
 
     def listing(location: Location) -> list[FileStatus]:
         try:

@@ -1,12 +1,12 @@
-"""What the readers and writers of this package need of a file system, and nothing more.
+"""File system interface: what the readers and writers of feeding need, and nothing more.
 
-Three implementations: `local`, `hdfs`, `fsspec_files`; one suite of tests for all.
+Implementations: local, hdfs.filesystem, fsspec_files; one contract suite tests all of them.
 Threads: any; a file system holds no position and no open file.
 
-Paths are those that users write, with their scheme, and so are those that come back. What goes
-wrong is the OSError that Python has for it, with the path in it (FileNotFoundError,
-PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError), a PathError for a path
-that is refused, or StorageUnavailable when the servers did not answer in time.
+Paths are those of users, with their scheme, in arguments and in results. Errors are Python's
+OSErrors with the path in them (FileNotFoundError, PermissionError, FileExistsError,
+NotADirectoryError, IsADirectoryError), PathError for a path that is refused, or StorageUnavailable
+when the servers did not answer in time.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from typing import BinaryIO, Protocol
 Path = str | os.PathLike[str]
 Buffer = bytes | bytearray | memoryview
 Pieces = Callable[[], Iterable[Buffer]]
-"""Makes a file's content from its beginning, each time that it is called: a write that failed half
-way is done again."""
+"""Returns a file's content from its beginning at each call: a failed write is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """What a file system says of a path."""
+    """Status of a path."""
 
     path: str
-    """As a user would write it, with its scheme."""
+    """With its scheme."""
     size_bytes: int
     """0 for a directory."""
     is_directory: bool
     modified_ms: int
-    """Milliseconds since 1970 by the file system's own clock; 0 where it does not say."""
+    """Milliseconds since 1970 by the file system's own clock; 0 if unknown."""
 
     @property
     def name(self) -> str:
@@ -54,18 +53,22 @@ class RangeReader(Protocol):
         """When it was opened."""
 
     def read_range(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on, fewer only at the file's end.
+        """Return a range of the file.
+
+        Args:
+            offset: of the first byte.
+            length: in bytes; the result is shorter only at the file's end.
 
         Raises:
-            StorageUnavailable: no server gave the bytes in time.
-            FileChanged: the file is not the one that was opened.
+            StorageUnavailable: no server sent the bytes in time.
+            FileChanged: the file was replaced after it was opened.
         """
 
     def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
-        """Begin to fetch a range; calling the result waits for it, as `read_range` would."""
+        """Start to fetch a range; a call of the result waits for it as `read_range` does."""
 
     def close(self) -> None:
-        """Let go of the file; ranges that are under way are forgotten."""
+        """Close the file; ranges in flight are dropped."""
 
     def __enter__(self) -> RangeReader:
         """Return itself."""
@@ -81,14 +84,14 @@ class FileSystem(Protocol):
         """Return a path's status.
 
         Raises:
-            FileNotFoundError: there is nothing.
+            FileNotFoundError: the path does not exist.
         """
 
     def exists(self, path: Path) -> bool:
-        """Whether there is something; False is only said of what is known to be absent."""
+        """Return whether a path exists; an unavailable server raises, it never counts as absent."""
 
     def entries(self, directory: Path) -> list[FileStatus]:
-        """Return what is in a directory, sorted by path.
+        """Return the entries of a directory, sorted by path.
 
         Raises:
             FileNotFoundError: there is no such directory.
@@ -96,35 +99,40 @@ class FileSystem(Protocol):
         """
 
     def glob(self, pattern: Path) -> list[FileStatus]:
-        """Return what a pattern matches, sorted by path; see `patterns` for what it may hold."""
+        """Return the files that a pattern matches, sorted by path; `globbing` has the syntax."""
 
     def open(self, path: Path) -> RangeReader:
         """Open a file for reading."""
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
-        """Make `content` the file `path`: readers see all of it, or what was there before.
+        """Write a file atomically: readers see the whole new content or the old one.
 
-        Directories on the way are made.
+        Parent directories are made.
+
+        Args:
+            path: of the file.
+            content: bytes, or what makes them at each attempt.
+            overwrite: replace an existing file.
 
         Raises:
-            FileExistsError: it exists and `overwrite` is False.
+            FileExistsError: the file exists and `overwrite` is False.
         """
 
     def create(self, path: Path, *, overwrite: bool = True) -> AbstractContextManager[BinaryIO]:
-        """Collect a file on this host that becomes `path`, as `write` does, when the block ends.
+        """Return a file on this host whose content `write` gives to `path` when the block ends.
 
         If the block raises, nothing is written.
         """
 
     def rename(self, source: Path, target: Path, *, overwrite: bool = False) -> None:
-        """Give a file or directory another name on the same file system, at once where it can.
+        """Rename a file or directory on the same file system, atomically where it can.
 
         Raises:
             FileExistsError: the target exists and `overwrite` is False.
         """
 
     def mkdirs(self, path: Path) -> None:
-        """Make a directory and those above it; fine if it exists."""
+        """Make a directory and its parents; no error if it exists."""
 
     def delete(self, path: Path, *, recursive: bool = False) -> bool:
         """Remove a file or directory; False if there was none.

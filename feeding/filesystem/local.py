@@ -1,4 +1,4 @@
-"""Files of this host, or of a network file system that is mounted here.
+"""Local file system: files of this host, and of network file systems that are mounted here.
 
 Threads: any.
 """
@@ -36,7 +36,7 @@ class LocalFileSystem:
         return globbing.find(self, parse(path)) is not None
 
     def entries(self, directory: Path) -> list[FileStatus]:
-        """See FileSystem. What vanishes meanwhile, and links that lead nowhere, are left out."""
+        """See FileSystem. Entries that vanish meanwhile, and dangling links, are left out."""
         found = []
         for local in _own(directory).iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -89,7 +89,7 @@ class LocalReader:
 
     def __init__(self, path: LocalPath) -> None:
         self.path = str(path)
-        # Without O_NONBLOCK a pipe would be waited for.
+        # Without O_NONBLOCK, opening a pipe would block.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -119,11 +119,11 @@ class LocalReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill a buffer from `offset` on, without a copy between; returns bytes, 0 at the end."""
+        """Read into a buffer from `offset` on; returns the bytes read, 0 at the end."""
         return os.preadv(self._descriptor, [buffer], offset)
 
     def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
-        """See RangeReader. Reading ahead is the kernel's work here."""
+        """See RangeReader. The kernel reads ahead, so this starts nothing."""
         return partial(self.read_range, offset, length)
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ def _status(path: str, found: os.stat_result) -> FileStatus:
 
 @contextmanager
 def _beside(target: LocalPath, overwrite: bool) -> Iterator[BinaryIO]:
-    """Collect a file beside its final place, so that the rename stays on one disk."""
+    """Write a file beside its final path, so that the rename stays on one disk."""
     if not overwrite and target.exists():
         raise FileExistsError(errno.EEXIST, "it exists", str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def _rename(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
         source.replace(target)
         return
     if source.is_dir() and not source.is_symlink():
-        if target.exists():  # a rename would replace an empty directory without a word
+        if target.exists():  # rename would silently replace an empty directory
             raise FileExistsError(errno.EEXIST, "it exists", str(target))
         source.rename(target)
         return

@@ -1,7 +1,10 @@
-"""Taking paths apart and putting them together, and refusing those that lead astray.
+"""Locations: parsing and joining of paths and URLs, and the refusal of unsafe ones.
 
-Pure: touches no file system. A location is whatever a user may name; a name below a location is
-what a listing, a manifest or a partition calls one file, and is trusted less.
+Does not: touch a file system.
+Threads: any; pure.
+
+A location is any path that a user names. A name below a location comes from a listing, a manifest
+or a partition, and is checked more strictly.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from feeding.errors import PathError
 LOCAL = "file"
 HADOOP = frozenset({"hdfs", "viewfs"})
 MAX_PATH_BYTES = 8000
-"""HDFS's own limit in characters; Linux takes 4096 bytes."""
+"""HDFS's limit in characters; Linux allows 4096 bytes."""
 MAX_NAME_BYTES = 255
 """Of one component, on Linux and by default on HDFS."""
 
@@ -53,10 +56,10 @@ class Location:
         return self.path.rpartition("/")[2]
 
     def child(self, name: str) -> Location:
-        """Return a name below this one, one or more components, after checking it.
+        """Return the location of a name below this one, of one or more components, after a check.
 
         Raises:
-            PathError: it could lead out of this location, or is no name on some file system.
+            PathError: it could leave this location, or is illegal on some file system.
         """
         for part in name.split("/"):
             reason = _wrong_with(part)
@@ -70,7 +73,7 @@ class Location:
         return self._with_path(f"{head}{slash}{name}")
 
     def at(self, path: str) -> Location:
-        """Return another path of the same file system, as the file system itself named it."""
+        """Return the location of another path that the same file system listed."""
         return parse(path if self.scheme == LOCAL else f"{self.root}{path}")
 
     def _with_path(self, path: str) -> Location:
@@ -79,13 +82,13 @@ class Location:
 
 
 def parse(text: str | os.PathLike[str]) -> Location:
-    """Take a user's path or URL apart.
+    """Parse a user's path or URL.
 
-    Nothing is decoded: `%2e` is three characters. On this host `..` means what it always means; in
-    a URL it is refused, because servers differ in what they make of it.
+    Nothing is decoded: `%2e` is three characters. A path of this host may hold `..`; a URL may not,
+    because servers differ in its meaning.
 
     Raises:
-        PathError: no path, or one that servers would read differently than it looks.
+        PathError: no path, or one that servers could read in several ways.
     """
     given: object = os.fspath(text)
     if not isinstance(given, str) or not given:
@@ -108,7 +111,7 @@ def parse(text: str | os.PathLike[str]) -> Location:
 
 
 def shown(text: str) -> str:
-    """Return a path or name as a message may show it: escaped and short."""
+    """Return a path or name for a message: escaped and shortened."""
     return ascii(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
@@ -128,7 +131,7 @@ def _check_remote(given: str, authority: str, path: str) -> None:
     if "\\" in authority:
         raise PathError(f"{shown(given)} is refused: a backslash in the name of a host")
     if not _AUTHORITY.fullmatch(authority):
-        raise PathError(f"{shown(given)} is refused: behind a host and ':' goes a port's number")
+        raise PathError(f"{shown(given)} is refused: a port number must follow the host and ':'")
     _check_components(given, path)
     _check_length(path)
 
@@ -146,7 +149,7 @@ def _check_length(path: str) -> None:
 
 
 def _wrong_with(part: str) -> str:
-    """Say why one component is refused; empty if it is fine."""
+    """Return why a component is refused; empty if it is legal."""
     if not part:
         return "an empty component"
     if any(unicodedata.category(letter) in _INVISIBLE for letter in part):

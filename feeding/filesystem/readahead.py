@@ -1,7 +1,7 @@
-"""A file read from front to back, with the next ranges on their way while one is used.
+"""Read-ahead: a file read from front to back while the next ranges are fetched.
 
-Covers: an object like a file, for whoever reads in blocks of its own size.
-Does not: repeat what failed; that is each range's own work (RangeReader).
+Covers: a file object for readers with blocks of their own size.
+Does not: retry; each range does that itself (interface.RangeReader).
 Threads: a ReadAhead belongs to one thread.
 Memory: at most `ranges_in_flight` + 1 ranges.
 """
@@ -28,16 +28,23 @@ class ReadAhead(io.RawIOBase):
         begin: int = 0,
         end: int | None = None,
     ) -> None:
-        """Read `reader`, which is closed with this, from byte `begin` to before byte `end`."""
+        """Read a part of a file.
+
+        Args:
+            reader: the open file; `close` closes it.
+            config: size and number of the ranges.
+            begin: first byte.
+            end: end, excluded; None: the file's size.
+        """
         super().__init__()
         end = reader.size_bytes if end is None else end
         self.name = reader.path
         self._reader = reader
         self._range_bytes = config.range_bytes
         self._ranges_in_flight = config.ranges_in_flight
-        self._position = self._asked = begin
+        self._position = self._requested = begin
         self._end = end
-        self._coming: deque[Callable[[], bytes]] = deque()
+        self._in_flight: deque[Callable[[], bytes]] = deque()
         self._current = memoryview(b"")
         if not 0 <= begin <= end <= reader.size_bytes:
             raise ValueError(
@@ -45,7 +52,7 @@ class ReadAhead(io.RawIOBase):
             )
 
     def ranges(self) -> Iterator[bytes | memoryview]:
-        """Return what is left, range by range as it came, without a copy."""
+        """Yield the rest of the file, range by range, without a copy."""
         while data := self._next():
             yield data
 
@@ -54,17 +61,17 @@ class ReadAhead(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the position in the file of the byte that is read next."""
+        """Return the offset of the next byte."""
         return self._position
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer, except at the end; return how many bytes it got."""
+        """Fill the buffer; return the bytes read, fewer only at the end."""
         view = memoryview(buffer).cast("B")
-        if isinstance(self._reader, LocalReader) and not self._current and not self._coming:
-            # The kernel reads ahead here, and the bytes are copied once.
+        if isinstance(self._reader, LocalReader) and not self._current and not self._in_flight:
+            # Local file: the kernel reads ahead, and one copy is enough.
             filled = self._reader.read_into(self._position, view[: self._end - self._position])
             self._position += filled
-            self._asked = self._position
+            self._requested = self._position
             return filled
         filled = 0
         while filled < len(view):
@@ -78,9 +85,9 @@ class ReadAhead(io.RawIOBase):
         return filled
 
     def close(self) -> None:
-        """Close the file and forget what is on its way."""
+        """Close the file and drop the ranges in flight."""
         if not self.closed:
-            self._coming.clear()
+            self._in_flight.clear()
             self._current = memoryview(b"")
             self._reader.close()
         super().close()
@@ -93,20 +100,20 @@ class ReadAhead(io.RawIOBase):
         return data
 
     def _fetch(self) -> bool:
-        """Make the next range the current one, and ask for those behind it; False at the end."""
+        """Make the next range the current one and request those after it; False at the end."""
         if self.closed:
             raise ValueError(f"{self.name} is closed")
-        self._ask()
-        if not self._coming:
+        self._request()
+        if not self._in_flight:
             return False
-        self._current = memoryview(self._coming.popleft()())
-        self._ask()
+        self._current = memoryview(self._in_flight.popleft()())
+        self._request()
         return True
 
-    def _ask(self) -> None:
-        while self._asked < self._end and len(self._coming) < self._ranges_in_flight:
-            # Whole multiples: then few ranges cross from one of the storage's blocks to the next.
-            stop = self._asked - self._asked % self._range_bytes + self._range_bytes
-            length = min(stop, self._end) - self._asked
-            self._coming.append(self._reader.start_range(self._asked, length))
-            self._asked += length
+    def _request(self) -> None:
+        while self._requested < self._end and len(self._in_flight) < self._ranges_in_flight:
+            # Ranges end at multiples of their size, so few of them cross a block of the storage.
+            stop = self._requested - self._requested % self._range_bytes + self._range_bytes
+            length = min(stop, self._end) - self._requested
+            self._in_flight.append(self._reader.start_range(self._requested, length))
+            self._requested += length

@@ -1,4 +1,4 @@
-"""Which file system a path is on.
+"""File system registry: the file system of a path, by its scheme.
 
 Threads: any.
 """
@@ -15,14 +15,18 @@ DEFAULTS = FileSystemConfig()
 
 
 def filesystem_for(path: Path, config: FileSystemConfig = DEFAULTS) -> FileSystem:
-    """Return the file system of a path or URL; cheap, and connects to nothing.
+    """Return the file system of a path or URL, without connecting.
 
-    Plain paths and `file://` are this host's, `hdfs://` and `viewfs://` go through hdfs-native, all
-    other schemes through fsspec.
+    Plain paths and `file://` are on this host, `hdfs://` and `viewfs://` use hdfs-native, all other
+    schemes use fsspec.
+
+    Args:
+        path: any path on the file system.
+        config: timeouts and read-ahead.
 
     Raises:
-        PathError: the path is refused, or nothing serves its scheme.
-        MissingPackage: what serves its scheme is not installed.
+        PathError: the path is refused, or no package knows its scheme.
+        MissingPackage: the package for its scheme is not installed.
     """
     location = parse(path)
     if location.scheme == LOCAL:

@@ -1,8 +1,8 @@
-"""A file's content as pieces that can be asked for again, and its collection on this host.
+"""Repeatable file content, and temporary files that collect it on this host.
 
-A write to a remote file system may fail half way, and is then done again from the beginning; so
-what is written is either in memory, or can be made again, or is collected in a file of this host
-first.
+A write to a remote file system may fail half way and is then repeated from the beginning. So its
+content is in memory, or can be made again, or is first collected in a temporary file of this host.
+Threads: any.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import BinaryIO, cast
 from feeding.filesystem.interface import Buffer, Pieces
 
 PIECE_BYTES = 8 << 20
-"""Of one write. hdfs-native takes 16 MiB at a time nearly twice as fast as 1 MiB."""
+"""Bytes of one write. hdfs-native is nearly twice as fast with 16 MiB as with 1 MiB."""
 
 
 def pieces_of(content: Buffer | Pieces) -> Pieces:
-    """Return what makes the content, whatever a caller gave."""
+    """Return content as a function that yields its pieces."""
     if callable(content):
         return content
     view = memoryview(content).cast("B")
@@ -31,14 +31,14 @@ def pieces_of(content: Buffer | Pieces) -> Pieces:
 
 
 def staging_name(name: str) -> str:
-    """Return a new hidden name for a file that will be called `name` when it is whole."""
+    """Return a new hidden name for the temporary file of `name`."""
     short = name.encode("utf-8", "surrogateescape")[:200].decode("utf-8", "ignore")
     return f".{short}.{secrets.token_hex(6)}.tmp"
 
 
 @contextmanager
 def collected(publish: Callable[[Pieces], None]) -> Iterator[BinaryIO]:
-    """Collect a file on this host and publish it when the block ends without an exception."""
+    """Return a temporary file of this host; publish its content if the block does not raise."""
     with tempfile.TemporaryFile(prefix="tfos-") as file:
         yield cast(BinaryIO, file)
         file.flush()
@@ -47,8 +47,8 @@ def collected(publish: Callable[[Pieces], None]) -> Iterator[BinaryIO]:
 
 def pieces_of_file(file: BinaryIO) -> Iterator[bytes]:
     """Read a file of this host from its beginning, whatever its position is."""
-    # Its own descriptor: a write that was given up may read on after the file is closed, but must
-    # not begin to read what then has the file's number.
+    # A descriptor of its own: an abandoned write may read on after the file is closed, and its
+    # number may then belong to another file.
     own = os.dup(file.fileno())
     try:
         offset = 0

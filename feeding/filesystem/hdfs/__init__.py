@@ -1,1 +1,4 @@
-"""HDFS through hdfs-native: client, configuration, reading and writing."""
+"""HDFS through hdfs-native: client, configuration, reading and writing.
+
+Public name: `filesystem.HdfsFileSystem`.
+"""

@@ -1,12 +1,12 @@
-"""Requests to a NameNode or DataNode that end: with an answer, a typed error, or by a deadline.
+"""HDFS client: requests to a NameNode or DataNode, with deadlines, retries and typed errors.
 
-Covers: one client of hdfs-native per process, NameNode and user; deadlines; repeating what failed
-because a server was away, on a fresh client.
-Does not: know what is asked.
+Covers: one hdfs-native client per process, NameNode and user; deadlines; retries on a new client
+while a server is unavailable.
+Does not: know the requests' meaning.
 Threads: any.
 
-hdfs-native's clients hold threads of their own, which a fork does not copy: a client is never used
-in another process than the one that made it.
+hdfs-native's clients own threads, which a fork does not copy: only the process that made a client
+uses it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LONGEST_PAUSE_S = 5.0
 
 
 class Clients:
-    """The clients of this process, made when they are first needed."""
+    """The clients of this process, made on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,10 +49,15 @@ class Clients:
     def get(self, namenode: NameNode, calls: BoundedCalls, timeout_s: float) -> Client:
         """Return the client for a NameNode and the user and configuration of the environment.
 
+        Args:
+            namenode: to connect to.
+            calls: run the connection's set-up.
+            timeout_s: for that set-up.
+
         Raises:
             MissingPackage: hdfs-native is not installed.
-            OSError: nobody knows the host.
-            CallTimeout: nobody said in time whether there is such a host.
+            OSError: the host name has no address.
+            CallTimeout: the name was not resolved in time.
         """
         key = _key(namenode)
         with self._lock:
@@ -64,7 +69,7 @@ class Clients:
         return client
 
     def discard(self, namenode: NameNode, client: Client) -> None:
-        """Forget a client whose connection is in doubt, so that the next request makes one."""
+        """Drop a client that may be broken; the next request makes another one."""
         key = _key(namenode)
         with self._lock:
             if self._clients.get(key) is client:
@@ -86,40 +91,43 @@ def _new_client(namenode: NameNode) -> Client:
         ) from error
     host = urllib.parse.urlsplit(namenode.url)
     if host.port is not None:  # else it is a name service
-        # hdfs-native would ask again and again for a name that there is not.
+        # hdfs-native would retry for ever to resolve a name that does not exist.
         socket.getaddrinfo(host.hostname, host.port)
     return Client(namenode.url)
 
 
 @dataclass(frozen=True, slots=True)
 class HdfsRequest:
-    """What is asked, in the words of its error messages."""
+    """A request, as its error messages name it."""
 
     action: str
     """A verb: "read"."""
     path: str
-    """Whole, with scheme and authority."""
+    """With scheme and authority."""
 
 
 class Requests:
-    """Asks one NameNode, and the DataNodes that it names."""
+    """Sends requests to one NameNode, and to the DataNodes that it names."""
 
     def __init__(self, namenode: NameNode, config: FileSystemConfig) -> None:
         self.namenode = namenode
         self.config = config
 
     def ask(self, request: HdfsRequest, work: Callable[[Client], T], *, once: bool = False) -> T:
-        """Return what `work` returns for a client, repeating it while servers are away.
+        """Run `work` with a client, and retry it while servers are unavailable.
 
         Args:
             request: for messages.
-            work: one call of hdfs-native, or a few; may run more than once, and may still run when
-                this has returned or raised.
-            once: do not repeat it.
+            work: one or a few calls of hdfs-native; may run more than once, and may still run after
+                `ask` has returned or raised.
+            once: do not retry.
+
+        Returns:
+            The result of `work`.
 
         Raises:
-            OSError, PathError: what the NameNode said, typed, with user and path.
-            StorageUnavailable: the servers were away for longer than `patience_s`.
+            OSError, PathError: the NameNode's refusal, typed, with user and path.
+            StorageUnavailable: the servers were unavailable for longer than `patience_s`.
         """
         waiting = RequestBudget(self, request)
         while True:
@@ -134,7 +142,7 @@ class Requests:
                 waiting.after(error, give_up=once)
 
     def start(self, work: Callable[[], T]) -> BoundedCall[T]:
-        """Begin something that a caller waits for itself; nothing is repeated.
+        """Start a call without retries; the caller waits for it.
 
         Raises:
             CallTimeout: no thread was free.
@@ -147,7 +155,7 @@ class Requests:
         return _PROCESS.clients.get(self.namenode, _PROCESS.calls, timeout_s)
 
     def failed(self, client: Client | None, error: Exception) -> None:
-        """Make the next request use another connection if this error puts this one in doubt."""
+        """Drop the client if the error says that its connection may be broken."""
         if client is not None and (
             isinstance(error, CallTimeout) or kind_of(error) is ErrorKind.AWAY
         ):
@@ -155,7 +163,7 @@ class Requests:
 
 
 class RequestBudget:
-    """The time that one request may still take, over all of its attempts."""
+    """The time left for one request, over all of its attempts, with exponential backoff."""
 
     def __init__(self, requests: Requests, request: HdfsRequest) -> None:
         self._requests = requests
@@ -163,13 +171,13 @@ class RequestBudget:
         self._patience_s = requests.config.patience_s
         self._deadline_s = time.monotonic() + self._patience_s
         self._pause_s = _FIRST_PAUSE_S
-        self._told = False
+        self._is_logged = False
 
     def after(self, error: Exception, *, give_up: bool = False) -> None:
-        """Pause before another attempt, or raise what the caller should see.
+        """Pause before another attempt, or raise the caller's error.
 
         Raises:
-            OSError, PathError: the error is one that repeating does not cure.
+            OSError, PathError: a retry cannot help.
             StorageUnavailable: there is no time left for another attempt.
         """
         kind = ErrorKind.AWAY if isinstance(error, CallTimeout) else kind_of(error)
@@ -183,8 +191,8 @@ class RequestBudget:
         left_s = self._deadline_s - time.monotonic()
         if left_s <= self._pause_s:
             raise self._unavailable(error, self._patience_s) from None
-        if not self._told:
-            self._told = True
+        if not self._is_logged:
+            self._is_logged = True
             _logger.warning(
                 "cannot %s %s yet: %s; trying for %.0f s more",
                 self._request.action,
@@ -209,20 +217,22 @@ class RequestBudget:
 
 
 class _Process:
-    """What this process holds; a child starts anew, for the parent's threads are not in it."""
+    """Clients and threads of this process; a forked child makes its own."""
 
     def __init__(self) -> None:
         self._parents: list[Clients] = []
-        self.start_anew()
+        self.reset()
         os.register_at_fork(after_in_child=self.start_in_child)
 
-    def start_anew(self) -> None:
+    def reset(self) -> None:
         self.clients = Clients()
         self.calls = BoundedCalls()
 
     def start_in_child(self) -> None:
-        self._parents.append(self.clients)  # to drop a client would wait for threads that are gone
-        self.start_anew()
+        self._parents.append(
+            self.clients
+        )  # kept: freeing a client waits for threads that the child lacks
+        self.reset()
 
 
 _PROCESS = _Process()

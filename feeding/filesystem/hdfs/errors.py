@@ -1,9 +1,8 @@
-"""What an error of hdfs-native means: its Java class or its words, as one of a few kinds.
+"""HDFS errors: classification of hdfs-native's errors by Java class or text, and their translation.
 
-hdfs-native raises OSError and RuntimeError with a text; for what a NameNode refuses, the text holds
-the Java class, and often a stack trace of the NameNode, which helps nobody who uses a path.
-
-Pure.
+hdfs-native raises OSError and RuntimeError with a text. For a NameNode's refusal the text holds the
+Java class, and often the NameNode's stack trace, which users do not need.
+Threads: any; pure.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from feeding.errors import PathError
 
 
 class ErrorKind(enum.Enum):
-    """What can be done about it."""
+    """Kinds of errors, by what a caller can do."""
 
     MISSING = "missing"
     EXISTS = "exists"
@@ -27,10 +26,10 @@ class ErrorKind(enum.Enum):
     NO_SPACE = "no space"
     BAD_PATH = "bad path"
     AWAY = "away"
-    """A server is not there, not ready, or broke off: the same may work later."""
+    """A server is unavailable or not ready, or the connection broke: a retry may work."""
     UNKNOWN_HOST = "unknown host"
     REFUSED = "refused"
-    """The NameNode said no for another reason."""
+    """The NameNode refused for another reason."""
 
 
 _BY_CLASS = {
@@ -79,7 +78,7 @@ _BY_WORDS = (
     ("GSSAPIError(", ErrorKind.DENIED),
     ("NoSASLMechanism", ErrorKind.DENIED),
 )
-"""Where hdfs-native's type says less, or something else."""
+"""Texts that decide before hdfs-native's type, which is missing or wrong for them."""
 _JAVA_CLASS = re.compile(r"\b(?:org|java|javax|com)(?:\.[a-z0-9_]+)+\.([A-Z]\w*(?:\$\w+)?)")
 _CALL = re.compile(r'^\w+\("([\w.$]+)", "(.*)"\)$', re.DOTALL)
 _USER = re.compile(r"\buser=([^,\s]+)")
@@ -96,7 +95,7 @@ _ERRNO = {
 
 
 def kind_of(error: BaseException) -> ErrorKind:
-    """Say what an error means: by telling words, else its type, else the Java class in its text."""
+    """Return an error's kind: by known texts, else its type, else the Java class in its text."""
     text = str(error)
     for words, meaning in _BY_WORDS:
         if words in text:
@@ -111,13 +110,13 @@ def kind_of(error: BaseException) -> ErrorKind:
 
 
 def user_in(error: BaseException) -> str:
-    """Return the user that the NameNode named in its refusal, or an empty string."""
+    """Return the user that the NameNode's refusal names, or an empty string."""
     found = _USER.search(str(error))
     return found[1] if found else ""
 
 
 def sentence(error: BaseException) -> str:
-    """Return an error's own words in one line, without Java's class path and stack."""
+    """Return an error's text as one line, without Java's class path and stack."""
     text = str(error).strip()
     call = _CALL.match(text)
     if call is not None:
@@ -129,13 +128,13 @@ def sentence(error: BaseException) -> str:
 
 
 def translate(error: BaseException, *, action: str, path: str, who: str) -> Exception:
-    """Return what a caller should see.
+    """Return the error to raise for an hdfs-native error.
 
     Args:
         error: as hdfs-native raised it; not of kind AWAY.
         action: a verb, for the sentence: "read", "list".
-        path: whole, with scheme and authority.
-        who: the user and where the NameNode's address came from, for the sentence.
+        path: with scheme and authority.
+        who: the user and the origin of the NameNode's address, for the sentence.
     """
     kind = kind_of(error)
     if kind is ErrorKind.BAD_PATH:

@@ -1,8 +1,7 @@
-"""HDFS, or a mount table of several, through hdfs-native: no JVM, no pickled client.
+"""HDFS file system: one NameNode, name service or mount table through hdfs-native, without a JVM.
 
-Covers: the operations of FileSystem for one NameNode, name service or mount table. The
-configuration is that of HADOOP_CONF_DIR; on YARN, hdfs-native takes the delegation tokens from the
-file that HADOOP_TOKEN_FILE_LOCATION names.
+Covers: the operations of FileSystem. The configuration is that of HADOOP_CONF_DIR; on YARN,
+hdfs-native takes the delegation tokens from the file that HADOOP_TOKEN_FILE_LOCATION names.
 Threads: any.
 """
 
@@ -33,7 +32,12 @@ class HdfsFileSystem:
     """See FileSystem."""
 
     def __init__(self, somewhere: Location, config: FileSystemConfig) -> None:
-        """Connect to nothing yet; `somewhere` is any path on it."""
+        """Find the NameNode of a path, without connecting.
+
+        Args:
+            somewhere: any path on the file system.
+            config: timeouts and read-ahead.
+        """
         self._root = somewhere.root
         self._requests = Requests(namenode_of(somewhere, os.environ), config)
 
@@ -106,7 +110,7 @@ class HdfsFileSystem:
         def work(client: Client) -> bool:
             nonlocal attempts
             attempts += 1
-            # An attempt whose answer was lost may have done it.
+            # An earlier attempt whose answer was lost may have done it.
             return client.delete(location.path, recursive) or attempts > 1
 
         return self._requests.ask(HdfsRequest("delete", str(location)), work)
@@ -126,7 +130,7 @@ class HdfsFileSystem:
             try:
                 client.rename(source.path, target.path, overwrite)
             except FileNotFoundError:
-                # An attempt whose answer was lost may have done it.
+                # An earlier attempt whose answer was lost may have done it.
                 if attempts == 1 or not _is_there(client, target) or _is_there(client, source):
                     raise
 

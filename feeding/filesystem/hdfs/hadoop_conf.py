@@ -1,6 +1,7 @@
-"""Hadoop's client configuration, as far as it decides which NameNode a path means and who asks.
+"""Hadoop client configuration: the NameNode of a path, and the user of its requests.
 
-hdfs-native reads the same files by itself for everything else.
+hdfs-native reads the same files itself for everything else.
+Threads: any.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FILES = ("core-site.xml", "hdfs-site.xml")
 
 @dataclass(frozen=True, slots=True)
 class NameNode:
-    """Which NameNode, or name service, or mount table a path is on, and who says so."""
+    """The NameNode, name service or mount table of a path, and the origin of its address."""
 
     url: str
     """`hdfs://host:port`, `hdfs://service` or `viewfs://table`."""
@@ -30,7 +31,7 @@ class NameNode:
 
 
 def configuration_directory(environ: Mapping[str, str]) -> Path | None:
-    """Return where Hadoop's site files are, by the rule of Hadoop's own programs."""
+    """Return the directory of Hadoop's site files, found as Hadoop's own programs do."""
     if environ.get("HADOOP_CONF_DIR"):
         return Path(environ["HADOOP_CONF_DIR"])
     if environ.get("HADOOP_HOME"):
@@ -61,13 +62,17 @@ def read_configuration(directory: Path | None) -> dict[str, str]:
 
 
 def namenode_of(location: Location, environ: Mapping[str, str]) -> NameNode:
-    """Return the NameNode that a path means.
+    """Return the NameNode of a path.
 
     Without a host in the path it is that of `fs.defaultFS`. A host without a port is a name service
-    if the configuration knows it as one, else a NameNode at its default port.
+    if the configuration defines one of that name, else a NameNode at the default port.
+
+    Args:
+        location: the path.
+        environ: has HADOOP_CONF_DIR or HADOOP_HOME.
 
     Raises:
-        PathError: nothing names one.
+        PathError: neither the path nor the configuration names one.
     """
     directory = configuration_directory(environ)
     values = read_configuration(directory)
@@ -89,7 +94,7 @@ def namenode_of(location: Location, environ: Mapping[str, str]) -> NameNode:
 
 
 def user_name(environ: Mapping[str, str]) -> str:
-    """Return as whom requests are made, without Kerberos."""
+    """Return the user of the requests, without Kerberos."""
     if environ.get("HADOOP_USER_NAME"):
         return environ["HADOOP_USER_NAME"]
     try:

@@ -1,7 +1,7 @@
-"""One file of HDFS, open for reading ranges, as long as one replica of each block can be reached.
+"""HDFS reader: one open file, read by ranges, with retries while replicas are unavailable.
 
-hdfs-native goes on with another replica by itself. What it cannot cure, because all replicas or the
-NameNode are away for a while, is asked again on a fresh client.
+hdfs-native goes on with another replica by itself. If all replicas or the NameNode are unavailable
+for a while, the reader repeats the range on a new client.
 Threads: any.
 """
 
@@ -27,7 +27,7 @@ _BYTES_PER_TIMEOUT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """hdfs-native's reader with its client, and what tells the file from others."""
+    """hdfs-native's reader with its client, and the size and time that identify the file."""
 
     client: Client
     reader: FileReader
@@ -50,9 +50,9 @@ class HdfsReader:
         """Open the file.
 
         Args:
-            requests: who asks the NameNode.
-            path: as the user wrote it.
-            inner_path: as the NameNode knows it.
+            requests: to the NameNode.
+            path: the user's, with its scheme.
+            inner_path: on the NameNode.
         """
         self.path = path
         self._requests = requests
@@ -109,7 +109,7 @@ class HdfsReader:
             )
         return file
 
-    def _forget(self, file: OpenFile) -> None:
+    def _drop(self, file: OpenFile) -> None:
         with self._lock:
             if self._file is file:
                 self._file = None
@@ -131,11 +131,11 @@ class _Range:
         """Begin an attempt."""
         self._file = file = self._owner._opened()
         work = partial(file.reader.read_range, self._offset, self._length)
-        with contextlib.suppress(CallTimeout):  # no thread is free; the wait will say so
+        with contextlib.suppress(CallTimeout):  # no thread is free; `take` reports it
             self._pending = self._owner._requests.start(work)
 
     def take(self) -> bytes:
-        """Wait for the bytes, beginning again where it helps."""
+        """Wait for the bytes; retry while servers are unavailable."""
         requests = self._owner._requests
         waiting = RequestBudget(requests, HdfsRequest("read", self._owner.path))
         while True:
@@ -146,7 +146,7 @@ class _Range:
             except Exception as error:  # noqa: BLE001 - hdfs-native raises RuntimeError and OSError
                 self._pending = None
                 if self._file is not None:
-                    self._owner._forget(self._file)
+                    self._owner._drop(self._file)
                     requests.failed(self._file.client, error)
                 waiting.after(error)
 

@@ -1,8 +1,9 @@
-"""Writing one file to HDFS: whole, under a temporary name, as often as it takes, then renamed.
+"""HDFS writer: writes one whole file under a temporary name, with retries, then renames it.
 
-hdfs-native does not mend a pipeline of DataNodes, so a DataNode that dies fails the write, and the
-NameNode may offer it again for 10 to 20 s. A failed file is left alone and removed at the end: what
-writes it may still be blocked in closing it.
+hdfs-native does not repair a pipeline of DataNodes, so the death of a DataNode fails the write, and
+the NameNode may offer it again for 10 to 20 s. A failed file is removed at the end only: its writer
+may still block in closing it.
+Threads: any; the content is made on another thread.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ContentError(Exception):
-    """Whatever made the content raised; it is the cause."""
+    """The maker of the content raised; its error is the cause."""
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class _Attempt:
     inner_path: str
     pieces: Pieces
     written_bytes: int = 0
-    """Grows while it is written, for whoever waits."""
+    """Grows while the attempt makes progress; the waiting thread reads it."""
 
     def run(self) -> None:
         from hdfs_native import WriteOptions
@@ -55,13 +56,13 @@ def write_whole(
     pieces: Pieces,
     rename: Callable[[Location], None],
 ) -> None:
-    """Write `pieces` beside `target` until an attempt is whole, then have it renamed.
+    """Write a file beside `target`, as often as it takes, then rename it.
 
     Args:
-        requests: who asks the NameNode.
-        target: the file's final place.
+        requests: to the NameNode.
+        target: the file's final location.
         pieces: makes the content; called once per attempt, on another thread.
-        rename: gives the file that it gets its final name.
+        rename: renames the temporary file to `target`.
     """
     waiting = RequestBudget(requests, HdfsRequest("write", str(target)))
     failed: list[Location] = []
@@ -86,7 +87,7 @@ def write_whole(
 
 
 def _attempt(requests: Requests, staged: Location, pieces: Pieces) -> Exception | None:
-    """Write the file once; return why it did not work."""
+    """Write the file once; return the error, None if it is whole."""
     client = None
     try:
         client = requests.client()
@@ -112,7 +113,7 @@ def _attempt(requests: Requests, staged: Location, pieces: Pieces) -> Exception 
 
 
 def _made(pieces: Pieces) -> Iterator[Buffer]:
-    """Tell what fails in making the content from what fails in writing it."""
+    """Yield the content; an error in making it becomes a ContentError, unlike one in writing it."""
     try:
         yield from pieces()
     except Exception as error:
