@@ -1,6 +1,10 @@
-"""Records on their way to workers: chunks, feed tasks and channels, files that workers read.
+"""Feeding: records from Spark tasks or files to the workers, as columns.
 
-Covers: the names that programs import. They load on first use.
+Public names: DataFeed and Batch (what a worker reads), FeedConfig, filesystem_for, and the TFRecord
+writers. They load on first use.
+
+Packages, each importing from those before it only: columnar, filesystem; encode, protocol, reading;
+arrow, receiver, formats.text, formats.tfrecord; sender, formats.csv, formats.parquet.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Settings of a feed, composed by the caller and validated once.
+"""Feed settings: FeedConfig, validated once on the driver.
 
-Covers: FeedConfig, the only settings class of this package.        Pure data.
+Covers: the only settings of a feed. Settings of file access are in filesystem.config.
+Threads: any; frozen data.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
-    """How rows travel from a Spark task to the training processes."""
+    """Settings of the feed from Spark tasks to workers."""
 
     chunk_rows: int = 256
     """Most rows in a chunk. Larger: less overhead per row. Smaller: rows spread more evenly over
@@ -23,14 +24,14 @@ class FeedConfig:
     5.4; narrow rows (39 numbers) 1.6, 4.8 and 1.0."""
 
     chunk_bytes: int = MIB
-    """Aim for the size of a chunk; wide rows make chunks of fewer rows, down to one."""
+    """Target size of a chunk in bytes; a chunk of wide rows has fewer rows, down to one."""
 
     max_chunk_bytes: int = 256 * MIB
     """A worker refuses larger chunks before it allocates anything, so this bounds one row."""
 
     max_inflight_bytes: int = 64 * MIB
-    """Back-pressure per worker: feeders wait while more than this is unread. A worker's memory for
-    rows stays below this plus one chunk per feeder."""
+    """Back-pressure per worker: feeders wait while more bytes are unread. A worker holds at most
+    this plus one chunk per feeder."""
 
     feed_timeout_s: float = 600.0
     """A feeder fails when no worker consumes anything for this long. Raise it for slow steps."""
@@ -40,10 +41,10 @@ class FeedConfig:
     cluster ends the wait at once."""
 
     connect_timeout_s: float = 10.0
-    """For connecting to a worker and hearing its first answer."""
+    """For connecting to a worker and its first answer."""
 
     float_dtype: str = "float64"
-    """Python floats travel as this; "float32" halves their bytes. Arrays keep their own dtype."""
+    """dtype of Python floats in chunks; "float32" halves their bytes. Arrays keep their dtype."""
 
     def __post_init__(self) -> None:
         for name in ("chunk_rows", "chunk_bytes", "max_chunk_bytes", "max_inflight_bytes"):

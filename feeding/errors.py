@@ -1,12 +1,12 @@
-"""Everything that feeding can raise.
+"""Error tree of feeding: every error that the room can raise, and its code on the wire.
 
 FeedError (a TFOSError)
 ├── FeedSettingsError    impossible settings                    → fix the call
 ├── RowError             a row does not fit a chunk             → fix the data
 ├── SchemaError          a chunk does not fit what was asked    → fix the data or ask another dtype
-├── DataError            a file's content is damaged           → repair it, or skip bad records
+├── DataError            a file's content is damaged            → repair it, or skip bad records
 ├── ChunkError           a peer sent a malformed chunk          → fix the deployment
-├── LateChunk            a chunk of an epoch that has ended     → a task outlived its job
+├── LateChunk            a chunk of an epoch that has ended     → a task outlived its Spark job
 ├── RowsChanged          a partition computed again is another  → cache or sort the data
 ├── ResultCountError     not one result per row                 → fix main_fun
 ├── ResultTypeError      a result does not fit its column       → fix main_fun or output=
@@ -19,7 +19,7 @@ FeedError (a TFOSError)
 ├── FileChanged          a file was replaced while it was read  → write files under new names
 └── FeedClosed           the cluster is stopping
 
-A refusal travels as its class's `code` and comes back as that class (`from_remote`).
+A worker sends a refusal as the `code` of its class; `from_remote` returns that class.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rpc.errors import RemoteError, SettingsError, TFOSError
 
 
 class FeedError(TFOSError):
-    """Base of all errors of this package."""
+    """Base of all errors of this room."""
 
     code: ClassVar[str] = "feed"
 
@@ -48,7 +48,7 @@ class RowError(FeedError):
 
 
 class SchemaError(FeedError):
-    """A chunk's columns are not what the consumer asked for or what the feed began with."""
+    """A chunk's columns differ from those that the consumer asked for, or of the first chunk."""
 
     code = "feed_schema"
 
@@ -60,31 +60,31 @@ class DataError(FeedError):
 
 
 class ChunkError(FeedError):
-    """A chunk that came over the wire contradicts itself or a limit."""
+    """A chunk from the wire contradicts itself or exceeds a limit."""
 
     code = "feed_chunk"
 
 
 class LateChunk(FeedError):
-    """A chunk arrived for an epoch whose end was already ordered."""
+    """A chunk of an epoch that the driver has ended."""
 
     code = "feed_late_chunk"
 
 
 class RowsChanged(FeedError):
-    """A partition that was fed in part had other rows when it was computed again."""
+    """A partition that was fed in part has other rows after Spark computed it again."""
 
     code = "feed_rows_changed"
 
 
 class ResultCountError(FeedError):
-    """`batch_results` got more or fewer results than rows were handed out."""
+    """`batch_results` got more or fewer results than rows were read."""
 
     code = "feed_results"
 
 
 class ResultTypeError(FeedError):
-    """A result of inference does not fit its column; names column, what came and what fits."""
+    """An inference result does not fit its column; names column, type found and type expected."""
 
     code = "feed_result_type"
 
@@ -96,7 +96,7 @@ class FeedTimeout(FeedError):
 
 
 class NoWorkerLeft(FeedError):
-    """Every worker that could take rows is gone; the message names each with its reason."""
+    """Every worker is gone; the message names each with its reason."""
 
     code = "feed_no_worker"
 
@@ -122,7 +122,7 @@ class PathError(FeedError, ValueError):
 
 
 class MissingPackage(FeedError, ImportError):
-    """A path needs a package that is not installed; the message says which."""
+    """A path needs a package that is not installed; the message names it."""
 
     code = "feed_package"
 
@@ -134,7 +134,7 @@ class StorageUnavailable(FeedError, OSError):
 
 
 class FileChanged(FeedError, OSError):
-    """A file that is open is not the one any more that was opened."""
+    """A file was replaced or changed while it was open."""
 
     code = "feed_file_changed"
 
@@ -163,7 +163,12 @@ _BY_CODE: dict[str, type[FeedError]] = {
 
 
 def from_remote(error: RemoteError, peer: str) -> FeedError:
-    """Return the local class of a worker's refusal; `peer` ("worker:1") leads the message."""
+    """Return a worker's refusal as an instance of its local class.
+
+    Args:
+        error: as the RPC client raised it.
+        peer: who refused, such as "worker:1"; the message begins with it.
+    """
     if error.code == TrainerFailed.code:
         details = error.details
         return TrainerFailed(

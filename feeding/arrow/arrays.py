@@ -1,12 +1,9 @@
-"""One Arrow array → numpy, as a view of Arrow's memory wherever its layout allows.
+"""Arrow arrays as numpy arrays: views of Arrow's memory wherever the layout allows.
 
-Covers: numbers, bools, text, where lists begin; kinds that hold the same as a simpler kind.
-Does not: name columns or refuse values (arrow_columns).      Pure.
-
-[merged feeding/arrow/arrays.py] The oldest pyarrow that files are read with; every module that
-reads with it looks here first.
-
-Does not: import anything of pyarrow but its version.      Pure.
+Covers: numbers, bools, text, the offsets of lists, conversion of rarer Arrow types to these; the
+oldest supported pyarrow (checked at import, before anything that older ones lack is used).
+Does not: name columns or refuse values (encoder, columns).
+Threads: any; pure.
 """
 
 from __future__ import annotations
@@ -20,29 +17,29 @@ from feeding.columnar.chunk import Array
 from feeding.errors import MissingPackage
 
 PYARROW_FLOOR = (18, 0, 0)
-"""pyproject's; below 14.0.1 a file can run code."""
+"""The floor in pyproject.toml; below 14.0.1 a file can run code."""
 
 
 def check_pyarrow(version: str = pa.__version__) -> None:
-    """Refuse a pyarrow that may run code of a file's author.
+    """Refuse a pyarrow that may run code from a file.
 
     Raises:
-        MissingPackage: names both versions.
+        MissingPackage: the version is too old; the text names both versions.
     """
     numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
     if numbers < PYARROW_FLOOR[: len(numbers)]:
         floor = ".".join(map(str, PYARROW_FLOOR))
         raise MissingPackage(
-            f"pyarrow {version} is installed, tfos needs {floor} or newer (old ones run code that "
-            f"a file brings); pip install 'pyarrow>={floor}'"
+            f"pyarrow {version} is installed, tfos needs {floor} or newer (older ones run code "
+            f"from files); pip install 'pyarrow>={floor}'"
         )
 
 
-check_pyarrow()  # before anything is looked up that old ones lack
+check_pyarrow()  # before any name that older versions lack
 
 _EXACT_DIGITS = 15
-"""Integers of so many digits and powers of ten up to 10**22 are exact float64, so that one division
-of them gives the nearest number. Arrow's own cast of decimals does not."""
+"""float64 holds integers of 15 digits and powers of ten up to 10**22 exactly, so one division gives
+the nearest number. Arrow's own cast of decimals does not."""
 
 DTYPES = {
     pa.lib.Type_BOOL: "bool",
@@ -70,13 +67,13 @@ _LARGE = frozenset([pa.lib.Type_LARGE_STRING, pa.lib.Type_LARGE_BINARY, pa.lib.T
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """Return an array of numbers, text, lists or structs that holds the same, or the array."""
+    """Convert decimals, dates, timestamps, views and dictionaries; return other arrays as is."""
     convert = _PLAIN.get(array.type.id)
     return array if convert is None else convert(array)
 
 
 def numbers(array: pa.Array) -> Array:
-    """Return an array of one of DTYPES without nulls as numpy; a copy only of bools."""
+    """Return a null-free Arrow array of one of DTYPES as numpy [n]: a view, a copy for bools."""
     dtype = np.dtype(DTYPES[array.type.id])
     data = array.buffers()[1]
     if data is None or not len(array):
@@ -90,7 +87,7 @@ def numbers(array: pa.Array) -> Array:
 
 
 def bounds(array: pa.Array) -> Array:
-    """Return where each row of LISTS or TEXTS begins, and the end of the last: int64[n + 1]."""
+    """Return the offsets of an array of LISTS or TEXTS: int64[n + 1], in items or bytes."""
     kind = array.type
     if kind.id == pa.lib.Type_FIXED_SIZE_LIST:
         size = int(kind.list_size)
@@ -104,7 +101,7 @@ def bounds(array: pa.Array) -> Array:
 
 
 def text(array: pa.Array) -> tuple[Array, Array]:
-    """Return the bytes of an array of TEXTS without nulls, and where each row begins in them."""
+    """Return the bytes of a null-free array of TEXTS, uint8[bytes], and offsets int64[n + 1]."""
     found = bounds(array)
     data = array.buffers()[2]
     if data is None:
@@ -132,7 +129,7 @@ def _days(array: pa.Array) -> pa.Array:
 def _microseconds(array: pa.Array) -> pa.Array:
     kind = array.type
     if kind.unit != "us":
-        array = array.cast(pa.timestamp("us", kind.tz), safe=False)  # below 1 µs: cut off
+        array = array.cast(pa.timestamp("us", kind.tz), safe=False)  # truncates below 1 µs
     return array.view(pa.int64())
 
 

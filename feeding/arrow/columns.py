@@ -1,12 +1,13 @@
-"""Columns of Parquet files → numpy columns: which there are, what they become, whether they fit.
+"""Stored columns: Arrow columns of CSV and Parquet files to numpy columns of a batch.
 
-Covers: StoredColumn (a column by its dotted name), ColumnReader (an Arrow array → a column).
-Does not: read files (parquet_pages), decide what becomes of damage (parquet_source).
+Covers: StoredColumn (a column by its dotted name), ColumnReader (an Arrow array to a column), the
+check that a value fits its column.
+Does not: read files (formats.parquet, formats.csv), skip bad records (reading.bad_records).
 Threads: any.
 
-What becomes of a type is what a feed makes of it (arrow_columns): numbers and bool themselves,
-decimals float64, dates int32 days and timestamps int64 microseconds since 1970-01-01, text and
-binary objects, lists of numbers and Spark's vectors a tensor or Ragged.
+Types as in a feed (encoder): numbers and bool keep their dtype, decimals become float64, dates
+int32 days and timestamps int64 microseconds since 1970-01-01, text and binary become object arrays,
+lists of numbers and Spark's vectors a tensor or Ragged.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ class BadValue(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """A column of a file: fields of structs are columns by themselves, `parent.child`."""
+    """A column of a file. A struct's fields are columns of their own, named `parent.child`."""
 
     name: str
     type: pa.DataType
     path: tuple[str, ...]
-    """Field names from the row on."""
+    """Field names from the top of the row."""
 
     def of(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return its values, numbers where numbers stand for them."""
+        """Return the column's values in a batch, converted to numbers where the type has them."""
         array = batch.column(self.path[0])
         if self.path[1:]:
             array = pc.struct_field(array, list(self.path[1:]))
@@ -69,7 +70,7 @@ class StoredColumn:
 
     @property
     def item_type(self) -> pa.DataType:
-        """Arrow's type of its values or their items, a number's where numbers stand for them."""
+        """Arrow type of the values, or of a list's items, after conversion to numbers."""
         if self.is_vector:
             return pa.float64()
         kind = self.type.value_type if self.type.id in LISTS else self.type
@@ -79,8 +80,12 @@ class StoredColumn:
 def stored_columns(schema: pa.Schema, file: str) -> dict[str, StoredColumn]:
     """Return all columns of a file by name.
 
+    Args:
+        schema: of the file.
+        file: its path, for the error.
+
     Raises:
-        DataError: two have one name.
+        DataError: two columns have the same name.
     """
     found: dict[str, StoredColumn] = {}
     for field in schema:
@@ -105,9 +110,9 @@ class ColumnReader:
     """Makes one column of batches.
 
     Args:
-        column: where it comes from.
-        spec: what it becomes.
-        fill: what stands in the place of a null; None: a null is refused.
+        column: of the file.
+        spec: of the batch: dtype, and shape of one row.
+        fill: value that replaces a null; None refuses nulls.
     """
 
     column: StoredColumn
@@ -115,11 +120,11 @@ class ColumnReader:
     fill: Any = None
 
     def __call__(self, batch: pa.RecordBatch) -> BatchColumn:
-        """Return the values, perhaps as views of the batch.
+        """Return the column: [n, *shape], object [n] or Ragged; may be a view of the batch.
 
         Raises:
             BadValue: a row's value does not fit.
-            ValueError, pyarrow.ArrowException: it is damaged.
+            ValueError, pyarrow.ArrowException: the batch is damaged.
         """
         array = self.column.of(batch)
         if self.column.has_rows_of_items:
@@ -128,7 +133,7 @@ class ColumnReader:
         return numbers(array) if self.spec.dtype else objects(array)
 
     def _filled(self, array: pa.Array, bounds: Array | None = None) -> pa.Array:
-        """Return the array without nulls; `bounds`: where each row begins, for items of lists."""
+        """Return the array with nulls replaced; `bounds`: offsets of rows, for items of lists."""
         if not array.null_count:
             return array
         if self.fill is None:
@@ -171,14 +176,14 @@ class ColumnReader:
 
 
 def column_spec(column: StoredColumn, shape: tuple[int, ...] | None = None) -> ColumnSpec:
-    """Return what a column becomes.
+    """Return the spec of a column in batches.
 
     Args:
-        column: stored.
-        shape: of a list column; None: any number of values.
+        column: of the file.
+        shape: of one row of a list column; None: ragged.
 
     Raises:
-        FeedSettingsError: there is no column for its type.
+        FeedSettingsError: no batch column can hold its type.
     """
     kind = column.item_type
     if kind.id in DTYPES and not column.has_rows_of_items:
@@ -195,10 +200,15 @@ def column_spec(column: StoredColumn, shape: tuple[int, ...] | None = None) -> C
 
 
 def refuse_alike(column: StoredColumn, stored: Iterable[str], file: str) -> None:
-    """Refuse a list whose parts in the file could be those of another column.
+    """Refuse a list column whose parts in the file could belong to another column.
+
+    Args:
+        column: that is read.
+        stored: names of all columns of the file.
+        file: its path, for the error.
 
     Raises:
-        DataError: there is `a.b` beside the list `a`.
+        DataError: the file has `a.b` beside the list `a`.
     """
     name = column.name
     other = next((each for each in stored if each.startswith(f"{name}.")), None)
@@ -207,10 +217,15 @@ def refuse_alike(column: StoredColumn, stored: Iterable[str], file: str) -> None
 
 
 def held(name: str, value: Any, kind: pa.DataType) -> Any:
-    """Return what stands for a null as a column of this type holds it.
+    """Return the value that replaces nulls, converted to the column's type.
+
+    Args:
+        name: of the column.
+        value: from `nulls=`.
+        kind: Arrow type of the column.
 
     Raises:
-        FeedSettingsError: it cannot hold that.
+        FeedSettingsError: the column cannot hold the value.
     """
     try:
         found = pa.scalar(value, kind).as_py()
@@ -224,7 +239,7 @@ def held(name: str, value: Any, kind: pa.DataType) -> Any:
 
 
 def objects(array: pa.Array) -> Array:
-    """Return text or binary as an array of objects, one for equal ones of a dictionary."""
+    """Return text or binary as object [n]; equal values of a dictionary array share one object."""
     if array.type.id == pa.lib.Type_DICTIONARY:
         places, entries = array.indices.to_numpy(), array.dictionary
         if len(entries) > len(places):
@@ -236,13 +251,13 @@ def objects(array: pa.Array) -> Array:
 
 
 def item_counts(array: pa.Array) -> set[int]:
-    """Return how many items the lists or vectors of an array have."""
+    """Return the distinct lengths of an array's lists or vectors, in items."""
     offsets = spread(array.drop_null())[1] if is_vector(array.type) else bounds(array)
     return {int(count) for count in np.unique(np.diff(offsets))}
 
 
 def first_null(array: pa.Array) -> int:
-    """Return the place of the first null."""
+    """Return the index of the first null."""
     return int(array.is_null().index(True).as_py())
 
 
@@ -251,5 +266,5 @@ def _pass_nulls(name: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error of pyarrow, which may have several lines."""
+    """Return the text of a pyarrow error as one line of at most 400 characters."""
     return " ".join(str(error).split())[:400]

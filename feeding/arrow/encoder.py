@@ -1,17 +1,17 @@
-"""Arrow record batches → columns of a chunk, without looking at rows one by one.
+"""Arrow encoder: record batches to columns of a chunk, without Python code per row.
 
-Covers: which kind of column an array becomes, how structs nest, missing values.
-Does not: cut chunks (arrow_packer), read an array's memory (arrow_arrays), know Spark.
+Covers: the kind of column that an array becomes, nesting of structs, missing values.
+Does not: size chunks (packer), read an array's memory (arrays), know Spark.
 Threads: one; an encoder remembers which columns are ragged.
 
-How a column is read:
+Column by Arrow type:
     int, float, bool                      a scalar of the same dtype
     decimal                               float64, the nearest
     date / timestamp                      int32 days / int64 microseconds since 1970-01-01 (UTC)
     string, binary                        text, bytes
     list of numbers                       tensor (n,) while every row has n, else ragged
     list of lists of numbers              tensor; every row of the chunk needs the same shape
-    the struct of Spark's VectorUDT       as a list of float64; sparse ones are spread out
+    the struct of Spark's VectorUDT       as a list of float64; sparse vectors become dense
     any other struct                      a group: one column per field, named `struct.field`
 """
 
@@ -36,9 +36,9 @@ class ArrowEncoder:
 
     Args:
         names: of the columns; None: those of the batch.
-        fills: what a missing value becomes, by column (`struct.field` inside structs), as a value
-            of the kind that the column is read as. For lists: a number for each missing item, or a
-            list for each missing row. Columns not named here may miss nothing.
+        fills: value that replaces a missing one, by column (`struct.field` inside structs), of the
+            type that the column is read as. For lists: a number replaces a missing item, a list
+            replaces a missing row. Other columns must have no missing values.
     """
 
     def __init__(
@@ -47,13 +47,20 @@ class ArrowEncoder:
         self._names = names
         self._fills = fills or {}
         self._lengths: dict[str, int] = {}
-        """Of list columns whose rows had one so far; -1: they are ragged."""
+        """Length of the rows of each list column so far; -1: ragged."""
 
     def encode(self, out: Collector, batch: pa.RecordBatch) -> Node:
-        """Add the columns of a batch (at least one row); returns how they nest.
+        """Add the columns of a batch of at least one row.
+
+        Args:
+            out: collects the columns of the chunk.
+            batch: consecutive rows of the partition.
+
+        Returns:
+            How the columns nest in a row.
 
         Raises:
-            RowError: names partition, row, column and what was found.
+            RowError: a value does not fit; names partition, row, column and value.
         """
         names = self._names or tuple(batch.schema.names)
         children = tuple(
@@ -109,17 +116,16 @@ class ArrowEncoder:
         if inner:
             shapes = f"{(int(lengths[odd[0]]), *inner)}, but earlier rows have {(length, *inner)}"
             raise out.refuse(name, int(odd[0]), f"nested list of shape {shapes}")
-        self._lengths[
-            name
-        ] = -1  # for good: the rows of a later chunk may have one length by chance
+        # Ragged from now on: the rows of a later chunk may have one length by chance.
+        self._lengths[name] = -1
         out.add(ColumnSpec(name, "ragged", value, values.dtype.name), values, offsets)
 
     def _items(
         self, out: Collector, name: str, lists: pa.Array, outer: Array | None = None
     ) -> tuple[Array, Array]:
-        """Return all items of lists, [items, *shape of an item], and where each list begins.
+        """Return all items of lists, [items, *shape of an item], and the offsets of the lists.
 
-        `outer`: where each row begins among these lists, if they are inside others.
+        `outer`: offsets of the rows among these lists, if the lists are inside others.
         """
         found = bounds(lists)
         items = plain(lists.values.slice(found[0], found[-1] - found[0]))
@@ -143,7 +149,7 @@ class ArrowEncoder:
     def _filled(
         self, out: Collector, name: str, array: pa.Array, rows: Array | None = None
     ) -> pa.Array:
-        """Return the array without nulls; `rows`: where each row begins, for items of lists."""
+        """Return the array with nulls replaced; `rows`: offsets of the rows, for items of lists."""
         missing = array.is_null()
         at = int(missing.index(True).as_py())
         value = self._fills.get(name)

@@ -1,7 +1,8 @@
-"""Arrow record batches of a partition → chunks of about `chunk_bytes`.
+"""Arrow packer: record batches of a partition to chunks of about `chunk_bytes`.
 
-Covers: ArrowPacker: cutting batches into chunks, joining the ends of small ones.
-Does not: read columns (arrow_columns), decide what Spark sends (tfos.feed.dataframe).      Pure.
+Covers: slicing batches into chunks, joining the ends of small batches.
+Does not: read columns (encoder), decide what Spark sends (tfos.feed.dataframe).
+Threads: one per packer; pure.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 
 _SHARE = 4
-"""A chunk holds at most this part of the rows before it, so that the rows of small partitions, too,
-are spread over all workers; large ones soon reach `chunk_bytes`."""
+"""A chunk holds at most a quarter of the rows before it. So the chunks of a small partition, too,
+reach all workers; those of a large one soon reach `chunk_bytes`."""
 
 
 class ArrowPacker(Packer):
@@ -52,20 +53,21 @@ class ArrowPacker(Packer):
             self._row_bytes = self._row_bytes or self._pack(batch.slice(0, 1)).num_bytes
             most, rest = self._most_rows(), batch
             if held and num_held + batch.num_rows > most:
-                # Joining copies: no more than what fills one chunk.
-                missing = max(0, most - num_held)  # rows cut meanwhile may be wider than those held
-                yield from self._cut(_joined([*held, batch.slice(0, missing)]))
+                # Joining copies rows, so join only as many as fill one chunk. Wider rows since then
+                # may have lowered `most` below what is held.
+                missing = max(0, most - num_held)
+                yield from self._sliced(_joined([*held, batch.slice(0, missing)]))
                 held, num_held, rest = [], 0, batch.slice(missing)
             held.append(rest)
             num_held += rest.num_rows
             if 2 * num_held >= most:
-                yield from self._cut(_joined(held))
+                yield from self._sliced(_joined(held))
                 held, num_held = [], 0
         if num_held:
-            yield from self._cut(_joined(held))
+            yield from self._sliced(_joined(held))
 
-    def _cut(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
-        """Cut a batch into chunks of even sizes."""
+    def _sliced(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
+        """Split a batch into chunks of about equal numbers of rows."""
         while batch.num_rows:
             num_chunks = max(1, round(batch.num_rows / self._most_rows()))
             num_rows = -(-batch.num_rows // num_chunks)

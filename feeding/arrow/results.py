@@ -1,10 +1,11 @@
-"""Results of inference → Arrow arrays of the types that were announced for them.
+"""Inference results: columns of result chunks to Arrow arrays of the announced types.
 
-Covers: which of a chunk's columns answers which field, conversion without Python per row, refusals.
-Does not: fetch results (inference), put them beside their rows (arrow_answers).      Pure.
+Covers: which column of a chunk fills which field, conversion without Python code per row, refusals.
+Does not: fetch results (sender.inference), join them with their rows (sender.arrow_inference).
+Threads: any; pure.
 
-A number fits a wider or narrower float, an int any int or float that holds its values; text, bytes
-and bools fit only their own types; a vector or tensor is a list or list of lists.
+A float column takes any float, an int or float column takes ints in its range; text, bytes and bool
+columns take only their own type; a list (of lists) takes a vector (tensor).
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from feeding.errors import ResultTypeError
 
 
 def arrays_of(chunk: Chunk, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """Return one array per field for the rows of a chunk of results.
+    """Return one array per field, each with the rows of the chunk.
+
+    Args:
+        chunk: of results.
+        fields: announced names and types.
 
     Raises:
-        ResultTypeError: names the field, what it is to hold and what came.
+        ResultTypeError: a column does not fit; names the field, its type and the result's.
     """
     return [
         _convert(spec, column, field, chunk.num_rows)
@@ -34,7 +39,7 @@ def arrays_of(chunk: Chunk, fields: Sequence[pa.Field]) -> list[pa.Array]:
 
 
 def _matched(chunk: Chunk, fields: Sequence[pa.Field]) -> list[tuple[ColumnSpec, Column]]:
-    """Return the column for each field: by name where the results have names, else by place."""
+    """Return the column for each field: by name where the results have names, else by position."""
     schema = chunk.meta.schema
     columns = list(zip(schema.columns, chunk.columns, strict=True))
     layout = schema.layout
@@ -43,8 +48,8 @@ def _matched(chunk: Chunk, fields: Sequence[pa.Field]) -> list[tuple[ColumnSpec,
     if len(columns) != len(fields) or (named and set(schema.names) != set(names)):
         expected = ", ".join(f"{field.name} {_shown(field.type)}" for field in fields)
         raise ResultTypeError(
-            f"results hold {schema}, expected {expected}: let main_fun give as many values with "
-            "these names, or name and type what it gives in output="
+            f"results hold {schema}, expected {expected}: return as many values with these "
+            "names from main_fun, or announce other names and types in output="
         )
     if named:
         return [columns[schema.names.index(name)] for name in names]
@@ -67,7 +72,7 @@ def _convert(spec: ColumnSpec, column: Column, field: pa.Field, num_rows: int) -
 
 
 def _tensor(values: Array, spec: ColumnSpec, field: pa.Field, kind: pa.DataType) -> pa.Array:
-    """Peel one dimension off the values for each list of the type."""
+    """Convert a tensor: each list level of the type takes one dimension of the values."""
     if values.ndim == 1:
         return _numbers(values, spec, field, kind)
     if not pa.types.is_list(kind):

@@ -1,9 +1,12 @@
-"""Spark's vectors as Arrow carries them → rows of float64.
+"""Spark vectors: the Arrow struct behind VectorUDT to rows of float64.
 
-Covers: the struct behind VectorUDT, dense and sparse.      Does not: know Spark.      Pure.
+Covers: dense and sparse vectors.
+Does not: know Spark.
+Threads: any; pure.
 
-The struct is (type: int8, size: int32, indices: list<int32>, values: list<double>). type 1 is
-dense: values alone; type 0 is sparse: `values` stand at `indices`, every other item is 0.
+The struct is (type: int8, size: int32, indices: list<int32>, values: list<double>). Type 1 is
+dense: `values` is the vector; type 0 is sparse: `values` are the items at `indices`, the others are
+0.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ _FIELDS = ("type", "size", "indices", "values")
 
 
 def is_vector(kind: pa.DataType) -> bool:
-    """Tell whether an Arrow type is the struct behind VectorUDT."""
+    """Return whether an Arrow type is the struct behind VectorUDT."""
     return (
         kind.id == pa.lib.Type_STRUCT
         and kind.num_fields == len(_FIELDS)
@@ -30,9 +33,9 @@ def is_vector(kind: pa.DataType) -> bool:
 
 
 def spread(array: pa.StructArray) -> tuple[Array, Array]:
-    """Return all items of an array of vectors without nulls, and where each row begins.
+    """Return all items of a null-free array of n vectors, float64[items], and offsets int64[n + 1].
 
-    Dense rows are views. Sparse ones are as large as their size says.
+    A view if all vectors are dense. A sparse vector becomes dense, with as many items as its size.
     """
     values, starts = _items(array.field(3))
     is_sparse = numbers(array.field(0)) == 0

@@ -1,7 +1,8 @@
-"""What a reader hands to training: batches of columns, and the ends of epochs and feeds.
+"""Batches: the columns that a reader passes to training, and the ends of epochs and feeds.
 
 Covers: Batch, Ragged, EpochEnd, FeedEnd, the check of a batch size.
-Does not: make batches (feeding.receiver.batch_reader, feeding.reading.reader).      Pure.
+Does not: make batches (receiver.batch_reader, reading.reader).
+Threads: any; pure data.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ def check_batch_size(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Rows of differing lengths: row i is `values[offsets[i]:offsets[i + 1]]`."""
+    """Rows of differing lengths: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    Args:
+        values: [items], all rows joined.
+        offsets: int64[n + 1], in items.
+    """
 
     values: Array
     offsets: Array
@@ -42,15 +48,21 @@ BatchColumn = Array | Ragged
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive rows as columns. Arrays may be read-only views; copy before changing them."""
+    """Consecutive rows as columns. Arrays may be read-only views; copy before changing them.
+
+    Args:
+        num_rows: n.
+        schema: names, dtypes and shapes of the columns, and how they nest.
+        arrays: one per column: [n, *shape], object[n] for text and bytes, or Ragged.
+    """
 
     num_rows: int
     schema: Schema
     arrays: tuple[BatchColumn, ...]
     position: Any = None
-    """Where a reader of files is after it: a token of the reader that made the batch."""
+    """Position of a file reader after this batch; opaque, belongs to the reader."""
     receipt: Any = ()
-    """Which rows of a feed these are: a token of the feed's queue."""
+    """Which rows of a feed the batch holds; opaque, belongs to the feed's queue."""
 
     @property
     def columns(self) -> dict[str, BatchColumn]:
@@ -58,17 +70,17 @@ class Batch:
         return dict(zip(self.schema.names, self.arrays, strict=True))
 
     def nest(self) -> Any:
-        """Return the arrays arranged as a row is: an array, tuple or dict of arrays."""
+        """Return the arrays in the nesting of a row: an array, or a tuple or dict of arrays."""
         return self.schema.nest(self.arrays)
 
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """All rows of this epoch were handed out."""
+    """All rows of this epoch were read."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class FeedEnd:
-    """No row will ever come again."""
+    """The feed has ended; no more rows come."""

@@ -1,6 +1,8 @@
-"""The columns of one chunk while it is being built, and what kind of value a Python object is.
+"""Column builder: the columns of one chunk under construction, and the category of Python values.
 
-Covers: Collector, category_of, offsets_of.      Does not: read values (encode, vectors).      Pure.
+Covers: Collector, category_of, offsets_of.
+Does not: read values (encode.values, encode.vectors).
+Threads: one per collector; pure.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ ADVICE = "a column holds numbers, text, bytes, or arrays and lists of numbers; f
 
 @dataclass(slots=True)
 class Collector:
-    """Columns found so far; `number_codes` is remembered from chunk to chunk (see vectors)."""
+    """The columns of a chunk so far.
+
+    Args:
+        partition: of the rows, for errors.
+        first_row: number of the chunk's first row in its partition, for errors.
+        float_dtype: of Python floats.
+        number_codes: last struct code by column; kept from chunk to chunk (encode.vectors).
+    """
 
     partition: int
     first_row: int
@@ -34,7 +43,13 @@ class Collector:
     data_items: list[int] = field(default_factory=list)
 
     def add(self, spec: ColumnSpec, values: Array, offsets: Array | None = None) -> None:
-        """Append a column; `values` may have a narrower dtype than the spec."""
+        """Append a column.
+
+        Args:
+            spec: name, kind, dtype and shape of one row.
+            values: [n, *shape], [items] or uint8[bytes]; the dtype may be narrower than the spec's.
+            offsets: int64[n + 1] for every kind except tensor.
+        """
         array = np.ascontiguousarray(values)
         self.specs.append(spec)
         self.columns.append(Column(array, offsets))
@@ -42,26 +57,32 @@ class Collector:
         self.data_items.append(array.size if offsets is not None else 0)
 
     def refuse(self, name: str, row: int, text: str) -> RowError:
-        """Make the error that names where the row came from."""
+        """Return the error for a value, with its partition, row and column.
+
+        Args:
+            name: of the column; empty for the whole row.
+            row: within the chunk.
+            text: what was found, and what to do.
+        """
         where = f"partition {self.partition}, row {self.first_row + row}"
         return RowError(f"{where}, column {name!r}: {text}" if name else f"{where}: {text}")
 
 
 @functools.cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return `dtype.name`, which numpy makes anew each time, at 5 µs."""
+    """Return `dtype.name`, cached: numpy builds the text each time, in 5 µs."""
     return dtype.name
 
 
 def offsets_of(values: Values) -> Array:
-    """Return where each value begins in the concatenation, and its end: int64[n + 1]."""
+    """Return the offsets of n values in their concatenation: int64[n + 1]."""
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
     return offsets
 
 
 def category_of(kind: type) -> str:
-    """Name what values of this type are: int, float, ..., list, tuple, row, dict, None or other."""
+    """Return the category of a type: int, float, ..., list, tuple, row, dict, None or other."""
     exact = _EXACT.get(kind)
     if exact is not None:
         return exact
@@ -76,12 +97,12 @@ def category_of(kind: type) -> str:
 
 
 def is_number(kind: type) -> bool:
-    """Tell whether values of this type may stand in a vector."""
+    """Return whether a vector may hold values of this type."""
     return category_of(kind) in _NUMBERS
 
 
 def describe(value: Any) -> str:
-    """Show a value and its type in an error, shortened."""
+    """Return a value, shortened, and its type, for errors."""
     text = repr(value)
     shown = text if len(text) <= 40 else text[:37] + "..."
     return "None" if value is None else f"{shown} ({type(value).__name__})"

@@ -1,14 +1,15 @@
-"""A chunk: some consecutive rows of one partition as contiguous column buffers.
+"""Chunk: consecutive rows of one partition as contiguous column buffers, and its wire format.
 
-Covers: the chunk's layout on the wire, encode, decode with every check before use.
-Does not: look at Python rows (encode, packer), travel (feeder, channel).      Pure.
+Covers: the layout of the payload, encoding, decoding with every check before use.
+Does not: read Python rows (encode), send or receive (sender, receiver).
+Threads: any; pure, frozen data.
 
 Payload: the buffers of all columns in schema order, each padded to a multiple of 8 bytes.
     tensor       values                num_rows * prod(shape) items of `stored`
     ragged       offsets, values       int64[num_rows + 1] in items, then data_items of `stored`
     bytes, str   offsets, data         int64[num_rows + 1] in bytes, then data_items bytes
-Little-endian. `stored` may be narrower than the column's dtype when that loses nothing: Python ints
-0..255 (pixels) are int64 to whoever reads rows and one byte each on the wire.
+Little-endian. `stored` may be narrower than the column's dtype if it holds all values: Python ints
+0..255 (pixels) are int64 for readers of rows and one byte each on the wire.
 """
 
 from __future__ import annotations
@@ -19,23 +20,27 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from feeding.columnar.schema import DTYPES, Name, Schema, numpy_dtype
 from feeding.errors import ChunkError
 
 BAD_META = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes from a stranger; the middle one is no MsgspecError."""
+"""What msgspec raises for bytes from a peer; the last two are no MsgspecErrors."""
 MAX_ROWS = 1 << 24
-"""Most rows of a chunk; bounds what columns without bytes can claim."""
+"""Most rows of a chunk; bounds columns whose rows take no bytes."""
 _ALIGNMENT = 8
 _OFFSET_BYTES = 8
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = npt.NDArray[Any]
+"""An array of a column's dtype; where the dtype is known, NDArray[np.int64] and the like."""
+Offsets = npt.NDArray[np.int64]
+"""Where each of n rows begins in joined values, and the end of the last: int64[n + 1]."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ChunkMeta(msgspec.Struct, frozen=True, array_like=True):
-    """Where a chunk's rows come from and how its payload is laid out."""
+    """Header of a chunk: the origin of its rows and the layout of its payload."""
 
     feed: Name
     epoch: Count
@@ -50,23 +55,23 @@ class ChunkMeta(msgspec.Struct, frozen=True, array_like=True):
     last_in_partition: bool = False
     mode: Literal["train", "inference"] = "train"
     session: Count = 0
-    """Inference: which conversation the results belong to."""
+    """Inference: the session that the results belong to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Data of one column: `values` as stored; `offsets` for every kind but tensor."""
+    """Data of one column: `values` as stored, `offsets` for every kind except tensor."""
 
     values: Array
-    offsets: Array | None = None
+    offsets: Offsets | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of both arrays."""
         return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
 
-    def cut(self, start: int, stop: int) -> Column:
-        """Return rows `start` to `stop`."""
+    def rows(self, start: int, stop: int) -> Column:
+        """Return rows `start` to `stop`, `stop` excluded; values are a view."""
         if self.offsets is None:
             return Column(self.values[start:stop])
         bounds = self.offsets[start : stop + 1]
@@ -80,7 +85,7 @@ class Chunk:
     meta: ChunkMeta
     columns: tuple[Column, ...]
     position: int = 0
-    """Given by the worker: where its first row stands among all rows accepted of its epoch."""
+    """Index of the chunk's first row among all accepted rows of its epoch; the worker sets it."""
 
     @property
     def num_rows(self) -> int:
@@ -92,11 +97,11 @@ class Chunk:
         """Bytes of all columns."""
         return sum(column.num_bytes for column in self.columns)
 
-    def cut(self, start: int, stop: int) -> Chunk:
-        """Return some of its rows as a chunk of their own, over the same memory where possible."""
+    def rows(self, start: int, stop: int) -> Chunk:
+        """Return rows `start` to `stop`, `stop` excluded, as a chunk; values are views."""
         if start == 0 and stop == self.num_rows:
             return self
-        columns = tuple(column.cut(start, stop) for column in self.columns)
+        columns = tuple(column.rows(start, stop) for column in self.columns)
         meta = msgspec.structs.replace(
             self.meta,
             first_row=self.meta.first_row + start,
@@ -120,15 +125,15 @@ class Chunk:
 
 
 def data_items(columns: tuple[Column, ...]) -> tuple[int, ...]:
-    """Return what ChunkMeta says of these columns."""
+    """Return `ChunkMeta.data_items` of these columns."""
     return tuple(0 if column.offsets is None else column.values.size for column in columns)
 
 
 def payload_bytes(meta: ChunkMeta) -> int:
-    """Return the exact payload size that this meta implies, after checking it for contradictions.
+    """Check a meta, and return the exact payload size that it implies, in bytes.
 
     Raises:
-        ChunkError: names the field; nothing was allocated.
+        ChunkError: the meta contradicts itself; names the field. Nothing was allocated.
     """
     meta.schema.check()
     num_columns = len(meta.schema.columns)
@@ -148,10 +153,14 @@ def payload_bytes(meta: ChunkMeta) -> int:
 
 
 def decode(meta: ChunkMeta, payload: memoryview) -> Chunk:
-    """Make a chunk of views into `payload`, whose length `payload_bytes(meta)` already confirmed.
+    """Return a chunk of views into a payload.
+
+    Args:
+        meta: checked by `payload_bytes`.
+        payload: exactly `payload_bytes(meta)` bytes.
 
     Raises:
-        ChunkError: offsets are not monotone or leave their data, or a bool is neither 0 nor 1.
+        ChunkError: offsets decrease or exceed the data, or a bool is neither 0 nor 1.
     """
     columns = []
     position = 0
@@ -178,7 +187,7 @@ def _padded(num_bytes: int) -> int:
 
 
 def _column_bytes(meta: ChunkMeta, index: int) -> tuple[int, int]:
-    """Bytes of values and of offsets of one column."""
+    """Return the sizes of a column's values and offsets, in bytes."""
     spec, stored, items = meta.schema.columns[index], meta.stored[index], meta.data_items[index]
     if items < 0:
         raise ChunkError(f"column {spec.name!r}: {items} items")
@@ -204,11 +213,11 @@ def _view(payload: memoryview, start: int, num_bytes: int, dtype: np.dtype[Any])
     return np.frombuffer(payload[start : start + num_bytes], dtype)
 
 
-def _check_offsets(offsets: Array, data_items: int, name: str) -> None:
+def _check_offsets(offsets: Offsets, data_items: int, name: str) -> None:
     if offsets[0] != 0 or offsets[-1] != data_items:
         raise ChunkError(
             f"column {name!r}: offsets run from {offsets[0]} to {offsets[-1]} "
             f"for {data_items} items"
         )
     if offsets.size > 1 and bool((offsets[1:] < offsets[:-1]).any()):
-        raise ChunkError(f"column {name!r}: offsets go back")
+        raise ChunkError(f"column {name!r}: offsets decrease")

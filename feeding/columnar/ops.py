@@ -1,30 +1,39 @@
-"""Some rows as columns: cut, joined and put in another order.
+"""Column operations: split, join and reorder the rows of columns.
 
-Covers: arrays and ragged columns.      Does not: read (direct), make columns of chunks (batches).
-Pure.
+Covers: arrays and ragged columns.
+Does not: read files (reading.reader), make columns of chunks (receiver.batch_reader).
+Threads: any; pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from feeding.columnar.batch import BatchColumn, Ragged
 
 Columns = tuple[BatchColumn, ...]
-Order = np.ndarray[Any, np.dtype[np.int64]]
+Order = npt.NDArray[np.int64]
 
 
 def num_rows(columns: Columns) -> int:
-    """Return how many rows the columns have."""
+    """Return the number of rows n of columns: arrays [n, ...] or Ragged."""
     first = columns[0]
     return len(first.offsets) - 1 if isinstance(first, Ragged) else len(first)
 
 
-def cut(columns: Columns, most_rows: int) -> tuple[Columns, Columns | None]:
-    """Return the first rows, and the others if there are any."""
+def split_rows(columns: Columns, most_rows: int) -> tuple[Columns, Columns | None]:
+    """Return the first rows and the rest.
+
+    Args:
+        columns: of n rows each.
+        most_rows: rows of the first part, at most.
+
+    Returns:
+        Views of the first min(n, most_rows) rows and of the others; None if there are no others.
+    """
     count = num_rows(columns)
     if count <= most_rows:
         return columns, None
@@ -42,7 +51,7 @@ def _rows(column: BatchColumn, start: int, stop: int) -> BatchColumn:
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
-    """Return all rows, those of the first part first."""
+    """Return the concatenation of the parts' rows; a copy if there are several parts."""
     if len(parts) == 1:
         return parts[0]
     return tuple(_joined_column(columns) for columns in zip(*parts, strict=True))
@@ -58,7 +67,12 @@ def _joined_column(columns: Sequence[BatchColumn]) -> BatchColumn:
 
 
 def reordered(columns: Columns, order: Order) -> Columns:
-    """Return the rows of these numbers, in this order."""
+    """Return copies of the rows in another order.
+
+    Args:
+        columns: of n rows each.
+        order: int64[k], indexes of rows; they may repeat.
+    """
     return tuple(_ordered(column, order) for column in columns)
 
 

@@ -1,9 +1,11 @@
-"""Columns of a chunk → the Python rows they were made of.
+"""Row reconstruction: columns of a chunk back to the Python rows that they were made of.
 
-Covers: rows_of, column_values.      Does not: make numpy batches (batches).      Pure.
+Covers: rows_of, column_values.
+Does not: make numpy batches (receiver.batch_reader).
+Threads: any; pure.
 
 Numbers come back as Python numbers of the same value; only a column that mixed int and float comes
-back as float. Lists, tuples, arrays, dicts and Rows come back as such (a Row as schema.FeedRow).
+back as float. Lists, tuples, arrays, dicts and Rows keep their type (a Row is a schema.FeedRow).
 """
 
 from __future__ import annotations
@@ -19,14 +21,26 @@ from feeding.errors import ChunkError
 
 
 def rows_of(chunk: Chunk, start: int = 0, stop: int | None = None) -> list[Any]:
-    """Return rows `start` to `stop` of a chunk as Python objects."""
+    """Return rows of a chunk as Python objects.
+
+    Args:
+        chunk: of n rows.
+        start: first row.
+        stop: end, excluded; None: n.
+    """
     end = chunk.num_rows if stop is None else stop
     leaves = [column_values(chunk, index, start, end) for index in range(len(chunk.columns))]
     return chunk.meta.schema.rows(leaves, end - start)
 
 
 def column_values(chunk: Chunk, index: int, start: int, stop: int) -> list[Any]:
-    """Return one column's values of rows `start` to `stop`, each as the Python type it had.
+    """Return one column's values, each as the Python type that it had.
+
+    Args:
+        chunk: of n rows.
+        index: of the column.
+        start: first row.
+        stop: end, excluded.
 
     Raises:
         ChunkError: text that is not UTF-8.

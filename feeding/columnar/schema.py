@@ -1,15 +1,15 @@
-"""What the rows of a feed look like: columns, and how they nest inside a row.
+"""Schema of the rows of a feed: the columns, and how they nest inside a row.
 
-Covers: ColumnSpec, ColumnGroup, Schema; rebuilding nested values from columns; FeedRow, the
-stand-in for pyspark's Row.      Does not: hold data (chunk), look at rows (encode).      Pure.
+Covers: ColumnSpec, ColumnGroup, Schema; rebuilding nested values from columns; FeedRow, which takes
+the place of pyspark's Row.
+Does not: hold data (chunk), read rows (encode.values).
+Threads: any; pure, frozen data.
 
 A row is a tree whose leaves are columns, depth first:
-    5.0 / [1, 2, 3] / ndarray / "text"      -> one leaf            names: ("value",)
-    ([..784 ints..], 3)                     -> ColumnGroup("tuple")      names: ("0", "1")
-    Row(features=[..], label=3)             -> ColumnGroup("row")        names: ("features",
-    "label")
-    ({"a": 1, "b": 2}, 3)                   -> ColumnGroup in a ColumnGroup    names: ("0.a",
-    "0.b", "1")
+    5.0 / [1, 2, 3] / ndarray / "text"   one leaf                       names: ("value",)
+    ([..784 ints..], 3)                  ColumnGroup("tuple")           names: ("0", "1")
+    Row(features=[..], label=3)          ColumnGroup("row")             names: ("features", "label")
+    ({"a": 1, "b": 2}, 3)                a ColumnGroup in a ColumnGroup names: ("0.a", "0.b", "1")
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_COLUMNS = 4096
 MAX_DEPTH = 8
 MAX_RANK = 8
 MAX_ITEMS = 1 << 34
-"""Most items of one row's tensor, dimensions of 0 counted as 1 (numpy multiplies them so)."""
+"""Most items of one row's tensor; a dimension of 0 counts as 1, as in numpy's size check."""
 WHOLE_ROW = "value"
 """Name of the only column of rows that are one value."""
 
@@ -61,7 +61,7 @@ class ColumnSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ColumnGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A row, or a part of one, made of several values; a child of None is a column."""
+    """A row, or a part of one, of several values; a child is a group, or None for a column."""
 
     kind: Literal["tuple", "list", "dict", "row"]
     names: tuple[Name, ...]
@@ -86,7 +86,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True):
         return tuple(column.name for column in self.columns)
 
     def check(self) -> None:
-        """Refuse a schema that contradicts itself or a limit.
+        """Refuse a schema that contradicts itself or exceeds a limit.
 
         Raises:
             ChunkError: names the field.
@@ -102,11 +102,16 @@ class Schema(msgspec.Struct, frozen=True, array_like=True):
             _check_column(column)
 
     def nest(self, leaves: Sequence[Any]) -> Any:
-        """Arrange one value per column as a row is arranged; rows become dicts."""
+        """Return one value per column in the nesting of a row; a Row becomes a dict."""
         return _nest(self.layout, iter(leaves))
 
     def rows(self, leaves: Sequence[list[Any]], num_rows: int) -> list[Any]:
-        """Rebuild rows from one list of values per column."""
+        """Return rows, rebuilt from the values of each column.
+
+        Args:
+            leaves: per column, `num_rows` values.
+            num_rows: also counts rows without any column.
+        """
         return _rows(self.layout, iter(leaves), num_rows)
 
 
@@ -213,6 +218,13 @@ def _rows(node: Node, leaves: Iterator[list[Any]], num_rows: int) -> list[Any]:
         return [dict(zip(node.names, values, strict=True)) for values in tuples]
     make: Callable[[tuple[Any, ...]], Any] = row_class(node.names)
     return [make(values) for values in tuples]
+
+
+def is_shape(value: object, *, least: int) -> bool:
+    """Return whether a value is a tuple of ints of at least `least`."""
+    return isinstance(value, tuple) and all(
+        isinstance(size, int) and not isinstance(size, bool) and size >= least for size in value
+    )
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -1,7 +1,8 @@
-"""Results that a model gives as arrays → chunks, without Python for each row.
+"""Array packer: results that a model returns as arrays to chunks, without Python code per row.
 
-Covers: what counts as arrays, their rows, ArrayPacker.
-Does not: results given row by row (packer).      Pure.
+Covers: which results count as arrays, their rows, ArrayPacker.
+Does not: results given row by row (packer).
+Threads: one per packer; pure.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from feeding.errors import ResultCountError
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The results of one batch: arrays of equally many rows, by name; or one array alone."""
+    """The results of one batch: arrays [n, ...] by name, or one array alone."""
 
     arrays: dict[str, Array]
     num_rows: int
@@ -32,7 +33,7 @@ class Columns:
         return self.num_rows
 
     def rows(self, start: int, stop: int) -> Columns:
-        """Return a part of the rows."""
+        """Return rows `start` to `stop`, `stop` excluded; views."""
         arrays = {name: array[start:stop] for name, array in self.arrays.items()}
         return Columns(arrays, stop - start, self.has_names)
 
@@ -58,13 +59,13 @@ def columns_of(results: Any) -> Columns | None:
 
 
 class ArrayPacker(Packer):
-    """A packer that takes whole arrays, too."""
+    """A packer that also takes whole arrays."""
 
     def pack_columns(self, columns: Columns) -> Iterator[Chunk]:
         """Yield chunks of about `chunk_bytes` that hold copies of these rows.
 
         Raises:
-            RowError: an array of something that cannot travel.
+            RowError: an array's dtype fits no column.
         """
         row_bytes = sum(array.nbytes for array in columns.arrays.values()) // max(1, len(columns))
         most = min(MAX_ROWS, max(1, self._config.chunk_bytes // max(1, row_bytes)))

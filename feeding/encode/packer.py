@@ -1,6 +1,8 @@
-"""Rows of a partition → chunks of about `chunk_bytes`.
+"""Packer: rows of one partition to chunks of about `chunk_bytes`.
 
-Covers: Packer.      Does not: decide what a value is (encode), send (feeder).      Pure.
+Covers: how many rows a chunk gets, limits of a chunk.
+Does not: decide the kind of a value (values), send (sender.feeder).
+Threads: one per packer; pure.
 """
 
 from __future__ import annotations
@@ -19,14 +21,22 @@ from feeding.encode.values import encode_values
 from feeding.errors import ChunkError, RowError
 
 MAX_SCHEMA_BYTES = 48 * 1024
-"""A frame's meta ends at 64 KiB; the rest of a chunk's meta needs a small part of that."""
+"""A frame's meta has at most 64 KiB; the rest of a chunk's meta needs a small part of them."""
 
 
 class Packer:
-    """Cuts the rows of one partition into chunks; one instance per partition.
+    """Packs the rows of one partition into chunks; one instance per partition.
 
-    The first row is measured alone, then each chunk takes as many rows as the last one's bytes per
-    row allow, so that rows of any width give chunks of about `chunk_bytes`.
+    The first row is measured alone. Each further chunk takes as many rows as the bytes per row of
+    the chunk before it allow, so rows of any width make chunks of about `chunk_bytes`.
+
+    Args:
+        config: sizes of chunks, dtype of floats.
+        feed: name of the feed.
+        epoch: of the rows.
+        partition: of the rows.
+        mode: whether workers train on the rows or answer them.
+        session: inference: which request the results belong to.
     """
 
     def __init__(
@@ -86,7 +96,7 @@ class Packer:
             taken = list(itertools.islice(rows, num_rows))
 
     def _split(self, rows: list[Any]) -> Iterator[Chunk]:
-        """Pack rows, in halves where they turned out far wider than those before."""
+        """Pack rows, in halves if they are far wider than those before."""
         chunk = self._pack(rows)
         if len(rows) > 1 and chunk.num_bytes > 2 * self._config.chunk_bytes:
             middle = len(rows) // 2

@@ -1,9 +1,10 @@
-"""Values of Python rows → columns: decides what each value is and how a row nests.
+"""Value encoding: values of Python rows to columns; decides each value's kind and how a row nests.
 
 Covers: scalars, text, bytes, arrays, groups (tuple, list, dict, Row).
-Does not: vectors of Python numbers (vectors: the fast paths), cut chunks (packer).      Pure.
+Does not: vectors of Python numbers (vectors), size chunks (packer).
+Threads: any; pure.
 
-How a value is read:
+Column by Python value:
     int float bool str bytes, numpy scalar             one column of scalars
     numpy array                                        a tensor of its dtype
     list of numbers, list of equally long such lists   a vector or tensor
@@ -11,7 +12,7 @@ How a value is read:
     tuple of more than 3 numbers of one type           a vector
     any other tuple or list                            a group: one column per position
     dict with str keys, Row, namedtuple                a group: one column per name
-pyspark's Row is known by its looks; pyspark is never imported.
+pyspark's Row is recognised by its attributes; pyspark is never imported.
 """
 
 from __future__ import annotations
@@ -41,14 +42,23 @@ from feeding.columnar.schema import (
 from feeding.encode.vectors import encode_vectors
 
 MAX_PLAIN_TUPLE = 3
-"""Tuples up to this length are (x, y, sample_weight) even if all are numbers."""
+"""Tuples up to this length are (x, y, sample_weight), even of numbers only."""
 
 
 def encode_values(out: Collector, values: Values, name: str = "", depth: int = 0) -> Node:
-    """Add the columns for one value per row (at least one); returns how they nest.
+    """Add the columns for one value per row.
+
+    Args:
+        out: collects the columns of the chunk.
+        values: one per row, at least one.
+        name: of the column or group; empty for the whole row.
+        depth: groups around the values.
+
+    Returns:
+        How the columns nest in a row.
 
     Raises:
-        RowError: names partition, row, column and what was found.
+        RowError: a value fits no column; names partition, row, column and value.
     """
     category = _common_category(out, values, name)
     if category in ("dict", "row") or (
@@ -196,7 +206,7 @@ def _field_names(row: Any) -> tuple[str, ...]:
 
 
 def _is_group(category: str, values: Values) -> bool:
-    """Tell whether lists or tuples are several columns (True) or vectors of numbers."""
+    """Return whether lists or tuples are groups of columns (True) or vectors of numbers."""
     first = next((value for value in values if len(value)), ())
     kinds = set(map(type, first))
     if category == "tuple":
@@ -208,7 +218,7 @@ def _is_group(category: str, values: Values) -> bool:
 
 
 def _is_rectangular(value: Values) -> bool:
-    """Tell whether nested lists of numbers have one length on each level."""
+    """Return whether nested lists of numbers have one length on each level."""
     kinds = set(map(type, value))
     if kinds != {list}:
         return bool(kinds) and all(map(is_number, kinds))

@@ -1,1 +1,4 @@
-"""Direct reading: discovering files, cutting them into splits, positions, bad records."""
+"""Direct reading: workers read files themselves; splits, positions, batches, bad records.
+
+Public names: `reader.DirectReader`, `runs.Source`, `splits.share`, `positions.Position`.
+"""

@@ -1,6 +1,7 @@
-"""What becomes of records that cannot be read: the reader fails, or skips and counts them.
+"""Policy for bad records: the reader fails, or skips and counts them.
 
-Covers: the policy, its limit, the count.      Does not: find damage (tfrecord, example).
+Covers: the policy, its limit, the count.
+Does not: detect damage (formats).
 Threads: one object per reader.
 """
 
@@ -13,24 +14,24 @@ from typing import Literal
 from feeding.errors import DataError, FeedSettingsError
 
 _logger = logging.getLogger(__name__)
-_TOLD = 10
-"""Skipped records that are logged one by one."""
+_NUM_LOGGED = 10
+"""Skipped records that get a log line each."""
 
 
 @dataclass(slots=True)
 class BadData:
-    """What to do with damage, and how much of it there was.
+    """Policy for damaged records and files, and their count.
 
     Args:
         action: "fail": the first damaged record or file raises. "skip": it is logged and counted.
-        max_skipped: with "skip": one more than this raises. The same damage counts once, however
-            many epochs meet it.
+        max_skipped: with "skip": one more than this raises. A record counts once, in however many
+            epochs it is read.
     """
 
     action: Literal["fail", "skip"] = "fail"
     max_skipped: int = 100
     _places: set[tuple[str, int]] = field(default_factory=set, init=False, repr=False)
-    """Files and bytes."""
+    """(file, byte) of the damaged records."""
 
     def __post_init__(self) -> None:
         if self.action not in ("fail", "skip"):
@@ -42,14 +43,19 @@ class BadData:
 
     @property
     def num_skipped(self) -> int:
-        """Damaged records, and files given up, so far."""
+        """Damaged records and files that were skipped so far."""
         return len(self._places)
 
     def skip(self, file: str, byte: int, error: DataError) -> None:
-        """Count what is wrong at a byte of a file, or raise it.
+        """Count a damaged record, or raise its error.
+
+        Args:
+            file: path.
+            byte: offset of the record; identifies it.
+            error: names file, record and byte.
 
         Raises:
-            DataError: the policy is to fail, or too much was skipped.
+            DataError: the policy is to fail, or too many were skipped.
         """
         if self.action == "fail":
             raise error
@@ -61,5 +67,5 @@ class BadData:
                 f"{self.max_skipped}"
             )
         self._places.add((file, byte))
-        if self.num_skipped <= _TOLD:
+        if self.num_skipped <= _NUM_LOGGED:
             _logger.warning("skipped: %s", error)

@@ -1,7 +1,9 @@
-"""The files of a data set, as its readers share them out.
+"""Data file discovery: paths, directories and patterns to the list of a data set's files.
 
-Covers: a path, directory or pattern → files (what Spark and Hadoop hide is left out).
-Does not: know formats, or who reads what (splits).
+Covers: the walk (without the files that Spark and Hadoop hide), what is compressed by name or
+bytes.
+Does not: know formats, or assign files to workers (splits).
+Threads: any.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from feeding.reading.splits import SourceFile
 _MAGIC = set("*?[{")
 _HIDDEN = set("._")
 _MAX_DEPTH = 32
-_GZIP_NAMES = (".gz", ".gzip")
+GZIP_NAMES = (".gz", ".gzip")
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def data_files(
@@ -28,17 +31,17 @@ def data_files(
 ) -> list[SourceFile]:
     """Return the files below paths, sorted by path.
 
-    Directories are walked (`key=value` ones of partitioned data included); names that begin with
-    `_` or `.` are left out, as Spark does, unless they are partitions (`_day=1`) or a path or
-    pattern says them. Patterns match names as in a shell.
+    Directories are walked, `key=value` directories of partitioned data included. Names that begin
+    with `_` or `.` are skipped, as in Spark, except partitions (`_day=1`) and names that a path or
+    pattern spells out. Patterns match names as in a shell.
 
     Args:
         paths: files, directories and patterns, with a scheme or local.
-        can_be_cut: whether a file may be read from the middle on.
+        can_be_cut: returns whether a file can be read from the middle on.
 
     Raises:
-        FileNotFoundError: a path or pattern has no file.
-        FeedSettingsError: there is no path.
+        FileNotFoundError: a path or pattern matches no file.
+        FeedSettingsError: `paths` is empty.
         DataError: a directory is nested more than 32 deep.
     """
     found: dict[str, SourceFile] = {}
@@ -54,18 +57,24 @@ def data_files(
 
 
 def is_plain(status: FileStatus) -> bool:
-    """Whether a file does not look compressed by its name.
+    """Return whether a file's name is not that of a compressed file.
 
-    Shares are even only if compressed files are known by name; each is read once in any case.
+    Shares are even only if the names of compressed files show it; each file is read once in any
+    case.
     """
-    return not status.path.endswith(_GZIP_NAMES)
+    return not status.path.endswith(GZIP_NAMES)
+
+
+def is_gzip(head: bytes) -> bool:
+    """Return whether a file is gzip, by its first bytes."""
+    return head.startswith(_GZIP_MAGIC)
 
 
 def path_list(paths: Path | Iterable[Path]) -> list[str]:
     """Return one path or several as a list of text.
 
     Raises:
-        FeedSettingsError: there is none, or something else than paths.
+        FeedSettingsError: the list is empty, or holds something else than paths.
     """
     given: Any = [paths] if isinstance(paths, str | os.PathLike) else paths
     try:
@@ -83,9 +92,9 @@ def _below(path: str) -> Iterable[FileStatus]:
         yield from _walk(filesystem, filesystem.status(path), 0)
         return
     fixed = next(n for n, part in enumerate(_parts(path)) if _MAGIC & set(part))
-    said = {part[:1] for each in alternatives(path) for part in _parts(each)[fixed:]}
+    spelled = {part[:1] for each in alternatives(path) for part in _parts(each)[fixed:]}
     for head in filesystem.glob(path):
-        if not {part[:1] for part in _parts(head.path)[fixed:]} & (_HIDDEN - said):
+        if not {part[:1] for part in _parts(head.path)[fixed:]} & (_HIDDEN - spelled):
             yield from _walk(filesystem, head, 0)
 
 
@@ -94,7 +103,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether Spark passes over a name: `_SUCCESS` and `.crc`, but not a partition `_day=1`."""
+    """Return whether Spark skips a name: `_SUCCESS` and `.crc`, but not a partition `_day=1`."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 

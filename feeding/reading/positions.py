@@ -1,19 +1,19 @@
-"""Where the readers of some files are, and who reads what is left when they stop: pure functions.
+"""Reading positions: where the readers of files are, and who reads the rest after a stop.
 
-An epoch's work for one worker is a list of parts; a part is a list of splits whose rows follow each
-other. When readers stop, each has a place in its work. What is left of all of them is the work that
-the next readers share:
+An epoch's work of one worker is a list of parts; a part is a list of consecutive splits. A stopped
+reader has a place in its work. What all readers have left is the work that the next readers share:
 
-    as many readers    each goes on exactly where the one of its number was
-    another number     begun     what a stopped reader had in hand: the window that it was giving
-                                 rows of, with the splits that the window reaches; dealt whole
-                       the rest  all splits that nobody has begun, cut anew, so that sums are even
+    as many readers    each continues exactly where its predecessor stopped
+    another number     begun     the window that a stopped reader was in, with the splits that the
+                                 window reaches; assigned whole
+                       the rest  all splits that no reader has begun, split anew for even shares
 
-Later epochs, which nobody has begun, are shared as if nothing had happened. A place counts rows
-that a split gives when it is read, whatever is left out of it (filters, damaged records).
+Later epochs, which no reader has begun, are shared as usual. A place counts rows that a split
+yields when it is read, also rows that filters or damage drop later.
 
 Covers: Place, Position, Course, an epoch's work after any number of stops.
-Does not: read (direct), cut files (splits), keep positions anywhere (tfos.reading, ps.metadata).
+Does not: read (reader), split files (splits), store positions (tfos.reading, ps.metadata).
+Threads: any; pure.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """What one reader has handed out of an epoch."""
+    """How much of an epoch one reader has yielded."""
 
     epoch: Count
     part: Count = 0
     split: Count = 0
-    """Of the part: where the window under way begins; without windows, where the next row is."""
+    """Split of the part where the current window begins; without windows, of the next row."""
     row: Count = 0
-    """Rows of that split before it."""
+    """Rows of that split before the window, or before the next row."""
     taken: Count = 0
-    """Rows of the window that were handed out."""
+    """Rows of the window that were yielded."""
     opened: Count = 0
-    """Splits of the part that were begun: behind the last one from which the window has rows."""
+    """Splits of the part that were begun: the last one with rows in the window, plus one."""
 
 
 Stop = tuple[Place, ...]
-"""Where all readers of a run were when it ended."""
+"""The places of all readers of a run when it stopped."""
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where one reader of a run is; what a checkpoint keeps of it."""
+    """Position of one reader of a run, as a checkpoint stores it."""
 
     files: str
     """The `fingerprint` of the files."""
@@ -66,13 +66,13 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Course(msgspec.Struct, frozen=True):
-    """What the readers of a run have to know of the runs that it goes on from."""
+    """What the readers of a run need of the runs that it continues."""
 
     generation: int = 0
-    """Runs before this one. Positions of another generation say nothing about this one."""
+    """Number of runs before this one. Positions of another generation do not count."""
     first_epoch: int = 0
     stops: tuple[Stop, ...] = ()
-    """Of those runs that ended in epochs which are still to be read, the oldest first."""
+    """Stops of earlier runs inside epochs that are still to be read, the oldest first."""
 
 
 START = Course()
@@ -80,15 +80,15 @@ START = Course()
 
 @dataclass(frozen=True, slots=True)
 class WorkerPart:
-    """Splits that one worker reads one after the other."""
+    """Splits that one worker reads in sequence."""
 
     splits: tuple[Split, ...]
     row: int = 0
-    """Rows at the beginning of the first split that were read before."""
+    """Rows at the beginning of the first split that an earlier run read."""
     taken: int = 0
-    """Rows of the first window that were handed out before."""
+    """Rows of the first window that an earlier run yielded."""
     opened: int = 0
-    """Splits that the first window reaches; 0 where nothing was begun."""
+    """Splits that the first window reaches; 0 if no reader has begun the part."""
 
 
 Work = tuple[WorkerPart, ...]
@@ -107,11 +107,11 @@ def work_of(
 
     Args:
         files: all files.
-        worker: whose work.
-        num_workers: who share it.
+        worker: from 0.
+        num_workers: workers that share the files.
         seed: see splits.share.
-        epoch: which one.
-        stops: of the runs before, the oldest first.
+        epoch: from 0.
+        stops: of earlier runs, the oldest first.
 
     Raises:
         FeedSettingsError: see splits.share.
@@ -125,17 +125,17 @@ def work_of(
 def course_after(
     before: Course, found: Iterable[Position], files: Sequence[SourceFile], reader: Position
 ) -> Course:
-    """Return the course of a run that goes on where the readers of another were.
+    """Return the course of a run that continues another one.
 
     Args:
-        before: the other run's.
-        found: positions that were saved; a worker without one has handed out nothing.
+        before: course of the other run.
+        found: its saved positions; a worker without one has yielded nothing.
         files: all files.
         reader: any position of a reader of the new run.
 
     Raises:
-        FileChanged: the files are others than they were.
-        FeedSettingsError: the order of rows is another one.
+        FileChanged: the files have changed.
+        FeedSettingsError: the order of rows differs (seed or shuffle_rows).
     """
     last = [each for each in found if each.generation == before.generation]
     if not last:
@@ -155,20 +155,20 @@ def course_after(
 
 
 def fingerprint(files: Iterable[SourceFile]) -> str:
-    """Return text that is another one for other files."""
+    """Return a hash of the files' paths, sizes and rows."""
     found = sorted((file.path, file.size_bytes, file.piece_rows) for file in files)
     return hashlib.blake2b(msgspec.json.encode(found), digest_size=12).hexdigest()
 
 
 def refuse_changed(before: Iterable[tuple[str, int]], files: Iterable[SourceFile]) -> None:
-    """Name the files that are not as they were.
+    """Refuse files that have changed.
 
     Args:
-        before: paths and sizes in bytes.
+        before: paths and sizes in bytes when the position was saved.
         files: as they are now.
 
     Raises:
-        FileChanged: always, if any differs.
+        FileChanged: names the files that differ.
     """
     then, now = dict(before), {file.path: file.size_bytes for file in files}
     changed = [
@@ -211,7 +211,7 @@ def _is_begun(place: Place, epoch: int) -> bool:
 
 
 def _reaches(place: Place, epoch: int) -> bool:
-    """Whether something of this epoch or a later one was begun."""
+    """Return whether a reader has begun this epoch or a later one."""
     return place.epoch > epoch or _is_begun(place, epoch)
 
 
@@ -248,7 +248,7 @@ def _left(work: Work, place: Place, epoch: int) -> Work:
 
 
 def _deal(left: Iterable[Work], files: Sequence[SourceFile], num_workers: int) -> list[Work]:
-    """Share out what several readers have left."""
+    """Assign what several readers have left to other readers."""
     begun: list[WorkerPart] = []
     rest: list[Split] = []
     for part in (part for work in left for part in work):

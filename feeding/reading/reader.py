@@ -1,8 +1,8 @@
-"""Files that a worker reads by itself → full batches, epoch after epoch.
+"""Direct reader: files that a worker reads itself, as full batches, epoch after epoch.
 
-Covers: DirectReader; batches across files, where a reader is after each.
-Does not: know a file format (tfrecord_source), share files out (splits, positions), shuffle (runs),
-know TensorFlow.
+Covers: DirectReader; batches across files, the position after each batch.
+Does not: know a file format (formats), assign files (splits, positions), shuffle (runs), know
+TensorFlow.
 Threads: one consumer.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from feeding.columnar.batch import Batch, EpochEnd, check_batch_size
-from feeding.columnar.ops import Columns, cut, joined, num_rows
+from feeding.columnar.ops import Columns, joined, num_rows, split_rows
 from feeding.columnar.schema import Schema
 from feeding.errors import FeedSettingsError
 from feeding.reading.positions import START, Course, Place, Position, fingerprint, work_of
@@ -30,11 +30,12 @@ class DirectReader:
 
     Args:
         source: the files.
-        worker, num_workers: whose share.
-        seed: shuffles the order of files' pieces and the rows within windows, anew in each epoch;
-            None: nothing is shuffled.
-        shuffle_rows: rows of a window, which are held in memory; 1: rows keep their order.
-        course: the epoch to begin with, and what was read of it before; see positions.
+        worker: number of this worker, from 0.
+        num_workers: workers that share the files.
+        seed: of the order of the files' pieces and of the rows in windows, another order in each
+            epoch; None: no shuffling.
+        shuffle_rows: rows of a window, held in memory; 1: rows keep their order.
+        course: first epoch, and how much of it earlier runs have read; see positions.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class DirectReader:
         self._runs: Iterator[RowRun] | None = None
         self._run: RowRun | None = None
         self._left: Columns | None = None
-        """Rows of the run that were not handed out."""
+        """Rows of the run that were not returned yet."""
         self._position = Position(
             fingerprint(self._files),
             None if seed is None else int(seed),
@@ -73,18 +74,22 @@ class DirectReader:
 
     @property
     def schema(self) -> Schema:
-        """Of the batches."""
+        """Schema of the batches."""
         return self._source.schema
 
     @property
     def position(self) -> Position:
-        """Where reading is after the last batch, or after the end of an epoch: at the next one."""
+        """Position after the last batch; after an epoch's end, the start of the next epoch."""
         return self._position
 
     def next_batch(self, batch_size: int, timeout_s: float | None = None) -> Batch | EpochEnd:  # noqa: ARG002 - files need no waiting
         """Return the next batch, or EpochEnd once after each epoch.
 
-        An epoch that failed begins anew with the next call.
+        After an error, the next call begins the epoch again.
+
+        Args:
+            batch_size: rows; only an epoch's last batch has fewer.
+            timeout_s: ignored; files need no waiting.
 
         Raises:
             DataError: a file is damaged and the policy is to fail.
@@ -120,7 +125,7 @@ class DirectReader:
                 if run is None:
                     break
                 self._run, self._left = run, run.columns
-            taken, self._left = cut(self._left, missing)
+            taken, self._left = split_rows(self._left, missing)
             parts.append(taken)
             missing -= num_rows(taken)
         if parts and self._run is not None:
@@ -134,7 +139,7 @@ class DirectReader:
             self._files, *self._share, seed=at.seed, epoch=epoch, stops=self._course.stops
         )
         order = Order(at.seed, at.shuffle_rows, epoch)
-        source = self._source  # not self: a reader that is dropped closes its file at once
+        source = self._source  # not self: a reader that is freed closes its file at once
         return itertools.chain.from_iterable(
             runs(source, part, number, order) for number, part in enumerate(work)
         )

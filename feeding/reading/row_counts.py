@@ -1,11 +1,10 @@
-"""Files whose rows were counted: dealt to the row, like those that know their rows themselves.
+"""Row counts: files whose rows were counted once, so that shares are exact to the row.
 
-    files ─► pieces (32 MiB; what cannot be cut is one) ─► each is counted once, by one worker
-          ─► `SourceFile.piece_rows` ─► splits of rows within a piece, found by passing those before
+    files ─► pieces (32 MiB; an unsplittable file is one piece) ─► one worker counts each piece
+          ─► `SourceFile.piece_rows` ─► splits of rows within a piece, found by skipping rows
 
-Covers: who counts what, rows of a piece, pieces that have other rows than were counted.
-Does not: know formats (tfrecord_source, text_source, csv_source), ask workers
-(tfos.reading.row_counts).
+Covers: who counts which pieces, rows of a piece, pieces whose count has changed.
+Does not: know formats (formats), ask workers (tfos.reading.row_counts).
 Threads: one reader.
 """
 
@@ -26,28 +25,36 @@ from feeding.reading.splits import SourceFile, Split, byte_pieces
 
 @dataclass(frozen=True, slots=True)
 class PieceRows:
-    """Rows `start` to `stop` of those that begin in a piece, of which `counted` were found."""
+    """Rows `start` to `stop`, `stop` excluded, of a piece in which `counted` rows begin."""
 
     piece: Split
-    """Bytes of a file."""
+    """Byte range of a file."""
     start: int
     stop: int
     counted: int
 
     def within(self, first: int, count: int) -> tuple[int, int] | None:
-        """Return which of `count` rows from row `first` on are wanted; None: none of them."""
+        """Return which rows of a block are wanted.
+
+        Args:
+            first: number of the block's first row in the piece.
+            count: rows of the block.
+
+        Returns:
+            (start, stop) within the block; None if it has no wanted row.
+        """
         start, stop = max(self.start - first, 0), min(self.stop - first, count)
         return (start, stop) if start < stop else None
 
     def is_read(self, at: int) -> bool:
-        """Whether nothing is left to do at a row; the last rows are followed by `check`."""
+        """Return whether reading may stop at a row; after a piece's last row, `check` follows."""
         return self.stop <= at and self.stop < self.counted
 
     def check(self, found: int) -> None:
-        """Compare the count with the rows that the whole piece has.
+        """Compare the count with the rows found in the whole piece.
 
         Raises:
-            FileChanged: they differ.
+            FileChanged: the numbers differ.
         """
         if found != self.counted:
             piece = self.piece
@@ -58,32 +65,32 @@ class PieceRows:
 
 
 class Countable(Source, Protocol):
-    """Files of a format whose rows can be counted without making columns of them."""
+    """A source whose rows can be counted without decoding them."""
 
     def count(self, piece: Split) -> int:
-        """Return how many rows begin in a range of bytes, of a compressed file in all of it.
+        """Return the number of rows that begin in a byte range; of a compressed file, all rows.
 
-        Rows that turn out to be damaged when they are read count too.
+        Counts also rows that turn out to be damaged when they are decoded.
 
         Raises:
             DataError: a file is damaged and the policy is to fail.
-            OSError: it cannot be read, or has another size than when it was listed.
+            OSError: the file cannot be read, or its size has changed since it was listed.
         """
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
-        """Yield rows of a piece as columns, some at a time; as `read` gives them.
+        """Yield rows of a piece as columns, in blocks, as `read` does.
 
         Raises:
-            FileChanged: the piece has another number of rows than was counted.
+            FileChanged: the number of rows differs from the count.
         """
 
 
 class CountedSource:
-    """A source of the same rows that knows how many each piece has; see direct.Source.
+    """A source of the same rows with the counts of its pieces; see runs.Source.
 
     Args:
         source: the files.
-        rows: of each of `pieces_of(source.files())`.
+        rows: count of each of `pieces_of(source.files())`.
     """
 
     def __init__(self, source: Countable, rows: Iterable[int]) -> None:
@@ -100,27 +107,33 @@ class CountedSource:
 
     @property
     def schema(self) -> Schema:
-        """See direct.Source."""
+        """See runs.Source."""
         return self._source.schema
 
     def files(self) -> Sequence[SourceFile]:
-        """See direct.Source."""
+        """See runs.Source."""
         return self._files
 
     def read(self, split: Split) -> Iterator[Columns]:
-        """See direct.Source."""
+        """See runs.Source."""
         number = split.piece or 0
         piece, counted = self._pieces[split.path][number], self._rows[split.path][number]
         return self._source.read_rows(PieceRows(piece, split.start, split.stop, counted))
 
 
 def pieces_of(files: Iterable[SourceFile]) -> list[Split]:
-    """Return all pieces of files, in their order."""
+    """Return all pieces of all files, in order."""
     return [piece for file in files for piece in byte_pieces(file)]
 
 
 def counting_share(pieces: Sequence[Split], worker: int, num_workers: int) -> range:
-    """Return the numbers of the pieces that one worker counts: neighbours, about as many bytes."""
+    """Return the indexes of the pieces that one worker counts: consecutive, of even bytes.
+
+    Args:
+        pieces: of all files.
+        worker: from 0.
+        num_workers: workers that share the counting.
+    """
     total = sum(piece.size for piece in pieces)
     ends = itertools.accumulate(piece.size for piece in pieces)
     owners = [

@@ -1,13 +1,14 @@
-"""The rows of one part of an epoch's work in the order in which they are handed out, with places.
+"""Row runs: the rows of one part of an epoch's work in the order of reading, with their places.
 
-    splits of the part ─► rows, some at a time ─► without windows: as they come
-                                               └► with: `window` rows held, in a random order
+    splits of the part ─► rows, in blocks ─► without windows: in their order
+                                          └► with windows: `window` rows held, in random order
 
-A window's order follows from the seed, the epoch and where the window begins, so that whoever reads
-on from a place inside it gives the rest of the same order.
+A window's order depends on the seed, the epoch and the window's start. So a reader that continues
+inside a window yields the rest of the same order.
 
-Covers: RowRun, skipping what was handed out before.      Does not: make batches (direct), say
-what is read (positions).      Threads: one consumer.
+Covers: Source (the protocol of all formats), RowRun, skipping rows that were yielded before.
+Does not: make batches (reader), decide what is read (positions).
+Threads: one consumer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from feeding.columnar.ops import Columns, cut, joined, num_rows, reordered
+from feeding.columnar.ops import Columns, joined, num_rows, reordered, split_rows
 from feeding.columnar.schema import Schema
 from feeding.errors import FileChanged
 from feeding.reading.positions import Place, WorkerPart
@@ -32,35 +33,35 @@ class Source(Protocol):
 
     @property
     def schema(self) -> Schema:
-        """What its rows look like; `read` gives the columns in this order."""
+        """Schema of the rows; `read` yields the columns in this order."""
 
     def files(self) -> Sequence[SourceFile]:
         """Return the files to read; the same for every worker.
 
-        Where the format knows how many rows each piece has (`SourceFile.piece_rows`), shares are
-        exact to the row, and `read` gets splits that name a piece and rows within it.
+        If the format knows the rows of each piece (`SourceFile.piece_rows`), shares are exact to
+        the row, and `read` gets splits of rows within a piece.
         """
 
     def read(self, split: Split) -> Iterator[Columns]:
-        """Yield the rows of a split as columns, some rows at a time; the same ones every time.
+        """Yield the rows of a split as columns, in blocks; the same rows at each call.
 
-        The call may begin to fetch what the first rows need: it comes before the split's turn.
+        The call comes before the split's turn, so it may start to fetch the first rows.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """In what order rows are handed out."""
+    """Order of the rows."""
 
     seed: int | None
     window: int
-    """Rows that are held and shuffled; 1: none."""
+    """Rows per shuffled window; 1: no shuffling."""
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowRun:
-    """Rows that are handed out one after the other."""
+    """Consecutive rows in the order of reading, with the places before and after them."""
 
     columns: Columns
     start: Place
@@ -68,7 +69,7 @@ class RowRun:
     is_window: bool = False
 
     def after(self, count: int) -> Place:
-        """Return the place behind so many of the rows, at least one."""
+        """Return the place after the first `count` rows, at least one."""
         if count == num_rows(self.columns):
             return self.end
         start = self.start
@@ -78,16 +79,16 @@ class RowRun:
 
 
 def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterator[RowRun]:
-    """Yield what is left of a part.
+    """Yield the rest of a part.
 
     Args:
-        source: gives the rows.
-        part: the splits, and what of them was handed out.
+        source: of the rows.
+        part: the splits, and how much of them earlier runs have read.
         number: of the part within the epoch's work.
         order: of its rows.
 
     Raises:
-        FileChanged: a split has fewer rows than were handed out of it before.
+        FileChanged: a split has fewer rows than earlier runs have read from it.
     """
     placed = _placed(source, part)
     if order.window > 1:
@@ -100,31 +101,31 @@ def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterato
 
 
 def _placed(source: Source, part: WorkerPart) -> Iterator[tuple[int, int, Columns]]:
-    """Yield the split's number, how many of its rows come before, and rows."""
+    """Yield blocks of rows with the index of their split and of their first row in it."""
     for split, rows in enumerate(_begun_ahead(source, part.splits)):
         at, skipped = 0, 0 if split else part.row
         for columns in rows:
             count = num_rows(columns)
-            wanted = cut(columns, skipped - at)[1] if at < skipped else columns
+            wanted = split_rows(columns, skipped - at)[1] if at < skipped else columns
             if wanted is not None and count:
                 yield split, at + count - num_rows(wanted), wanted
             at += count
         if at < skipped:
             raise FileChanged(
-                f"{part.splits[0]} has {at} rows, {skipped} of it were handed out before: it is "
-                "another file than when the position was saved"
+                f"{part.splits[0]} has {at} rows, {skipped} of them were read before: the file "
+                "has changed since the position was saved"
             )
 
 
 def _begun_ahead(source: Source, splits: Sequence[Split]) -> Iterator[Iterator[Columns]]:
-    """Yield each split's rows, with the next split begun."""
-    coming: Iterator[Columns] | None = None
+    """Yield each split's rows; the next split is begun ahead."""
+    ahead: Iterator[Columns] | None = None
     for split in splits:
-        ready, coming = coming, source.read(split)
+        ready, ahead = ahead, source.read(split)
         if ready is not None:
             yield ready
-    if coming is not None:
-        yield coming
+    if ahead is not None:
+        yield ahead
 
 
 def _windows(
@@ -138,7 +139,7 @@ def _windows(
         while True:
             if not held:
                 begin = (split, row)
-            some, left = cut(rest, order.window - count)
+            some, left = split_rows(rest, order.window - count)
             held.append(some)
             count += num_rows(some)
             row += num_rows(some)
@@ -164,8 +165,8 @@ def _window(
     columns = joined(held)
     first = part.splits[split]
     name = (zlib.crc32(first.path.encode()), first.piece or 0, first.start, row)
-    dice = np.random.default_rng([abs(order.seed or 0), order.epoch, *name])
-    numbers = dice.permutation(num_rows(columns))[taken:]
+    generator = np.random.default_rng([abs(order.seed or 0), order.epoch, *name])
+    numbers = generator.permutation(num_rows(columns))[taken:]
     start = Place(order.epoch, number, split, row, taken, last + 1)
     end = Place(order.epoch, number, last, end_row, 0, last + 1)
     return RowRun(reordered(columns, numbers), start, end, is_window=True)

@@ -1,12 +1,13 @@
-"""Who reads what of which files: a pure function of files, workers, seed and epoch.
+"""Splits: which worker reads which parts of which files, as a function of files, seed and epoch.
 
-Covers: cutting files into pieces, their order in an epoch, each worker's share.
-Does not: list or open files (filesystem, direct), find records in a range (tfrecord).      Pure.
+Covers: splitting files into pieces, their order in an epoch, each worker's share.
+Does not: list or open files (discover, filesystem), find records in a range (formats).
+Threads: any; pure.
 
-Files that know how many rows they have (Parquet), or were counted (counted), are dealt by rows:
-shares differ by one at most. Others are dealt by bytes, each to one worker. Shares differ by less
-than one piece where files can be cut anywhere; files that cannot (gzip) are dealt whole, so shares
-then differ by up to the largest one.
+Files with known rows (Parquet, or counted by row_counts) are shared by rows: shares differ by one
+row at most. Other files are shared by bytes. Their shares differ by less than one piece if files
+can be split anywhere; a file that cannot (gzip) is assigned whole, so shares then differ by up to
+the largest file.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from feeding.config import MIB
 from feeding.errors import FeedSettingsError
 
 PIECE_BYTES = 32 * MIB
-"""Files are cut into pieces of about this size, which an epoch's order shuffles."""
+"""Approximate size of the pieces of a file, whose order is shuffled per epoch."""
 MOST_PIECES = 8
-"""That are read in one go where nothing is shuffled. Whoever goes on where a reader has stopped
-reads what that one had read of them again, to find the place."""
+"""Most pieces in one split without shuffling. A reader that continues inside a split reads the
+split's beginning again to find its place."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,25 +34,25 @@ class SourceFile:
     path: str
     size_bytes: int
     can_be_cut: bool = True
-    """By bytes; without meaning where the rows are known."""
+    """Whether it can be split by bytes; ignored if its rows are known."""
     piece_rows: tuple[int, ...] | None = None
-    """Rows of each piece that can be read by itself (row group, counted range of bytes), in the
-    file's order; None: nobody knows without reading the file."""
+    """Rows of each independent piece (row group or counted byte range), in the file's order; None:
+    unknown without reading the file."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Split:
-    """Bytes `start` to `stop` of a file: the records that begin there. With a piece: its rows."""
+    """The records that begin in bytes `start` to `stop` of a file; with a piece, rows of it."""
 
     path: str
     start: int
     stop: int
     piece: int | None = None
-    """The number of a piece of a file with `piece_rows`; `start` and `stop` are rows within it."""
+    """Index of a piece of a file with `piece_rows`; `start` and `stop` are then rows within it."""
 
     @property
     def size(self) -> int:
-        """Bytes, or rows of a piece."""
+        """Size in bytes, or in rows of a piece."""
         return self.stop - self.start
 
 
@@ -67,34 +68,36 @@ def share(
     """Return what one worker reads in one epoch, in order.
 
     Args:
-        files: all files, in any order; empty ones are dealt to nobody. All of them know their
-            rows, or none does.
+        files: all files, in any order; empty ones are ignored. Either all have known rows or none.
         worker: from 0.
-        num_workers: who share the files.
-        seed: of the pieces' order, another one in each epoch; None: by path, in every epoch.
+        num_workers: workers that share the files.
+        seed: of the order of pieces, another order in each epoch; None: by path, in every epoch.
         epoch: from 0.
-        piece_bytes: size of the pieces of files that do not know their rows.
+        piece_bytes: size of the pieces of files with unknown rows.
 
     Raises:
-        FeedSettingsError: there is no such worker, a size that cannot be, or files of both kinds.
+        FeedSettingsError: an illegal worker or size, or some files with and some without known
+        rows.
     """
     if not 0 <= worker < num_workers:
         raise FeedSettingsError(f"worker must be 0 to {num_workers - 1}, got {worker}")
     if piece_bytes < 1:
         raise FeedSettingsError(f"piece_bytes must be at least 1, got {piece_bytes}")
     in_order = sorted(files, key=lambda file: file.path)
-    dice = random.Random(f"{seed} {epoch}")
+    generator = random.Random(f"{seed} {epoch}")
     if counted := [file for file in in_order if file.piece_rows is not None]:
-        return _row_share(counted, in_order, (worker, num_workers), seed, dice)
+        return _row_share(counted, in_order, (worker, num_workers), seed, generator)
     pieces = _pieces(in_order, piece_bytes)
     if seed is not None:
-        dice.shuffle(pieces)
-    whole = _deal([piece for piece in pieces if not piece[1]], num_workers)[worker]
-    cut = _cut([piece for piece, can_be_cut in pieces if can_be_cut], worker, num_workers)
-    mine = [*whole, *cut]
+        generator.shuffle(pieces)
+    whole = _assign_files([piece for piece in pieces if not piece[1]], num_workers)[worker]
+    divisible = _even_part(
+        [piece for piece, can_be_cut in pieces if can_be_cut], worker, num_workers
+    )
+    mine = [*whole, *divisible]
     if seed is None:
         return sorted(mine)
-    dice.shuffle(mine)
+    generator.shuffle(mine)
     return mine
 
 
@@ -103,7 +106,7 @@ def _row_share(
     files: Sequence[SourceFile],
     place: tuple[int, int],
     seed: int | None,
-    dice: random.Random,
+    generator: random.Random,
 ) -> list[Split]:
     if len(counted) < len(files):
         other = next(file.path for file in files if file.piece_rows is None)
@@ -117,10 +120,10 @@ def _row_share(
         if num_rows
     ]
     if seed is not None:
-        dice.shuffle(pieces)
-    mine = _cut(pieces, *place)
+        generator.shuffle(pieces)
+    mine = _even_part(pieces, *place)
     if seed is not None:
-        dice.shuffle(mine)
+        generator.shuffle(mine)
     return mine
 
 
@@ -129,11 +132,11 @@ def _pieces(files: Sequence[SourceFile], piece_bytes: int) -> list[tuple[Split, 
 
 
 def byte_pieces(file: SourceFile, piece_bytes: int | None = None) -> list[Split]:
-    """Return a file's pieces in its order; none of an empty file.
+    """Return a file's pieces in order; none for an empty file.
 
     Args:
-        file: one that cannot be cut is one piece.
-        piece_bytes: about how large; None: PIECE_BYTES.
+        file: an unsplittable file is one piece.
+        piece_bytes: approximate size; None: PIECE_BYTES.
     """
     size = file.size_bytes
     count = max(1, round(size / (piece_bytes or PIECE_BYTES))) if file.can_be_cut else 1
@@ -142,8 +145,8 @@ def byte_pieces(file: SourceFile, piece_bytes: int | None = None) -> list[Split]
     return [Split(file.path, start, stop) for start, stop in spans if stop > start]
 
 
-def _deal(pieces: Sequence[tuple[Split, bool]], num_workers: int) -> list[list[Split]]:
-    """Give each file, the largest first, to the worker with the fewest bytes; keep their order."""
+def _assign_files(pieces: Sequence[tuple[Split, bool]], num_workers: int) -> list[list[Split]]:
+    """Assign each file, the largest first, to the worker with the fewest bytes; keep the order."""
     owner: dict[str, int] = {}
     load = [0] * num_workers
     for piece, _ in sorted(pieces, key=lambda each: (-each[0].stop, each[0].path)):
@@ -159,32 +162,32 @@ def _deal(pieces: Sequence[tuple[Split, bool]], num_workers: int) -> list[list[S
 def deal_beside(
     parts: Sequence[Split], loads: Sequence[int], whole: Collection[str]
 ) -> list[list[Split]]:
-    """Share out parts among workers that have something to read already; their order is kept.
+    """Assign splits to workers that have other work already; the order of splits is kept.
 
     Args:
-        parts: of any files, each byte or row once.
-        loads: bytes or rows that each worker has.
-        whole: paths of files that cannot be cut; dealt as they are.
+        parts: splits of any files, each byte or row once.
+        loads: bytes or rows of each worker's other work.
+        whole: paths of unsplittable files.
 
     Returns:
-        One list for each worker; the sums with `loads` are as even as cuts allow.
+        One list per worker; the sums with `loads` are as even as the files allow.
     """
     sums = list(loads)
-    dealt: list[list[Split]] = [[] for _ in loads]
+    assigned: list[list[Split]] = [[] for _ in loads]
     for part in sorted((each for each in parts if each.path in whole), key=lambda p: -p.size):
         least = sums.index(min(sums))
-        dealt[least].append(part)
+        assigned[least].append(part)
         sums[least] += part.size
     pieces = [part for part in parts if part.path not in whole]
     at = 0
     for worker, size in enumerate(_evened(sums, sum(part.size for part in pieces))):
-        dealt[worker] += _between(pieces, at, at + size)
+        assigned[worker] += _between(pieces, at, at + size)
         at += size
-    return dealt
+    return assigned
 
 
 def _evened(loads: Sequence[int], total: int) -> list[int]:
-    """Return how much each gets of `total`, so that the sums with the loads are even."""
+    """Return each worker's amount of `total` that evens out the loads (water filling)."""
     order = sorted(range(len(loads)), key=lambda worker: loads[worker])
     gets = [0] * len(loads)
     for count in range(1, len(order) + 1):
@@ -196,14 +199,14 @@ def _evened(loads: Sequence[int], total: int) -> list[int]:
     return gets
 
 
-def _cut(pieces: Sequence[Split], worker: int, num_workers: int) -> list[Split]:
-    """Return the worker's part of all bytes or rows."""
+def _even_part(pieces: Sequence[Split], worker: int, num_workers: int) -> list[Split]:
+    """Return the worker's contiguous part of all bytes or rows."""
     total = sum(piece.size for piece in pieces)
     return _between(pieces, total * worker // num_workers, total * (worker + 1) // num_workers)
 
 
 def _between(pieces: Sequence[Split], first: int, last: int) -> list[Split]:
-    """Return what stands between two places in the pieces laid end to end."""
+    """Return the range [first, last) of the concatenated pieces."""
     mine: list[Split] = []
     at = 0
     for piece in pieces:
@@ -218,6 +221,6 @@ def _between(pieces: Sequence[Split], first: int, last: int) -> list[Split]:
 
 
 def _adjoin(one: Split, other: Split) -> bool:
-    """Whether two ranges of bytes are read in one go; not so many that one could hardly be left."""
+    """Return whether two byte ranges are adjacent and short enough to be one split."""
     is_next = one.path == other.path and other.piece is None and one.stop == other.start
     return is_next and one.size + other.size <= MOST_PIECES * PIECE_BYTES

@@ -84,7 +84,7 @@ class Selection:
         first = chunk.meta.first_row
         for start, stop in self._wanted(first, first + chunk.num_rows):
             for low, high in self._done.outside(start, stop):
-                yield chunk.cut(low - first, high - first)
+                yield chunk.rows(low - first, high - first)
 
     def _wanted(self, start: int, stop: int) -> list[Span]:
         return [(start, stop)] if self._only is None else self._only.inside(start, stop)

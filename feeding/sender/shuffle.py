@@ -105,9 +105,9 @@ def _windows(chunks: Iterator[Chunk], most_rows: int, most_bytes: int) -> Iterat
             window, num_rows, num_bytes = [], 0, 0
         while num_rows + chunk.num_rows >= most_rows:
             room = most_rows - num_rows
-            yield [*window, chunk.cut(0, room)]
+            yield [*window, chunk.rows(0, room)]
             window, num_rows, num_bytes = [], 0, 0
-            chunk = chunk.cut(room, chunk.num_rows)
+            chunk = chunk.rows(room, chunk.num_rows)
         if chunk.num_rows:
             window.append(chunk)
             num_rows += chunk.num_rows

@@ -1,1 +1,4 @@
-"""CSV files."""
+"""CSV files: options and source.
+
+Public names: `options.CsvRequest`, `source.CsvSource`.
+"""

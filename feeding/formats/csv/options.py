@@ -1,7 +1,7 @@
-"""What a user asks for of CSV files.
+"""CSV options: CsvRequest, and the types that a CSV column may have.
 
-Covers: CsvRequest, the types that columns may have.      Does not: read (csv_source).
-Threads: any.
+Does not: read files (source).
+Threads: any; frozen data.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ TYPES = {
     "str": pa.string(),
     "bytes": pa.binary(),
 }
-"""By dtype."""
-del TYPES["float16"]  # pyarrow parses none
+"""Arrow types by dtype."""
+del TYPES["float16"]  # pyarrow cannot parse it
 _TAKEN = '"\r\n\0'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvRequest:
-    """What is asked for.
+    """How to read CSV files.
 
     Args:
         columns: names, or names with dtypes ("int64", "float32", "bool", "str", "bytes", …); None:
-            all. Types that are not said are those of the first lines of the first file.
-        header: whether the first line of each file has the names; or the names, for files without;
-            False: _c0, _c1, …
+            all. A type that is not given is guessed from the first lines of the first file.
+        header: whether the first line of each file has the names; or the names, for files without
+            that line; False: _c0, _c1, …
         delimiter: one character between values.
-        quoted_newlines: whether quoted values may hold line ends; files are then not cut.
-        nulls: what stands in the place of an empty value, by column; in columns of numbers that
-            are not named an empty value is refused.
+        quoted_newlines: whether quoted values may hold line ends; a file is then one piece.
+        nulls: value that replaces an empty one, by column. Other columns of numbers refuse empty
+            values.
     """
 
     columns: Sequence[str] | Mapping[str, str] | None = None
@@ -48,7 +48,7 @@ class CsvRequest:
 
     def __post_init__(self) -> None:
         given = self.columns
-        if isinstance(given, str) or not all(map(_is_text, given or ())):
+        if isinstance(given, str) or not all(isinstance(name, str) for name in given or ()):
             raise FeedSettingsError(f"columns must be names, or dtypes by name, got {given!r}")
         if given is not None and not len(given):
             raise FeedSettingsError("no columns were asked for; name at least one")
@@ -71,11 +71,7 @@ class CsvRequest:
         names = self.header
         if isinstance(names, bool):
             return
-        if isinstance(names, str) or not names or not all(map(_is_text, names)):
+        if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
             raise FeedSettingsError(f"header must be True, False or names, got {names!r}")
         if len(set(names)) < len(names):
             raise FeedSettingsError(f"header names two columns alike: {list(names)}")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)

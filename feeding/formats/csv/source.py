@@ -1,7 +1,8 @@
-"""CSV files as a source of columns, parsed by pyarrow.
+"""CSV source: CSV files as columns, parsed by pyarrow.
 
 Covers: CsvSource: names, types, selection, nulls.
-Does not: batch or shuffle (direct), find lines (text_lines), share files out (splits).
+Does not: batch or shuffle (reading.reader), find lines (formats.text.lines), assign files to
+workers (reading.splits).
 Threads: one reader; pyarrow converts columns on its own threads.
 """
 
@@ -35,13 +36,13 @@ _EMPTY = {pa.lib.Type_STRING: "", pa.lib.Type_BINARY: b""}
 
 
 class CsvSource(LineSource):
-    """See direct.Source.
+    """See reading.runs.Source.
 
     Args:
         paths: files, directories or patterns.
         request: columns and format.
-        bad: what becomes of bad lines and damaged files.
-        limits: what a file may ask for.
+        bad: policy for bad lines and damaged files.
+        limits: bounds of lines and compression.
 
     Raises:
         FileNotFoundError: a path has no file.
@@ -59,14 +60,14 @@ class CsvSource(LineSource):
     ) -> None:
         self._request = request = request or CsvRequest()
         lines = RowLines(blank=False, header=request.header is True)
-        can_cut = not request.quoted_newlines
-        super().__init__(paths, bad=bad, limits=limits, can_cut=can_cut, lines=lines)
+        can_split = not request.quoted_newlines
+        super().__init__(paths, bad=bad, limits=limits, can_split=can_split, lines=lines)
         self._format = pa_csv.ParseOptions(
             delimiter=request.delimiter, newlines_in_values=request.quoted_newlines
         )
         self._headers: dict[str, list[str]] = {}
         self._bare: set[str] = set()
-        """Files that are one line without an end."""
+        """Files of a single line without a line end."""
         types = self._found_types()
         self._readers = [
             ColumnReader(column, column_spec(column), self._fill(column))
@@ -85,13 +86,13 @@ class CsvSource(LineSource):
 
     @property
     def schema(self) -> Schema:
-        """See direct.Source."""
+        """See reading.runs.Source."""
         specs = tuple(reader.spec for reader in self._readers)
         names = tuple(spec.name for spec in specs)
         return Schema(specs, ColumnGroup("dict", names, (None,) * len(names)))
 
     def read(self, split: Split) -> Iterator[Columns]:
-        """See direct.Source."""
+        """See reading.runs.Source."""
         if (names := self._names_to_read(split.path)) is None:
             return
         with contextlib.closing(self.opened(split.path)) as file:
@@ -101,7 +102,7 @@ class CsvSource(LineSource):
                 yield from self.rows(split, file, functools.partial(self._parse, names))
 
     def count(self, piece: Split) -> int:
-        """See counted.Countable; values that may hold line ends are parsed."""
+        """See reading.row_counts.Countable; parses values that may hold line ends."""
         if (names := self._names_to_read(piece.path)) is None:
             return 0
         if not self._request.quoted_newlines:
@@ -113,7 +114,7 @@ class CsvSource(LineSource):
             return sum(batch.num_rows for _, batch in self._batches(file, names, only))
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
-        """See counted.Countable."""
+        """See reading.row_counts.Countable."""
         path = wanted.piece.path
         if (names := self._names_to_read(path)) is None:
             return
@@ -124,7 +125,7 @@ class CsvSource(LineSource):
                 yield from self.rows_of(wanted, file, functools.partial(self._parse, names))
 
     def _names_to_read(self, path: str) -> list[str] | None:
-        """Return the names of a file's columns; None: it is left out."""
+        """Return the names of a file's columns; None: the file is skipped."""
         try:
             names = self._names(path)
             self._check_names(names, path)
@@ -136,7 +137,7 @@ class CsvSource(LineSource):
     def _whole(
         self, file: RangeReader, names: list[str], wanted: PieceRows | None = None
     ) -> Iterator[Columns]:
-        """Yield the rows of a file in which a line end may stand within a value."""
+        """Yield the rows of a file whose values may hold line ends."""
         first = 0
         try:
             for number, batch in self._batches(file, names, self._convert, wanted):
@@ -156,7 +157,7 @@ class CsvSource(LineSource):
         convert: pa_csv.ConvertOptions,
         wanted: PieceRows | None = None,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the number of a first row, and rows, up to damage."""
+        """Yield batches with the number of their first row, up to damaged data."""
         if self._request.header is True and file.path in self._bare:
             return
         at = 0
@@ -269,7 +270,7 @@ class CsvSource(LineSource):
                 raise DataError(f"{path} has no column {reader.spec.name!r}; it has {names}")
 
     def _found_types(self) -> dict[str, pa.DataType]:
-        """Return the types of the columns asked for, by the first file that has a row."""
+        """Return the types of the requested columns, from the first file that has a row."""
         rowless: dict[str, pa.DataType] | None = None
         for file in self.listed:
             if not file.size_bytes:
@@ -289,26 +290,26 @@ class CsvSource(LineSource):
         return rowless
 
     def _types_in(self, path: str) -> tuple[dict[str, pa.DataType], bool]:
-        """Return types as far as this file tells, and whether it has a row to tell them by."""
+        """Return the types of a file's columns, and whether it has a row to guess them from."""
         names = self._names(path)
         asked = self._request.columns
-        said = dict(asked) if isinstance(asked, Mapping) else {}
+        given = dict(asked) if isinstance(asked, Mapping) else {}
         wanted = list(names if asked is None else asked)
         for name in wanted:
             if name not in names:
                 raise DataError(f"{path} has no column {name!r}; it has {names}")
-        if all(name in said for name in wanted):
-            return {name: TYPES[said[name]] for name in wanted}, True
+        if all(name in given for name in wanted):
+            return {name: TYPES[given[name]] for name in wanted}, True
         found = self._guessed(path, names)
         known = {each.name: each.type for each in found or () if each.type.id in DTYPES}
         types = {
-            name: TYPES[said[name]] if name in said else known.get(name, pa.string())
+            name: TYPES[given[name]] if name in given else known.get(name, pa.string())
             for name in wanted
         }
         return types, found is not None
 
     def _guessed(self, path: str, names: list[str]) -> pa.Schema | None:
-        """Return the types of a file's first rows; None: it has no row."""
+        """Return the guessed types of a file's first rows; None: the file has no row."""
         options = pa_csv.ConvertOptions(null_values=[""], timestamp_parsers=[])
         try:
             if self._request.quoted_newlines:
@@ -343,7 +344,7 @@ def _is_of_text(kind: pa.DataType) -> bool:
 
 
 def _lines_without_end(data: bytes, num_rows: int, delimiter: str) -> bool:
-    """Whether a quoted value of whole lines goes on behind its line; pyarrow takes it as it is."""
+    """Return whether a quoted value does not end on its line; pyarrow accepts that silently."""
     if b'"' not in data:
         return False
     num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
@@ -355,7 +356,7 @@ def _lines_without_end(data: bytes, num_rows: int, delimiter: str) -> bool:
     if not last.count(b'"') % 2:
         return False
     text = io.StringIO(last.decode(errors="replace") + "\n", newline="")
-    rows = list(csv_format.reader(text, delimiter=delimiter))  # several, at carriage returns
+    rows = list(csv_format.reader(text, delimiter=delimiter))  # several rows at carriage returns
     return any("\n" in value for row in rows for value in row[-1:])
 
 

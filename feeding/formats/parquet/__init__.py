@@ -1,1 +1,4 @@
-"""Parquet files: footers, row groups, filters, partitioned directories."""
+"""Parquet files: footers, row groups, filters, partitioned directories.
+
+Public names: `plan.ParquetRequest`, `source.ParquetSource`, `footer.ParquetLimits`.
+"""

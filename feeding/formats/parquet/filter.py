@@ -1,7 +1,8 @@
-"""Which rows of Parquet files are wanted: row groups that have none are not read.
+"""Row filter of Parquet files, by statistics of row groups and by rows.
 
 Covers: RowFilter, from tuples or a pyarrow expression.
-Does not: read files (parquet_pages).      Threads: any.
+Does not: read files (row_groups).
+Threads: any.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class RowFilter:
     """Keeps the rows for which an expression is true.
 
     Args:
-        filters: [("column", ">", 3), …] of which all must hold, a list of such lists of which one
-            must, or a pyarrow.compute expression.
+        filters: [("column", ">", 3), …], all of which must hold; a list of such lists, one of which
+            must hold; or a pyarrow.compute expression.
 
     Raises:
-        FeedSettingsError: it is none of these.
+        FeedSettingsError: `filters` is none of these.
     """
 
     def __init__(self, filters: Any) -> None:
@@ -42,16 +43,20 @@ class RowFilter:
         self._text = str(found)
 
     def may_use(self, path: Iterable[str]) -> bool:
-        """Whether it may look at the column with these field names; True of a few others too."""
+        """Return whether the expression may use a column; True for a few others too.
+
+        Args:
+            path: the column's field names from the top of the row.
+        """
         return all(name in self._text for name in path)
 
     def groups(self, footer: bytes, schema: pa.Schema, constants: Mapping[str, Any]) -> set[int]:
-        """Return the row groups that may have wanted rows, by their statistics.
+        """Return the row groups that may hold matching rows, by their statistics.
 
         Args:
             footer: a Parquet file without its pages.
             schema: of the rows, constants included.
-            constants: values of columns that are the same in all its rows.
+            constants: values by column of the columns that are constant in the file.
 
         Raises:
             FeedSettingsError: the expression does not fit the columns.
@@ -70,13 +75,18 @@ class RowFilter:
         return {group.id for group in found}
 
     def rows(self, batch: pa.RecordBatch, constants: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
-        """Return the wanted rows of a batch."""
+        """Return the matching rows of a batch.
+
+        Args:
+            batch: rows of one file.
+            constants: values by column of the columns that are constant in the file.
+        """
         for name, value in constants.items():
             batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
         # RecordBatch.filter of pyarrow 18 fails where no row is left.
         try:
             found = pa.Table.from_batches([batch]).filter(self._expression)
-        except pa.ArrowNotImplementedError:  # many functions know no dictionaries
+        except pa.ArrowNotImplementedError:  # many functions do not take dictionary arrays
             found = pa.Table.from_batches([_without_codes(batch)]).filter(self._expression)
         found = found.combine_chunks()
         return found.to_batches()[0] if found.num_rows else batch.slice(0, 0)

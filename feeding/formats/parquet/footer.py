@@ -1,19 +1,13 @@
-"""The footer of a Parquet file: read, bounded and made harmless before pyarrow looks at it.
+"""Parquet footers: read, bounded and made safe before pyarrow parses them; cached for a data set.
 
-Covers: Footer, ParquetLimits; where a row group's columns lie.
-Does not: read pages (parquet_pages), choose columns (parquet_schema).
-Threads: any.
+Covers: Footer, ParquetLimits, the byte ranges of a row group's columns; read_footers (many files at
+a time), FooterCache, open_listed.
+Does not: read pages (row_groups), choose columns (plan).
+Threads: any; read_footers reads on threads of its own, which end with the call.
 
-A writer may leave an Arrow schema in the footer, and pyarrow then hands extension types of that
-schema to whoever registered them, who may run code (CVE-2023-47248, CVE-2026-41486). It is never
-looked at here: what a column is, Parquet's own types say, and an extension is read as its storage.
-
-[merged feeding/formats/parquet/footer.py] All files of a Parquet data set before the first row is
-read: their footers.
-
-Covers: read_footers (many at a time), FooterShelf, open_listed.
-Does not: decode (parquet_pages), choose columns (parquet_plan).
-Threads: footers are read on threads of their own, which end with the call.
+A writer may leave an Arrow schema in the footer, and pyarrow passes extension types of that schema
+to code that registered them (CVE-2023-47248, CVE-2026-41486). So that schema is hidden from
+pyarrow: Parquet's own types decide, and an extension is read as its storage type.
 """
 
 from __future__ import annotations
@@ -44,20 +38,20 @@ _FIRST_TRY_BYTES = 64 << 10
 """Most footers are shorter: one request is enough."""
 _ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"arrow_schema"
 _PADDING_BYTES = 128
-"""Old writers forget the header of a dictionary in a column's size (PARQUET-816)."""
+"""Old writers leave a dictionary's header out of a column's size (PARQUET-816)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetLimits:
-    """What a file may ask of its reader."""
+    """Bounds of what a file makes its reader allocate."""
 
     max_footer_bytes: int = 64 * MIB
     """Larger footers are refused before they are read."""
     max_row_group_bytes: int = 2048 * MIB
-    """Of the columns that are asked for, before compression. Two row groups are held in memory as
-    they are stored: a smaller limit bounds that."""
+    """Uncompressed bytes of the requested columns of a row group. Two row groups are in memory as
+    they are stored; a smaller limit bounds that."""
     max_page_bytes: int = 256 * MIB
-    """One page before compression; usual ones have 1 MiB."""
+    """Uncompressed bytes of one page; usual pages have 1 MiB."""
 
     def __post_init__(self) -> None:
         for name in ("max_footer_bytes", "max_row_group_bytes", "max_page_bytes"):
@@ -68,7 +62,7 @@ class ParquetLimits:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """One column of one row group, in bytes of the file."""
+    """One column of one row group: its byte range in the file, its size and values."""
 
     start: int
     stop: int
@@ -78,12 +72,12 @@ class ColumnChunk:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What one file says of itself.
+    """The footer of one file.
 
     Args:
-        path: the file.
+        path: of the file.
         size_bytes: of the whole file.
-        tail: the footer to the end of the file, as pyarrow gets it.
+        tail: bytes from the footer to the end of the file, as pyarrow gets them.
         metadata: the same, parsed.
     """
 
@@ -94,12 +88,12 @@ class Footer:
 
     @property
     def start(self) -> int:
-        """Where the footer begins; all pages lie before it."""
+        """Offset of the footer; all pages are before it."""
         return self.size_bytes - len(self.tail)
 
     @property
     def alone(self) -> bytes:
-        """A Parquet file of this footer without the pages."""
+        """A Parquet file of this footer alone, without pages."""
         return _MAGIC + self.tail
 
     @property
@@ -109,17 +103,22 @@ class Footer:
         return tuple(found.row_group(n).num_rows for n in range(found.num_row_groups))
 
     def leaves(self, paths: Collection[str]) -> tuple[int, ...]:
-        """Return the stored columns that make up the columns at `paths`, in pyarrow's sense."""
+        """Return the indexes of the leaf columns that make up the columns at `paths`."""
         schema = self.metadata.schema
         stored = [schema.column(n).path for n in range(len(schema))]
         starts = tuple(f"{path}." for path in paths)
         return tuple(n for n, path in enumerate(stored) if path in paths or path.startswith(starts))
 
     def chunks(self, group: int, leaves: Sequence[int], limits: ParquetLimits) -> list[ColumnChunk]:
-        """Return where a row group's columns lie.
+        """Return the byte ranges of a row group's columns.
+
+        Args:
+            group: index of the row group.
+            leaves: indexes of leaf columns.
+            limits: bound their size.
 
         Raises:
-            DataError: that cannot be, or is more than the limits allow.
+            DataError: a range is impossible, or the columns exceed the limits.
         """
         found = self.metadata.row_group(group)
         chunks = [self._chunk(group, found.column(leaf)) for leaf in leaves]
@@ -135,8 +134,13 @@ class Footer:
     def check_nulls(self, group: int, names: Sequence[str]) -> None:
         """Refuse a row group whose statistics count nulls in a column.
 
+        Args:
+            group: index of the row group.
+            names: of the columns that must have none.
+
         Raises:
-            DataError: names file, row group, column and how many; or a column's name is damaged.
+            DataError: names file, row group, column and number of nulls; or a column's name is
+                damaged.
         """
         found = self.metadata.row_group(group)
         for name in names:
@@ -171,8 +175,8 @@ class Footer:
         if not (is_possible and len(_MAGIC) <= start <= start + size <= self.start):
             name = self._path_of(group, column)
             raise DataError(
-                f"{self.path}: row group {group}: column {name!r} is said to be {size} bytes at "
-                f"byte {start}, but pages lie between 4 and {self.start}; the file is damaged"
+                f"{self.path}: row group {group}: column {name!r} has {size} bytes at byte {start}, "
+                f"but pages are between 4 and {self.start}; the file is damaged"
             )
         stop = min(start + size + _PADDING_BYTES, self.start)
         return ColumnChunk(start, stop, whole, column.num_values)
@@ -181,9 +185,13 @@ class Footer:
 def read_footer(file: RangeReader, limits: ParquetLimits) -> Footer:
     """Read the footer of an open file.
 
+    Args:
+        file: to read; stays open.
+        limits: bound the footer's size.
+
     Raises:
-        DataError: this is no whole Parquet file; names it.
-        OSError: it cannot be read.
+        DataError: it is not a whole Parquet file; names the file.
+        OSError: the file cannot be read.
     """
     size = file.size_bytes
     if size < len(_MAGIC) + _ENDING_BYTES:
@@ -206,7 +214,7 @@ def _footer_bytes(path: str, size: int, ending: bytes, limits: ParquetLimits) ->
     if ending[4:] != _MAGIC:
         raise DataError(
             f"{path} does not end as a Parquet file does: its last 4 bytes are {ending[4:]!r}, not "
-            f"{_MAGIC!r}; it is cut short or of another format"
+            f"{_MAGIC!r}; it is truncated or of another format"
         )
     if not 0 < length <= size - len(_MAGIC) - _ENDING_BYTES:
         raise DataError(f"{path} is damaged: a footer of {length} bytes in a file of {size}")
@@ -233,16 +241,16 @@ def _parsed(path: str, tail: bytes) -> pq.FileMetaData:
 
 
 _logger = logging.getLogger(__name__)
-_AT_ONCE = 16
-_TOLD_EACH = 1000
-_SHELF_BYTES = 16 * MIB
+_NUM_THREADS = 16
+_LOG_EACH = 1000
+_CACHE_BYTES = 16 * MIB
 
 
-class FooterShelf:
-    """Footers that were read, the last used ones; the same file is opened for each of its pieces.
+class FooterCache:
+    """LRU cache of footers, of 16 MiB: a file is opened once for each of its pieces.
 
     Args:
-        limits: what a file may ask for.
+        limits: bound the size of a footer.
     """
 
     def __init__(self, limits: ParquetLimits) -> None:
@@ -252,7 +260,7 @@ class FooterShelf:
         self._bytes = 0
 
     def footer(self, file: RangeReader) -> Footer:
-        """Return the footer of an open file; see read_footer."""
+        """Return the footer of an open file, from the cache or by read_footer."""
         with self._lock:
             if footer := self._held.get(file.path):
                 self._held.move_to_end(file.path)
@@ -262,7 +270,7 @@ class FooterShelf:
             if file.path not in self._held:
                 self._held[file.path] = footer
                 self._bytes += len(footer.tail)
-            while self._bytes > _SHELF_BYTES and len(self._held) > 1:
+            while self._bytes > _CACHE_BYTES and len(self._held) > 1:
                 self._bytes -= len(self._held.popitem(last=False)[1].tail)
         return footer
 
@@ -271,7 +279,7 @@ def open_listed(file: SourceFile) -> RangeReader:
     """Open a file that was listed.
 
     Raises:
-        FileChanged: it has another size now.
+        FileChanged: the file has another size now.
     """
     opened = filesystem_for(file.path).open(file.path)
     if opened.size_bytes != file.size_bytes:
@@ -284,33 +292,38 @@ def open_listed(file: SourceFile) -> RangeReader:
 
 
 def read_footers(
-    files: Sequence[SourceFile], shelf: FooterShelf, bad: BadData
+    files: Sequence[SourceFile], cache: FooterCache, bad: BadData
 ) -> Iterator[tuple[SourceFile, Footer]]:
-    """Yield the files with their footers; damaged ones are left out if the policy says so.
+    """Yield the files with their footers, in order; the policy may skip damaged files.
+
+    Args:
+        files: of the data set.
+        cache: gets the footers.
+        bad: policy for damaged files.
 
     Raises:
         DataError: a file is damaged, and the policy is to fail.
         OSError: a file cannot be read.
     """
 
-    def look(file: SourceFile) -> Footer | DataError:
+    def read(file: SourceFile) -> Footer | DataError:
         with contextlib.closing(open_listed(file)) as opened:
             try:
-                return shelf.footer(opened)
+                return cache.footer(opened)
             except DataError as error:
                 return error
 
-    with ThreadPoolExecutor(min(_AT_ONCE, len(files)), thread_name_prefix="footers") as pool:
+    with ThreadPoolExecutor(min(_NUM_THREADS, len(files)), thread_name_prefix="footers") as pool:
         try:
             for number, (file, footer) in enumerate(
-                zip(files, pool.map(look, files), strict=True), 1
+                zip(files, pool.map(read, files), strict=True), 1
             ):
                 if isinstance(footer, Footer):
                     yield file, footer
                 else:
                     bad.skip(file.path, 0, footer)
-                if not number % _TOLD_EACH:
-                    _logger.info("looked into %d of %d Parquet files", number, len(files))
+                if not number % _LOG_EACH:
+                    _logger.info("read the footers of %d of %d Parquet files", number, len(files))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

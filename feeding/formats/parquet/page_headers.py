@@ -1,7 +1,9 @@
-"""The headers of a column's pages: their sizes are checked before anything is decompressed.
+"""Parquet page headers: checks the sizes of a column's pages before anything is decompressed.
 
-Covers: check_pages; the little of Thrift's compact protocol that page headers use.
-Does not: decode values (pyarrow).      Pure.
+Covers: check_pages; the part of Thrift's compact protocol that page headers use.
+Does not: decode values (pyarrow does).
+Threads: any; pure.
+Source: parquet.thrift PageHeader; Thrift compact protocol specification.
 """
 
 from __future__ import annotations
@@ -14,28 +16,28 @@ _DICTIONARY_CODES = (2, 8)
 """PLAIN_DICTIONARY, RLE_DICTIONARY."""
 _MAX_DEPTH = 6
 _FEW_BYTES = 512
-"""Statistics of long text make longer headers."""
+"""Most headers are shorter; statistics of long text make longer ones."""
 _INTEGERS = (5, 6, 4)
 _STRUCT, _BINARY = 12, 8
 _SIZES = {1: 0, 2: 0, 3: 1, 7: 8}
-"""Of booleans, which are their own kinds, bytes and doubles."""
+"""Bytes of skipped fields by kind: booleans (1 and 2, the value is the kind), bytes, doubles."""
 
 Fields = dict[int, "int | Fields"]
 
 
 def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> bool:
-    """Walk over a column's pages.
+    """Check the headers of a column's pages.
 
     Args:
         data: the bytes of the column in one row group.
-        chunk: what the footer says of it.
-        limits: what a page may ask for.
+        chunk: the footer's entry for it.
+        limits: bound the size of a page.
 
     Returns:
-        Whether all values are numbers of entries of a dictionary.
+        Whether all values are dictionary codes.
 
     Raises:
-        DataError: a header is damaged, or a page is larger than it may be.
+        DataError: a header is damaged, or a page exceeds the limits.
     """
     at, values, whole = 0, 0, 0
     all_coded = True
@@ -55,7 +57,7 @@ def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> 
             raise DataError(f"{page}: the column has {whole} bytes, more than max_row_group_bytes")
         at = behind + stored
         if at > len(data):
-            raise DataError(f"{page} is cut short: {stored} bytes, {len(data) - behind} are left")
+            raise DataError(f"{page} is truncated: {stored} bytes, {len(data) - behind} are left")
         count, is_coded = _values(fields)
         values += count
         all_coded &= is_coded
@@ -65,18 +67,18 @@ def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> 
 
 
 def _header(data: memoryview, at: int, page: str) -> tuple[Fields, int]:
-    """Return the fields of the header at `at`, and where the page's bytes begin."""
+    """Return the fields of the header at `at`, and the offset of the page's bytes."""
     for most_bytes in (_FEW_BYTES, len(data)):
         try:
             fields, size = _struct(bytes(data[at : at + most_bytes]), 0)
         except IndexError:
             continue
         return fields, at + size
-    raise DataError(f"{page} has a header that is cut short")
+    raise DataError(f"{page} has a truncated header")
 
 
 def _values(fields: Fields) -> tuple[int, bool]:
-    """Return how many values a page holds, and whether they are numbers of dictionary entries."""
+    """Return the number of values of a page, and whether they are dictionary codes."""
     kind = fields.get(1)
     inner = fields.get({_DATA: 5, _DATA_V2: 8}.get(kind, 0)) if isinstance(kind, int) else None
     if not isinstance(inner, dict):
@@ -88,14 +90,14 @@ def _values(fields: Fields) -> tuple[int, bool]:
 
 
 def _struct(data: bytes, at: int, depth: int = 0) -> tuple[Fields, int]:
-    """Read a Thrift struct in compact form: fields of integers and structs by their numbers.
+    """Read a Thrift struct in compact form: its integer and struct fields, by number.
 
     Returns:
-        The fields, and where the struct ends.
+        The fields, and the offset of the struct's end.
 
     Raises:
-        DataError: it cannot be read.
-        IndexError: it is cut short.
+        DataError: a field is illegal.
+        IndexError: the struct is truncated.
     """
     fields: Fields = {}
     number = 0

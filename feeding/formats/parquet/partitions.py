@@ -1,6 +1,8 @@
-"""Values that stand in the directories of partitioned data, `day=2026-01-31/hour=3/part-0`.
+"""Partition columns: values in directory names of partitioned data, `day=2026-01-31/hour=3/part-0`.
 
-Covers: PartitionColumn: its values by file and their type.      Does not: list files.      Pure.
+Covers: PartitionColumn: its values by file and their type.
+Does not: list files (reading.discover).
+Threads: any; pure.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import numpy.typing as npt
 
 from feeding.columnar.schema import ColumnSpec
 
@@ -20,7 +23,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class PartitionColumn:
-    """One key of the directories' names.
+    """One key of the directory names.
 
     Args:
         name: the key.
@@ -34,19 +37,25 @@ class PartitionColumn:
 
     @property
     def spec(self) -> ColumnSpec:
-        """What it becomes."""
+        """Spec of the column in batches."""
         if self.dtype:
             return ColumnSpec(self.name, "tensor", "scalar", self.dtype)
         return ColumnSpec(self.name, "str", "str")
 
-    def repeated(self, path: str, num_rows: int, fill: Any) -> np.ndarray[Any, Any]:
-        """Return a file's value once per row; `fill` where it is null."""
+    def repeated(self, path: str, num_rows: int, fill: Any) -> npt.NDArray[Any]:
+        """Return a file's value for each of its rows, dtype[n] or object[n].
+
+        Args:
+            path: of the file.
+            num_rows: n.
+            fill: replaces Spark's null.
+        """
         value = self.values[path]
         return np.full(num_rows, fill if value is None else value, self.dtype or object)
 
 
 def partition_columns(paths: Sequence[str]) -> dict[str, PartitionColumn]:
-    """Return the keys that all files have in their directories, by name."""
+    """Return the columns whose keys are in the directory names of all files, by name."""
     found = [_keys_of(path) for path in paths]
     names = [name for name in found[0] if all(name in keys for keys in found)] if found else []
     columns = {}
@@ -77,5 +86,5 @@ def _type_of(texts: set[str]) -> tuple[str, type]:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether Spark takes it for a number too: no spaces, underscores or names."""
+    """Return whether Spark also reads it as a number: no spaces, underscores or names."""
     return bool(text) and set(text) <= set("0123456789+-.eE")

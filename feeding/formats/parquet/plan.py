@@ -1,7 +1,7 @@
-"""What is read of each file of a Parquet data set, and into what columns.
+"""Parquet plan: which columns and row groups of each file are read, and as which batch columns.
 
-Covers: ParquetRequest (what a user asks for), ParquetPlan (the first file's answer to it, which all
-other files must fit).      Does not: read pages (parquet_pages).
+Covers: ParquetRequest (the user's), ParquetPlan (from the first file; all other files must fit).
+Does not: read pages (row_groups).
 Threads: any.
 """
 
@@ -23,7 +23,7 @@ from feeding.arrow.columns import (
     stored_columns,
 )
 from feeding.columnar.batch import BatchColumn
-from feeding.columnar.schema import ColumnGroup, Schema
+from feeding.columnar.schema import ColumnGroup, Schema, is_shape
 from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.parquet.filter import RowFilter
 from feeding.formats.parquet.footer import Footer
@@ -34,14 +34,14 @@ Shape = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetRequest:
-    """What is asked for.
+    """How to read Parquet files.
 
     Args:
-        columns: names; None: all that the files store.
+        columns: names; None: all stored columns.
         filters: see RowFilter.
-        nulls: what stands in the place of a null, by column; in others a null is refused.
-        shapes: of list columns, by name; None as a shape: any number of values. Of others it is
-            found in the files.
+        nulls: value that replaces a null, by column; other columns refuse nulls.
+        shapes: of one row of a list column, by name; None as a shape: ragged. Other list columns
+            get their shape from the files.
     """
 
     columns: Sequence[str] | None = None
@@ -51,21 +51,21 @@ class ParquetRequest:
 
     def __post_init__(self) -> None:
         given = self.columns
-        if isinstance(given, str) or not all(map(_is_text, given or ())):
+        if isinstance(given, str) or not all(isinstance(name, str) for name in given or ()):
             raise FeedSettingsError(f"columns must be a list of names, got {given!r}")
         if given is not None and not len(given):
             raise FeedSettingsError("no columns were asked for; name at least one")
         if given is not None and len(set(given)) < len(given):
             raise FeedSettingsError(f"a column is asked for twice: {list(given)}")
         for name, shape in self.shapes.items():
-            said: object = shape
-            if said is not None and not (isinstance(said, tuple) and all(map(_is_size, said))):
+            given_shape: object = shape
+            if given_shape is not None and not is_shape(given_shape, least=1):
                 raise FeedSettingsError(
                     f"the shape of {name!r} must be None or a tuple of ints >= 1, got {shape!r}"
                 )
 
     def fill(self, column: StoredColumn | PartitionColumn) -> Any:
-        """Return what stands for a null of a column; None: nothing may."""
+        """Return the value that replaces nulls of a column; None: the column refuses nulls."""
         value = self.nulls.get(column.name)
         if value is None:
             return None
@@ -73,15 +73,15 @@ class ParquetRequest:
 
 
 class ParquetPlan:
-    """The columns of a data set, by its first file.
+    """The columns of a data set, from its first file.
 
     Args:
-        request: what is asked for.
+        request: the user's.
         footer: of the first file.
-        partitions: the columns that directories' names give.
+        partitions: the columns of directory names.
 
     Raises:
-        DataError: a column that is asked for is not there.
+        DataError: a requested column does not exist.
         FeedSettingsError: a column cannot be read, or a setting does not fit.
     """
 
@@ -109,7 +109,7 @@ class ParquetPlan:
         for name in request.shapes:
             if name not in self._stored or not self._stored[name].has_rows_of_items:
                 raise FeedSettingsError(f"shapes: {name!r} is no list column of what is asked for")
-        self._looked_at = [
+        self._filter_columns = [
             column
             for column in stored.values()
             if self._filter and self._filter.may_use(column.path)
@@ -126,7 +126,7 @@ class ParquetPlan:
         )
         self._readers: list[ColumnReader] = []
         for column in self._stored.values():
-            column_spec(column)  # says what cannot be read
+            column_spec(column)  # raises for a type that cannot be read
             refuse_alike(column, stored, footer.path)
         for given in self._given.values():
             path = next((path for path, value in given.values.items() if value is None), None)
@@ -135,18 +135,18 @@ class ParquetPlan:
 
     @property
     def paths(self) -> list[str]:
-        """The columns to decode."""
-        needed = [*self._stored.values(), *self._looked_at]
+        """Names of the stored columns to decode."""
+        needed = [*self._stored.values(), *self._filter_columns]
         return list(dict.fromkeys(column.name for column in needed))
 
     @property
     def has_filter(self) -> bool:
-        """Whether rows are left out."""
+        """Whether a filter drops rows."""
         return self._filter is not None
 
     @property
     def dense(self) -> list[str]:
-        """Columns in which a null is refused; lists may hold empty ones, which count as nulls."""
+        """Columns that refuse nulls; not lists, because statistics count empty ones as nulls."""
         return [
             name
             for name, column in self._stored.items()
@@ -154,13 +154,13 @@ class ParquetPlan:
         ]
 
     def check(self, footer: Footer) -> None:
-        """Refuse a file whose columns are not those of the first one, and learn from it.
+        """Refuse a file whose columns differ from the first file's; note the lengths of its lists.
 
         Raises:
             DataError: names file, column, expected and found.
         """
         stored = stored_columns(_arrow_schema(footer), footer.path)
-        for column in {**self._stored, **{c.name: c for c in self._looked_at}}.values():
+        for column in {**self._stored, **{c.name: c for c in self._filter_columns}}.values():
             found = stored.get(column.name)
             if found is None or found.type != column.type:
                 what = "no such column" if found is None else f"{found.type}"
@@ -168,10 +168,10 @@ class ParquetPlan:
                     f"{footer.path}: column {column.name!r}: expected {column.type}, as in "
                     f"{self._first}, found {what}"
                 )
-        self._lengths.see(footer)
+        self._lengths.add(footer)
 
     def groups(self, footer: Footer) -> set[int]:
-        """Return the row groups of a file that may have wanted rows."""
+        """Return the row groups of a file that may hold matching rows."""
         if self._filter is None:
             return set(range(footer.metadata.num_row_groups))
         schema = _arrow_schema(footer)
@@ -183,14 +183,14 @@ class ParquetPlan:
 
     @property
     def to_sample(self) -> list[StoredColumn]:
-        """Columns of lists that the first rows must show to have one length."""
+        """List columns whose shape the first rows must confirm."""
         return self._lengths.unsure
 
     def settle(self, sample: pa.RecordBatch | None) -> None:
         """Decide the shape of list columns.
 
         Args:
-            sample: the first rows of `to_sample`; None: what footers say is believed.
+            sample: the first rows of `to_sample`; None: the footers decide.
         """
         shapes = {**self._request.shapes, **self._lengths.shapes(sample)}
         self._readers = [
@@ -200,14 +200,19 @@ class ParquetPlan:
 
     @property
     def schema(self) -> Schema:
-        """Of the batches."""
+        """Schema of the batches."""
         specs = {each.spec.name: each.spec for each in self._readers}
         specs |= {name: column.spec for name, column in self._given.items()}
         columns = tuple(specs[name] for name in self._names)
         return Schema(columns, ColumnGroup("dict", self._names, (None,) * len(self._names)))
 
     def wanted(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
-        """Return the rows that the filter keeps."""
+        """Return the rows of a batch that pass the filter.
+
+        Args:
+            batch: decoded rows.
+            path: of their file.
+        """
         if self._filter is None:
             return batch
         constants = {
@@ -217,7 +222,11 @@ class ParquetPlan:
         return self._filter.rows(batch, constants)
 
     def columns(self, batch: pa.RecordBatch, path: str) -> tuple[BatchColumn, ...]:
-        """Return the rows of a batch of a file as columns.
+        """Return the rows of a batch as columns [n, *shape], object[n] or Ragged.
+
+        Args:
+            batch: n decoded rows.
+            path: of their file.
 
         Raises:
             BadValue: a value does not fit; names the column.
@@ -232,18 +241,18 @@ class ParquetPlan:
 
 
 class ListLengths:
-    """Whether the lists of a column have one length in all files.
+    """Finds out which list columns have rows of one length in all files.
 
     Args:
-        columns: of lists or vectors, whose shape nobody said.
+        columns: of lists or vectors, without a shape in the request.
     """
 
     def __init__(self, columns: Iterable[StoredColumn]) -> None:
         self._columns = {column.name: column for column in columns}
         self._seen: dict[str, set[int]] = {name: set() for name in self._columns}
 
-    def see(self, footer: Footer) -> None:
-        """Learn how many items per row a file's row groups have; -1 for no whole number."""
+    def add(self, footer: Footer) -> None:
+        """Note the items per row of a file's row groups; -1 if that is no whole number."""
         for name, seen in self._seen.items():
             (leaf,) = footer.leaves([name]) if not self._columns[name].is_vector else (None,)
             for group in range(footer.metadata.num_row_groups if leaf is not None else 0):
@@ -254,7 +263,7 @@ class ListLengths:
 
     @property
     def unsure(self) -> list[StoredColumn]:
-        """Columns that may have one length; footers say nothing of vectors."""
+        """Columns that may have rows of one length; footers do not tell for vectors."""
         return [
             column
             for name, column in self._columns.items()
@@ -262,7 +271,7 @@ class ListLengths:
         ]
 
     def shapes(self, sample: pa.RecordBatch | None) -> dict[str, Shape]:
-        """Return the shape of each column, None for any number of items."""
+        """Return the shape of each column's rows; None: ragged."""
         found: dict[str, Shape] = dict.fromkeys(self._columns)
         for column in self.unsure:
             lengths = set() if sample is None else item_counts(column.of(sample))
@@ -273,7 +282,7 @@ class ListLengths:
 
 
 def _held_type(column: StoredColumn | PartitionColumn) -> pa.DataType:
-    """Return the Arrow type of a column's values once they are numbers."""
+    """Return the Arrow type of a column's values after conversion to numbers."""
     if isinstance(column, PartitionColumn):
         return {"int64": pa.int64(), "float64": pa.float64()}.get(column.dtype, pa.string())
     return column.item_type
@@ -291,11 +300,3 @@ def _listing(stored: Mapping[str, StoredColumn], partitions: Mapping[str, Partit
     shown += [f"{name} (of directories)" for name in partitions]
     more = f" and {len(shown) - 40} more" if len(shown) > 40 else ""
     return ", ".join(shown[:40]) + more
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

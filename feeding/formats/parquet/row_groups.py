@@ -1,9 +1,10 @@
-"""The pages of a Parquet file's row groups: fetched, checked and decoded, nothing else of the file.
+"""Parquet row groups: fetches, checks and decodes the pages of the requested columns.
 
-Covers: HeldRanges (what pyarrow reads from), RowGroupReader (ranges, fetched ahead → batches).
-Does not: know schemas or filters (parquet_source), make numpy arrays (parquet_columns).
-Threads: a reader belongs to one; pyarrow decodes columns beside each other on its own.
-Memory: the needed columns of two row groups as they are stored, one batch decoded.
+Covers: HeldRanges (the file object that pyarrow reads), RowGroupReader (byte ranges to batches),
+read-ahead of the next row group.
+Does not: know schemas or filters (plan), make numpy arrays (arrow.columns).
+Threads: a reader belongs to one; pyarrow decodes columns in parallel on its own threads.
+Memory: the needed columns of two row groups as they are stored, one decoded batch.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from feeding.formats.parquet.footer import ColumnChunk, Footer, ParquetLimits
 from feeding.formats.parquet.page_headers import check_pages
 
 _GAP_BYTES = 128 << 10
-"""Unneeded bytes between two columns that cost less to read than another request."""
+"""Gap between two columns below which one request for both is faster than two."""
 
 
 class HeldRanges(io.RawIOBase):
-    """Some ranges of a file in memory, as an object to seek and read in.
+    """Some ranges of a file in memory, as a seekable file object.
 
     Args:
         size_bytes: of the whole file.
-        parts: where each range begins, and its bytes; they do not overlap.
+        parts: offset and bytes of each range; they do not overlap.
     """
 
     def __init__(self, size_bytes: int, parts: Sequence[tuple[int, bytes | memoryview]]) -> None:
@@ -55,11 +56,11 @@ class HeldRanges(io.RawIOBase):
         return True
 
     def size(self) -> int:
-        """Return the size of the whole file; pyarrow asks."""
+        """Return the size of the whole file; pyarrow calls it."""
         return self._size
 
     def tell(self) -> int:
-        """Return the position of the byte that is read next."""
+        """Return the offset of the next byte."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -72,7 +73,7 @@ class HeldRanges(io.RawIOBase):
         """Return the next bytes.
 
         Raises:
-            DataError: they are not of a column that was asked for.
+            DataError: they belong to no requested column.
         """
         stop = self._size if size < 0 else min(self._at + size, self._size)
         data = self.range(self._at, stop)
@@ -86,18 +87,18 @@ class HeldRanges(io.RawIOBase):
             begin, data = self._parts[index]
             if stop <= begin + len(data):
                 return data[start - begin : stop - begin]
-        raise DataError(f"a page at bytes {start} to {stop}, outside of the columns that are read")
+        raise DataError(f"a page at bytes {start} to {stop}, outside of the requested columns")
 
 
 class RowGroupReader:
-    """Decodes row groups of one open file, with the next one on its way.
+    """Decodes row groups of one open file while the next one is fetched.
 
     Args:
         file: the file; closed by the caller.
         footer: its footer.
-        paths: the columns to decode, in pyarrow's sense.
-        limits: what the file may ask for.
-        config: how ranges are asked for.
+        paths: names of the columns to decode.
+        limits: bound row groups and pages.
+        config: size and number of the ranges in flight.
     """
 
     def __init__(
@@ -117,16 +118,20 @@ class RowGroupReader:
         self._config = config
 
     def fetch(self, group: int) -> Fetched:
-        """Begin to fetch a row group.
+        """Start to fetch a row group.
 
         Raises:
-            DataError: its columns lie where they cannot, or are too large.
+            DataError: its columns have impossible ranges, or exceed the limits.
         """
         chunks = self._footer.chunks(group, self._leaves, self._limits)
         return Fetched(self._file, group, chunks, self._config)
 
     def batches(self, fetched: Fetched, batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a row group.
+
+        Args:
+            fetched: the row group.
+            batch_rows: rows per batch.
 
         Raises:
             DataError: it is damaged; names the file and the row group.
@@ -146,7 +151,7 @@ class RowGroupReader:
                 pa.PythonFile(held, mode="r"),
                 metadata=footer.metadata,
                 pre_buffer=False,
-                read_dictionary=self._coded(held, fetched),
+                read_dictionary=self._encoded_columns(held, fetched),
                 coerce_int96_timestamp_unit="us",
                 page_checksum_verification=True,
             )
@@ -156,36 +161,36 @@ class RowGroupReader:
             where = f"{footer.path}: row group {fetched.group}"
             raise DataError(f"{where}: {one_line(error)}") from None
 
-    def _coded(self, held: HeldRanges, fetched: Fetched) -> list[str]:
-        """Check all pages; return the columns of text whose values all are in a dictionary.
+    def _encoded_columns(self, held: HeldRanges, fetched: Fetched) -> list[str]:
+        """Check all pages; return the text columns that are dictionary-encoded throughout.
 
-        They stay so, since a few long entries may stand for more text than memory can hold.
+        They stay encoded: a few long entries may expand to more text than memory holds.
         """
-        coded = []
+        encoded = []
         for leaf, chunk in zip(self._leaves, fetched.chunks, strict=True):
             column = self._footer.metadata.schema.column(leaf)
             pages = held.range(chunk.start, chunk.stop)
-            is_coded = check_pages(pages, chunk, self._limits)
+            is_encoded = check_pages(pages, chunk, self._limits)
             if (
-                is_coded
+                is_encoded
                 and column.physical_type == "BYTE_ARRAY"
                 and not column.max_repetition_level
             ):
-                coded.append(column.path)
-        return coded
+                encoded.append(column.path)
+        return encoded
 
 
 class Fetched:
-    """The stored columns of one row group, on their way until they are asked for.
+    """The stored columns of one row group, fetched in the background.
 
-    Ranges of other hosts are fetched on a thread, which ends when it has all of them or when this
-    object is dropped. A local file is read when it is needed: the kernel reads ahead.
+    A thread fetches ranges of remote files; it ends when it has all of them or when this object is
+    freed. A local file is read on use: the kernel reads ahead.
 
     Args:
         file: the file; closed by the caller.
-        group: which row group.
-        chunks: its columns.
-        config: how ranges are asked for.
+        group: index of the row group.
+        chunks: byte ranges of its columns.
+        config: size and number of the ranges in flight.
     """
 
     def __init__(
@@ -207,17 +212,17 @@ class Fetched:
 
     @contextlib.contextmanager
     def parts(self) -> Iterator[list[tuple[int, memoryview]]]:
-        """Give, for a while, where each range begins, and its bytes.
+        """Return offset and bytes of each range; the bytes are valid inside the `with` block.
 
         Raises:
-            OSError: they cannot be had.
+            OSError: a range cannot be read.
         """
         if self._ahead is not None or not isinstance(self._file, LocalReader):
             found = [] if self._ahead is None else self._ahead.result()
             yield [(at, memoryview(data)) for at, data in found]
             return
         sizes = [stop - at for at, stop in self._spans]
-        with _scratch.lent(sum(sizes)) as buffer:
+        with _scratch.borrowed(sum(sizes)) as buffer:
             parts, used = [], 0
             for (at, _), size in zip(self._spans, sizes, strict=True):
                 part = buffer[used : used + size]
@@ -234,17 +239,17 @@ def _filled(file: LocalReader, at: int, part: memoryview) -> int:
 
 
 class _Scratch:
-    """A buffer that row groups of local files take turns in: new memory costs more than reading.
+    """One buffer that row groups of local files reuse: to allocate it costs more than to read.
 
-    What is decoded from it is copied out by pyarrow, so that nothing refers to it afterwards.
+    pyarrow copies what it decodes, so nothing refers to the buffer afterwards.
     """
 
     def __init__(self) -> None:
         self._free: bytearray | None = None
 
     @contextlib.contextmanager
-    def lent(self, num_bytes: int) -> Iterator[memoryview]:
-        """Lend the buffer, or one more if somebody has it."""
+    def borrowed(self, num_bytes: int) -> Iterator[memoryview]:
+        """Return the buffer for the `with` block, or a new one if it is in use."""
         buffer, self._free = self._free, None
         if buffer is None or len(buffer) < num_bytes:
             buffer = bytearray(num_bytes)
@@ -278,14 +283,19 @@ def _fetch(
             pieces += [each() for each in coming]
             parts.append((start, b"".join(pieces)))
         result.set_result(parts)
-    except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+    except BaseException as error:  # noqa: BLE001 - `parts` raises it
         result.set_exception(error)
 
 
 def joined_spans(
     chunks: Sequence[ColumnChunk], gap_bytes: int = _GAP_BYTES
 ) -> list[tuple[int, int]]:
-    """Return the ranges that hold the chunks, near ones joined."""
+    """Return (start, stop) ranges that hold all chunks; near ones are joined.
+
+    Args:
+        chunks: byte ranges of columns.
+        gap_bytes: largest gap inside a range.
+    """
     spans: list[tuple[int, int]] = []
     for start, stop in sorted((chunk.start, chunk.stop) for chunk in chunks):
         if spans and start - spans[-1][1] <= gap_bytes:

@@ -1,9 +1,9 @@
-"""Parquet files as a source of columns.
+"""Parquet source: Parquet files as columns.
 
 Covers: ParquetSource.
-Does not: batch or shuffle (direct), decode (parquet_pages), choose columns (parquet_plan).
+Does not: batch or shuffle (reading.reader), decode (row_groups), choose columns (plan).
 Threads: one reader.
-Memory: the needed columns of two row groups as they are stored; of one, decoded, 8 MiB.
+Memory: the needed columns of two row groups as they are stored; 8 MiB decoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from feeding.filesystem.interface import Path, RangeReader
 from feeding.filesystem.registry import DEFAULTS
 from feeding.formats.parquet.footer import (
     Footer,
-    FooterShelf,
+    FooterCache,
     ParquetLimits,
     open_listed,
     read_footers,
@@ -36,26 +36,26 @@ from feeding.reading.discover import data_files
 from feeding.reading.splits import SourceFile, Split
 
 _BATCH_BYTES = 8 * MIB
-"""Decoded at a time: fewer rows cost more each, and make more batches that are joined of two. The
-size does not follow the reader's batches, so that a place in a damaged row group stays the same."""
+"""Bytes decoded at a time. Fewer rows cost more each, and more batches have to be joined. The size
+is independent of the reader's batch size, so a position in a damaged row group stays the same."""
 _MAX_BATCH_ROWS = 32_768
 _SAMPLE_ROWS = 256
 _SAMPLE_BYTES = 16 * MIB
 
 
 class ParquetSource:
-    """See direct.Source. The footers of all files are read and compared at once.
+    """See reading.runs.Source. Reads and compares the footers of all files at construction.
 
     Args:
         paths: files, directories or patterns.
-        request: columns, filters and the like.
-        bad: what becomes of damaged files and row groups.
-        limits: what a file may ask for.
+        request: columns, filters, shapes and nulls.
+        bad: policy for damaged files and row groups.
+        limits: bound footers, row groups and pages.
 
     Raises:
         FileNotFoundError: a path has no file.
-        DataError: a file is damaged, or its columns are not those of the first one.
-        SettingsError: the request cannot work.
+        DataError: a file is damaged, or its columns differ from the first file's.
+        FeedSettingsError: the request cannot work.
         MissingPackage: pyarrow is too old.
     """
 
@@ -69,12 +69,12 @@ class ParquetSource:
     ) -> None:
         self._bad = bad or BadData()
         self._limits = limits or ParquetLimits()
-        self._shelf = FooterShelf(self._limits)
+        self._footers = FooterCache(self._limits)
         listed = data_files(paths, can_be_cut=bool)
         partitions = partition_columns([file.path for file in listed])
         plan: ParquetPlan | None = None
         files: list[SourceFile] = []
-        for file, footer in read_footers(listed, self._shelf, self._bad):
+        for file, footer in read_footers(listed, self._footers, self._bad):
             try:
                 plan = plan or ParquetPlan(request or ParquetRequest(), footer, partitions)
                 plan.check(footer)
@@ -92,20 +92,20 @@ class ParquetSource:
 
     @property
     def schema(self) -> Schema:
-        """See direct.Source."""
+        """See reading.runs.Source."""
         return self._plan.schema
 
     @property
     def num_skipped(self) -> int:
-        """Damaged files and row groups so far that were left out."""
+        """Damaged files and row groups that were skipped so far."""
         return self._bad.num_skipped
 
     def files(self) -> Sequence[SourceFile]:
-        """See direct.Source; pieces are row groups."""
+        """See reading.runs.Source; pieces are row groups."""
         return self._files
 
     def read(self, split: Split) -> Iterator[Columns]:
-        """See direct.Source. A row group is fetched from the call on."""
+        """See reading.runs.Source. The call starts to fetch the row group."""
         try:
             opened = open_listed(self._by_path[split.path])
             reader = self._reader(opened, self._plan.paths)
@@ -114,7 +114,7 @@ class ParquetSource:
             return self._failed(split, error)
 
     def _failed(self, split: Split, error: DataError | OSError) -> Iterator[Columns]:
-        """Raise, when the rows are asked for, what went wrong before."""
+        """Raise the error of `read` at the first row, or skip the split."""
         if not isinstance(error, DataError):
             raise error
         self._skip(split, error)
@@ -150,15 +150,15 @@ class ParquetSource:
             raise DataError(f"{path}: row group {group}: {one_line(error)}") from None
 
     def _skip(self, split: Split, error: DataError) -> None:
-        """Leave out what is left of a row group, or raise; 0 stands for the whole file."""
+        """Skip the rest of a row group, or raise; place 0 means the whole file."""
         self._bad.skip(split.path, (split.piece or 0) + 1, error)
 
     def _reader(self, opened: RangeReader, paths: Sequence[str]) -> RowGroupReader:
-        footer = self._shelf.footer(opened)
+        footer = self._footers.footer(opened)
         return RowGroupReader(opened, footer, paths, limits=self._limits, config=DEFAULTS)
 
     def _wanted_rows(self, plan: ParquetPlan, footer: Footer) -> tuple[int, ...]:
-        """Return the rows of each row group, 0 for those that are not to be read."""
+        """Return the rows of each row group; 0 for row groups that are not read."""
         rows = list(footer.group_rows)
         leaves = footer.leaves(plan.paths)
         groups = plan.groups(footer)
@@ -177,7 +177,7 @@ class ParquetSource:
         return tuple(rows)
 
     def _sample(self) -> pa.RecordBatch | None:
-        """Return the first rows of the columns whose lists may have one length."""
+        """Return the first rows of the list columns that may have rows of one length."""
         columns = self._plan.to_sample
         if not columns:
             return None
@@ -194,13 +194,13 @@ class ParquetSource:
                 stored = sum(chunk.stop - chunk.start for chunk in fetched.chunks)
                 if stored > _SAMPLE_BYTES and not any(column.is_vector for column in columns):
                     return None
-                with contextlib.suppress(DataError):  # whoever reads the row group says so
+                with contextlib.suppress(DataError):  # reading the row group raises it
                     return next(reader.batches(fetched, _SAMPLE_ROWS))
         return None
 
 
 def _batch_rows(fetched: Fetched, group_rows: int) -> int:
-    """Return how many rows to decode at a time; a power of 2, as batches mostly are."""
+    """Return the rows to decode at a time: a power of 2, as most batch sizes are."""
     decoded = sum(max(each.uncompressed_bytes, 4 * each.num_values) for each in fetched.chunks)
     most_rows = _BATCH_BYTES * group_rows // max(1, decoded)
     return min(1 << max(0, most_rows.bit_length() - 1), _MAX_BATCH_ROWS)

@@ -1,1 +1,4 @@
-"""Text files, a row a line."""
+"""Text files, one row per line; what text and CSV share.
+
+Public names: `source.TextSource`, `lines.LineLimits`.
+"""

@@ -1,7 +1,7 @@
-"""Text files in blocks of whole lines, from any byte on.
+"""Line reader: text files in blocks of whole lines, from any byte on.
 
-Covers: LineReader, LineBlock; gzip files without their compression (GzipBytes); limits.
-Does not: open files (filesystem), look into lines (text_source, csv_source).
+Covers: LineReader, LineBlock; decompression of gzip files (GzipBytes); limits.
+Does not: open files (filesystem), parse lines (source, formats.csv.source).
 Threads: a reader belongs to one thread.
 Memory: one block, or one line that is longer.
 """
@@ -20,21 +20,20 @@ from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.readahead import ReadAhead
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _RATIO_FROM_BYTES = 16 * MIB
-"""Below this a high ratio harms nobody."""
+"""Up to this size a high ratio is harmless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineLimits:
-    """What a file may ask of its reader."""
+    """Bounds of what a file makes its reader allocate."""
 
     max_line_bytes: int = 64 * MIB
     """Longer lines are refused."""
     max_gzip_ratio: int = 250
-    """Bytes that one byte of a gzip file may become, on the whole file."""
+    """Most bytes per compressed byte of a gzip file, over the whole file."""
     block_bytes: int = 2 * MIB
-    """Read and parsed at a time."""
+    """Bytes read and parsed at a time."""
 
     def __post_init__(self) -> None:
         for name in ("max_line_bytes", "max_gzip_ratio", "block_bytes"):
@@ -49,8 +48,9 @@ class LineBlock:
 
     Args:
         data: the lines.
-        first_byte: where they begin in the file (after decompression).
-        first_line: number of the first one in the file, from 1; None where reading began within.
+        first_byte: offset of the lines in the file, after decompression.
+        first_line: number of the first line in the file, from 1; None if reading began within the
+            file.
     """
 
     data: bytes
@@ -59,7 +59,7 @@ class LineBlock:
 
     @property
     def place(self) -> str:
-        """Where it begins, for messages."""
+        """Where the block begins, for messages."""
         return f"byte {self.first_byte}" if self.first_line is None else f"line {self.first_line}"
 
     def halves(self) -> tuple[LineBlock, LineBlock] | None:
@@ -79,13 +79,13 @@ class LineBlock:
 class LineReader:
     """The lines of one file that begin in one range of its bytes.
 
-    Readers of ranges that adjoin give every line once.
+    Readers of adjacent ranges return every line exactly once.
 
     Args:
-        file: its bytes from the range on, with the one before it; closed by the caller.
+        file: the file's bytes from the one before the range on; the caller closes it.
         name: for messages.
-        span: first byte of the range and of what follows it; None for the second: the file's end.
-        limits: what the file may ask for.
+        span: first byte of the range, and its end, excluded; None: the file's end.
+        limits: bound lines and blocks.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class LineReader:
                 return
 
     def _end_of_lines(self, held: bytes, at: int, *, is_over: bool) -> int:
-        """Return how many of the held bytes are whole lines of the range."""
+        """Return the number of held bytes that are whole lines of the range."""
         if at + len(held) > self._stop:
             end = held.find(b"\n", max(self._stop - at - 1, 0)) + 1
             if end:
@@ -138,7 +138,7 @@ class LineReader:
         return end
 
     def _first_line(self) -> tuple[int, bytes]:
-        """Pass the line of the byte before the range; return where the next begins, and bytes."""
+        """Skip the line of the byte before the range; return the next line's offset, and bytes."""
         if not self._start:
             return 0, b""
         at = self._start - 1
@@ -151,12 +151,12 @@ class LineReader:
 
 
 class GzipBytes(io.RawIOBase):
-    """What a gzip file holds.
+    """The decompressed bytes of a gzip file.
 
     Args:
-        file: its bytes; closed with this.
+        file: the compressed bytes; `close` closes it.
         name: for messages.
-        limits: what the file may ask for.
+        limits: bound the compression ratio.
     """
 
     def __init__(self, file: ReadAhead, name: str, limits: LineLimits) -> None:
@@ -175,7 +175,7 @@ class GzipBytes(io.RawIOBase):
         """Fill the buffer, except at the end.
 
         Raises:
-            DataError: compressed data is damaged, or grows too much.
+            DataError: compressed data is damaged, or its ratio is above the limit.
         """
         try:
             count = self._zipped.readinto(buffer)
@@ -196,8 +196,3 @@ class GzipBytes(io.RawIOBase):
         """Close the file."""
         self._file.close()
         super().close()
-
-
-def is_gzip(head: bytes) -> bool:
-    """Whether a file of lines is compressed, by its first bytes."""
-    return head.startswith(_GZIP_MAGIC)

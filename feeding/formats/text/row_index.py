@@ -1,7 +1,8 @@
-"""Which lines of a file are rows, and where: counted without looking into them.
+"""Row index of a text file: counts and finds the lines that are rows, without parsing them.
 
-Covers: RowLines.      Does not: read lines (text_lines), parse them (text_source, csv_source).
-Threads: any; the loop releases the GIL.
+Covers: RowLines.
+Does not: read lines (lines), parse them (source, formats.csv.source).
+Threads: any; the compiled loop releases the GIL.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from feeding.formats.text.lines import LineBlock
 BOM = b"\xef\xbb\xbf"
 _LF, _CR = 10, 13
 _PASSED, _BEGUN, _RETURNS, _CONTENT, _OVER = range(5)
-"""Of the line under way: does not count, has no byte so far, carriage returns only, more; or the
-range has ended."""
+"""State of the current line: is no row, has no byte so far, has carriage returns only, has content;
+or the range has ended."""
 _BLOCK_BYTES = MIB // 2
-"""Fits the processor's cache."""
+"""Fits the CPU's cache."""
 
 _ALL = 1 << 62
 
@@ -33,22 +34,22 @@ _kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="
 
 @dataclass(frozen=True, slots=True)
 class RowLines:
-    """Which lines are rows.
+    """Defines which lines of a file are rows.
 
     Args:
-        blank: whether those are that hold nothing, or carriage returns only.
-        header: whether the file's first line is none.
+        blank: whether lines without content, or with carriage returns only, are rows.
+        header: whether the file's first line is a header and no row.
     """
 
     blank: bool = True
     header: bool = False
 
     def count(self, stream: BinaryIO, span: tuple[int, int | None]) -> int:
-        """Return how many rows begin in a range.
+        """Return the number of rows that begin in a range.
 
         Args:
             stream: the file's bytes from the one before the range on.
-            span: first byte of the range and of what follows it; None for the second: the end.
+            span: first byte of the range, and its end, excluded; None: the file's end.
         """
         start, stop = span
         buffer = np.empty(_BLOCK_BYTES, np.uint8)
@@ -64,13 +65,13 @@ class RowLines:
         return rows + self._has_ended(phase)
 
     def in_block(self, block: LineBlock) -> int:
-        """Return how many rows a block has."""
+        """Return the number of rows of a block."""
         data, begin, phase = self._opened(block)
         found, _, phase = _pass_all(data, begin, len(data), sys.maxsize, phase, self.blank)
         return int(found + self._has_ended(phase))
 
-    def cut(self, block: LineBlock, start: int, stop: int) -> LineBlock:
-        """Return the lines of rows `start` to `stop` of a block."""
+    def rows(self, block: LineBlock, start: int, stop: int) -> LineBlock:
+        """Return the lines of rows `start` to `stop`, `stop` excluded, of a block."""
         first = self._end_of(block, start) if start else 0
         last = self._end_of(block, stop)
         line = block.first_line
@@ -91,11 +92,11 @@ class RowLines:
         return _PASSED if self.header and not at else _BEGUN
 
     def _begin(self, data: Array, at: int) -> int:
-        """Return what to pass of the file's beginning; a blank line behind a mark is blank."""
+        """Return the bytes to skip at the file's beginning; a blank line after a BOM is blank."""
         return len(BOM) if not (at or self.blank) and data[: len(BOM)].tobytes() == BOM else 0
 
     def _has_ended(self, phase: int) -> bool:
-        """Whether the file's last line is a row without an end."""
+        """Return whether the file's last line is a row without a line end."""
         return phase == _CONTENT or (self.blank and phase == _RETURNS)
 
 
@@ -103,19 +104,19 @@ class RowLines:
 def _pass_rows(  # noqa: PLR0913 - a compiled function takes no object
     buffer: Array, begin: int, filled: int, room: int, phase: int, blank: bool, most_rows: int
 ) -> Any:
-    """Pass the lines of buffer[begin:filled].
+    """Count and skip the lines of buffer[begin:filled].
 
     Args:
         buffer: uint8.
-        begin: where to begin.
-        filled: where to end.
-        room: lines that begin from here on do not count.
-        phase: of the line that `begin` is in.
+        begin: first byte.
+        filled: end, excluded.
+        room: lines that begin at or after this byte do not count.
+        phase: state of the line at `begin`.
         blank: whether lines without content are rows.
-        most_rows: how many to pass.
+        most_rows: stop after so many.
 
     Returns:
-        (rows whose line end was passed, where the next line begins, its phase).
+        (rows whose line end was read, offset of the next line, its state).
     """
     rows, at = 0, begin
     while at < filled and rows < most_rows and phase != _OVER:
@@ -137,7 +138,7 @@ def _pass_rows(  # noqa: PLR0913 - a compiled function takes no object
 
 @_kernel
 def _pass_all(buffer: Array, begin: int, filled: int, room: int, phase: int, blank: bool) -> Any:
-    """As `_pass_rows` of all rows; where no line is in doubt, many bytes at a time."""
+    """As `_pass_rows` of all rows, but vectorised where no line can be blank."""
     if begin < filled < room and phase not in (_PASSED, _OVER):
         first, last = buffer[begin], buffer[filled - 1]
         ends, doubts = int(first == _LF), int(first in (_LF, _CR)) + int(last == _CR)

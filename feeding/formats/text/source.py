@@ -1,7 +1,8 @@
-"""Files of lines as a source: text, one column `value`; what text and CSV share.
+"""Text source: files of lines as columns; what text and CSV sources share.
 
-Covers: LineSource (files → blocks of lines, what becomes of bad ones), TextSource.
-Does not: batch or shuffle (direct), find lines (text_lines), parse CSV (csv_source).
+Covers: LineSource (files to blocks of lines, policy for bad lines), TextSource (one column
+`value`).
+Does not: batch or shuffle (reading.reader), find lines (lines), parse CSV (formats.csv.source).
 Threads: one reader.
 """
 
@@ -20,37 +21,36 @@ from feeding.errors import DataError, FileChanged
 from feeding.filesystem.interface import FileStatus, Path, RangeReader
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import DEFAULTS, filesystem_for
-from feeding.formats.text.lines import GzipBytes, LineBlock, LineLimits, LineReader, is_gzip
+from feeding.formats.text.lines import GzipBytes, LineBlock, LineLimits, LineReader
 from feeding.formats.text.row_index import RowLines
 from feeding.reading.bad_records import BadData
-from feeding.reading.discover import data_files
+from feeding.reading.discover import GZIP_NAMES, data_files, is_gzip
 from feeding.reading.row_counts import PieceRows
 from feeding.reading.splits import SourceFile, Split
 
-_GZIP_NAMES = (".gz", ".gzip")
 EVERY_LINE = RowLines()
 
 
 class Parser(Protocol):
-    """Makes columns of the lines of one file."""
+    """Parses lines of one file to columns."""
 
     def __call__(self, block: LineBlock) -> Columns:
         """Return the rows of a block.
 
         Raises:
-            DataError: some line is not what it should be.
+            DataError: a line is malformed.
         """
 
 
 class LineSource:
-    """Files of lines; see direct.Source.
+    """Files of lines; see reading.runs.Source.
 
     Args:
         paths: files, directories or patterns.
-        bad: what becomes of bad lines and damaged files.
-        limits: what a file may ask for.
-        can_cut: whether a line end always ends a row: then files are read from the middle on.
-        lines: which of them are rows.
+        bad: policy for bad lines and damaged files.
+        limits: bounds of lines and compression.
+        can_split: whether a line end always ends a row, so that a file can be read in pieces.
+        lines: which lines are rows.
     """
 
     def __init__(
@@ -59,30 +59,30 @@ class LineSource:
         *,
         bad: BadData | None = None,
         limits: LineLimits | None = None,
-        can_cut: bool = True,
+        can_split: bool = True,
         lines: RowLines = EVERY_LINE,
     ) -> None:
         self.bad = bad or BadData()
         self._lines = lines
         self._limits = limits or LineLimits()
-        self._can_cut = can_cut
-        self.listed = data_files(paths, can_be_cut=self._may_be_cut)
+        self._can_split = can_split
+        self.listed = data_files(paths, can_be_cut=self._is_splittable)
         self._sizes = {file.path: file.size_bytes for file in self.listed}
 
     @property
     def num_skipped(self) -> int:
-        """Bad lines, and files given up, so far."""
+        """Bad lines and files that were skipped so far."""
         return self.bad.num_skipped
 
     def files(self) -> Sequence[SourceFile]:
-        """See direct.Source."""
+        """See reading.runs.Source."""
         return self.listed
 
     def opened(self, path: str) -> RangeReader:
         """Open a file that was listed.
 
         Raises:
-            FileChanged: it has another size now.
+            FileChanged: the file has another size now.
         """
         file = filesystem_for(path).open(path)
         if file.size_bytes != self._sizes[path]:
@@ -94,21 +94,32 @@ class LineSource:
         return file
 
     def stream(self, file: RangeReader, start: int = 0) -> BinaryIO:
-        """Return a file's bytes without compression, from the byte before `start` on."""
+        """Return a file's bytes, decompressed, from the byte before `start` on."""
         ahead = ReadAhead(file, DEFAULTS, begin=max(start - 1, 0))
         if start or not is_gzip(file.read_range(0, 2)):
             return cast(BinaryIO, ahead)
         return cast(BinaryIO, GzipBytes(ahead, file.path, self._limits))
 
     def blocks(self, file: RangeReader, span: tuple[int, int | None] = (0, None)) -> LineReader:
-        """Return a reader of the lines that begin in a range."""
+        """Return a reader of the lines that begin in a range.
+
+        Args:
+            file: open file; the caller closes it.
+            span: first byte of the range, and its end, excluded; None: the file's end.
+        """
         stream = self.stream(file, span[0])
         if isinstance(stream, GzipBytes):
             span = (0, None)
         return LineReader(stream, file.path, span=span, limits=self._limits)
 
     def rows(self, split: Split, file: RangeReader, parse: Parser) -> Iterator[Columns]:
-        """Yield the rows of a split of an open file; bad lines are left out if that is said."""
+        """Yield the rows of a split; the policy may skip bad lines.
+
+        Args:
+            split: of the file.
+            file: open file; the caller closes it.
+            parse: makes columns of lines.
+        """
         if _is_read_elsewhere(split, file):
             return
         try:
@@ -118,7 +129,7 @@ class LineSource:
             self.bad.skip(file.path, file.size_bytes, error)
 
     def count(self, piece: Split) -> int:
-        """See counted.Countable."""
+        """See reading.row_counts.Countable."""
         with contextlib.closing(self.opened(piece.path)) as file:
             if _is_read_elsewhere(piece, file):
                 return 0
@@ -130,7 +141,7 @@ class LineSource:
                 return self._count_readable(piece, file)
 
     def _count_readable(self, piece: Split, file: RangeReader) -> int:
-        """Count what comes before damage, as readers find it."""
+        """Return the number of rows before damaged data, as a reader finds it."""
         rows = 0
         try:
             for block in self.blocks(file, (piece.start, piece.stop)).blocks():
@@ -140,14 +151,20 @@ class LineSource:
         return rows
 
     def rows_of(self, wanted: PieceRows, file: RangeReader, parse: Parser) -> Iterator[Columns]:
-        """Yield rows of a piece of an open file; lines of others are not parsed."""
+        """Yield some rows of a piece; lines of other rows are not parsed.
+
+        Args:
+            wanted: the piece, and which of its rows.
+            file: open file; the caller closes it.
+            parse: makes columns of lines.
+        """
         piece, at = wanted.piece, 0
         try:
             for block in self.blocks(file, (piece.start, piece.stop)).blocks():
                 first, at = at, at + self._lines.in_block(block)
                 if part := wanted.within(first, at - first):
-                    mine = block if part == (0, at - first) else self._lines.cut(block, *part)
-                    yield from self._parsed(mine, file.path, _OneEach(parse, self._lines))
+                    mine = block if part == (0, at - first) else self._lines.rows(block, *part)
+                    yield from self._parsed(mine, file.path, _OneRowPerLine(parse, self._lines))
                 if wanted.is_read(at):
                     return
         except DataError as error:
@@ -156,7 +173,7 @@ class LineSource:
         wanted.check(at)
 
     def _parsed(self, block: LineBlock, path: str, parse: Parser) -> Iterator[Columns]:
-        """Yield a block's rows, in parts if some line is bad."""
+        """Yield a block's rows; bisect the block to find bad lines."""
         try:
             columns = parse(block)
         except DataError as error:
@@ -171,29 +188,29 @@ class LineSource:
         for half in halves:
             yield from self._parsed(half, path, parse)
 
-    def _may_be_cut(self, status: FileStatus) -> bool:
-        return self._can_cut and not status.path.endswith(_GZIP_NAMES)
+    def _is_splittable(self, status: FileStatus) -> bool:
+        return self._can_split and not status.path.endswith(GZIP_NAMES)
 
 
 class TextSource(LineSource):
-    """Lines as text, without their ends (LF or CR LF); see direct.Source."""
+    """Lines as text, without their ends (LF or CR LF); see reading.runs.Source."""
 
     schema = Schema((ColumnSpec("value", "str", "str"),), ColumnGroup("dict", ("value",), (None,)))
 
     def read(self, split: Split) -> Iterator[Columns]:
-        """See direct.Source."""
+        """See reading.runs.Source."""
         with contextlib.closing(self.opened(split.path)) as file:
             yield from self.rows(split, file, _lines)
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
-        """See counted.Countable."""
+        """See reading.row_counts.Countable."""
         with contextlib.closing(self.opened(wanted.piece.path)) as file:
             yield from self.rows_of(wanted, file, _lines)
 
 
 @dataclass(frozen=True, slots=True)
-class _OneEach:
-    """A parser that makes no more than one row of a line."""
+class _OneRowPerLine:
+    """A parser that refuses a line with more than one row."""
 
     parse: Parser
     lines: RowLines
@@ -206,7 +223,7 @@ class _OneEach:
 
 
 def _is_read_elsewhere(split: Split, file: RangeReader) -> bool:
-    """Whether a file is compressed: whoever reads its beginning reads all of it."""
+    """Return whether a file is compressed: the reader of its first split reads all of it."""
     return split.start > 0 and is_gzip(file.read_range(0, 2))
 
 

@@ -1,13 +1,11 @@
-"""What compiled loops do with bytes and numba has no words for: unaligned words, whole copies.
+"""Byte kernels: unaligned loads and byte copies for numba, and a loop that gathers byte strings.
 
-Does not: check bounds; its callers have.      Used by compiled code alone.
+Covers: word_at, copy_bytes (intrinsics that numba lacks), gather.
+Does not: check bounds; the callers have checked them.
+Threads: any; pure, releases the GIL.
 
-numba keeps a caller's compiled code when this file changes: touch the kernels' files, too.
-
-[merged feeding/formats/tfrecord/byte_kernels.py] Compiled loop that copies byte strings from
-where they were found to where they belong.
-
-Pure; releases the GIL. Bounds were checked by whoever found the strings and made the room.
+numba's cache does not see a change of this file in compiled callers: touch the files of the kernels
+that use it, too.
 """
 
 from __future__ import annotations
@@ -54,6 +52,14 @@ _kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="
 
 @_kernel
 def gather(buffer: Array, starts: Array, lengths: Array, out: Array, places: Array) -> None:
-    """Copy buffer[starts[i]:] of lengths[i] bytes to out[places[i]:]; buffer and out are uint8."""
+    """Copy byte strings between two buffers.
+
+    Args:
+        buffer: uint8, holds the strings.
+        starts: int64[n], offset of each string in the buffer.
+        lengths: int64[n], bytes of each.
+        out: uint8, gets the strings.
+        places: int64[n], offset of each in `out`.
+    """
     for index in range(starts.size):
         copy_bytes(out, places[index], buffer, starts[index], lengths[index])

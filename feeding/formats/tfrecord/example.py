@@ -1,8 +1,8 @@
-"""tf.Example records → columns, and columns → tf.Example records.
+"""tf.Example decoder: records to columns of given features.
 
-Covers: Feature (what a column must be), ExampleDecoder, infer_features, encode_example.
-Does not: read files (tfrecord), walk protobuf (example_kernels).
-Threads: a decoder keeps no state; calls may run beside each other, without the GIL.
+Covers: Feature (the spec of a column), ExampleDecoder.
+Does not: read files (framing, records), parse protobuf (example_kernels), infer features (infer).
+Threads: a decoder has no state; calls may run in parallel, without the GIL.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.columnar.chunk import Array
+from feeding.columnar.schema import is_shape
 from feeding.errors import FeedSettingsError
 from feeding.formats.tfrecord import example_kernels as kernels
 from feeding.formats.tfrecord.framing import RecordBlock
@@ -34,14 +35,14 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """What one column of a data set of tf.Example must be.
+    """Spec of one column of tf.Example records.
 
     Args:
         dtype: "float32", "float64", "float16" (from a FloatList), an integer dtype or "bool" (from
             an Int64List) or "bytes" (from a BytesList).
-        shape: of one record's value; () for one number. None: any number of values, a Ragged.
-        default: value of records that lack the feature; None: such a record is damaged (a Ragged
-            one is empty).
+        shape: of one record's value; () for one number. None: ragged.
+        default: value of records without the feature; None: such a record is damaged (in a ragged
+            column it is an empty row).
     """
 
     dtype: str = "float32"
@@ -56,7 +57,7 @@ class Feature:
         if self.shape is None and self.default is not None:
             raise FeedSettingsError("a feature of any length (shape None) has no default")
         shape: object = self.shape
-        if shape is not None and not (isinstance(shape, tuple) and all(map(_is_size, shape))):
+        if shape is not None and not is_shape(shape, least=0):
             raise FeedSettingsError(f"shape must be None or a tuple of ints >= 0, got {shape!r}")
         if self.shape is not None and self.default is not None:
             self._check_default(self.shape)
@@ -77,19 +78,15 @@ class Feature:
 
     @property
     def num_values(self) -> int:
-        """Values in one record; 1 for a Ragged, which has any number."""
+        """Values in one record; 1 for a ragged column, which has any number."""
         return math.prod(self.shape or ())
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 class ExampleDecoder:
-    """Makes columns of records.
+    """Decodes records to columns.
 
     Args:
-        features: the columns, by name; other features of the records are passed over.
+        features: the columns, by name; other features of the records are ignored.
     """
 
     def __init__(self, features: Mapping[str, Feature]) -> None:
@@ -106,14 +103,14 @@ class ExampleDecoder:
         self._names = packed_names(self.features)
 
     def decode(self, block: RecordBlock, file: str, bad: BadData) -> dict[str, BatchColumn]:
-        """Return the columns of a block's records, copies that outlive the block.
+        """Return the columns of a block's records: [n, *shape], object[n] or Ragged, as copies.
 
-        With a policy to skip, damaged records are left out of every column.
+        With a policy to skip, every column lacks the damaged records.
 
         Args:
-            block: the records.
-            file: where they come from, for messages.
-            bad: what becomes of records that are no tf.Example or lack what was asked for.
+            block: n records.
+            file: their file, for messages.
+            bad: policy for records that are no tf.Example or lack a feature.
 
         Raises:
             DataError: names file, record, byte and feature.
@@ -134,24 +131,24 @@ class ExampleDecoder:
 
 
 def packed_names(names: Iterable[str]) -> tuple[Array, Array]:
-    """Return names as the kernels take them: one after the other, and the bounds between them."""
+    """Return names for the kernels: joined, uint8[bytes], and their offsets, int64[c + 1]."""
     encoded = [name.encode() for name in names]
     bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), bounds
 
 
 def value_counts(buffer: Array, name: str, kind: int, spans: Array, why: str) -> Array:
-    """Return how many values each record has of a feature, int64; below 0 where it has no list.
+    """Return the number of values of a feature in each record, int64[n]; -1 without a list.
 
     Args:
-        buffer: the records.
-        name: the feature's, for messages.
+        buffer: uint8, holds the records.
+        name: of the feature, for messages.
         kind: field number of the list that it must have.
-        spans: where the feature stands in each record.
-        why: end of the message where it has another list.
+        spans: int64[2, n], start and end of the feature in each record.
+        why: end of the message if it has another list.
 
     Raises:
-        RecordDamage: a record's feature is no feature, or has another list.
+        RecordDamage: a record's feature is malformed, or has another list.
     """
     counts = np.empty(spans.shape[1], np.int64)
     record, fault = kernels.count_values(buffer, spans, kind, counts)
@@ -191,7 +188,7 @@ def _column(buffer: Array, name: str, feature: Feature, spans: Array) -> BatchCo
 
 
 def _single(buffer: Array, feature: Feature, spans: Array) -> Array | None:
-    """Return one number of each record, the usual case; None if it is not all like that."""
+    """Return one number of each record, the fast path; None if a record differs."""
     if feature.kind == _KINDS["float"]:
         floats = np.empty(spans.shape[1], np.float32)
         return floats if kernels.copy_single_floats(buffer, spans, floats.view(np.uint8)) else None
@@ -217,7 +214,7 @@ def _check_counts(name: str, feature: Feature, counts: Array, lacking: Array) ->
 
 
 def _values(buffer: Array, name: str, feature: Feature, spans: Array, offsets: Array) -> Array:
-    """Return all values of a column, one record's after the other's."""
+    """Return all values of a column, joined in the order of the records."""
     total = int(offsets[-1])
     if feature.kind == _KINDS["float"]:
         floats = np.empty(total, np.float32)
@@ -240,16 +237,16 @@ def _values(buffer: Array, name: str, feature: Feature, spans: Array, offsets: A
 
 
 def narrowed(name: str, dtype: str, values: Array, offsets: Array | None = None) -> Array:
-    """Return the values as the dtype asked for.
+    """Return values converted to a dtype.
 
     Args:
-        name: the feature, for messages.
+        name: of the feature, for messages.
         dtype: of the result.
-        values: float32 or int64.
-        offsets: int64[n + 1], which record a value is of; None: one value for each.
+        values: [items], float32 or int64.
+        offsets: int64[n + 1], of the records in `values`; None: one value per record.
 
     Raises:
-        RecordDamage: a value that the dtype cannot hold.
+        RecordDamage: the dtype cannot hold a value.
     """
     if values.dtype.kind == "f":
         return values.astype(dtype, copy=False)

@@ -1,16 +1,17 @@
-"""Compiled loops over tf.Example messages: finding features, copying their values out.
+"""tf.Example kernels: compiled loops that find features in protobuf messages and copy their values.
 
-Covers: protobuf's wire format as far as tf.Example needs it.      Does not: find records
-(frame_kernels), know columns' types and shapes (example).      Pure.
+Covers: protobuf's wire format as far as tf.Example needs it.
+Does not: find records (frame_kernels), know columns' types and shapes (example).
+Threads: any; pure, releases the GIL.
 
-All of it releases the GIL. Bounds are checked before every read: the bytes are a stranger's.
+The bytes are untrusted: every read checks its bounds first.
 
 Wire format (protobuf.dev/programming-guides/encoding): a tag is field * 8 + type; type 0 is a
 varint, 1 and 5 are 8 and 4 bytes, 2 is a length and so many bytes.
     Example  { 1: Features }
     Features { 1: entry { 1: key, 2: Feature } repeated }
     Feature  { one of 1: BytesList, 2: FloatList, 3: Int64List }, each { 1: value repeated }
-Of equal keys, and of lists of different kinds in one feature, the last counts.
+Of equal keys, and of lists of different kinds in one feature, the last one counts.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from feeding.columnar.chunk import Array
 from feeding.formats.tfrecord.byte_kernels import copy_bytes, word_at
 
 OK, MALFORMED, WRONG_KIND = range(3)
-"""What is wrong with a feature."""
+"""Faults of a feature."""
 _VARINT_BYTES = 10
 _AT, _HEAD_BYTES, _ENTRY_BYTES, _FEATURE_BYTES, _COLUMN = range(5)
-"""What is remembered of an entry: where it began, its bytes up to the feature, all of its bytes."""
+"""Fields of a remembered entry: its offset, its bytes up to the feature, all of its bytes, the
+bytes of the feature, its column."""
 
 _inline: Callable[[Any], Any] = numba.njit(nogil=True, forceinline=True, error_model="numpy")
 _kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -36,7 +38,7 @@ _kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="
 
 @_inline
 def _varint(buffer: Array, at: int, stop: int) -> tuple[Any, int]:
-    """Return (value, next place), the place -1 if the varint is cut or too long."""
+    """Return (value, next offset); the offset is -1 if the varint is truncated or too long."""
     if at < stop and buffer[at] < 128:
         return np.uint64(buffer[at]), at + 1
     value, shift = np.uint64(0), np.uint64(0)
@@ -53,7 +55,7 @@ def _varint(buffer: Array, at: int, stop: int) -> tuple[Any, int]:
 
 @_inline
 def _field(buffer: Array, at: int, stop: int) -> tuple[Any, Any, Any]:
-    """Return (tag, where the content begins, where it ends); the end -1 if malformed."""
+    """Return (tag, start of the content, its end); the end is -1 if malformed."""
     tag, at = _varint(buffer, at, stop)
     if at < 0:
         return tag, -1, -1
@@ -98,7 +100,7 @@ def _find(buffer: Array, start: int, length: int, names: Array, bounds: Array) -
 
 @_inline
 def _entry(buffer: Array, at: int, stop: int) -> tuple[int, int, int, int]:
-    """Return key and feature of a map entry as (start, stop, start, stop); first -1: malformed."""
+    """Return key and feature of a map entry as (start, stop, start, stop); -1 first: malformed."""
     key, key_stop, value, value_stop = 0, 0, 0, 0
     while at < stop:
         tag, begin, end = _field(buffer, at, stop)
@@ -114,7 +116,7 @@ def _entry(buffer: Array, at: int, stop: int) -> tuple[int, int, int, int]:
 
 @_inline
 def _as_before(buffer: Array, at: int, stop: int, known: Array) -> Any:
-    """Whether an entry is laid out and named as that at its place in the last record."""
+    """Return whether an entry has the layout and name of that at its index in the last record."""
     return at + known[_ENTRY_BYTES] <= stop and _same(buffer, at, known[_AT], known[_HEAD_BYTES])
 
 
@@ -122,7 +124,7 @@ def _as_before(buffer: Array, at: int, stop: int, known: Array) -> Any:
 def _features(
     buffer: Array, at: int, stop: int, before: Array, columns: tuple[Array, Array], spans: Array
 ) -> bool:
-    """Note where one record's features are; False: malformed."""
+    """Store the spans of one record's features; False: malformed."""
     place = 0
     while at < stop:
         known = before[min(place, before.shape[0] - 1)]
@@ -136,7 +138,7 @@ def _features(
             key, key_stop, value, value_stop = _entry(buffer, entry, end)
             if key < 0:
                 return False
-            # Offsets within the entry are good for others if the feature ends it.
+            # The offsets can be reused for the next record only if the feature ends the entry.
             known[_ENTRY_BYTES] = end - at if value_stop == end and key < value else 0
             known[_HEAD_BYTES] = value - at
             known[_COLUMN] = _find(buffer, key, key_stop - key, columns[0], columns[1])
@@ -161,13 +163,13 @@ def locate(
 
     Args:
         buffer: uint8, holds the records.
-        starts: int64[n], where each record begins.
+        starts: int64[n], offset of each record.
         lengths: int64[n], bytes of each.
-        columns: their names one after the other as uint8, and int64[c + 1] bounds between them.
-        spans: int64[2, c, n], filled with where each Feature begins, -1: nowhere, and ends.
+        columns: joined names, uint8[bytes], and their offsets, int64[c + 1].
+        spans: int64[2, c, n], filled with start and end of each Feature; start -1 if there is none.
 
     Returns:
-        The number of a record that is no tf.Example, -1 if all are.
+        The index of a record that is no tf.Example, -1 if all are.
     """
     before = np.zeros((4 * columns[1].size + 16, 5), np.int64)
     spans[0] = -1
@@ -222,10 +224,16 @@ def _listed(tag: Any) -> Any:
 
 @_kernel
 def count_values(buffer: Array, spans: Array, kind: int, counts: Array) -> tuple[int, int]:
-    """Count the values of one column in each record; -1: the record has none of this column.
+    """Count the values of one column in each record.
+
+    Args:
+        buffer: uint8, holds the records.
+        spans: int64[2, n], start and end of the column's feature in each record.
+        kind: 1 bytes, 2 floats, 3 integers.
+        counts: int64[n], filled; -1 for records without the feature.
 
     Returns:
-        (record, its fault), the record -1 if there is none.
+        (index of a faulty record, its fault), or (-1, OK).
     """
     for record in range(spans.shape[1]):
         at, stop = spans[0, record], spans[1, record]
@@ -280,7 +288,7 @@ def _copy_ints(buffer: Array, at: int, stop: int, out: Array, place: int, last: 
 
 @_inline
 def _last_run(buffer: Array, at: int, stop: int, kind: int) -> int:
-    """Return where the lists of this kind begin that no list of another kind follows."""
+    """Return the start of the lists of this kind that no list of another kind follows."""
     run = at
     while at < stop:
         tag, _, at = _field(buffer, at, stop)
@@ -292,7 +300,14 @@ def _last_run(buffer: Array, at: int, stop: int, kind: int) -> int:
 
 @_kernel
 def copy_floats(buffer: Array, spans: Array, offsets: Array, out: Array) -> None:
-    """Copy a column's floats, counted before, to out[4 * offsets[i]:]; `out` is a view as bytes."""
+    """Copy a column's floats.
+
+    Args:
+        buffer: uint8, holds the records.
+        spans: int64[2, n], start and end of the feature in each record.
+        offsets: int64[n + 1], in values, from `count_values`.
+        out: float32[items] viewed as uint8.
+    """
     for record in range(spans.shape[1]):
         place, last, stop = offsets[record], offsets[record + 1], spans[1, record]
         if spans[0, record] < 0 or place == last:
@@ -307,7 +322,7 @@ def copy_floats(buffer: Array, spans: Array, offsets: Array, out: Array) -> None
 
 @_kernel
 def copy_single_floats(buffer: Array, spans: Array, out: Array) -> bool:
-    """Copy a column that has one float in each record, as bytes; False: it is not all like that."""
+    """Copy a column of one float per record to float32[n] as uint8; False if a record differs."""
     for record in range(spans.shape[1]):
         at = spans[0, record]
         if at < 0 or spans[1, record] - at != 8 or not _opens(buffer, at, 18, 8):
@@ -318,7 +333,7 @@ def copy_single_floats(buffer: Array, spans: Array, out: Array) -> bool:
 
 @_kernel
 def copy_single_ints(buffer: Array, spans: Array, out: Array) -> bool:
-    """Copy a column that has one integer in each record; False: it is not all like that."""
+    """Copy a column of one integer per record to int64[n]; False if a record differs."""
     for record in range(spans.shape[1]):
         at, stop = spans[0, record], spans[1, record]
         if at < 0 or not 5 <= stop - at <= 14 or not _opens(buffer, at, 26, stop - at):
@@ -332,7 +347,7 @@ def copy_single_ints(buffer: Array, spans: Array, out: Array) -> bool:
 
 @_inline
 def _opens(buffer: Array, at: int, tag: int, num_bytes: int) -> Any:
-    """Whether a feature of so many bytes is one packed list: tag, length, tag, length, values."""
+    """Return whether a feature is one packed list: tag, length, tag, length, values."""
     return (
         buffer[at] == tag
         and buffer[at + 1] == num_bytes - 2
@@ -343,10 +358,10 @@ def _opens(buffer: Array, at: int, tag: int, num_bytes: int) -> Any:
 
 @_kernel
 def copy_ints(buffer: Array, spans: Array, offsets: Array, out: Array) -> int:
-    """Copy a column's int64 values, counted before, to out[offsets[i]:].
+    """Copy a column's integers to out[offsets[i]:], int64[items]; arguments as of `copy_floats`.
 
     Returns:
-        A record with a varint of more than ten bytes, -1 if there is none.
+        The index of a record with a varint of more than ten bytes, -1 if there is none.
     """
     for record in range(spans.shape[1]):
         place, last, stop = offsets[record], offsets[record + 1], spans[1, record]
@@ -365,7 +380,7 @@ def copy_ints(buffer: Array, spans: Array, offsets: Array, out: Array) -> int:
 
 @_kernel
 def find_bytes(buffer: Array, spans: Array, offsets: Array, found: Array) -> None:
-    """Note where each of a column's byte strings begins and ends: found[:, offsets[i]:]."""
+    """Store start and end of a column's byte strings in found, int64[2, items]."""
     for record in range(spans.shape[1]):
         place, last, stop = offsets[record], offsets[record + 1], spans[1, record]
         if spans[0, record] < 0 or place == last:
@@ -386,7 +401,7 @@ def find_bytes(buffer: Array, spans: Array, offsets: Array, found: Array) -> Non
 
 @_kernel
 def pack_varints(values: Array, out: Array) -> int:
-    """Write int64 values as varints into `out`, 10 bytes for each or more; returns the bytes."""
+    """Write int64 values as varints into `out`, uint8 of 10 bytes per value; returns the bytes."""
     at = 0
     for value in values:
         rest = np.uint64(value)

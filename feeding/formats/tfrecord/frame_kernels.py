@@ -1,10 +1,10 @@
-"""Compiled loops over TFRecord frames: CRC-32C, and finding whole records in a block of bytes.
+"""TFRecord frame kernels: compiled CRC-32C, and the search for whole records in a block of bytes.
 
-Covers: the bytes between records.      Does not: read files (tfrecord), look into records
-(example_kernels).      Pure.
+Covers: the bytes around records.
+Does not: read files (framing), parse records (example_kernels).
+Threads: any; pure, releases the GIL.
 
-All of it releases the GIL. Everything stands in one file because numba keeps a cached function when
-something that it imports from another file has changed.
+Everything is in one file because numba's cache does not see changes of functions that are imported.
 
     frame    u64 length | u32 masked CRC of the length | data | u32 masked CRC of the data
 Little-endian; "masked" is rotated right by 15 bits, plus a constant (tensorflow.org/tutorials/
@@ -18,6 +18,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
 from llvmlite import binding, ir  # type: ignore[import-untyped]  # llvmlite has no stubs
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -26,7 +27,7 @@ from feeding.columnar.chunk import Array
 from feeding.formats.tfrecord.byte_kernels import word_at
 
 OK, BAD_LENGTH, BAD_DATA, TOO_LONG = range(4)
-"""What ended a scan: no whole record is left, or the next record's fault."""
+"""Why a scan ended: no whole record is left, or the fault of the next record."""
 FRAME_HEAD, FRAME_FOOT = 12, 4
 """Bytes before a record (length, its CRC) and after it (CRC of the data)."""
 _MASK_DELTA = 0xA282EAD8
@@ -34,8 +35,8 @@ _MASK_DELTA = 0xA282EAD8
 HAS_CRC_INSTRUCTION = bool(binding.get_host_cpu_features().get("sse4.2", False))
 
 
-def _crc_tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Return tables [8, 256] for eight bytes at a time (Kounavis and Berry, 2005: slicing-by-8)."""
+def _crc_tables() -> npt.NDArray[np.uint32]:
+    """Return CRC tables uint32[8, 256] for slicing-by-8 (Kounavis and Berry, 2005)."""
     tables = np.zeros((8, 256), np.uint32)
     crc = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -52,7 +53,7 @@ _TABLES = _crc_tables()
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _crc_word(_typing: Any, _crc: Any, _value: Any) -> Any:
-    """Add eight bytes to a CRC-32C by the processor's own instruction."""
+    """Add eight bytes to a CRC-32C by the SSE 4.2 instruction."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         integer = ir.IntType(64)
@@ -114,7 +115,7 @@ _crc = _crc_by_instruction if HAS_CRC_INSTRUCTION else _crc_by_table
 
 @_kernel
 def masked_crc(buffer: Array, start: int, stop: int) -> Any:
-    """Return the CRC-32C of bytes as TFRecord stores it: rotated, plus a constant."""
+    """Return the CRC-32C of buffer[start:stop], uint8, as TFRecord stores it: uint32, masked."""
     crc = np.uint32(_crc(buffer, start, stop))
     rotated = (crc >> np.uint32(15)) | (crc << np.uint32(17))
     return np.uint32(rotated + np.uint32(_MASK_DELTA))
@@ -139,18 +140,18 @@ def scan(
     lengths: Array,
     checks_data: bool,
 ) -> Any:
-    """Find the whole records in buffer[:stop]; a length is used only after its CRC was right.
+    """Find the whole records in buffer[:stop]; a length counts only if its CRC is right.
 
     Args:
         buffer: uint8, begins with a record.
-        stop: how much of it is filled.
+        stop: end of the filled part.
         max_record_bytes: the scan ends before a larger record.
-        starts: int64[m], filled with where each record begins; the scan ends when it is full.
-        lengths: int64[m], filled with the records' bytes.
-        checks_data: whether the CRC of a record's data must be right.
+        starts: int64[m], filled with the offset of each record; the scan ends when it is full.
+        lengths: int64[m], filled with the bytes of each record.
+        checks_data: whether to check the CRC of a record's data.
 
     Returns:
-        (records found, where the next one begins, OK or its fault, its length if it is known).
+        (records found, offset of the next frame, OK or its fault, its length or -1).
     """
     at, count = 0, 0
     while at + FRAME_HEAD <= stop and count < starts.size:
@@ -174,10 +175,16 @@ def scan(
 
 @_kernel
 def find_record(buffer: Array, start: int, stop: int, max_record_bytes: int) -> Any:
-    """Find where a record begins in buffer[start:stop]: a length whose CRC is right.
+    """Find the first frame in buffer[start:stop], by a length whose CRC is right.
+
+    Args:
+        buffer: uint8.
+        start: first byte.
+        stop: end, excluded.
+        max_record_bytes: larger lengths do not count.
 
     Returns:
-        (its place, its length); (-1, 0) if there is none.
+        (its offset, its length); (-1, 0) if there is none.
     """
     for at in range(start, stop - FRAME_HEAD + 1):
         length = word_at(buffer, at)
@@ -190,11 +197,11 @@ def find_record(buffer: Array, start: int, stop: int, max_record_bytes: int) -> 
 
 @_kernel
 def seal(buffer: Array, starts: Array, lengths: Array) -> None:
-    """Write the frames around records that lie in a buffer with room for them.
+    """Write the frames around records, into the gaps between them.
 
     Args:
-        buffer: uint8, with 12 bytes before and 4 behind each record.
-        starts: int64[n], where each record begins.
+        buffer: uint8, with 12 bytes before and 4 after each record.
+        starts: int64[n], offset of each record.
         lengths: int64[n], bytes of each.
     """
     for index in range(starts.size):

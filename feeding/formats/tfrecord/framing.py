@@ -1,8 +1,8 @@
-"""TFRecord files: framed records read in blocks, and written.
+"""TFRecord files: reader of framed records in blocks, and writer.
 
-Covers: RecordReader (plain and gzip, CRCs checked, limits, what becomes of damage), RecordWriter.
-Does not: open files (filesystem), look into records (example), share them out (splits).
-Threads: a reader or writer belongs to one thread; most of its time is spent without the GIL.
+Covers: RecordReader (plain and gzip, CRCs, limits, policy for damaged records), RecordWriter.
+Does not: open files (filesystem), parse records (example), assign them to workers (reading.splits).
+Threads: a reader or writer belongs to one thread; most of its time is without the GIL.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.tfrecord import frame_kernels
 from feeding.reading.bad_records import BadData
+from feeding.reading.discover import is_gzip
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _RATIO_FROM_BYTES = 16 * MIB
-"""Below this a high ratio harms nobody."""
+"""Up to this size a high ratio is harmless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLimits:
-    """What a file may ask of its reader."""
+    """Bounds of what a file makes its reader allocate."""
 
     max_record_bytes: int = 256 * MIB
     """Larger records are refused before memory is taken for them."""
     max_gzip_ratio: int = 250
-    """Bytes that one byte of a gzip file may become, on the whole file; ordinary data stays below
-    20. Deflate itself ends at 1032."""
+    """Most bytes per compressed byte of a gzip file, over the whole file. Ordinary data has below
+    20; deflate allows 1032."""
     block_bytes: int = MIB // 2
-    """Read and decoded at a time. A block that fits the processor's cache is read fastest."""
+    """Bytes read and decoded at a time. A block that fits the CPU's cache is fastest."""
 
     def __post_init__(self) -> None:
         for name in ("max_record_bytes", "max_gzip_ratio", "block_bytes"):
@@ -50,18 +50,18 @@ class RecordLimits:
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """Consecutive records of one file; the arrays are valid until the next block is asked for."""
+    """Consecutive records of one file; the arrays are valid until the next block is read."""
 
     buffer: Array
     """uint8, holds the records."""
     starts: Array
-    """int64[n], where each record begins in the buffer."""
+    """int64[n], offset of each record in the buffer."""
     lengths: Array
     """int64[n], bytes of each record."""
     first_record: int
-    """Number of the first one within its file."""
+    """Number of the first record in its file, from 0."""
     first_byte: int
-    """Where the buffer begins within the file (after decompression)."""
+    """Offset of the buffer in the file, after decompression."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -73,7 +73,7 @@ class RecordBlock:
             yield view[start : start + length].tobytes()
 
     def part(self, start: int, stop: int) -> RecordBlock:
-        """Return some of the records, by their numbers within the block."""
+        """Return records `start` to `stop`, `stop` excluded, counted within the block."""
         chosen = slice(start, stop)
         first_record = self.first_record + start
         return dataclasses.replace(
@@ -87,18 +87,18 @@ class RecordBlock:
 class RecordReader:
     """The records of one file, or those that begin in one range of its bytes.
 
-    A range's first record is found as the first length whose CRC is right. Readers of ranges that
-    adjoin therefore give every record once, unless records hold whole TFRecord files themselves.
-    Where damage is skipped, the next record behind it is found in the same way.
+    A range's first record begins at the first length whose CRC is right. So readers of adjacent
+    ranges return every record once, unless records hold whole TFRecord files themselves. The reader
+    finds the next record after damaged bytes in the same way.
 
     Args:
-        file: its bytes from `span[0]` on; closed by the caller.
+        file: the file's bytes from `span[0]` on; the caller closes it.
         name: for messages.
-        span: first byte of the range and of what follows it; None for the second: the file's end.
-        limits: what the file may ask for.
-        bad: what becomes of damaged records.
-        gzip: whether the file is compressed; None: look. It is then read to its end, whatever the
-            range.
+        span: first byte of the range, and its end, excluded; None: the file's end.
+        limits: bound records and compression.
+        bad: policy for damaged records.
+        gzip: whether the file is compressed; None: detect it. A compressed file is read to its end,
+            whatever the range.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class RecordReader:
         self._buffer = np.empty(self._limits.block_bytes, np.uint8)
         self._filled = 0
         self._file_at = span[0]
-        """Where the buffer begins in the (decompressed) file."""
+        """Offset of the buffer in the (decompressed) file."""
         self._is_lost = span[0] > 0
-        """Whether the next record has to be searched for."""
+        """Whether the reader has to search for the next record."""
         self._num_records = 0
         self._is_over = False
         self._damage = ""
-        """Why no more of the file can be had."""
+        """Why the rest of the file cannot be read."""
 
     def blocks(self) -> Iterator[RecordBlock]:
         """Yield the records, some at a time.
@@ -142,10 +142,10 @@ class RecordReader:
         return self._blocks(checks_data=True)
 
     def count(self) -> int:
-        """Return how many records there are, without a look at the CRC of their data.
+        """Return the number of records, without checking the CRC of their data.
 
         Raises:
-            DataError: a length is damaged, or the file cut short, and the policy is to fail.
+            DataError: a length is damaged or the file is truncated, and the policy is to fail.
             OSError: the file cannot be read.
         """
         for _ in self._blocks(checks_data=False):
@@ -154,7 +154,7 @@ class RecordReader:
 
     @property
     def num_records(self) -> int:
-        """How many were found so far, the damaged ones included."""
+        """Records found so far, damaged ones included."""
         return self._num_records
 
     def _blocks(self, *, checks_data: bool) -> Iterator[RecordBlock]:
@@ -187,13 +187,13 @@ class RecordReader:
             self._check_next(source)
 
     def _own(self, starts: Array, at: int) -> tuple[int, int]:
-        """Return how many records begin before the range's end, and where the next one begins."""
+        """Return how many records begin in the range, and the offset of the next frame."""
         bound = self._stop - self._file_at + frame_kernels.FRAME_HEAD
         count = int(np.searchsorted(starts, bound))
         return count, int(starts[count]) - frame_kernels.FRAME_HEAD if count < len(starts) else at
 
     def _check_next(self, source: BinaryIO) -> None:
-        """Tell of the record behind the range if whoever reads on there cannot find it."""
+        """Report the record after the range if the reader of the next range cannot find it."""
         at_end = self._filled < frame_kernels.FRAME_HEAD and self._fill(source)
         if self._filled < frame_kernels.FRAME_HEAD:
             self._await_whole(-1, at_end)
@@ -205,7 +205,7 @@ class RecordReader:
             self._after_fault(at, fault, length)
 
     def _search(self, at_end: bool) -> None:
-        """Go on to the next record that can be found."""
+        """Search for the next record."""
         at, _ = frame_kernels.find_record(
             self._buffer, 0, self._filled, self._limits.max_record_bytes
         )
@@ -218,7 +218,7 @@ class RecordReader:
 
     def _open(self) -> BinaryIO:
         if self._gzip is None:
-            self._gzip = is_gzip(self._file.peek(frame_kernels.FRAME_HEAD))
+            self._gzip = is_compressed(self._file.peek(frame_kernels.FRAME_HEAD))
         if self._gzip:
             self._stop = sys.maxsize
         else:
@@ -251,7 +251,7 @@ class RecordReader:
         return True
 
     def _after_fault(self, at: int, fault: int, length: int) -> int:
-        """Tell of a damaged record; returns where the next one begins."""
+        """Report a damaged record; returns the offset of the next frame."""
         if fault == frame_kernels.OK:
             return at
         if fault == frame_kernels.BAD_DATA:
@@ -266,11 +266,11 @@ class RecordReader:
         return at + 1
 
     def _await_whole(self, length: int, at_end: bool) -> None:
-        """Make room for the record that begins the buffer, or find that the file ends in it."""
+        """Grow the buffer for a large record, or report that the file ends inside it."""
         if at_end:
             self._is_over = True
             needed = frame_kernels.FRAME_HEAD if length < 0 else _frame_bytes(length)
-            cut = f"it is cut short: it needs {needed} bytes, {self._filled} are left"
+            cut = f"it is truncated: it needs {needed} bytes, {self._filled} are left"
             if self._damage or self._filled:
                 self._skip(0, self._damage or cut)
         elif length >= 0 and _frame_bytes(length) > len(self._buffer):
@@ -286,7 +286,7 @@ class RecordReader:
         self._file_at += at
 
     def _lose(self, at: int, reason: str) -> None:
-        """Tell of a record whose end is not known."""
+        """Report a record whose end is not known."""
         self._skip(at, reason)
         self._num_records += 1
         self._is_lost = True
@@ -298,10 +298,10 @@ class RecordReader:
 
 
 class RecordWriter:
-    """Writes records to a file that the caller opened and closes.
+    """Writes records to a file.
 
     Args:
-        file: takes the bytes.
+        file: gets the bytes; the caller closes it.
         gzip: whether to compress.
     """
 
@@ -309,7 +309,7 @@ class RecordWriter:
         self._zipped = gzip_format.GzipFile(fileobj=file, mode="wb", mtime=0) if gzip else None
         self._file: BinaryIO = self._zipped or file  # type: ignore[assignment]
         self.num_records = 0
-        """Written so far."""
+        """Records written so far."""
 
     def write(self, record: bytes) -> None:
         """Append one record."""
@@ -318,13 +318,13 @@ class RecordWriter:
         self.num_records += 1
 
     def close(self) -> None:
-        """Write what compression still holds; the file itself stays open."""
+        """Flush the compression; the file itself stays open."""
         if self._zipped is not None:
             self._zipped.close()
 
 
 class _Source(io.RawIOBase):
-    """A file whose beginning can be looked at, and which counts what was read of it."""
+    """A file with `peek`, which counts the bytes read."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         self._file = file
@@ -350,10 +350,10 @@ class _Source(io.RawIOBase):
         return count
 
 
-def is_gzip(head: bytes) -> bool:
-    """Whether a file is compressed, by its first 12 bytes; a record's length may look like gzip."""
+def is_compressed(head: bytes) -> bool:
+    """Return whether a file is gzip, by its first 12 bytes; a record's length may look like it."""
     begins_record = len(head) == frame_kernels.FRAME_HEAD and _crc_of(head[:8]) == head[8:]
-    return head.startswith(_GZIP_MAGIC) and not begins_record
+    return is_gzip(head) and not begins_record
 
 
 def _crc_of(data: bytes) -> bytes:

@@ -1,12 +1,12 @@
-"""Arrow columns → framed tf.Example records; whole batches at a time.
+"""tf.Example encoder: Arrow columns to framed records, whole batches at a time.
 
 Covers: ExampleEncoder, framed (records that are bytes already).
 Does not: write files, know Spark's types (tfos.datasource).
-Threads: an encoder keeps no state; most of its time is spent without the GIL.
+Threads: an encoder has no state; most of its time is without the GIL.
 
-Numbers become float and int64 lists, text and bytes become bytes lists, as example_arrow reads
-them. A null is left out; an empty list is an empty list of its kind. Keys are written in sorted
-order, so equal rows give equal bytes.
+Numbers become float and int64 lists, text and bytes become bytes lists, as to_arrow reads them. A
+null is left out; an empty list is an empty list of its kind. Keys are written in sorted order, so
+equal rows give equal bytes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _FRAME_BYTES = frame_kernels.FRAME_HEAD + frame_kernels.FRAME_FOOT
 
 
 class ExampleEncoder:
-    """Makes records of batches.
+    """Encodes batches as framed records.
 
     Args:
         schema: of the batches; every field becomes a feature.
 
     Raises:
-        SettingsError: a column has a type that no tf.Example holds.
+        FeedSettingsError: a tf.Example cannot hold a column's type.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -44,7 +44,7 @@ class ExampleEncoder:
         self._keys = [np.frombuffer(column.name.encode(), np.uint8) for column in self._columns]
 
     def encode(self, batch: pa.RecordBatch) -> Array:
-        """Return the frames of all rows, one after the other, as uint8.
+        """Return the joined frames of all rows, uint8[bytes].
 
         Raises:
             RowError: a list holds a null, which a tf.Example cannot.
@@ -67,7 +67,7 @@ class ExampleEncoder:
 
 
 def framed(records: pa.Array) -> Array:
-    """Return the frames of binary values that are records already, as uint8.
+    """Return the joined frames of binary values that are records already, uint8[bytes].
 
     Raises:
         RowError: a value is null.
@@ -84,7 +84,7 @@ def framed(records: pa.Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One column of a batch as the kernels take it."""
+    """One column of a batch, for the kernels."""
 
     ranges: Array
     lists: Array
@@ -110,7 +110,7 @@ def _source(name: str, kind: int, array: pa.Array) -> _Column:
 
 
 def _ranges(name: str, array: pa.Array) -> tuple[Array, pa.Array]:
-    """Return which values are each row's, and the values."""
+    """Return the ranges of each row's values, int64[2, n], and the values."""
     ranges = np.empty((2, len(array)), np.int64)
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         flat = array.flatten()
@@ -153,14 +153,14 @@ def _strings(items: pa.Array) -> tuple[Array, Array]:
 
 
 def _as_read(values: Array) -> Array:
-    """Return values that cannot be written to: kernels are compiled for either kind apart."""
+    """Return read-only values: numba would compile each kernel again for writable ones."""
     values = np.ascontiguousarray(values)
     values.flags.writeable = False
     return values
 
 
 def _room(lengths: Array) -> tuple[Array, Array]:
-    """Return a buffer for frames of records of these lengths, and where the records begin."""
+    """Return a buffer for the frames of records, uint8, and the records' offsets, int64[n]."""
     ends = np.cumsum(lengths + _FRAME_BYTES)
     starts = ends - lengths - frame_kernels.FRAME_FOOT
     return np.empty(int(ends[-1]) if len(ends) else 0, np.uint8), starts

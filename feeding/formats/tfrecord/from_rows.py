@@ -1,7 +1,8 @@
-"""Rows → tf.Example records, one at a time.
+"""tf.Example encoder for single rows.
 
 Covers: encode_example.
-Does not: write files (tfrecord.RecordWriter), encode whole columns (example_arrow_writer).    Pure.
+Does not: write files (framing.RecordWriter), encode whole columns (from_arrow).
+Threads: any; pure.
 
 Keys are written in sorted order, so equal rows give equal bytes.
 """
@@ -25,9 +26,9 @@ def encode_example(row: Mapping[str, Any]) -> bytes:
     """Return the tf.Example of one row.
 
     Args:
-        row: by feature name: numbers, bytes, text (as UTF-8), or arrays and sequences of these, any
-            shape (row-major). Floats travel as float32, integers and bools as int64. None and
-            empty lists are left out.
+        row: by feature name: numbers, bytes, text (as UTF-8), or arrays and sequences of these, of
+            any shape (row-major). Floats become float32, integers and bools int64. None and empty
+            lists are left out.
 
     Raises:
         RowError: names the feature whose value fits none of the three lists.
@@ -48,7 +49,7 @@ def _feature(name: str, value: Any) -> bytes:
     except ValueError as error:
         raise RowError(f"feature {name!r} holds lists of differing lengths: {error}") from None
     if not array.size and not isinstance(value, np.ndarray):
-        return b""  # an empty list of nobody knows what
+        return b""  # an empty list without a type
     if array.dtype.kind == "f":
         if isinstance(value, list | tuple) and all(isinstance(item, int) for item in value):
             raise RowError(
@@ -57,7 +58,7 @@ def _feature(name: str, value: Any) -> bytes:
         return _field(2, _field(1, np.ascontiguousarray(array, "<f4").tobytes()))
     if array.dtype.kind in "biu":
         return _field(3, _field(1, _varints(name, array)))
-    items = np.asarray(value, object).ravel()  # where 1 beside b"1" is still a number
+    items = np.asarray(value, object).ravel()  # as objects, a 1 beside b"1" is still a number
     if array.dtype.kind in "SUO" and all(isinstance(item, bytes | str) for item in items):
         return _field(1, b"".join(_field(1, _as_bytes(item)) for item in items))
     raise RowError(

@@ -1,7 +1,8 @@
-"""What the records of a data set hold, seen from a sample; and one record as a dict.
+"""Feature inference: the features of a sample of tf.Example records; and one record as a dict.
 
 Covers: survey, infer_features, decode_example.
-Does not: decode columns (example, example_arrow), choose or read files.      Pure.
+Does not: decode columns (example, to_arrow), choose or read files (source).
+Threads: any; pure.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _LENGTH_DELIMITED = 2
 
 @dataclass(frozen=True, slots=True)
 class FeatureSurvey:
-    """What a sample's records hold under one name."""
+    """The feature of one name in a sample of records."""
 
     kind: Kind
-    """Of its list."""
+    """dtype of its list."""
     least: int
     """Fewest values in one record, of those that have the feature."""
     most: int
@@ -39,7 +40,7 @@ class FeatureSurvey:
     """Whether it is a bytes list and every value in it is UTF-8."""
 
     def merged(self, other: FeatureSurvey) -> FeatureSurvey:
-        """Return what holds for both samples; their kinds must be the same."""
+        """Return the survey of both samples together; their kinds must be the same."""
         return FeatureSurvey(
             self.kind,
             min(self.least, other.least),
@@ -50,7 +51,7 @@ class FeatureSurvey:
 
 
 def survey(records: Iterable[bytes]) -> dict[str, FeatureSurvey]:
-    """Return what a sample of records holds, by feature name in sorted order.
+    """Return the features of a sample of records, by name in sorted order.
 
     Features that are empty in every record (no list of any kind) are left out.
 
@@ -75,9 +76,9 @@ def survey(records: Iterable[bytes]) -> dict[str, FeatureSurvey]:
 def infer_features(records: Iterable[bytes]) -> dict[str, Feature]:
     """Return the features of a sample of records, by name in sorted order.
 
-    A feature that has the same number of values in every record becomes a tensor: of shape () for
-    one value, (n,) for n. Any other becomes one of any length (shape None), as do features that
-    some records lack.
+    A feature with the same number of values in every record becomes a tensor: of shape () for one
+    value, (n,) for n. Any other feature, also one that some records lack, becomes ragged (shape
+    None).
 
     Raises:
         DataError: a record is no tf.Example, or a feature has lists of different kinds.
@@ -107,7 +108,7 @@ def _locate(
 ) -> None:
     record = kernels.locate(buffer, starts, lengths, packed_names(names), spans)
     if record >= 0:
-        raise DataError(f"record {record} is no tf.Example: a field is cut short")
+        raise DataError(f"record {record} is no tf.Example: a field is truncated")
 
 
 def _found(buffer: Array, name: str, spans: Array) -> FeatureSurvey | None:
@@ -115,13 +116,13 @@ def _found(buffer: Array, name: str, spans: Array) -> FeatureSurvey | None:
     has = counts >= 0
     if not has.any():
         return None
-    is_text = kind == 1 and _is_text(_byte_values(buffer, spans, counts))
+    is_text = kind == 1 and _are_utf8(_byte_values(buffer, spans, counts))
     least, most = int(counts[has].min()), int(counts.max())
     return FeatureSurvey(_KINDS[kind], least, most, bool(has.all()), is_text)
 
 
 def _counted(buffer: Array, name: str, spans: Array) -> tuple[int, Array]:
-    """Return the kind of a feature's lists, and how many values each record has (-1: none)."""
+    """Return the kind of a feature's lists, and the values of each record, int64[n] (-1: none)."""
     counts = np.empty(spans.shape[1], np.int64)
     for kind in _KINDS:
         record, fault = kernels.count_values(buffer, spans, kind, counts)
@@ -157,7 +158,7 @@ def _byte_values(buffer: Array, spans: Array, counts: Array) -> list[bytes]:
     return [buffer[start:stop].tobytes() for start, stop in places.T.tolist()]
 
 
-def _is_text(values: Sequence[bytes]) -> bool:
+def _are_utf8(values: Sequence[bytes]) -> bool:
     try:
         for value in values:
             value.decode()

@@ -1,15 +1,10 @@
-"""The records that begin in one range of a TFRecord file, wherever the file is.
+"""TFRecord records of one byte range of a file, and the policy for records with damaged content.
 
-Covers: opening, reading ahead, a file that changed, who reads a compressed file.
-Does not: list files (data_files), cut them (splits), decode records (example, example_arrow).
+Covers: opening, read-ahead, a file that changed, which split reads a compressed file; the file,
+record and byte of a damaged record, and skipping it if the policy says so.
+Does not: list files (reading.discover), split them (reading.splits), decode records (example,
+to_arrow).
 Threads: an iterator belongs to one thread.
-
-[merged feeding/formats/tfrecord/records.py] What becomes of records that are framed well and hold
-the wrong thing.
-
-Covers: naming file, record and byte of one; leaving it out where the policy says so.
-Does not: frame records (tfrecord) or look into them (example, example_arrow).
-Threads: any.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from feeding.errors import DataError, FileChanged
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import DEFAULTS, filesystem_for
 from feeding.formats.tfrecord import frame_kernels
-from feeding.formats.tfrecord.framing import RecordBlock, RecordLimits, RecordReader, is_gzip
+from feeding.formats.tfrecord.framing import RecordBlock, RecordLimits, RecordReader, is_compressed
 from feeding.reading.bad_records import BadData
 from feeding.reading.splits import Split
 
@@ -34,9 +29,16 @@ from feeding.reading.splits import Split
 def record_blocks(
     split: Split, size_bytes: int, bad: BadData, limits: RecordLimits | None = None
 ) -> Iterator[RecordBlock]:
-    """Yield the records of a range, some at a time; see RecordReader.blocks.
+    """Yield the records of a range, in blocks; see RecordReader.blocks.
 
-    Args and raises: see opened_records.
+    Args:
+        split: file and range.
+        size_bytes: of the whole file when it was listed.
+        bad: policy for damaged records.
+        limits: bound records and compression.
+
+    Raises:
+        DataError, FileChanged, OSError: as opened_records.
     """
     with opened_records(split, size_bytes, bad, limits) as reader:
         yield from reader.blocks()
@@ -48,18 +50,18 @@ def opened_records(
 ) -> Iterator[RecordReader]:
     """Open the records of a range.
 
-    A compressed file is read whole by whoever reads its beginning.
+    The reader of a compressed file's first range reads the whole file.
 
     Args:
         split: file and range.
         size_bytes: of the whole file when it was listed.
-        bad: what becomes of damaged records.
-        limits: what the file may ask for.
+        bad: policy for damaged records.
+        limits: bound records and compression.
 
     Raises:
         DataError: a record is damaged and the policy is to fail.
         FileChanged: the file has another size now.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with contextlib.closing(filesystem_for(split.path).open(split.path)) as file:
         if file.size_bytes != size_bytes:
@@ -67,7 +69,7 @@ def opened_records(
                 f"{split.path} had {size_bytes} bytes when it was listed, now {file.size_bytes}; "
                 "read files that are not written to any more"
             )
-        if split.start and is_gzip(file.read_range(0, frame_kernels.FRAME_HEAD)):
+        if split.start and is_compressed(file.read_range(0, frame_kernels.FRAME_HEAD)):
             yield RecordReader(io.BytesIO(), split.path)
             return
         yield RecordReader(
@@ -83,7 +85,7 @@ T = TypeVar("T")
 
 
 class RecordDamage(Exception):
-    """Record `record` of those at hand is not what was asked for; becomes a DataError."""
+    """Record number `record` of a block does not fit the columns; becomes a DataError."""
 
     def __init__(self, record: int, text: str) -> None:
         super().__init__(text)
@@ -93,13 +95,13 @@ class RecordDamage(Exception):
 def without_damaged(
     block: RecordBlock, file: str, bad: BadData, make: Callable[[Array, Array], T]
 ) -> T:
-    """Return `make(starts, lengths)` of a block's records; damaged ones are left out by policy.
+    """Return `make(starts, lengths)` of a block's records; the policy may skip damaged ones.
 
     Args:
-        block: the records.
-        file: where they come from, for messages.
+        block: n records.
+        file: their file, for messages.
         bad: the policy.
-        make: raises RecordDamage for a record that is not what it should be.
+        make: called with int64[n] offsets and lengths; raises RecordDamage for a damaged record.
 
     Raises:
         DataError: the policy is to fail; names file, record and byte.

@@ -1,7 +1,7 @@
-"""TFRecord files of tf.Example as a source of columns.
+"""TFRecord source: TFRecord files of tf.Example as columns.
 
 Covers: TFRecordSource; features inferred from the first records.
-Does not: batch or shuffle (direct), frame or decode (tfrecord, example).
+Does not: batch or shuffle (reading.reader), frame or decode (framing, example).
 Threads: one reader.
 """
 
@@ -29,18 +29,18 @@ _SAMPLE_BYTES = 16 * MIB
 
 
 class TFRecordSource:
-    """See direct.Source.
+    """See reading.runs.Source.
 
     Args:
         paths: files, directories or patterns.
-        features: the columns by name; None: all that the first 256 records (or 16 MiB) of the first
-            file that has any hold, float32 and int64 (see infer_features).
-        bad: what becomes of damaged records.
-        limits: what a file may ask for.
+        features: the columns by name; None: all features of the first 256 records (or 16 MiB) of
+            the first file that has any, as float32 and int64 (see infer_features).
+        bad: policy for damaged records.
+        limits: bound records and compression.
 
     Raises:
         FileNotFoundError: a path has no file.
-        DataError: features are to be inferred, and there are none.
+        DataError: `features` is None, and no file has any.
     """
 
     def __init__(
@@ -59,33 +59,33 @@ class TFRecordSource:
 
     @property
     def schema(self) -> Schema:
-        """See direct.Source."""
+        """See reading.runs.Source."""
         features = self._decoder.features
         columns = tuple(_spec(name, feature) for name, feature in features.items())
         return Schema(columns, ColumnGroup("dict", tuple(features), (None,) * len(features)))
 
     @property
     def num_skipped(self) -> int:
-        """Damaged records so far that were left out."""
+        """Damaged records that were skipped so far."""
         return self._bad.num_skipped
 
     def files(self) -> Sequence[SourceFile]:
-        """See direct.Source."""
+        """See reading.runs.Source."""
         return self._files
 
     def read(self, split: Split) -> Iterator[Columns]:
-        """See direct.Source."""
+        """See reading.runs.Source."""
         size_bytes = self._sizes[split.path]
         for block in record_blocks(split, size_bytes, self._bad, self._limits):
             yield self._columns(block, split.path)
 
     def count(self, piece: Split) -> int:
-        """See counted.Countable; rows are records, those with damaged data included."""
+        """See reading.row_counts.Countable; counts all records, damaged ones included."""
         with self._opened(piece) as reader:
             return reader.count()
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
-        """See counted.Countable; records that are not wanted are not decoded."""
+        """See reading.row_counts.Countable; decodes only the wanted records."""
         with self._opened(wanted.piece) as reader:
             for block in reader.blocks():
                 if part := wanted.within(block.first_record, len(block)):
@@ -121,7 +121,14 @@ class TFRecordSource:
 def sample_of(
     file: SourceFile, bad: BadData, limits: RecordLimits | None = None, num_records: int = 256
 ) -> list[bytes]:
-    """Return a file's first records, the fewer the larger they are (16 MiB in all)."""
+    """Return a file's first records, up to 16 MiB.
+
+    Args:
+        file: to read.
+        bad: policy for damaged records.
+        limits: bound records and compression.
+        num_records: most records.
+    """
     whole = Split(file.path, 0, file.size_bytes)
     sample: list[bytes] = []
     left = _SAMPLE_BYTES

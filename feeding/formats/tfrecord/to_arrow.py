@@ -1,16 +1,16 @@
-"""tf.Example records → Arrow columns, with nulls; whole columns at a time.
+"""tf.Example to Arrow decoder: records to Arrow columns with nulls, whole columns at a time.
 
 Covers: ArrowDecoder, records_as_binary.
-Does not: read files (record_ranges), know Spark's types (tfos.datasource).
-Threads: a decoder keeps no state; calls may run beside each other, without the GIL.
+Does not: read files (records), know Spark's types (tfos.datasource).
+Threads: a decoder has no state; calls may run in parallel, without the GIL.
 
     column                      in a record
     float, double               a float list of one value
     int8 to int64, bool         an int64 list of one value
     string, binary              a bytes list of one value
     list of one of these        the same kind of list, with any number of values
-A record without the feature, or with one that has no list, gives null; so does an empty list where
-one value is expected. A list column's empty list is an empty list.
+A record without the feature, or with a feature without a list, gives null; so does an empty list
+where one value is expected. In a list column an empty list is an empty list.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_OFFSET = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, slots=True)
 class ArrowColumn:
-    """One column that is wanted, and the list that it is read from."""
+    """One requested column, and the kind of list that holds it."""
 
     name: str
     type: pa.DataType
@@ -45,7 +45,7 @@ class ArrowColumn:
 
     @property
     def item_type(self) -> pa.DataType:
-        """Of one value."""
+        """Arrow type of one value."""
         return self.type.value_type if self.is_list else self.type
 
     @property
@@ -55,10 +55,10 @@ class ArrowColumn:
 
 
 def column_of(field: pa.Field) -> ArrowColumn:
-    """Return how a field of a schema is read.
+    """Return the column of a field of a schema.
 
     Raises:
-        FeedSettingsError: no list of a tf.Example holds values of its type.
+        FeedSettingsError: a tf.Example cannot hold values of its type.
     """
     item = field.type.value_type if pa.types.is_list(field.type) else field.type
     if pa.types.is_string(item) or pa.types.is_binary(item):
@@ -76,10 +76,10 @@ def column_of(field: pa.Field) -> ArrowColumn:
 
 
 class ArrowDecoder:
-    """Makes Arrow columns of records.
+    """Decodes records to Arrow columns.
 
     Args:
-        schema: the columns; other features of the records are passed over.
+        schema: the columns; other features of the records are ignored.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -87,12 +87,12 @@ class ArrowDecoder:
         self._names = packed_names(column.name for column in self._columns)
 
     def decode(self, block: RecordBlock, file: str, bad: BadData) -> tuple[int, list[pa.Array]]:
-        """Return how many records are whole, and a column of them for each field of the schema.
+        """Return the number of good records n, and an array [n] for each field of the schema.
 
         Args:
             block: the records.
-            file: where they come from, for messages.
-            bad: what becomes of records that are no tf.Example or do not fit the schema.
+            file: their file, for messages.
+            bad: policy for records that are no tf.Example or do not fit the schema.
 
         Raises:
             DataError: names file, record, byte and feature.
@@ -118,7 +118,13 @@ def records_as_binary(block: RecordBlock) -> pa.Array:
 
 
 def arrow_column(buffer: Array, column: ArrowColumn, spans: Array) -> pa.Array:
-    """Return one column of the records whose features lie at spans (see kernels.locate)."""
+    """Return one column of n records.
+
+    Args:
+        buffer: uint8, holds the records.
+        column: to decode.
+        spans: int64[2, n], start and end of its feature in each record (kernels.locate).
+    """
     if not column.is_list and column.kind != BYTES:
         single = _single(buffer, column, spans)
         if single is not None:
@@ -131,7 +137,7 @@ def arrow_column(buffer: Array, column: ArrowColumn, spans: Array) -> pa.Array:
     if not column.nullable and lacking.any():
         raise RecordDamage(
             int(lacking.argmax()),
-            f"it lacks feature {column.name!r}, which the schema says is never null",
+            f"it lacks feature {column.name!r}, which is not nullable in the schema",
         )
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(np.maximum(counts, 0), out=offsets[1:])
@@ -148,7 +154,7 @@ def arrow_column(buffer: Array, column: ArrowColumn, spans: Array) -> pa.Array:
 
 
 def _single(buffer: Array, column: ArrowColumn, spans: Array) -> pa.Array | None:
-    """Return one number of each record, the usual case; None if it is not all like that."""
+    """Return one number of each record, the fast path; None if a record differs."""
     if column.kind == FLOATS:
         floats = np.empty(spans.shape[1], np.float32)
         if not kernels.copy_single_floats(buffer, spans, floats.view(np.uint8)):
@@ -174,14 +180,14 @@ def _check_single(column: ArrowColumn, counts: Array) -> None:
         raise RecordDamage(
             record,
             f"it has {counts[record]} values of feature {column.name!r}, where {column.type} is "
-            "one; give a schema that says it is an array",
+            "one; give a schema with an array type",
         )
 
 
 def _items(
     buffer: Array, column: ArrowColumn, spans: Array, offsets: Array, lacking: Array | None
 ) -> pa.Array:
-    """Return all values; where `lacking` is given there is one, or null, for each record."""
+    """Return all values; with `lacking`, bool[n], one value or null per record."""
     total = int(offsets[-1])
     if column.kind == FLOATS:
         floats = np.empty(total, np.float32)
@@ -256,7 +262,7 @@ def _is_bad(value: pa.Scalar) -> bool:
 
 
 def _spread(values: Array, lacking: Array) -> Array:
-    """Return one value for each record, 0 for those that lack it."""
+    """Return one value per record, 0 for records without it."""
     out = np.zeros(len(lacking), values.dtype)
     out[~lacking] = values
     return out

@@ -1,11 +1,12 @@
-"""Compiled loops that write columns as tf.Example messages, all records of a batch at a time.
+"""tf.Example write kernels: compiled loops that write columns of a whole batch as messages.
 
-Covers: how long each record becomes, and its bytes.      Does not: frame records (frame_kernels),
-know columns' types (example_arrow_writer).      Pure; releases the GIL.
+Covers: the size of each record, and its bytes.
+Does not: frame records (frame_kernels), know columns' types (from_arrow).
+Threads: any; pure, releases the GIL.
 
-The format is in example_kernels. A column is written for all records before the next one is; each
-record has a cursor. `ranges` int64[2, n] says which values of a column are a record's: from
-ranges[0, i] to before ranges[1, i]; a start of -1: the record does not have the feature.
+example_kernels has the format. A column is written for all records before the next column; each
+record has a cursor. `ranges`, int64[2, n], has the range of each record's values in a column: from
+ranges[0, i] to ranges[1, i], excluded; a start of -1: the record does not have the feature.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def test_a_damaged_file_fails_or_is_counted(directory, tmp_path):
     good = (directory / "part-0").read_bytes()
     (tmp_path / "a").write_bytes(good)
     (tmp_path / "b").write_bytes(good[:-3])
-    with pytest.raises(DataError, match=r"b: record 69 at byte \d+: it is cut short"):
+    with pytest.raises(DataError, match=r"b: record 69 at byte \d+: it is truncated"):
         epoch(DirectReader(TFRecordSource(str(tmp_path), COLUMNS), 0, 1), 32)
     source = TFRecordSource(str(tmp_path), COLUMNS, bad=BadData("skip", max_skipped=1))
     reader = DirectReader(source, 0, 1)
