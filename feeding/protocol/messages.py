@@ -1,6 +1,8 @@
-"""What feeders and workers say to each other: typed metas of rpc calls.
+"""Feed messages: typed metas of the RPC calls between feeders and workers.
 
-Covers: requests, replies, their codecs.      Does not: send or decide anything.      Pure data.
+Covers: requests, replies, their codecs.
+Does not: send or decide anything.
+Threads: any; frozen data.
 
     Hello   first call on a connection: what will be fed    -> FeedStatus, at once
     Put     one chunk as payload                            -> FeedStatus, at once: it is accepted

@@ -1,15 +1,12 @@
-"""Sets of row numbers as ranges: what was accepted, what was trained, what is to be fed again.
+"""Row ranges: sets of row numbers, and the rows of a partition that a worker accepted.
 
-Covers: RowRanges.      Does not: know what the numbers count.      Pure.
+Covers: RowRanges (disjoint ranges), AcceptedRows (for workers, feeders and the driver) and its
+packed form.
+Does not: decide which rows are fed again (tfos.feed.ledger).
+Threads: pure; the owner serialises calls.
 
-[merged feeding/protocol/row_ranges.py] Which rows of a partition a worker accepted, and where
-they stand among all it accepted.
-
-Covers: AcceptedRows, as worker, feed task and driver keep it; its packed form.
-Does not: decide what is fed again (tfos.feed.ledger).      Pure.
-
-A worker hands out the rows of an epoch in the order in which it accepted them. So one number per
-epoch, how many rows were trained, tells of each row of each partition whether it was.
+A worker reads the rows of an epoch in the order in which it accepted them. So one number per epoch,
+the rows trained, tells for each row of each partition whether it was trained.
 """
 
 from __future__ import annotations
@@ -22,11 +19,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 Span = tuple[int, int]
-"""Rows from the first number up to, and without, the second."""
+"""(start, stop): rows from start to stop, stop excluded."""
 
 
 class RowRanges:
-    """Disjoint ranges in rising order; those that touch are one."""
+    """Disjoint ranges in ascending order; adjacent ranges are merged."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._starts: list[int] = []
@@ -42,24 +39,24 @@ class RowRanges:
 
     @property
     def num_rows(self) -> int:
-        """How many numbers there are."""
+        """Number of rows in all ranges."""
         return sum(self._stops) - sum(self._starts)
 
     @property
     def first_gap(self) -> int:
-        """The smallest number from 0 on that is not in here."""
+        """Smallest row number from 0 on that is not in the set."""
         return self._stops[0] if self._starts and not self._starts[0] else 0
 
     @property
     def stop(self) -> int:
-        """One more than the largest number; 0 if there is none."""
+        """Largest row number plus one; 0 for an empty set."""
         return self._stops[-1] if self._stops else 0
 
     def add(self, start: int, stop: int) -> None:
-        """Add numbers; those that are in here already stay."""
+        """Add rows `start` to `stop`, `stop` excluded; rows may be in the set already."""
         if stop <= start:
             return
-        if self._stops and start == self._stops[-1]:  # as nearly always
+        if self._stops and start == self._stops[-1]:  # the usual case: rows in order
             self._stops[-1] = stop
             return
         low, high = bisect_left(self._stops, start), bisect_right(self._starts, stop)
@@ -69,7 +66,7 @@ class RowRanges:
         self._stops[low:high] = [stop]
 
     def inside(self, start: int, stop: int) -> list[Span]:
-        """Return the parts of a range that are in here."""
+        """Return the parts of [start, stop) that are in the set."""
         if stop <= start:
             return []
         low, high = bisect_right(self._stops, start), bisect_left(self._starts, stop)
@@ -78,7 +75,7 @@ class RowRanges:
         ]
 
     def outside(self, start: int, stop: int) -> list[Span]:
-        """Return the parts of a range that are not in here."""
+        """Return the parts of [start, stop) that are not in the set."""
         found: list[Span] = []
         for low, high in self.inside(start, stop):
             if start < low:
@@ -96,7 +93,7 @@ _HEAD = struct.Struct("<qq")
 
 
 class AcceptedRows:
-    """Rows of one partition at one worker, in the order in which they were accepted."""
+    """Rows of one partition that one worker accepted, in the order of acceptance."""
 
     def __init__(self, entries: Sequence[Entry] = ()) -> None:
         self._entries: list[Entry] = list(entries)
@@ -109,17 +106,23 @@ class AcceptedRows:
         return iter(self._entries)
 
     def add(self, first_row: int, num_rows: int, position: int) -> None:
-        """Note rows that were accepted."""
+        """Add accepted rows.
+
+        Args:
+            first_row: in the partition.
+            num_rows: consecutive rows.
+            position: of the first row among all rows of the worker's epoch.
+        """
         self.num_rows += num_rows
         if self._entries:
-            row, count, place = self._entries[-1]
-            if row + count == first_row and place + count == position:
-                self._entries[-1] = (row, count + num_rows, place)
+            row, count, at = self._entries[-1]
+            if row + count == first_row and at + count == position:
+                self._entries[-1] = (row, count + num_rows, at)
                 return
         self._entries.append((first_row, num_rows, position))
 
     def page(self, start: int, most: int) -> tuple[Entry, ...]:
-        """Return some entries from number `start` on."""
+        """Return at most `most` entries from number `start` on."""
         return tuple(self._entries[start : start + most])
 
     def spans(self) -> Iterator[Span]:
@@ -127,36 +130,36 @@ class AcceptedRows:
         return ((row, row + count) for row, count, _ in self._entries)
 
     def rows_before(self, position: int) -> int:
-        """Return how many rows stand before this position."""
-        return sum(max(0, min(count, position - place)) for _, count, place in self._entries)
+        """Return the number of rows before a position of the epoch."""
+        return sum(max(0, min(count, position - at)) for _, count, at in self._entries)
 
     def split(self, position: int) -> tuple[AcceptedRows, list[Span]]:
-        """Return what stands before this position, and the rows that stand behind it."""
-        before, behind = AcceptedRows(), []
-        for row, count, place in self._entries:
-            kept = max(0, min(count, position - place))
+        """Return the rows before a position of the epoch, and the row numbers from it on."""
+        before, after = AcceptedRows(), []
+        for row, count, at in self._entries:
+            kept = max(0, min(count, position - at))
             if kept:
-                before.add(row, kept, place)
+                before.add(row, kept, at)
             if kept < count:
-                behind.append((row + kept, row + count))
-        return before, behind
+                after.append((row + kept, row + count))
+        return before, after
 
     def pack(self) -> bytes:
-        """Return a compact form: chunks are much alike, so their differences shrink well."""
-        end = max((place + count for _, count, place in self._entries), default=0)
+        """Return a compressed form: entries are alike, so their differences compress well."""
+        end = max((at + count for _, count, at in self._entries), default=0)
         numbers = np.array(self._entries, "<i8").reshape(-1, _NUMBERS)
         steps = np.diff(numbers, axis=0, prepend=0)
         return _HEAD.pack(self.num_rows, end) + zlib.compress(steps.tobytes(), 1)
 
     @classmethod
     def unpack(cls, packed: bytes) -> AcceptedRows:
-        """Return what was packed."""
+        """Return the rows that `pack` encoded."""
         steps = np.frombuffer(zlib.decompress(packed[_HEAD.size :]), "<i8").reshape(-1, _NUMBERS)
         entries = np.cumsum(steps, axis=0).tolist()
-        return cls([(row, count, place) for row, count, place in entries])
+        return cls([(row, count, at) for row, count, at in entries])
 
 
 def rows_and_end(packed: bytes) -> tuple[int, int]:
-    """Return the number of rows that were packed, and the position behind all of them."""
+    """Return the number of rows of a packed form, and the position after the last one."""
     num_rows, end = _HEAD.unpack_from(packed)
     return num_rows, end

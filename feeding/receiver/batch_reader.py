@@ -1,14 +1,8 @@
-"""Chunks → full batches as numpy columns.
+"""Batch reader: chunks of a feed to full batches of numpy columns.
 
-Covers: BatchReader, Batch, dtype conversion, column selection.
-Does not: rebuild Python rows (rows, data_feed), know TensorFlow.
-Threads: one consumer.
-
-[merged feeding/receiver/batch_reader.py] Reads a feed in slices of chunks, so that batches can
-cross chunk borders.
-
-Covers: Cursor, which rows a batch holds.
-Does not: make rows or arrays of a slice (rows, batches).
+Covers: BatchReader, Cursor (reads slices of chunks, so that batches cross chunk borders), dtype
+conversion, column selection, which rows a batch holds.
+Does not: rebuild Python rows (columnar.rows, data_feed), know TensorFlow.
 Threads: one consumer.
 """
 
@@ -32,7 +26,7 @@ from feeding.receiver.epoch_rows import INFERENCE, Receipt, RowSpan
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """Rows `start` to `stop` of a chunk."""
+    """Rows `start` to `stop`, `stop` excluded, of a chunk."""
 
     chunk: Chunk
     start: int
@@ -45,12 +39,12 @@ class ChunkRows:
 
     @property
     def ends_partition(self) -> bool:
-        """Whether no row of the partition comes after this slice."""
+        """Whether the slice has the partition's last row."""
         return self.chunk.meta.last_in_partition and self.stop == self.chunk.num_rows
 
 
 def receipt_of(slices: Iterable[ChunkRows]) -> Receipt:
-    """Return which rows a batch of these slices holds; neighbours become one piece."""
+    """Return which rows a batch of these slices holds; adjacent rows become one span."""
     pieces: list[RowSpan] = []
     for part in slices:
         meta, place = part.chunk.meta, part.chunk.position
@@ -63,7 +57,7 @@ def receipt_of(slices: Iterable[ChunkRows]) -> Receipt:
 
 
 class Cursor:
-    """Position in one feed; what it gives out is counted as taken."""
+    """Read position in one feed; counts the rows that it returns as taken."""
 
     def __init__(self, channel: FeedChannel, feed: str) -> None:
         self._channel = channel
@@ -74,9 +68,12 @@ class Cursor:
     def next(
         self, most_rows: int, timeout_s: float | None = None, *, session: int = 0
     ) -> ChunkRows | EpochEnd | FeedEnd:
-        """Return at most so many rows of one chunk; no rows if it only ends a partition.
+        """Return the next rows of one chunk; none if the chunk only ends a partition.
 
-        `session` fills up a batch of inference rows, which are of one session only.
+        Args:
+            most_rows: at most.
+            timeout_s: longest wait; None: `starve_timeout_s`.
+            session: only rows of this inference session, to fill up a batch of it; 0: any rows.
         """
         if self._chunk is None:
             item = self._channel.take(self._feed, timeout_s, session=session)
@@ -92,21 +89,21 @@ class Cursor:
         return ChunkRows(chunk, start, stop)
 
     def discard(self) -> None:
-        """Forget the rows of the chunk under way."""
+        """Drop the rest of the current chunk."""
         self._chunk = None
 
 
 class BatchReader:
-    """Cuts one feed into batches of exactly `batch_size` rows; only an epoch's last may be shorter.
+    """Reads one feed in batches of exactly `batch_size` rows; only an epoch's last is shorter.
 
     Args:
-        channel: where the rows arrive.
-        feed: which feed.
-        dtypes: what numeric columns become: one dtype for all, or by name; others keep theirs.
-        columns: only these columns, in this order; `nest` then gives a dict.
-        schema: what rows will look like, if known; else the first feeder says it.
-        ragged: a column whose rows had one length so far becomes Ragged when other lengths come;
-            False: it is refused.
+        channel: of the worker.
+        feed: name of the feed.
+        dtypes: of numeric columns: one dtype for all, or by name; other columns keep theirs.
+        columns: only these columns, in this order; `nest` then returns a dict.
+        schema: of the rows, if known; else the first feeder announces it.
+        ragged: whether a column whose rows had one length becomes Ragged at the first other
+            length; False: that is refused.
     """
 
     def __init__(
@@ -122,8 +119,8 @@ class BatchReader:
         self._channel = channel
         self._feed = feed
         self.reads_ahead = False
-        """Set it where a batch is not trained when the next one is asked for: whoever trains them
-        then says so by `hand` and `settle`."""
+        """Set it if the next batch is read before the last one is trained; the trainer then reports
+        batches by `hand` and `settle`."""
         self._dtypes = dtypes
         self._selected = columns
         self._may_be_ragged = ragged
@@ -141,7 +138,7 @@ class BatchReader:
             self._adopt(schema)
 
     def schema(self, timeout_s: float | None = None) -> Schema | None:
-        """Return the batches' schema, waiting until it is known; None if an epoch ends first."""
+        """Return the batches' schema, after waiting for it; None if an epoch ends first."""
         if self._schema is None:
             found = self._channel.schema(self._feed, timeout_s)
             if found is not None:
@@ -155,10 +152,10 @@ class BatchReader:
 
         Args:
             batch_size: rows; only an epoch's last batch has fewer, none has 0.
-            timeout_s: how long to wait for each chunk (default: `starve_timeout_s`).
+            timeout_s: longest wait for each chunk; None: `starve_timeout_s`.
 
         Raises:
-            SchemaError: rows do not fit the dtypes asked for or the rows before them.
+            SchemaError: rows do not fit the requested dtypes or the rows before them.
             FeedTimeout, FeedClosed: as FeedChannel.take.
         """
         slices: list[ChunkRows] = []
@@ -188,11 +185,16 @@ class BatchReader:
         return end
 
     def hand(self, receipt: Receipt) -> None:
-        """The trainer was given the batch of this receipt."""
+        """Note that the trainer has the batch of this receipt."""
         self._channel.hand(self._feed, receipt)
 
     def settle(self, keep: int = 0, *, ended: EpochEnd | None = None) -> None:
-        """The trainer has come back, and has seen this end; see FeedChannel.settle."""
+        """Note that the trainer has finished its batches.
+
+        Args:
+            keep: number of last batches that are not finished; see FeedChannel.settle.
+            ended: the epoch's end, if the trainer has seen it.
+        """
         self._channel.settle(self._feed, keep, ended=None if ended is None else ended.epoch)
 
     def _adopt(self, source: Schema) -> None:
@@ -220,7 +222,7 @@ class BatchReader:
         return ColumnSpec(spec.name, spec.kind, spec.value, asked, spec.shape)
 
     def assemble(self, slices: list[ChunkRows]) -> Batch:
-        """Return these slices (at least one) as one batch.
+        """Return at least one slice as one batch.
 
         Raises:
             SchemaError: as `next_batch`.
@@ -241,7 +243,7 @@ class BatchReader:
         return Batch(num_rows, self._schema, arrays, receipt=receipt_of(slices))
 
     def _check_same(self, found: Schema) -> None:
-        """Refuse a chunk whose columns cannot be joined with those before."""
+        """Refuse a chunk whose columns cannot be joined with those of earlier chunks."""
         before = self._source
         if before is None or self._schema is None:
             return
@@ -256,7 +258,7 @@ class BatchReader:
                 _check_cast(spec, target, self._feed)
 
     def _widen(self, place: int, spec: ColumnSpec, first: ColumnSpec) -> None:
-        """Go on as ragged with a column whose rows turn out to have differing lengths."""
+        """Make a column ragged whose rows have differing lengths."""
         if not (_is_row_of_items(spec) and _is_row_of_items(first)):
             raise SchemaError(
                 f"feed {self._feed!r}: column {first.name!r} had rows of {first}, "
@@ -280,7 +282,7 @@ def _is_row_of_items(spec: ColumnSpec) -> bool:
 
 
 def _check_cast(spec: ColumnSpec, dtype: str, feed: str) -> None:
-    """Allow what keeps a number's meaning; whether ints fit is checked per batch."""
+    """Refuse a dtype that changes numbers; whether ints fit is checked per batch."""
     if spec.dtype:
         source, target = np.dtype(spec.dtype), np.dtype(dtype)
         both_ints = source.kind in "biu" and target.kind in "iu"
@@ -340,7 +342,7 @@ def _ragged(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) ->
 
 
 def _check_range(values: Array, dtype: np.dtype[Any], name: str, feed: str) -> None:
-    """Refuse ints that the asked dtype would wrap."""
+    """Refuse ints that overflow the requested dtype."""
     if dtype.kind not in "iu" or not values.size or np.can_cast(values.dtype, dtype, "safe"):
         return
     info, low, high = np.iinfo(dtype), int(values.min()), int(values.max())

@@ -1,8 +1,8 @@
-"""The worker's end of all feeds: rows for the training code, orders of the driver, counts.
+"""Feed channel: a worker's end of all feeds, for the trainer, the driver's orders and the listener.
 
-Covers: FeedChannel, what the trainer, the worker process and its Listener hold.
-Does not: answer feeders (reception), order or count rows (feed_queue), check results (answers),
-make batches (batches, data_feed).
+Covers: FeedChannel, the thread-safe face of queues and results.
+Does not: answer feeders (handler), order or count rows (feed_queue), check results (results), make
+batches (batch_reader, data_feed).
 Runs in: a worker process.
 Threads: `handler` runs in one thread per feeder; orders come from the control thread; the consumer
 calls from the training thread. One condition guards everything; every wait has a deadline.
@@ -28,41 +28,41 @@ from rpc.server.listener import Call
 
 
 class FeedChannel:
-    """All feeds of one worker. Give `handler` and `on_disconnect` to the worker's Listener.
+    """All feeds of one worker. Pass `handler` and `on_disconnect` to the worker's Listener.
 
     Args:
         config: limits and deadlines.
-        worker: how errors name this worker, e.g. "worker:1".
-        first_epoch: where feeds begin; a worker that replaces a lost one joins at a later epoch.
+        worker: name of this worker in errors, such as "worker:1".
+        first_epoch: of the feeds; a worker that replaces a lost one joins at a later epoch.
     """
 
     def __init__(
         self, config: FeedConfig | None = None, *, worker: str = "worker", first_epoch: int = 0
     ) -> None:
         self._state = FeedState(config or FeedConfig(), worker, first_epoch)
-        self._reception = FeedHandler(self._state)
+        self._handler = FeedHandler(self._state)
 
     def handler(self, call: Call) -> None:
         """Answer one call of a feeder."""
-        self._reception.handle(call)
+        self._handler.handle(call)
 
     def on_disconnect(self, peer: Identity) -> None:
-        """A feeder's connection ended."""
-        self._reception.disconnected(peer)
+        """Note that a feeder's connection has ended."""
+        self._handler.disconnected(peer)
 
     # Orders of the driver and of the worker process.
 
     def flush(
         self, feed: str, epoch: int, validation: tuple[str, int] | None = None, rounds: int = 0
     ) -> None:
-        """End this epoch after everything accepted so far.
+        """End an epoch after all rows accepted so far.
 
         Args:
-            feed: which feed.
-            epoch: its epoch.
-            validation: feed and epoch of the rows that validate it. Those that are unread when the
-                consumer asks for rows of a later epoch are dropped, and so are those still to come.
-            rounds: in which lost rows of the epoch were fed again; all are over.
+            feed: name of the feed.
+            epoch: of that feed.
+            validation: feed and epoch of its validation rows. When the consumer reads a later
+                epoch, unread validation rows are dropped, and later ones too.
+            rounds: number of finished rounds in which lost rows of the epoch were fed again.
         """
         with self._state.changed:
             queue = self._state.queue(feed)
@@ -71,20 +71,25 @@ class FeedChannel:
                 queue.validation = ValidationRows(epoch, *validation)
                 validating = self._state.queue(validation[0])
                 validating.validates = True
-                validating.skip(validation[1] - 1)  # of calls that failed before they fed it
+                validating.skip(
+                    validation[1] - 1
+                )  # rows of calls that failed before they fed this epoch
             self._state.changed.notify_all()
 
     def finish(self, feed: str) -> None:
-        """No more rows of this feed will come, ever."""
+        """End the feed: no more rows come."""
         with self._state.changed:
             self._state.queue(feed).finish()
             self._state.changed.notify_all()
 
     def drain(self, feed: str | None = None) -> None:
-        """Count unread and coming rows as dropped; the consumer has stopped (None: of all feeds).
+        """Drop unread and later rows, because the consumer has stopped.
+
+        Args:
+            feed: name of the feed; None: all feeds.
 
         Raises:
-            ResultCountError: rows of this one feed were handed out for inference and not answered.
+            ResultCountError: inference rows of this feed were read and not answered.
         """
         state = self._state
         with state.changed:
@@ -98,7 +103,13 @@ class FeedChannel:
             raise unanswered
 
     def fail(self, message: str, *, error_type: str = "", remote_traceback: str = "") -> None:
-        """`main_fun` raised: every feeder that calls or waits gets this error."""
+        """Report that `main_fun` raised: every feeder gets a TrainerFailed.
+
+        Args:
+            message: of the error.
+            error_type: its class name.
+            remote_traceback: its traceback.
+        """
         traceback = remote_traceback[-MAX_TEXT_CHARS:]
         with self._state.changed:
             self._state.shut(TrainerFailed(message[:MAX_TEXT_CHARS], error_type, traceback))
@@ -111,31 +122,31 @@ class FeedChannel:
     # The consumer.
 
     def take(self, feed: str, timeout_s: float | None = None, *, session: int = 0) -> Item:
-        """Return the next chunk, or the end of an epoch or of the feed. Waits.
+        """Wait for the next chunk, or the end of an epoch or of the feed.
 
         Args:
-            feed: which feed.
-            timeout_s: how long to wait (default: `starve_timeout_s`).
-            session: only rows of this inference session, to fill up a batch of it.
+            feed: name of the feed.
+            timeout_s: longest wait; None: `starve_timeout_s`.
+            session: only rows of this inference session, to fill up a batch of it; 0: any rows.
 
         Raises:
-            FeedTimeout: nothing came in time.
+            FeedTimeout: no row came in time.
             FeedClosed: the cluster is stopping.
         """
         state = self._state
         with state.changed:
             queue = state.queue(feed)
-            state.pass_over(queue)
+            state.skip_validation(queue)
 
-            def look() -> Item | None:
+            def next_item() -> Item | None:
                 return queue.pop(session)
 
-            item = look()
+            item = next_item()
             if item is None:
                 began = time.monotonic()
                 limit_s = self._limit_s(timeout_s)
                 try:
-                    item = state.wait_for(look, limit_s)
+                    item = state.wait_for(next_item, limit_s)
                 finally:
                     queue.starved_s += time.monotonic() - began
                 if item is None:
@@ -146,7 +157,7 @@ class FeedChannel:
             return item
 
     def count_taken(self, chunk: Chunk, num_rows: int) -> None:
-        """The consumer was given so many rows of a chunk."""
+        """Count rows of a chunk as read by the consumer."""
         feed = chunk.meta.feed
         with self._state.changed:
             self._state.queue(feed).count_taken(num_rows)
@@ -154,28 +165,28 @@ class FeedChannel:
                 self._state.answers_of(feed).handed_out(chunk.meta.session, num_rows)
 
     def hand(self, feed: str, receipt: Receipt) -> None:
-        """The trainer was given a batch of these rows."""
+        """Note that the trainer has a batch of these rows."""
         with self._state.changed:
             self._state.queue(feed).hand(receipt)
 
     def settle(self, feed: str, keep: int = 0, *, ended: int | None = None) -> None:
-        """The trainer has come back: the rows that it was handed are trained.
+        """Count the rows that the trainer was given as trained.
 
         Args:
-            feed: which feed.
-            keep: so many batches, the last ones, are not: their pushes are under way.
-            ended: the epoch whose end it saw, if it did.
+            feed: name of the feed.
+            keep: number of last batches that are not trained yet: their pushes are in flight.
+            ended: epoch whose end the trainer has seen, if any.
         """
         with self._state.changed:
             queue = self._state.queue(feed)
-            is_news = queue.settle(keep)
+            may_complete = queue.settle(keep)
             if ended is not None:
                 queue.close_epoch(ended)
-            if is_news or ended is not None:
+            if may_complete or ended is not None:
                 self._state.changed.notify_all()
 
     def begin_batch(self, feed: str) -> None:
-        """The consumer asks for rows: inference rows given before must be answered.
+        """Begin a batch: the inference rows of the batch before must be answered.
 
         Raises:
             ResultCountError: they are not; their feeder gets the same error.
@@ -185,11 +196,15 @@ class FeedChannel:
             self._state.changed.notify_all()
 
     def answer(self, feed: str, results: Sequence[Any] | Columns) -> None:
-        """Take results for the rows given last, one per row, in order.
+        """Take results for the rows of the last batch, one per row, in order.
+
+        Args:
+            feed: name of the feed.
+            results: one per row, or arrays [n, ...].
 
         Raises:
             ResultCountError: more results than rows.
-            RowError: a result that cannot travel.
+            RowError: a result fits no column.
         """
         with self._state.changed:
             try:
@@ -198,7 +213,7 @@ class FeedChannel:
                 self._state.changed.notify_all()
 
     def schema(self, feed: str, timeout_s: float | None = None) -> Schema | None:
-        """Return what rows look like once any feeder said so; None if an epoch ends before that."""
+        """Wait until a feeder announces the schema, and return it; None if an epoch ends first."""
 
         def known() -> Schema | bool | None:
             queue = self._state.queue(feed)
@@ -216,14 +231,14 @@ class FeedChannel:
     # Watching.
 
     def wait_flushed(self, feed: str, epoch: int, timeout_s: float) -> bool:
-        """Wait until all rows of this epoch are trained or dropped; False when the time is over."""
+        """Wait until all rows of an epoch are trained or dropped; False after `timeout_s`."""
         with self._state.changed:
             queue = self._state.queue(feed)
             reached = self._state.wait_for(lambda: queue.is_over(epoch) or None, timeout_s)
             return reached is not None
 
     def validates(self, feed: str) -> bool:
-        """Tell whether the driver feeds it as the validation of another feed."""
+        """Return whether the feed's rows validate another feed."""
         with self._state.changed:
             return self._state.queue(feed).validates
 
@@ -233,7 +248,7 @@ class FeedChannel:
             return self._state.queue(feed).stats()
 
     def feeds(self) -> list[FeedStats]:
-        """Return the counts of all feeds that were named so far."""
+        """Return the counts of all feeds so far."""
         with self._state.changed:
             return [queue.stats() for queue in self._state.queues.values()]
 

@@ -1,7 +1,7 @@
 """DataFeed: rows for a training loop written for TensorFlowOnSpark.
 
 Covers: next_batch, next_arrays, should_stop, batch_results, terminate.
-Does not: make numpy batches (batches), pack results (answers).
+Does not: make numpy batches (batch_reader), pack results (results).
 Threads: one consumer.
 """
 
@@ -19,17 +19,17 @@ from feeding.receiver.channel import FeedChannel
 
 
 class DataFeed:
-    """A worker's rows, as TensorFlowOnSpark's DataFeed gives them.
+    """A worker's rows with the interface of TensorFlowOnSpark's DataFeed.
 
-    The same: `next_batch` blocks, crosses partitions in training and not in inference;
-    `should_stop` turns true once the end was seen, so the last batch may be empty; `batch_results`
-    takes one result per row, in order. Different: each epoch ends with its own short batch instead
-    of running into the next; a wrong number of results is an error at once instead of an endless
-    wait; `terminate` returns at once.
+    As there: `next_batch` blocks, and crosses partitions in training but not in inference;
+    `should_stop` is true once the end was read, so the last batch may be empty; `batch_results`
+    takes one result per row, in order. Different: each epoch ends with a short batch of its own
+    instead of running into the next epoch; a wrong number of results is an error at once instead of
+    an endless wait; `terminate` returns at once.
 
     Args:
-        channel: where the rows arrive.
-        train_mode: false: a batch ends where a partition ends. Rows of inference always do so.
+        channel: of the worker.
+        train_mode: False: a batch ends at the end of a partition, as inference batches always do.
         qname_in: name of the feed.
         qname_out: accepted for compatibility; results go back to where their rows came from.
         input_mapping: column name to tensor name; batches are then dicts of lists.
@@ -72,12 +72,12 @@ class DataFeed:
         return batch
 
     def next_arrays(self, batch_size: int) -> Any:
-        """Return the rows that `next_batch` would, as numpy arrays; None where it has no rows.
+        """Return the rows of `next_batch` as numpy arrays; None for an empty batch.
 
         Returns:
-            Arranged as a row is: one array, a tuple or a dict of arrays; with `input_mapping` a
-            dict by tensor name. They may be read-only. Rows of differing lengths are a
-            `feeding.columnar.batch.Ragged`.
+            Arrays [n, *shape] in the nesting of a row: one array, a tuple or a dict of arrays; with
+            `input_mapping` a dict by tensor name. They may be read-only. Rows of differing lengths
+            are a `feeding.columnar.batch.Ragged`.
 
         Raises:
             ResultCountError, FeedClosed: as `next_batch`.
@@ -86,7 +86,7 @@ class DataFeed:
         slices = self._take(batch_size)
         if not slices:
             return None
-        # A reader of its own: the rows of another inference() may look different.
+        # A new reader each time: rows of another inference() may have another schema.
         batch = BatchReader(self._channel, self.qname_in).assemble(slices)
         if self._mapping is None:
             return batch.nest()
@@ -98,7 +98,7 @@ class DataFeed:
         return dict(zip(self._mapping.values(), batch.arrays, strict=True))
 
     def should_stop(self) -> bool:
-        """Tell whether the end of the feed was seen; the last batch may have been empty."""
+        """Return whether the end of the feed was read; the last batch may have been empty."""
         return self.done_feeding
 
     def batch_results(self, results: Any) -> None:
@@ -108,11 +108,11 @@ class DataFeed:
 
         Args:
             results: a sequence of results; or an array whose first dimension is the rows, or a dict
-                of such arrays (numpy, or what converts to it): no row of it is touched by Python.
+                of such arrays (numpy, or convertible to it), which need no Python code per row.
 
         Raises:
             ResultCountError: more results than rows: `worker:1 returned 101 results for 100 rows`.
-            RowError: a result that is no number, text, bytes, array, or group of them.
+            RowError: a result is no number, text, bytes, array, or group of these.
         """
         columns = columns_of(results)
         if columns is not None:
@@ -122,17 +122,17 @@ class DataFeed:
         self._channel.answer(self.qname_in, rows)
 
     def terminate(self) -> None:
-        """Take no more rows: those unread and those that still come are counted as dropped.
+        """Stop reading: unread and later rows are dropped.
 
         Raises:
-            ResultCountError: rows of `inference` were handed out and not answered.
+            ResultCountError: rows of `inference` were read and not answered.
         """
         self._cursor.discard()
         self.done_feeding = True
         self._channel.drain(self.qname_in)
 
     def _take(self, batch_size: int) -> list[ChunkRows]:
-        """Take rows from the feed up to where their batch ends."""
+        """Read rows up to the end of the batch."""
         missing = check_batch_size(batch_size)
         self._channel.begin_batch(self.qname_in)
         self._channel.settle(self.qname_in)

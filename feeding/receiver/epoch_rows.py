@@ -1,11 +1,13 @@
-"""What a worker knows of the rows of one epoch: accepted, at the trainer, trained, dropped.
+"""Row counts of one epoch in one worker: accepted, given to the trainer, trained, dropped.
 
-Covers: EpochRows; what counts as trained.      Does not: hold rows (feed_queue).      Pure.
+Covers: EpochRows; when a row counts as trained.
+Does not: hold rows (feed_queue).
+Threads: pure; the caller serialises calls.
 
-A row is *trained* once the trainer, which was handed the batch that holds it, has come back: it
-asked for the next batch, and (tfos.keras) the servers have acknowledged the push. At every moment
+A row is *trained* once the trainer has finished the batch that holds it: the trainer has asked for
+the next batch, and (tfos.keras) the servers have acknowledged the push. At every moment
     accepted = trained + in flight + dropped,
-in flight being the rows that are unread, read ahead, or at the trainer.
+where rows in flight are unread, read ahead, or at the trainer.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from dataclasses import dataclass, field
 from feeding.protocol.row_ranges import AcceptedRows, RowRanges
 
 INFERENCE = -1
-"""Stands for the epoch of rows that are answered, not trained."""
+"""Pseudo epoch of inference rows, which are answered, not trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Rows of a batch: positions `start` to `stop` of an epoch."""
+    """Rows of a batch: positions `start` to `stop`, `stop` excluded, of an epoch."""
 
     epoch: int
     start: int
@@ -28,7 +30,7 @@ class RowSpan:
 
     @property
     def num_rows(self) -> int:
-        """How many they are."""
+        """Number of rows."""
         return self.stop - self.start
 
 
@@ -43,25 +45,25 @@ class EpochStats:
     epoch: int
     accepted_rows: int
     trained_rows: int
-    """All rows before this position were trained."""
+    """All rows before this position are trained."""
 
 
 @dataclass(slots=True)
 class _Partition:
-    """A partition that is fed exactly once."""
+    """A partition that is fed exactly once, and the feeder that owns it."""
 
     owner: int = 0
     accepted: AcceptedRows = field(default_factory=AcceptedRows)
 
 
 class EpochRows:
-    """Rows of one epoch, by position: their number in the order of acceptance."""
+    """Counts of one epoch. A row's position is its index in the order of acceptance."""
 
     def __init__(self) -> None:
         self.accepted_rows = 0
         self.dropped_rows = 0
         self.trained = RowRanges()
-        self._handed = 0
+        self._at_trainer = 0
         self._trained_rows = 0
         self._partitions: dict[int, _Partition] = {}
 
@@ -71,22 +73,33 @@ class EpochRows:
         return self.accepted_rows - self._trained_rows - self.dropped_rows
 
     def claim(self, partition: int, owner: int) -> AcceptedRows:
-        """Take a partition's rows from this feeder only; return what was accepted of it before."""
+        """Accept a partition's rows from this feeder only; return the rows accepted so far.
+
+        Args:
+            partition: of the feed.
+            owner: incarnation of the feeder.
+        """
         found = self._partitions.setdefault(partition, _Partition())
         found.owner = owner
         return found.accepted
 
     def accepted_of(self, partition: int) -> AcceptedRows:
-        """Return what was accepted of a partition that some feeder claimed."""
+        """Return the accepted rows of a claimed partition."""
         return self._partitions.get(partition, _Partition()).accepted
 
     def is_claimed_from(self, partition: int, owner: int) -> bool:
-        """Whether another feeder has claimed this partition."""
+        """Return whether another feeder than `owner` has claimed the partition."""
         found = self._partitions.get(partition)
         return found is not None and found.owner != owner
 
     def accept(self, partition: int, first_row: int, num_rows: int) -> int:
-        """Count rows as accepted; return the position of the first."""
+        """Count rows as accepted; return the position of the first row.
+
+        Args:
+            partition: of the rows.
+            first_row: in the partition.
+            num_rows: consecutive rows.
+        """
         position = self.accepted_rows
         self.accepted_rows += num_rows
         claimed = self._partitions.get(partition)
@@ -95,21 +108,21 @@ class EpochRows:
         return position
 
     def hand(self, piece: RowSpan) -> None:
-        """The trainer has these rows."""
-        self._handed += piece.num_rows
+        """Count rows as given to the trainer."""
+        self._at_trainer += piece.num_rows
 
     def train(self, piece: RowSpan) -> None:
-        """The trainer has come back from these rows."""
-        self._handed -= piece.num_rows
+        """Count rows as trained."""
+        self._at_trainer -= piece.num_rows
         self._trained_rows += piece.num_rows
         self.trained.add(piece.start, piece.stop)
 
-    def forget_partitions(self) -> None:
-        """The epoch's end was read: chunks are refused, whoever feeds them."""
+    def drop_claims(self) -> None:
+        """Drop the claims: the epoch's end was read, so every later chunk is refused."""
         self._partitions.clear()
 
     def close(self) -> int:
-        """Nobody will hand out what is left: drop it and return how many rows that is."""
-        left = self.in_flight_rows - self._handed
+        """Drop the rows that the trainer will not get; return their number."""
+        left = self.in_flight_rows - self._at_trainer
         self.dropped_rows += left
         return left

@@ -1,13 +1,14 @@
-"""One named feed inside a worker: chunks by epoch, markers, exact counts.
+"""Feed queue: the chunks of one feed in a worker by epoch, the ends of epochs, exact row counts.
 
-Covers: the order of chunks and epoch ends, what is late, what was trained and dropped.
-Does not: lock, wait, talk (channel), count by epoch (epoch_rows).      Pure.
+Covers: the order of chunks and epoch ends, which chunks are late, which rows are trained or
+dropped.
+Does not: lock or wait (channel), talk to feeders (handler), count by epoch (epoch_rows).
+Threads: pure; the caller serialises all calls.
 
-Epochs end strictly in order. A chunk of epoch 1 that arrives before the order to flush epoch 0
-waits behind that marker; a chunk of epoch 0 that arrives after it is refused, unless the order was
-taken back before its marker was read. Lost rows are fed again in rounds, and an order to end the
-epoch says which rounds are over: a feeder or an order that comes late changes nothing. At every
-moment
+Epochs end strictly in order. A chunk of epoch 1 that arrives before the order to end epoch 0 waits
+behind that epoch's end. A chunk of epoch 0 that arrives after the order is refused, unless a new
+round of feeding lost rows reopened the epoch before its end was read. An order to end an epoch
+names the rounds that are over, so a late feeder or a late order changes nothing. At every moment
     fed_rows = trained_rows + in_flight_rows + dropped_rows.
 """
 
@@ -25,19 +26,19 @@ from feeding.receiver.epoch_rows import INFERENCE, EpochRows, EpochStats, Receip
 
 Item = Chunk | EpochEnd | FeedEnd
 _KEPT_EPOCHS = 8
-"""Counts of so many past epochs are kept for the driver's questions."""
+"""Past epochs whose counts are kept for the driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedStats:
-    """Counts of one feed; `starved_s` near the step time means: add partitions or executors."""
+    """Counts of one feed. `starved_s` near the step time: add partitions or executors."""
 
     feed: str
     fed_rows: int
     taken_rows: int
-    """Read from the queue, perhaps ahead of the trainer."""
+    """Read from the queue, possibly ahead of the trainer."""
     trained_rows: int
-    """Of batches from which the trainer has come back; see feeding.receiver.epoch_rows."""
+    """Rows of finished batches; see feeding.receiver.epoch_rows."""
     dropped_rows: int
     in_flight_rows: int
     """Unread, read ahead, or at the trainer."""
@@ -54,12 +55,12 @@ class FeedStats:
 
 @dataclass(frozen=True, slots=True)
 class ValidationRows:
-    """The rows that validate an epoch."""
+    """Which rows validate which epoch."""
 
     of_epoch: int
     feed: str
     epoch: int
-    """Of that feed."""
+    """Epoch of that feed."""
 
 
 @dataclass(slots=True)
@@ -67,13 +68,13 @@ class _Epoch:
     chunks: deque[Chunk] = field(default_factory=deque)
     flushed: bool = False
     round_number: int = 0
-    """The newest round of feeding rows again that a feeder has named."""
+    """The newest round of feeding lost rows again that a feeder has announced."""
     rounds_over: int = -1
-    """The newest round that ended before the epoch's end was ordered; -1: it was not."""
+    """The newest round that was over when the epoch's end was ordered; -1: no such order yet."""
 
 
 class FeedQueue:
-    """Chunks that were accepted and not read yet. The caller serialises all calls."""
+    """Accepted chunks that the consumer has not read. The caller serialises all calls."""
 
     def __init__(self, feed: str, first_epoch: int = 0) -> None:
         self.feed = feed
@@ -90,18 +91,18 @@ class FeedQueue:
         self.finished = False
         self.schema: Schema | None = None
         self.validation: ValidationRows | None = None
-        """Of the last epoch that was flushed with one."""
+        """Validation of the last epoch that was ended with one."""
         self.validates = False
         """Whether its rows validate another feed's epochs."""
         self._skipped = -1
-        self._is_begun = False
-        self._owed: EpochEnd | None = None
+        self._is_epoch_begun = False
+        self._pending_end: EpochEnd | None = None
         self._epochs: dict[int, _Epoch] = {}
         self._session_bytes: dict[int, int] = {}
         self._rows: dict[int, EpochRows] = {}
-        self._handed: deque[Receipt] = deque()
-        self._at_epoch = first_epoch
-        """Of the rows that the trainer was handed last."""
+        self._at_trainer: deque[Receipt] = deque()
+        self._trainer_epoch = first_epoch
+        """Epoch of the rows that the trainer got last."""
 
     def rows(self, epoch: int) -> EpochRows:
         """Return the counts of an epoch, made on first use."""
@@ -113,14 +114,20 @@ class FeedQueue:
         return found
 
     def reopen(self, epoch: int, round_number: int) -> bool:
-        """Take back the order to end this epoch, for a round of feeding rows again.
+        """Take back the order to end an epoch, for a round of feeding lost rows again.
+
+        Args:
+            epoch: of this feed.
+            round_number: of the round, from 1.
 
         Returns:
-            False if the epoch's end was read, or was ordered when this round was over.
+            False if the epoch's end was read, or its order came after this round.
         """
+        # The consumer has read the end, or no row can be read any more.
         if epoch < self.epoch or self.finished or self.draining:
             return False
         slot = self._epochs.setdefault(epoch, _Epoch())
+        # A feeder of a round that is over: its Spark task outlived its job.
         if round_number <= slot.rounds_over:
             return False
         slot.round_number = max(slot.round_number, round_number)
@@ -132,16 +139,18 @@ class FeedQueue:
 
         Args:
             chunk: from a feeder.
-            owner: which feeder, where partitions are claimed.
+            owner: incarnation of the feeder, for claimed partitions.
 
         Returns:
-            Where its first row stands among all rows accepted of its epoch.
+            Position of the chunk's first row among all accepted rows of its epoch.
 
         Raises:
-            LateChunk: its epoch was flushed before, or another feeder claimed its partition.
+            LateChunk: its epoch has ended, or another feeder has claimed its partition.
         """
+        # Inference rows have no epoch of their own: they join the one that the consumer reads.
         inference = chunk.meta.mode == "inference"
         number = self.epoch if inference else chunk.meta.epoch
+        # Skipped validation rows are accepted and dropped at once: a refusal would fail their task.
         if not inference and number <= self._skipped:
             position = self._accept(chunk.meta, owner)
             self.fed_rows += chunk.num_rows
@@ -149,6 +158,7 @@ class FeedQueue:
             return position
         slot = self._epochs.get(number)
         ended = number < self.epoch or (slot is not None and slot.flushed)
+        # While draining, late chunks are dropped like all others: their task should not fail.
         if not self.draining and (self.finished or (ended and not inference)):
             which = "the feed" if self.finished else f"epoch {number}"
             raise LateChunk(
@@ -156,13 +166,16 @@ class FeedQueue:
                 f"partition {chunk.meta.partition} came; their task outlived its job"
             )
         position = 0
+        # Only training rows have positions: they tell which rows a lost worker had trained.
         if not inference:
             position = self._accept(chunk.meta, owner)
+        # The consumer may wait for the schema even of rows that are dropped.
         self.schema = self.schema or chunk.meta.schema
         self.fed_rows += chunk.num_rows
         if self.draining:
             self.dropped_rows += chunk.num_rows
             return position
+        # Counted before it is queued: the feeder's back-pressure depends on the unread bytes.
         self._count_unread(chunk, chunk.num_bytes)
         placed = dataclasses.replace(chunk, position=position)
         self._epochs.setdefault(number, _Epoch()).chunks.append(placed)
@@ -181,13 +194,14 @@ class FeedQueue:
         return position
 
     def flush(self, epoch: int, rounds: int = 0) -> None:
-        """Mark the end of this epoch and of earlier ones that hold rows; repeats are harmless.
+        """Mark the end of an epoch and of all earlier ones; idempotent.
 
         Args:
-            epoch: which one.
-            rounds: of feeding its lost rows again, which are over. An order from before the newest
-                round is overtaken: another one follows.
+            epoch: of this feed.
+            rounds: number of finished rounds of feeding its lost rows again. An order from before
+                the newest round is stale; another one follows.
         """
+        # A repeated order: its end was read already.
         if epoch < self.epoch:
             return
         ending = self._epochs.setdefault(epoch, _Epoch())
@@ -196,35 +210,36 @@ class FeedQueue:
         ending.rounds_over = rounds
         for number, slot in self._epochs.items():
             slot.flushed = slot.flushed or number <= epoch
-        # Epochs before the first one known here were fed to other workers before this one began.
+        # Epochs before the first known one were fed to other workers before this worker started.
         self.epoch = min(number for number, slot in self._epochs.items() if slot.flushed)
+        # Nobody reads the ends while draining, so they count as read.
         if self.draining:
             self.epochs_done += sum(slot.flushed for slot in self._epochs.values())
             self._epochs = {n: slot for n, slot in self._epochs.items() if not slot.flushed}
             self.epoch = epoch + 1
 
     def skip(self, epoch: int) -> None:
-        """Drop what is unread of this epoch and those before, and what still comes of them."""
+        """Drop unread and later rows of this epoch and of earlier ones."""
         if epoch <= self._skipped:
             return
         self._skipped = epoch
         for number in [number for number in self._epochs if number <= epoch]:
             for chunk in self._epochs.pop(number).chunks:
                 self._count_unread(chunk, -chunk.num_bytes)
-        if self._is_begun and self.epoch <= epoch:
-            # The consumer holds rows of it and has not seen its end yet.
-            self._owed = EpochEnd(self.epoch)
+        if self._is_epoch_begun and self.epoch <= epoch:
+            # The consumer has rows of the epoch, so it still has to read its end.
+            self._pending_end = EpochEnd(self.epoch)
         self.epoch = max(self.epoch, epoch + 1)
         self.close_epoch(epoch)
 
     def finish(self) -> None:
-        """No more rows: what is queued can be read, then the feed ends."""
+        """End the feed after the queued rows."""
         self.finished = True
         for slot in self._epochs.values():
             slot.flushed = True
 
     def drain(self) -> None:
-        """The consumer is gone: drop what is unread, and everything that still comes."""
+        """Drop unread and later rows, because the consumer has stopped."""
         self.settle()
         self.draining = True
         self.dropped_rows = self.fed_rows - self.trained_rows
@@ -238,16 +253,17 @@ class FeedQueue:
         self.epoch = max([self.epoch, *(number + 1 for number in done)])
 
     def pop(self, session: int = 0) -> Item | None:
-        """Return what the consumer reads next; None while there is nothing yet.
+        """Return the consumer's next chunk or end; None while there is none.
 
         Args:
-            session: only rows of this inference session, to fill up a batch of it.
+            session: only rows of this inference session, to fill up a batch of it; 0: any rows.
         """
         if session and not self.draining:
             return self._pop_session(session)
-        if self._owed is not None:
-            owed, self._owed, self._is_begun = self._owed, None, False
-            return owed
+        if self._pending_end is not None:
+            end, self._pending_end, self._is_epoch_begun = self._pending_end, None, False
+            return end
+        # A finished feed gets no orders for the epochs between, so go to the next one with rows.
         if self.finished and self.epoch not in self._epochs and self._epochs:
             self.epoch = min(self._epochs)
         slot = self._epochs.get(self.epoch)
@@ -255,10 +271,10 @@ class FeedQueue:
             chunk = slot.chunks.popleft()
             self._count_unread(chunk, -chunk.num_bytes)
             self.taken_bytes += chunk.num_bytes
-            self._is_begun = True
+            self._is_epoch_begun = True
             return chunk
         if slot is not None and slot.flushed:
-            self._is_begun = False
+            self._is_epoch_begun = False
             del self._epochs[self.epoch]
             self.epoch += 1
             self.epochs_done += 1
@@ -272,56 +288,58 @@ class FeedQueue:
         return self._session_bytes.get(session, 0)
 
     def count_taken(self, num_rows: int) -> None:
-        """The consumer was given rows of a chunk it popped; too late once it drains."""
+        """Count rows of a popped chunk as read; ignored while draining."""
         if not self.draining:
             self.taken_rows += num_rows
 
     def hand(self, receipt: Receipt) -> None:
-        """The trainer has a batch; too late once the feed drains."""
+        """Note that the trainer has a batch; ignored while draining."""
         if self.draining:
             return
-        self._handed.append(receipt)
+        self._at_trainer.append(receipt)
         for piece in receipt:
             if piece.epoch == INFERENCE:
                 continue
-            if piece.epoch > self._at_epoch:
-                self._at_epoch = piece.epoch
-                self.close_epoch(piece.epoch - 1)  # whoever has its rows has left those before
+            if piece.epoch > self._trainer_epoch:
+                self._trainer_epoch = piece.epoch
+                self.close_epoch(
+                    piece.epoch - 1
+                )  # batches come in order, so earlier epochs are over
             self.rows(piece.epoch).hand(piece)
 
     def settle(self, keep: int = 0) -> bool:
-        """The trainer has come back: all it was handed is trained, but the last `keep` batches.
+        """Count all batches at the trainer as trained, except the last `keep`.
 
         Returns:
-            Whether an epoch whose end was read may be over by it.
+            Whether this may complete an epoch whose end was read.
         """
-        is_news = False
-        while len(self._handed) > keep:
-            for piece in self._handed.popleft():
+        may_complete = False
+        while len(self._at_trainer) > keep:
+            for piece in self._at_trainer.popleft():
                 self.trained_rows += piece.num_rows
                 if piece.epoch != INFERENCE:
                     self.rows(piece.epoch).train(piece)
-                    is_news |= piece.epoch < self.epoch
-        return is_news
+                    may_complete |= piece.epoch < self.epoch
+        return may_complete
 
     def close_epoch(self, epoch: int) -> None:
-        """The trainer saw the end of this epoch: what was read and never handed out is lost."""
+        """Drop rows of ended epochs that were read but never given to the trainer."""
         for number, rows in self._rows.items():
             if number <= epoch < self.epoch:
                 self.dropped_rows += rows.close()
-                rows.forget_partitions()
+                rows.drop_claims()
 
     def is_over(self, epoch: int) -> bool:
-        """Whether the end of this epoch was read and all of its rows are trained or dropped."""
+        """Return whether an epoch's end was read and all its rows are trained or dropped."""
         rows = self._rows.get(epoch)
         return epoch < self.epoch and (rows is None or not rows.in_flight_rows)
 
     def abandon(self, session: int) -> None:
-        """Drop the unread chunks of an inference session whose feeder left; end its last batch."""
+        """Drop a disconnected feeder's unread inference chunks; end its last batch."""
         slot = self._epochs.get(self.epoch)
         if slot is None:
             if self.finished or self.draining:
-                return  # nothing is left, and an epoch made now would never end
+                return  # no chunks are left, and an epoch made now would never end
             slot = self._epochs[self.epoch] = _Epoch()
         kept: deque[Chunk] = deque()
         for chunk in slot.chunks:
@@ -330,13 +348,13 @@ class FeedQueue:
                 self.dropped_rows += chunk.num_rows
             else:
                 kept.append(chunk)
-        # The consumer may hold the session's first rows and wait for the rest of its batch.
+        # The consumer may have the session's first rows and wait for the rest of the batch.
         kept.appendleft(_break_marker(self.feed, session))
         slot.chunks = kept
 
     @property
     def ends_without_rows(self) -> bool:
-        """Whether the consumer will meet an end before any row."""
+        """Whether the consumer's next item is an end, before any row."""
         slot = self._epochs.get(self.epoch)
         empty = slot is not None and slot.flushed and not slot.chunks
         return self.epochs_done > 0 or empty or self.finished or self.draining
@@ -361,7 +379,7 @@ class FeedQueue:
                 self._session_bytes[session] = left
 
     def stats(self) -> FeedStats:
-        """Return the counts as they are now."""
+        """Return a snapshot of the counts."""
         return FeedStats(
             feed=self.feed,
             fed_rows=self.fed_rows,

@@ -1,7 +1,7 @@
-"""The worker's side of a feeder's connection: takes chunks, holds replies, hands out results.
+"""Feed handler: the worker's side of a feeder: chunks in, delayed replies and results out.
 
-Covers: the rpc handler, checks before memory is taken, back-pressure.
-Does not: order rows (feed_queue), check results (answers), serve the trainer (channel).
+Covers: the RPC handler, checks before memory is allocated, back-pressure.
+Does not: order rows (feed_queue), check results (results), serve the trainer (channel).
 Runs in: a worker process.
 Threads: one per feeder; shared state is FeedState, under its condition.
 """
@@ -49,7 +49,7 @@ class FeedHandler:
         state = self._state
         with state.changed:
             for feed, answers in state.answers.items():
-                if answers.forget(peer.incarnation):
+                if answers.drop(peer.incarnation):
                     state.queues[feed].abandon(peer.incarnation)
             state.changed.notify_all()
 

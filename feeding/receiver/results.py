@@ -1,10 +1,11 @@
-"""Results of inference on their way back: one per row, in order, or an error at once.
+"""Inference results of one feed: one result per row, in order, or an error at once.
 
-Covers: which rows were handed out, results per session, the count check.
-Does not: lock, wait, talk (channel).      Pure.
+Covers: which rows were read, results per session, the check of their number.
+Does not: lock or wait (channel), talk to feeders (handler).
+Threads: pure; the caller serialises all calls.
 
-A session is one partition sent by one feeder. `main_fun` answers each batch before it asks for the
-next one, so at most one batch is open.
+A session is one partition from one feeder. `main_fun` answers each batch before it reads the next
+one, so at most one batch is open.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from feeding.errors import FeedError, ResultCountError
 
 @dataclass(slots=True)
 class InferenceSession:
-    """One partition's rows and results; `error` ends it for the feeder."""
+    """One partition's rows and results; `error` fails the session for its feeder."""
 
     packer: ArrayPacker
     fed_rows: int = 0
@@ -44,7 +45,7 @@ class InferenceResults:
         self._open_results = 0
 
     def fed(self, chunk: Chunk) -> None:
-        """A feeder sent rows of its session."""
+        """Count rows that a feeder sent in its session."""
         meta = chunk.meta
         session = self._sessions.get(meta.session)
         if session is None:
@@ -59,10 +60,10 @@ class InferenceResults:
         session.fed_rows += chunk.num_rows
 
     def session(self, number: int) -> InferenceSession:
-        """Return a session that a feeder asks about.
+        """Return a session.
 
         Raises:
-            FeedError: what ended it, or it is not known.
+            FeedError: the session failed, or is not known.
         """
         session = self._sessions.get(number)
         if session is None:
@@ -72,7 +73,7 @@ class InferenceResults:
         return session
 
     def begin_batch(self) -> None:
-        """The consumer asks for a batch: the one before must be answered.
+        """Begin a batch; the batch before must be answered.
 
         Raises:
             ResultCountError: it is not; the feeder gets the same error.
@@ -85,7 +86,7 @@ class InferenceResults:
         self._open_session = self._open_rows = self._open_results = 0
 
     def handed_out(self, session: int, num_rows: int) -> None:
-        """The consumer got rows of this session in the batch that is open."""
+        """Count rows of a session as part of the open batch."""
         self._open_session = session
         self._open_rows += num_rows
 
@@ -94,7 +95,7 @@ class InferenceResults:
 
         Raises:
             ResultCountError: more results than rows.
-            RowError: a result that cannot travel.
+            RowError: a result fits no column.
         """
         if self._open_results + len(results) > self._open_rows:
             total = self._open_results + len(results)
@@ -110,17 +111,17 @@ class InferenceResults:
                 for part in _slices(results, self._config.chunk_rows):
                     session.ready.append(session.packer.pack(part))
         except FeedError as error:
-            session.error = type(error)(f"{self._worker}: result that cannot travel: {error}")
+            session.error = type(error)(f"{self._worker}: a result fits no column: {error}")
             raise
         session.answered_rows += len(results)
 
-    def forget(self, number: int) -> bool:
-        """The feeder left; tell whether rows of its session were still unanswered."""
+    def drop(self, number: int) -> bool:
+        """Drop a disconnected feeder's session; return whether it had unanswered rows."""
         session = self._sessions.pop(number, None)
         return session is not None and session.answered_rows < session.fed_rows
 
     def end(self) -> ResultCountError | None:
-        """Fail all unanswered rows, the consumer has stopped; return the open batch's error."""
+        """Fail all unanswered rows: the consumer has stopped; return the open batch's error."""
         unanswered = None
         if self._open_results != self._open_rows:
             unanswered = self._fail_open(
@@ -135,7 +136,7 @@ class InferenceResults:
         return unanswered
 
     def fail_all(self, error: FeedError) -> None:
-        """Answer every feeder with this error."""
+        """Fail all sessions with an error."""
         for session in self._sessions.values():
             session.error = session.error or error
 

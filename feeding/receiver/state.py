@@ -1,8 +1,8 @@
-"""What a worker's feeds share between threads: queues, results, the condition that guards them.
+"""Shared state of a worker's feeds: queues, inference results, and the condition that guards them.
 
 Covers: FeedState, waiting with a deadline.
-Does not: talk to feeders (reception) or the trainer (channel).
-Threads: everything but the constructor is called with `changed` held.
+Does not: talk to feeders (handler) or to the trainer (channel).
+Threads: every method is called with `changed` held.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from feeding.receiver.results import InferenceResults
 
 MAX_FEEDS = 64
 _POLL_S = 0.1
-"""How often a wait looks around, for instance whether the feeder is still there."""
+"""How often a wait checks its other conditions, such as the feeder's connection."""
 
 T = TypeVar("T")
 
 
 class FeedState:
-    """Feeds by name; `end` is what every caller gets once it is set."""
+    """Feeds by name; once `end` is set, every caller gets that error."""
 
     def __init__(self, config: FeedConfig, worker: str, first_epoch: int) -> None:
         self.config = config
@@ -42,7 +42,7 @@ class FeedState:
         """Return the queue of this feed, made on first use.
 
         Raises:
-            FeedError: there are MAX_FEEDS others.
+            FeedError: there are MAX_FEEDS already.
         """
         queue = self.queues.get(feed)
         if queue is None:
@@ -58,11 +58,11 @@ class FeedState:
         self.queue(feed)
         return self.answers[feed]
 
-    def pass_over(self, queue: FeedQueue) -> None:
-        """Let go of the validation of earlier epochs: the consumer asks for the next epoch's rows.
+    def skip_validation(self, queue: FeedQueue) -> None:
+        """Skip the validation of earlier epochs, because the consumer reads the next epoch.
 
-        So a consumer that does not validate, or not every epoch, or with fewer rows, never keeps
-        the feeders of those rows, and with them the next epoch, waiting.
+        So a consumer that does not validate, or not every epoch, or with fewer rows, never blocks
+        the feeders of those rows, and with them the next epoch.
         """
         validation = queue.validation
         if validation is not None and queue.epoch > validation.of_epoch:
@@ -70,12 +70,12 @@ class FeedState:
             self.changed.notify_all()
 
     def check_open(self) -> None:
-        """Raise what ended the channel, if anything did; a copy, for threads share it."""
+        """Raise the error that ended the channel, if any; a copy, because threads share it."""
         if self.end is not None:
             raise copy.copy(self.end)
 
     def shut(self, error: FeedError) -> None:
-        """End the channel; the first reason stays."""
+        """End the channel; the first error stays."""
         self.end = self.end or error
         for answers in self.answers.values():
             answers.fail_all(self.end)
@@ -83,17 +83,25 @@ class FeedState:
 
     def wait_for(
         self,
-        look: Callable[[], T],
+        poll: Callable[[], T],
         timeout_s: float,
         give_up: Callable[[], bool] | None = None,
     ) -> T | None:
-        """Wait, lock released, until `look` returns something; None when the time is over.
+        """Wait, with the lock released, until `poll` returns a value.
+
+        Args:
+            poll: returns None to wait on; called with the lock held.
+            timeout_s: longest wait.
+            give_up: ends the wait early when it returns True.
+
+        Returns:
+            The value of `poll`; None after `timeout_s` or `give_up`.
 
         Raises:
-            FeedError: what ended the channel meanwhile.
+            FeedError: the error that ended the channel meanwhile.
         """
         deadline = time.monotonic() + timeout_s
-        while (found := look()) is None:
+        while (found := poll()) is None:
             self.check_open()
             left_s = deadline - time.monotonic()
             if left_s <= 0 or (give_up is not None and give_up()):

@@ -129,9 +129,7 @@ def test_arrays_of_another_length_are_an_error(answer, text):
 def test_arrays_of_what_cannot_travel_are_refused_on_both_sides():
     with workers(1) as (worker,):
         loop = answer_arrays(worker, lambda x: x.astype(complex))
-        with pytest.raises(
-            RowError, match=r"worker:0: result that cannot travel: .*array of compl"
-        ):
+        with pytest.raises(RowError, match=r"worker:0: a result fits no column: .*array of compl"):
             run(inference_task([worker]), range(50))
         with pytest.raises(RowError, match="array of complex128"):
             loop.result()

@@ -281,7 +281,7 @@ def test_results_that_nobody_asked_for_are_an_error():
 def test_a_result_that_cannot_travel_is_an_error_on_both_sides():
     with workers(1) as (worker,):
         loop = answer_all(worker, lambda rows: [object() for _ in rows])
-        with pytest.raises(Exception, match=r"result that cannot travel.*object"):
+        with pytest.raises(Exception, match=r"a result fits no column.*object"):
             run(inference_task([worker]), 0, range(10))
         with pytest.raises(Exception, match="object"):
             loop.result()
