@@ -139,8 +139,7 @@ class Footer:
             names: of the columns that must have none.
 
         Raises:
-            DataError: names file, row group, column and number of nulls; or a column's name is
-                damaged.
+            DataError: names file, row group, column and number of nulls; or a name is damaged.
         """
         found = self.metadata.row_group(group)
         for name in names:
@@ -175,7 +174,7 @@ class Footer:
         if not (is_possible and len(_MAGIC) <= start <= start + size <= self.start):
             name = self._path_of(group, column)
             raise DataError(
-                f"{self.path}: row group {group}: column {name!r} has {size} bytes at byte {start}, "
+                f"{self.path}: row group {group}: column {name!r} has {size} bytes at {start}, "
                 f"but pages are between 4 and {self.start}; the file is damaged"
             )
         stop = min(start + size + _PADDING_BYTES, self.start)
