@@ -12,7 +12,7 @@ own (tfos.spark.interruptible), so that Ctrl-C interrupts only the waiting user 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from tfos.config import ClusterConfig, InputMode
 from tfos.control.state import ClusterState
@@ -28,6 +28,14 @@ from tfos.phases import ClusterPhase, require
 from tfos.spark import pickling
 from tfos.spark.interruptible import InterruptibleCall
 from tfos.streaming.streaming import StreamCalls, Streams
+
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+    from pyspark.streaming import DStream, StreamingContext
+
+    from tfos.failure import NodeFailure
 
 _TENSORBOARD_S = 15.0
 """TensorBoard answers within this time after the start, or its reason is known."""
@@ -99,7 +107,7 @@ class TFCluster(StreamCalls, PageCalls):
     @classmethod
     def reserve(  # noqa: PLR0913  # the public surface: keywords with defaults
         cls,
-        sc: Any,
+        sc: SparkContext | SparkSession,
         cluster_size: int,
         num_ps: int = 1,
         *,
@@ -117,8 +125,8 @@ class TFCluster(StreamCalls, PageCalls):
 
         Args:
             sc: SparkContext or classic SparkSession.
-            cluster_size: nodes in total, parameter servers included.
-            num_ps: how many of them are parameter servers.
+            cluster_size: nodes in total, parameter servers included; one task slot each.
+            num_ps: how many of them are parameter servers, from 0 to cluster_size - 1.
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
@@ -159,7 +167,7 @@ class TFCluster(StreamCalls, PageCalls):
     @classmethod
     def run(  # noqa: PLR0913  # TensorFlowOnSpark's signature
         cls,
-        sc: Any,
+        sc: SparkContext | SparkSession,
         map_fun: Callable[[Any, Any], Any],
         tf_args: Any,
         num_executors: int,
@@ -178,6 +186,29 @@ class TFCluster(StreamCalls, PageCalls):
 
         Two differences: `map_fun` does not run on parameter servers, and `release_port` has no
         effect, since ports are bound once and kept.
+
+        Args:
+            sc: SparkContext or classic SparkSession.
+            map_fun: called as `map_fun(tf_args, ctx)` on every worker, the chief included.
+            tf_args: anything that pickles.
+            num_executors: nodes in total, parameter servers included; one task slot each.
+            num_ps: how many of them are parameter servers, 0 or more.
+            tensorboard: run TensorBoard beside the chief.
+            input_mode: SPARK: rows come by `train`. TENSORFLOW: map_fun reads its own data.
+            log_dir: TensorBoard's directory or URL; None: one of the chief's own.
+            driver_ps_nodes: only False: parameter servers run on executors.
+            master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
+            reservation_timeout: seconds until every node has to serve.
+            queues: names of the feeds; `output` and `error` are accepted and carry no rows.
+            eval_node: only False: there is no node that only evaluates.
+            release_port: without effect.
+
+        Raises:
+            SettingsError: the arguments or Spark's settings cannot work; the text says why.
+            NotEnoughSlots: Spark cannot run all nodes at once; the text has the arithmetic.
+            NotPicklable: map_fun or tf_args cannot travel.
+            ReservationTimeout: names the nodes that never served.
+            NodeFailedError: a node failed while it started.
         """
         del release_port
         preflight.check_ported_options(driver_ps_nodes=driver_ps_nodes, eval_node=eval_node)
@@ -232,25 +263,25 @@ class TFCluster(StreamCalls, PageCalls):
 
     def train(  # noqa: PLR0913 - TensorFlowOnSpark's arguments, and ours by keyword
         self,
-        dataRDD: Any,
+        dataRDD: RDD[Any] | DataFrame | DStream[Any],
         num_epochs: int = 0,
         feed_timeout: float = 600,
         qname: str = "input",
         *,
         columns: Sequence[str] | None = None,
-        nulls: Any = "error",
+        nulls: object = "error",
         seed: int | None = None,
         shuffle_rows: int = 1,
         exactly_once: bool = False,
-        validation: Any = None,
+        validation: RDD[Any] | DataFrame | None = None,
     ) -> reports.TrainReport | None:
         """Feed an RDD or DataFrame to the workers and return once they trained every row.
 
         Args:
             dataRDD: RDD of numbers, tuples, lists, arrays, dicts, Rows, bytes or str; a DataFrame;
                 or a DStream, whose batches are fed as they come (returns None at once).
-            num_epochs: how often; each epoch reads the data again. 0 means 10, and once for each
-                batch of a DStream.
+            num_epochs: how often, 0 or more; each epoch reads the data again. 0 means 10, and once
+                for each batch of a DStream.
             feed_timeout: seconds without any worker taking a row until feeding fails.
             qname: which feed.
             columns: of a DataFrame, in this order; None: all of them.
@@ -258,7 +289,8 @@ class TFCluster(StreamCalls, PageCalls):
                 the columns that it fits, as df.na.fill does; a dict has values by column.
             seed: feeds partitions, and rows within `shuffle_rows`, in another order in each epoch,
                 the same for the same seed; None: in the data's own order.
-            shuffle_rows: rows of the windows in which a task shuffles its partition's rows.
+            shuffle_rows: rows, at least 1, of the windows in which a task shuffles its partition's
+                rows.
             exactly_once: a task that Spark repeats leaves out the rows that it fed before. Needs
                 the same rows in the same order whenever Spark computes a partition.
             validation: data that validates: fed after each epoch to the feed "validation", which
@@ -289,14 +321,14 @@ class TFCluster(StreamCalls, PageCalls):
 
     def inference(
         self,
-        dataRDD: Any,
+        dataRDD: RDD[Any] | DataFrame,
         feed_timeout: float = 600,
         qname: str = "input",
         *,
         columns: Sequence[str] | None = None,
-        nulls: Any = "error",
-        output: Any = None,
-    ) -> Any:
+        nulls: object = "error",
+        output: str | StructType | None = None,
+    ) -> RDD[Any] | DataFrame:
         """Return main_fun's results, one per row, in order: an RDD of an RDD, or a DataFrame.
 
         Lazy: rows are fed when the result is acted on, and again at every further action.
@@ -304,7 +336,7 @@ class TFCluster(StreamCalls, PageCalls):
         Args:
             dataRDD: as for `train`, but no DStream. A DataFrame keeps its columns and gets those of
                 the results beside them.
-            feed_timeout: as for `train`.
+            feed_timeout: seconds without any worker taking a row until feeding fails.
             qname: which feed.
             columns: of a DataFrame: those that main_fun is given; None: all.
             nulls: what main_fun is given for missing values, as for `train`; the DataFrame's own
@@ -331,14 +363,18 @@ class TFCluster(StreamCalls, PageCalls):
         )
 
     def shutdown(
-        self, ssc: Any = None, grace_secs: float = 0, timeout: float = DEFAULT_SHUTDOWN_S
+        self,
+        ssc: StreamingContext | None = None,
+        grace_secs: float = 0,
+        timeout: float = DEFAULT_SHUTDOWN_S,
     ) -> None:
         """End the feeds, wait for main_fun to return, stop every node. Idempotent, in any phase.
 
         Args:
             ssc: a StreamingContext to stop gracefully first; its SparkContext stays.
             grace_secs: seconds between the return of main_fun and the stop of the nodes.
-            timeout: seconds that main_fun may still run; then nodes are stopped by force.
+            timeout: seconds that main_fun may still run, then nodes are stopped by force; -1: three
+                days.
 
         Raises:
             NodeFailedError: a node failed and no call has raised that yet.
@@ -381,7 +417,7 @@ class TFCluster(StreamCalls, PageCalls):
         return self._coordinator.phase
 
     @property
-    def failures(self) -> tuple[Any, ...]:
+    def failures(self) -> tuple[NodeFailure, ...]:
         """Every failure so far, lost workers included, in order of arrival."""
         return self._coordinator.read(lambda state: tuple(state.failures))
 

@@ -24,6 +24,10 @@ def filesystem_for(path: Path, config: FileSystemConfig = DEFAULTS) -> FileSyste
         path: any path on the file system.
         config: timeouts and read-ahead.
 
+    Args:
+        path: a local path or a URL.
+        config: how long calls may take (seconds), and how far reading runs ahead (bytes).
+
     Raises:
         PathError: the path is refused, or no package knows its scheme.
         MissingPackage: the package for its scheme is not installed.

@@ -168,6 +168,10 @@ class PSClient:
         A server that already serves this manifest (restored, or seeded before) keeps its values:
         pull() after it.
 
+        Args:
+            manifest: groups, tables, rules and consistency.
+            values: by group name a flat array [num_elements] of the group's dtype.
+
         Raises:
             ManifestMismatch: a server serves other parameters; the text lists the differences.
             NonFiniteGradient: a value is NaN or infinite.
@@ -178,6 +182,9 @@ class PSClient:
 
     def attach(self, *, timeout_s: float | None = None) -> Manifest:
         """Wait until every server serves, and take over their manifest.
+
+        Args:
+            timeout_s: seconds; None: the client's own.
 
         Raises:
             RequestTimeout: a server is still EMPTY; has the chief seeded it?
@@ -196,7 +203,15 @@ class PSClient:
             return self.manifest
 
     def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
-        """Fill the arrays with the newest values, or their moving averages where there are any."""
+        """Fill the arrays with the newest values.
+
+        Args:
+            into: by group name a flat, writable array [num_elements] of the group's dtype.
+            averages: fill in the moving averages of the groups that keep them.
+
+        Returns:
+            The servers' clock and version.
+        """
         with self._lock:
             return self._dense.pull(into, averages=averages)
 
@@ -215,6 +230,15 @@ class PSClient:
 
         In ssp it is applied at once, and the call waits while this worker is more than the
         manifest's `staleness_bound` pushes ahead of the slowest.
+
+        Args:
+            grads: by group name a flat array [num_elements] of the group's dtype.
+            hyper: the learning rate of this push.
+            rows: rows behind the gradient, 0 or more; weights the mean of sync.
+            note: kept with the parameters from this push on.
+
+        Returns:
+            The servers' clock after it, and how stale the gradient was.
 
         Raises:
             NonFiniteGradient: NaN or infinity; that bucket is unchanged. In sync mode the refusing
@@ -238,18 +262,37 @@ class PSClient:
     ) -> Ack:
         """Push, and fill `into` with the values after it, in one round trip. Raises as push().
 
-        `lag`: earlier calls of this that the parameters of the gradients did not contain.
+        Args:
+            grads: by group name a flat array [num_elements] of the group's dtype.
+            into: by group name a writable array of the same shape and dtype.
+            hyper: the learning rate of this push.
+            rows: rows behind the gradient, 0 or more; weights the mean of sync.
+            lag: earlier pushes of this client, 0 to 64, that the parameters of the gradients did
+                not contain.
+            note: kept with the parameters from this push on.
+
+        Returns:
+            The servers' clock after it, and how stale the gradient was.
         """
         with self._lock:
             return self._dense.push(grads, into, hyper, rows, lag, note)
 
     def push_null(self, *, rows: int = 0, into: Mapping[str, Array] | None = None) -> Ack:
-        """Push nothing: a barrier stays whole, ssp's clock goes on; `into` gets the values."""
+        """Push nothing, so that a barrier stays whole and ssp's clock goes on. Raises as push().
+
+        Args:
+            rows: rows that were left out, for the counters.
+            into: filled with the values after it, as by `push_pull`; None: nothing is pulled.
+        """
         with self._lock:
             return self._dense.push(None, into, None, rows)
 
     def assign(self, values: Mapping[str, Array]) -> None:
-        """Replace the values, as set_weights does; optimizer slots stay. Chief only."""
+        """Replace the values, as set_weights does; optimizer slots stay. Chief only.
+
+        Args:
+            values: by group name a flat array [num_elements] of the group's dtype.
+        """
         with self._lock:
             self._dense.assign(values)
 
@@ -290,6 +333,14 @@ class PSClient:
 
         All workers use the same keys in the same order; a key may be used again. A worker that has
         left looks after all servers meanwhile: one that is started again would wait for its pushes.
+
+        Args:
+            key: name of the meeting.
+            value: what the other workers get, up to 1 MiB.
+            timeout_s: seconds until the slowest worker has to come.
+
+        Returns:
+            By rank what each worker brought.
 
         Raises:
             RequestTimeout: names the workers that did not come.
@@ -339,6 +390,12 @@ class PSClient:
         The servers and this process must see the same directory, and the job holds it until this
         client is closed. Chief or driver only.
 
+        Args:
+            directory: a path or URL that `open_storage` opens.
+            step: 0 or more, and larger than those that are there; None: the servers' clock.
+            timeout_s: seconds for the whole save.
+            options: full or delta, and how many checkpoints to keep.
+
         Returns:
             The directory of the committed step.
 
@@ -370,7 +427,7 @@ class PSClient:
             directory: where save() wrote, seen by the servers and by this process.
             step: None: the newest that is whole; damaged ones are left out and logged.
             like: for which parameters and rules; by default those that were saved.
-            timeout_s: for the whole restore.
+            timeout_s: seconds for the whole restore.
 
         Returns:
             The step.
@@ -403,15 +460,29 @@ class PSClient:
         return self._fleet.link_stats()
 
     def fence(self, worker_rank: int, incarnation: int) -> None:
-        """Refuse the worker's incarnations below this one. Drivers and supervisors only."""
+        """Refuse the worker's incarnations below this one. Drivers and supervisors only.
+
+        Args:
+            worker_rank: the worker, from 0.
+            incarnation: the oldest that may still push.
+        """
         self._ask(messages.Fence(worker_rank, incarnation), Description)
 
     def worker_lost(self, worker_rank: int, incarnation: int | None = None) -> None:
-        """Tell the servers that a worker is gone. Drivers and supervisors only."""
+        """Report a worker as dead: no barrier waits for it. Drivers and supervisors only.
+
+        Args:
+            worker_rank: the worker, from 0.
+            incarnation: which start of it; None: the newest that the servers know.
+        """
         self._ask(messages.Lose(worker_rank, incarnation), Description)
 
     def stop_servers(self, reason: str = "") -> None:
-        """Drain and end the servers. Drivers and supervisors only."""
+        """Drain and end the servers. Drivers and supervisors only.
+
+        Args:
+            reason: for the clients that are refused from now on; cut to 1024 characters.
+        """
         self._ask(messages.StopServer(reason[:MAX_REASON_LENGTH]), Description)
 
     def close(self) -> None:

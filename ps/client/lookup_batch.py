@@ -55,6 +55,13 @@ class TrainingBatch:
     Attributes:
         ids: by name of the table, routed once.
         rows: by name of the table, [*shape of the ids, dim], as they were when the batch began.
+
+    Args:
+        ids: by name of the table, routed once.
+        rows: by name of the table, [*shape of the ids, dim] of the table's dtype.
+        push: brings the gradients to the servers.
+        name: the batch's number at the servers; None: they count no batches.
+        on_over: called once when the batch has ended.
     """
 
     def __init__(

@@ -57,7 +57,12 @@ class TableClient:
         self._routers: dict[str, Router] = {}
 
     def adopt(self, manifest: Manifest, digest: str) -> None:
-        """Use these tables from now on; loads or compiles what they need."""
+        """Use these tables from now on; loads or compiles what they need.
+
+        Args:
+            manifest: names the tables and their rules.
+            digest: its hash.
+        """
         self._hash = digest
         self._has_permits = manifest.consistency == "hybrid"
         self._numbers = {spec.name: at for at, spec in enumerate(manifest.tables)}
@@ -107,6 +112,13 @@ class TableClient:
 
         In hybrid it waits while this worker has `staleness_bound` batches under way; another thread
         may push theirs meanwhile. In other modes it does not wait.
+
+        Args:
+            ids: by name of the table: integers of any shape, or what `route` made of them.
+            timeout_s: hybrid: seconds to wait; None: the client's own.
+
+        Returns:
+            The rows, and the push that belongs to them.
 
         Raises:
             IdError, ManifestMismatch: as `route`.

@@ -74,7 +74,12 @@ class PSServer:
         return f"ps:{self.settings.rank}"
 
     def bind_tcp(self, host: str, port: int = 0) -> None:
-        """Listen on TCP; port 0 takes any free one."""
+        """Listen on TCP.
+
+        Args:
+            host: address to bind.
+            port: 0 takes any free one.
+        """
         self._listener.bind_tcp(host, port)
 
     def bind_unix(self, directory: str | None = None) -> None:
@@ -82,7 +87,12 @@ class PSServer:
         self._listener.bind_unix(directory)
 
     def adopt(self, tcp: socket.socket, unix: socket.socket) -> None:
-        """Listen on sockets that a supervisor holds, so that clients find a restarted server."""
+        """Listen on sockets that a supervisor holds, so that clients find a restarted server.
+
+        Args:
+            tcp: a bound TCP socket.
+            unix: a bound Unix socket.
+        """
         self._listener.adopt(tcp, unix)
 
     def bind_inproc(self, name: str) -> None:
@@ -103,6 +113,11 @@ class PSServer:
         self, directory: str | Path, *, step: int | None = None, like: Restoring = AS_SAVED
     ) -> int:
         """Fill the shard from a checkpoint instead of being seeded; call it before start().
+
+        Args:
+            directory: a path or URL that `open_storage` opens.
+            step: None: the newest that is whole.
+            like: for which parameters and rules; by default those that were saved.
 
         Returns:
             The step: the one asked for, or the newest that is whole.
@@ -138,11 +153,21 @@ class PSServer:
         return self._service.stats()
 
     def fence(self, worker: int, incarnation: int) -> None:
-        """Refuse the worker's incarnations below this one from now on."""
+        """Refuse the worker's incarnations below this one from now on.
+
+        Args:
+            worker: its rank, from 0.
+            incarnation: the oldest that may still push.
+        """
         self._service.life.fence(WorkerRank(worker), incarnation)
 
     def worker_lost(self, worker: int, incarnation: int | None = None) -> None:
-        """Stop waiting for this incarnation of the worker (None: the newest known); fence it."""
+        """Stop waiting for a worker that has died, and fence it.
+
+        Args:
+            worker: its rank, from 0.
+            incarnation: which start of it; None: the newest known.
+        """
         self._service.worker_lost(WorkerRank(worker), incarnation)
 
     def worker_done(self, worker: int) -> None:

@@ -85,21 +85,61 @@ def test_shown_code_compiles_and_imports_what_exists(block):
             assert all(hasattr(module, alias.name) for alias in node.names)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_shown_code_passes_keywords_that_exist(block):
+def _owners() -> dict[str, type]:
+    """What the variables of the documents' programs are, by the names that they always have."""
+    from ps import PSClient
     from tfos import TFCluster
+    from tfos.reading.reading import Reading
     from tfos.worker.context import NodeContext
 
-    methods = {"ctx": NodeContext, "cluster": TFCluster, "TFCluster": TFCluster}
-    for node in ast.walk(ast.parse(block)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner = node.func.value
-            if isinstance(owner, ast.Name) and owner.id in methods:
-                method = getattr(methods[owner.id], node.func.attr)
-                known = inspect.signature(method).parameters
-                takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
-                unknown = {keyword.arg for keyword in node.keywords} - set(known) - {None}
-                assert takes_any or not unknown, f"{node.func.attr}: {unknown}"
+    return {
+        "ctx": NodeContext,
+        "ctx.read": Reading,
+        "client": PSClient,
+        "cluster": TFCluster,
+        "TFCluster": TFCluster,
+    }
+
+
+def _calls(source: str) -> list[tuple[str, str, set[str | None]]]:
+    """Every call in a program as (owner, method, keywords)."""
+    return [
+        (ast.unparse(node.func.value), node.func.attr, {each.arg for each in node.keywords})
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+
+
+def _programs() -> dict[str, str]:
+    blocks = {
+        f"{document.relative_to(ROOT)}#{at}": block
+        for document in DOCUMENTS
+        for at, block in enumerate(_python_blocks(document))
+    }
+    files = {
+        str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("examples/**/*.py")
+    }
+    return {**blocks, **files}
+
+
+def test_code_in_documents_and_examples_calls_methods_and_keywords_that_exist():
+    owners = _owners()
+    wrong, checked = [], 0
+    for place, source in _programs().items():
+        for owner, method, keywords in _calls(source):
+            if owner not in owners:
+                continue
+            function = getattr(owners[owner], method, None)
+            if function is None:
+                wrong.append(f"{place}: {owner}.{method}")
+                continue
+            checked += 1
+            known = inspect.signature(function).parameters
+            wrong += [
+                f"{place}: {owner}.{method}({each}=)" for each in keywords - set(known) if each
+            ]
+    assert not wrong
+    assert checked > 50
 
 
 def test_every_page_has_a_place_in_the_navigation_of_the_site():

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Any
 
 import pytest
 
@@ -31,6 +35,98 @@ CONTEXT = [
 
 def _defaults(method):
     return {name: p.default for name, p in inspect.signature(method).parameters.items()}
+
+
+ROOMS = ("rpc", "ps", "feeding", "tfos")
+BEYOND_THE_FACES = [  # what the offered names give to users: `ctx`, `ctx.read`, `client.tables`
+    ("tfos.worker.context", "NodeContext"),
+    ("tfos.reading.reading", "Reading"),
+    ("tfos.reading.reading", "FileRows"),
+    ("tfos.streaming.handle", "StreamTraining"),
+    ("ps.client.tables", "TableClient"),
+    ("ps.client.lookup_batch", "TrainingBatch"),
+]
+FUNCTIONS = ["tfos.dfutil", "ps.manifest.rule_spec"]
+"""Modules whose functions users call by their module's name."""
+
+
+def _public_callables() -> Iterator[tuple[str, Any, str]]:
+    """Every function and method that users call: its name, itself, the docstring for its Args."""
+    offered = [
+        (f"{room}.{name}", getattr(importlib.import_module(room), name))
+        for room in ROOMS
+        for name in importlib.import_module(room).__all__
+    ]
+    offered += [
+        (name, getattr(importlib.import_module(home), name)) for home, name in BEYOND_THE_FACES
+    ]
+    for home in FUNCTIONS:
+        found = vars(importlib.import_module(home)).items()
+        offered += [
+            (f"{home}.{name}", value)
+            for name, value in found
+            if inspect.isfunction(value) and value.__module__ == home and name[0] != "_"
+        ]
+    for name, value in offered:
+        if inspect.isfunction(value):
+            yield name, value, inspect.getdoc(value) or ""
+        elif inspect.isclass(value) and not issubclass(value, Exception):
+            yield from _methods_of(name, value)
+
+
+def _methods_of(owner: str, kind: type) -> Iterator[tuple[str, Any, str]]:
+    for name in dir(kind):
+        method = inspect.getattr_static(kind, name)
+        method = getattr(method, "__func__", method)  # of classmethods
+        if not inspect.isfunction(method) or method.__module__.partition(".")[0] not in ROOMS:
+            continue
+        if name == "__init__" and not is_dataclass(kind):  # records explain each field beside it
+            yield f"{owner}.{name}", method, inspect.getdoc(kind) or ""
+        elif name[0] != "_":
+            yield f"{owner}.{name}", method, inspect.getdoc(method) or ""
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    found = inspect.signature(function).parameters.values()
+    return [each for each in found if each.name not in ("self", "cls")]
+
+
+def test_public_calls_have_typed_signatures_without_catch_alls():
+    loose = [
+        f"{name}({parameter})"
+        for name, function, _ in _public_callables()
+        for parameter in _parameters(function)
+        if parameter.kind is parameter.VAR_KEYWORD or parameter.annotation is parameter.empty
+    ]
+    assert not loose
+
+
+def test_public_calls_of_two_or_more_parameters_document_each():
+    missing = [
+        f"{name}: {parameter.name}"
+        for name, function, text in _public_callables()
+        if len(_parameters(function)) > 1
+        for parameter in _parameters(function)
+        if not re.search(rf"^ +(?:\w+, )*{parameter.name}(?:, \w+)*: ", text, re.MULTILINE)
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("home", "method"),
+    [
+        ("tfos.worker.context.NodeContext", "dataset"),
+        ("tfos.worker.context.NodeContext", "distribute"),
+        ("tfos.reading.reading.FileRows", "dataset"),
+        ("tfos.cluster.TFCluster", "train"),
+        ("ps.client.client.PSClient", "push"),
+    ],
+)
+def test_a_misspelt_keyword_is_a_type_error(home, method):
+    module, _, name = home.rpartition(".")
+    function = getattr(getattr(importlib.import_module(module), name), method)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'staleness_bond'"):
+        function(None, staleness_bond=1)
 
 
 def test_everything_that_is_offered_exists():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,7 +57,11 @@ class Context:
         return self.make_client()
 
     def report_progress(
-        self, step: int, rows: int, loss: float | None = None, **metrics: float
+        self,
+        step: int,
+        rows: int,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
         self.progress.append((step, rows, loss))
 

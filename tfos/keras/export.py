@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +36,7 @@ class PathContext(Protocol):
         """Return the path with scheme and directory."""
 
 
-def export(model: Any, path: str, ctx: PathContext) -> str:
+def export(model: keras.Model, path: str | os.PathLike[str], ctx: PathContext) -> str:
     """Write the model with the servers' newest parameters.
 
     Call it on one worker, usually `if ctx.is_chief:`. An existing file or SavedModel is replaced
@@ -78,12 +79,22 @@ def export(model: Any, path: str, ctx: PathContext) -> str:
     return str(target)
 
 
-def load_model(path: str, **options: Any) -> Any:
+def load_model(
+    path: str | os.PathLike[str],
+    custom_objects: Mapping[str, Any] | None = None,
+    compile: bool = True,  # noqa: A002 - Keras' name
+    safe_mode: bool = True,
+) -> keras.Model:
     """Load a `.keras` file from a path or URL; for a local path just `keras.models.load_model`.
 
     Args:
         path: absolute, or relative to this process's directory.
-        options: as `keras.models.load_model` takes them: `custom_objects`, `compile`, `safe_mode`.
+        custom_objects: classes and functions that the model uses, by their registered names.
+        compile: also restore optimizer, losses and metrics.
+        safe_mode: refuse lambdas, which would run code from the file.
+
+    Returns:
+        The model.
 
     Raises:
         SettingsError: a path that is refused.
@@ -91,11 +102,15 @@ def load_model(path: str, **options: Any) -> Any:
     """
     source = _location(os.fspath(path))
     if source.scheme == LOCAL:
-        return keras.models.load_model(source.path, **options)
+        return keras.models.load_model(
+            source.path, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
+        )
     with tempfile.TemporaryDirectory(prefix="tfos-model-") as staging:
         local = Path(staging) / "model.keras"
         transfer.download(source, local)
-        return keras.models.load_model(local, **options)
+        return keras.models.load_model(
+            local, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
+        )
 
 
 def _location(path: str) -> Location:

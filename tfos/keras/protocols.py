@@ -5,6 +5,7 @@ Covers: the protocol alone.      Does not: implement anything.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 
@@ -39,7 +40,11 @@ class WorkerContext(Protocol):
         """The process's `ps.client.client.PSClient`, the same object on every call."""
 
     def report_progress(
-        self, step: int, rows: int, loss: float | None = None, **metrics: float
+        self,
+        step: int,
+        rows: int,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Tell the driver how far the training is; cheap, never raises."""
 

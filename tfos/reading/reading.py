@@ -8,7 +8,7 @@ Runs in: the worker's process.      Threads: main_fun's.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tfos.errors import SettingsError, UnsupportedError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from feeding.reading.reader import DirectReader
     from feeding.reading.row_counts import Countable
     from feeding.reading.runs import Source
+    from tfos.keras.data.columns import Dtypes, Selector
     from tfos.keras.data.file_dataset import FileDataset
     from tfos.reading.protocols import ReadingContext
 
@@ -298,35 +299,69 @@ class FileRows:
         rows._course = course_of(self._ctx, name, self._source.files(), self._reader().position)
         return rows
 
-    def dataset(self, batch_size: int, **options: Any) -> FileDataset:
-        """Return data for `model.fit`: each of its epochs is one of the files.
+    def dataset(  # noqa: PLR0913 - what a user may say about rows, all but one by keyword
+        self,
+        batch_size: int,
+        *,
+        feature_cols: Selector | None = None,
+        label_cols: Selector | None = None,
+        weight_col: Selector | None = None,
+        features: Selector | None = None,
+        labels: Selector | None = None,
+        dtypes: Dtypes = None,
+        map_fn: Callable[..., Any] | None = None,
+    ) -> FileDataset:
+        """Return data for `model.fit`: each epoch of `fit` reads the files once.
 
         Args:
-            batch_size: rows per batch; only an epoch's last batch may be smaller.
-            options: features, labels, dtypes, map_fn, as for `ctx.dataset`.
+            batch_size: rows per batch, at least 1; only an epoch's last batch may be smaller.
+            feature_cols: which columns are x: a name, a list of names (numbers side by side as one
+                matrix [batch, n]; arrays and text as several inputs), or a dict from the model's
+                input names. None, without `label_cols`: rows are (x, y) or (x, y, weight).
+            label_cols: which columns are y, as for `feature_cols`.
+            weight_col: which column holds the sample weights, float[batch].
+            features: another name of `feature_cols`.
+            labels: another name of `label_cols`.
+            dtypes: numpy's names of dtypes: one for x; one each for x, y and weight (None leaves a
+                part as it is); or by column. None: float64 becomes Keras' floatx.
+            map_fn: `map_fn(x, y) -> (x, y)` (and the weight, where there is one) on numpy arrays of
+                a whole batch, [batch, …]; runs in the thread that reads ahead.
 
         Raises:
             SettingsError: a setting that cannot work.
         """
+        from tfos.keras.data.columns import ColumnRoles
         from tfos.keras.data.file_dataset import FileDataset
         from tfos.reading.resume import files_note, position_note
 
+        columns = ColumnRoles(
+            feature_cols=feature_cols,
+            label_cols=label_cols,
+            weight_col=weight_col,
+            features=features,
+            labels=labels,
+            dtypes=dtypes,
+            map_fn=map_fn,
+        )
         if self._course is None:
-            return FileDataset(self._reader(), batch_size, **options)
+            return FileDataset(self._reader(), batch_size, columns)
         return FileDataset(
             self._reader(),
             batch_size,
+            columns,
             note=position_note(self._name, self._ctx.rank),
             first_notes=dict([files_note(self._name, self._source.files())]),
-            **options,
         )
 
     def batches(self, batch_size: int, epochs: int = 1) -> Iterator[dict[str, BatchColumn]]:
         """Yield batches as dicts of numpy arrays (Ragged: values and offsets), without TensorFlow.
 
         Args:
-            batch_size: rows per batch; only an epoch's last batch may be smaller.
-            epochs: how many times.
+            batch_size: rows per batch, at least 1; only an epoch's last batch may be smaller.
+            epochs: how many times all files are read.
+
+        Yields:
+            By column name an array [batch, *shape of the column], or a Ragged.
         """
         reader = self._reader()
         for _ in range(epochs):

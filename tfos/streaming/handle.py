@@ -42,6 +42,14 @@ class StreamTraining:
 
     Attributes:
         query: Spark's own StreamingQuery.
+
+    Args:
+        query: Spark's own StreamingQuery.
+        state: which batches are in the parameters.
+        run: the batches of this run of the query.
+        coordinator: of the cluster.
+        ending: raises the cluster's failure.
+        save: saves the parameters behind the last batch.
     """
 
     def __init__(

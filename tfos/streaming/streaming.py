@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfos.control.messages import BatchReport, SaveBatches
 from tfos.control.state import ClusterState, Send
@@ -28,6 +28,10 @@ from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.streaming.handle import StreamTraining
 from tfos.streaming.state import QueryState, StreamFailed, StreamRun
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 _QUERY_ID = "sql.streaming.queryId"
 """Spark's local property on the thread of a query; the id is in its checkpoint, so it lasts."""
@@ -231,12 +235,16 @@ class StreamCalls:
 
     _streams: Streams
 
-    def train_batch(self, df: Any, batch_id: int) -> None:
+    def train_batch(self, df: DataFrame, batch_id: int) -> None:
         """Train one micro-batch of a Structured Stream, for `writeStream.foreachBatch`.
 
         Each batch with rows is one epoch. One that Spark brings again after a restart is skipped
         if the parameters, also restored ones, contain it. Returns once every row was trained and,
         with checkpoints, saved (`Checkpoints.every_batches`), so Spark marks only such as done.
+
+        Args:
+            df: the micro-batch, as Spark hands it over.
+            batch_id: Spark's number of it, from 0 in each query.
 
         Raises:
             NodeFailedError, FeedJobError, FeedTimeout: as train; the query ends with that error.
@@ -247,13 +255,13 @@ class StreamCalls:
 
     def stream(
         self,
-        source: Any,
+        source: DataFrame | DataStreamWriter | StreamingQuery,
         checkpoint_location: str | None = None,
         *,
         feed_timeout: float = _FEED_TIMEOUT_S,
         qname: str = "input",
         columns: Sequence[str] | None = None,
-        nulls: Any = "error",
+        nulls: object = "error",
     ) -> StreamTraining:
         """Train on a stream, micro-batch by micro-batch, until it is stopped; returns at once.
 
@@ -261,10 +269,10 @@ class StreamCalls:
             source: a streaming DataFrame; its `writeStream` with a trigger and options; or a query
                 that was started with `foreachBatch(cluster.train_batch)`.
             checkpoint_location: directory in which Spark notes how far the query is.
-            feed_timeout: as for train.
+            feed_timeout: seconds without any worker taking a row until feeding fails.
             qname: which feed.
-            columns: as for train.
-            nulls: as for train.
+            columns: of the DataFrame, in this order; None: all of them.
+            nulls: what missing values become, as for `train`.
 
         Raises:
             SettingsError: the source is no stream.

@@ -8,9 +8,10 @@ Runs in: the worker's process.      Threads: `report_progress` from any; the res
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfos.control.messages import RosterEntry
 from tfos.errors import NoServersError, SettingsError
@@ -19,10 +20,15 @@ from tfos.files.checkpoint_storage import Storages
 from tfos.node.spec import ChildSpec
 
 if TYPE_CHECKING:
+    import keras
+
     from feeding.receiver.channel import FeedChannel
     from feeding.receiver.data_feed import DataFeed
     from ps.client.client import PSClient
+    from ps.compression.format import Compression
     from rpc.auth.handshake import Credentials
+    from tfos.keras.data.columns import Dtypes, Selector
+    from tfos.keras.data.dataset import FeedDataset
     from tfos.reading.reading import Reading
     from tfos.worker.micro_batches import MicroBatches
     from tfos.worker.saver import ChiefSaver
@@ -51,6 +57,14 @@ class NodeContext:
         staging_dir: a local directory for files that are on their way elsewhere.
         feed_channel: the rows that arrive here; `get_data_feed` and `dataset` read it.
         micro_batches: a distributed `fit` reports its trained epochs there.
+
+    Args:
+        spec: what this process was started with.
+        roster: every node of the cluster with its endpoint.
+        feed_channel: receives the rows.
+        credentials: of the data plane.
+        on_progress: takes the numbers of `report_progress`, by name.
+        micro_batches: notes which micro-batches of streams are trained.
     """
 
     def __init__(
@@ -116,6 +130,13 @@ class NodeContext:
     ) -> DataFeed:
         """Return TensorFlowOnSpark's DataFeed over the rows that arrive here.
 
+        Args:
+            train_mode: False: a batch ends where a partition ends, as rows of inference need it.
+            qname_in: name of the feed, one of `reserve(queues=…)`.
+            qname_out: for compatibility, without effect: results go back where their rows came
+                from.
+            input_mapping: column name to tensor name; batches are then dicts of lists.
+
         Raises:
             SettingsError: the cluster has no such feed.
         """
@@ -163,16 +184,54 @@ class NodeContext:
             open_storage=self._storages,
         )
 
-    def dataset(self, batch_size: int, *, feed: str = "input", **options: Any) -> Any:
-        """Return the rows that arrive here as data for `model.fit`; see tfos.keras.data.dataset.
+    def dataset(  # noqa: PLR0913 - what a user may say about rows, all but one by keyword
+        self,
+        batch_size: int,
+        *,
+        feed: str = "input",
+        feature_cols: Selector | None = None,
+        label_cols: Selector | None = None,
+        weight_col: Selector | None = None,
+        features: Selector | None = None,
+        labels: Selector | None = None,
+        dtypes: Dtypes = None,
+        map_fn: Callable[..., Any] | None = None,
+    ) -> FeedDataset:
+        """Return the rows that arrive here as data for `model.fit`, one epoch of it per epoch fed.
+
+        Args:
+            batch_size: rows per batch, at least 1; only an epoch's last batch may be smaller.
+            feed: name of the feed, one of `reserve(queues=…)`, or "validation".
+            feature_cols: which values of a row are x: a position or a slice, a name, a list of
+                these (numbers side by side as one matrix [batch, n]; arrays and text as several
+                inputs), or a dict from the model's input names. None, without `label_cols`: rows
+                are (x, y) or (x, y, weight).
+            label_cols: which values are y, as for `feature_cols`.
+            weight_col: which value is the sample weight, float[batch].
+            features: another name of `feature_cols`.
+            labels: another name of `label_cols`.
+            dtypes: numpy's names of dtypes: one for x; one each for x, y and weight (None leaves a
+                part as it is); or by column. None: float64 becomes Keras' floatx.
+            map_fn: `map_fn(x, y) -> (x, y)` (and the weight, where there is one) on numpy arrays of
+                a whole batch, [batch, …]; runs in the thread that reads ahead.
 
         Raises:
-            SettingsError: the cluster has no such feed, or an option cannot work.
+            SettingsError: the cluster has no such feed, or an argument cannot work.
         """
         self._check_feed(feed)
+        from tfos.keras.data.columns import ColumnRoles
         from tfos.keras.data.dataset import FeedDataset
 
-        return FeedDataset(self, batch_size, feed=feed, **options)
+        columns = ColumnRoles(
+            feature_cols=feature_cols,
+            label_cols=label_cols,
+            weight_col=weight_col,
+            features=features,
+            labels=labels,
+            dtypes=dtypes,
+            map_fn=map_fn,
+        )
+        return FeedDataset(self, batch_size, columns, feed=feed)
 
     @property
     def read(self) -> Reading:
@@ -181,11 +240,61 @@ class NodeContext:
 
         return Reading(self)
 
-    def distribute(self, model: Any, **options: Any) -> Any:
-        """Move the model's parameters to the servers; see tfos.keras.fit.distribute."""
+    def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
+        self,
+        model: keras.Model,
+        *,
+        consistency: Literal["async", "sync", "ssp"] = "async",
+        reduction: Literal["mean", "sum"] = "mean",
+        staleness_bound: int | None = None,
+        staleness_aware: bool | None = None,
+        on_nonfinite: Literal["error", "skip"] = "error",
+        pipeline: int = 0,
+        compression: Compression = "none",
+    ) -> keras.Model:
+        """Move a compiled model's parameters to the servers; `fit` then trains together.
+
+        Call it on every worker, with the same model; see tfos.keras.fit.distribute.
+
+        Args:
+            model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
+            consistency: "async" applies each gradient when it arrives; "ssp" too, and keeps every
+                worker within `staleness_bound` steps of the slowest; "sync" reduces one gradient
+                per worker, in rank order, and applies it once.
+            reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
+            staleness_bound: ssp only, and needed there: steps, 0 or more. Larger: less waiting for
+                slow workers, older gradients.
+            staleness_aware: divide a gradient's learning rate by 1 + the updates by others that its
+                worker had not seen. None: yes, except in sync, where no gradient is stale.
+            on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
+                leaves the step out and counts it.
+            pipeline: async only: steps, 0 to 64, that `fit` computes while a push is under way.
+            compression: of pushed float32 gradients: "bf16" and "fp16" halve the bytes, "int8"
+                quarters them; the error goes with the next gradient.
+
+        Returns:
+            The same model object.
+
+        Raises:
+            NotCompiled: compile first.
+            NoServersError: the cluster has no parameter servers.
+            UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
+            UnsupportedModel: the text says what stands in the way.
+            SettingsError: arguments that do not go together.
+        """
         from tfos.keras.fit.distribute import distribute
 
-        return distribute(model, self, **options)
+        return distribute(
+            model,
+            self,
+            consistency=consistency,
+            reduction=reduction,
+            staleness_bound=staleness_bound,
+            staleness_aware=staleness_aware,
+            on_nonfinite=on_nonfinite,
+            pipeline=pipeline,
+            compression=compression,
+        )
 
     @property
     def all_epochs(self) -> int:
@@ -194,28 +303,55 @@ class NodeContext:
 
         return AllEpochs()
 
-    def callbacks(self) -> list[Any]:
-        """Return the callbacks that `model.fit` needs; see tfos.keras.fit.callbacks."""
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """Return the callbacks for this worker's `fit`: progress for the driver, TensorBoard files.
+
+        Add your own to the list. A callback of these that fails never stops the training.
+        """
         from tfos.keras.fit.callbacks import callbacks
 
         return list(callbacks(self))
 
-    def export(self, model: Any, path: str) -> str:
+    def export(self, model: keras.Model, path: str | os.PathLike[str]) -> str:
         """Save the model with the servers' parameters as a plain Keras model or SavedModel.
+
+        Call it on one worker, usually `if ctx.is_chief:`.
+
+        Args:
+            model: any built Keras model, distributed or not.
+            path: a path or a URL such as `hdfs://nn:8020/models/digits.keras`. Ending in `.keras`:
+                one file; otherwise a directory for TensorFlow Serving (SavedModel). Relative paths
+                mean `ctx.working_dir`.
 
         Returns:
             The absolute path or URL; `tfos.keras.export.load_model` opens both.
+
+        Raises:
+            SettingsError: not a Keras model, one that was never built, or a path that is refused.
+            OSError: the disk or the file system failed.
         """
         from tfos.keras.export import export
 
         return export(model, path, self)
 
     def report_progress(
-        self, step: int, rows: int, loss: float | None = None, **metrics: float
+        self,
+        step: int,
+        rows: int,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Tell the driver how far training is; cheap, replaces the last report, never raises."""
-        values = {"steps": step, "rows": rows, "loss": loss, **metrics}
+        """Tell the driver how far training is; cheap, replaces the last report, never raises.
+
+        Args:
+            step: steps that this worker has trained.
+            rows: rows that this worker has trained.
+            loss: the newest loss; None: not known.
+            metrics: further numbers by name, shown by `cluster.status()`.
+        """
+        values: dict[str, Any] = {"steps": step, "rows": rows, "loss": loss}
         try:
+            values = {**(metrics or {}), **values}
             numbers = {name: float(value) for name, value in values.items() if value is not None}
         except (TypeError, ValueError) as error:
             _logger.warning("report_progress ignored %r: %s", values, error)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from feeding.arrow.packer import ArrowPacker
 from feeding.config import FeedConfig
 from tests.support.keras_training import Context, serving
+from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
@@ -64,9 +65,11 @@ def test_text_and_weights_train_as_they_do_without_a_feed(weight_col):
         data = FeedDataset(
             ctx,
             30,
-            feature_cols={"carrier": "carrier", "numbers": ["delay", "distance"]},
-            label_cols="late",
-            weight_col=weight_col,
+            ColumnRoles(
+                feature_cols={"carrier": "carrier", "numbers": ["delay", "distance"]},
+                label_cols="late",
+                weight_col=weight_col,
+            ),
         )
         model.fit(data, epochs=3, verbose=0)
         for ours, wanted in zip(model.get_weights(), plain.get_weights(), strict=True):

@@ -19,6 +19,7 @@ from tests.support.keras_training import (
 )
 from tfos.control.messages import BatchReport, TrainBatch
 from tfos.errors import FeedEndedWarning, SettingsError
+from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.fit.distribute import distribute
@@ -249,10 +250,12 @@ def test_labels_in_the_row_dtypes_and_map_fn():
         dataset = FeedDataset(
             ctx,
             BATCH,
-            labels=0,
-            features=slice(1, None),
-            dtypes=("float32", "int64"),
-            map_fn=lambda x, y: (x * 2, y),
+            ColumnRoles(
+                labels=0,
+                features=slice(1, None),
+                dtypes=("float32", "int64"),
+                map_fn=lambda x, y: (x * 2, y),
+            ),
         )
         x, y = next(iter(dataset))
         np.testing.assert_allclose(x.numpy(), X[:BATCH] * 2, rtol=1e-6)
@@ -270,7 +273,7 @@ def test_errors_of_feed_and_arguments_reach_fit():
         with pytest.raises(SettingsError, match="bring their own targets"):
             model.fit(FeedDataset(ctx, BATCH), class_weight={0: 1.0, 1: 2.0})
         offer(ctx.feed_channel, rows_of(X[:20], Y[:20]), epoch=0)
-        dataset = FeedDataset(ctx, BATCH, features="pixels", labels="digit")
+        dataset = FeedDataset(ctx, BATCH, ColumnRoles(features="pixels", labels="digit"))
         with pytest.raises(SettingsError, match="features='pixels', but the rows have 2 values"):
             next(dataset)
         waiting = FeedDataset(ctx, BATCH, feed="other")

@@ -13,6 +13,7 @@ import tensorflow as tf
 from feeding.arrow.packer import ArrowPacker
 from feeding.config import FeedConfig
 from tests.support.keras_training import DEADLINE_S, blobs, serving, together
+from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
@@ -100,8 +101,8 @@ def test_weighted_rows_train_and_validate_as_in_plain_keras_bit_for_bit(consiste
             if rank:
                 return drive(ctx.feed_channel)
             model = distribute(make_model(reduction), ctx, consistency=consistency)
-            validation = FeedDataset(ctx, BATCH, feed="validation", **COLUMNS)
-            data = FeedDataset(ctx, BATCH, **COLUMNS)
+            validation = FeedDataset(ctx, BATCH, ColumnRoles(**COLUMNS), feed="validation")
+            data = FeedDataset(ctx, BATCH, ColumnRoles(**COLUMNS))
             fitted = model.fit(data, epochs=EPOCHS, verbose=0, validation_data=validation)
             return fitted.history, model.get_weights()
 

@@ -41,7 +41,7 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
         ]
         sys.stdout.write("\n".join(lines) + "\n")
         logging.getLogger("user").info("logged at info")
-        ctx.report_progress(3, 96, 0.5, accuracy=0.25)
+        ctx.report_progress(3, 96, 0.5, {"accuracy": 0.25})
 
     run = bed.start(bed.bundle("worker:0", main_fun, {"epochs": 2}))
     (entry,) = bed.release("worker:0")

@@ -81,7 +81,7 @@ def test_the_client_is_one_object():
 def test_progress_becomes_numbers():
     seen: list[dict[str, float]] = []
     ctx = make_context(on_progress=seen.append)
-    ctx.report_progress(3, 96, None, accuracy=1)
+    ctx.report_progress(3, 96, None, {"accuracy": 1})
     assert seen == [{"steps": 3.0, "rows": 96.0, "accuracy": 1.0}]
 
 

@@ -12,6 +12,7 @@ Rows (x, y) or (x, y, weight) need no words. Otherwise `features` and `labels` s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,43 @@ from tfos.errors import SettingsError
 Array = np.ndarray[Any, np.dtype[Any]]
 Selector = int | str | slice | Sequence[int | str] | Mapping[str, Any]
 Dtypes = str | Sequence[str | None] | Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnRoles:
+    """Which values of a row are x, y and the sample weight, as `ctx.dataset` takes them."""
+
+    feature_cols: Selector | None = None
+    label_cols: Selector | None = None
+    weight_col: Selector | None = None
+    features: Selector | None = None
+    """Another name of `feature_cols`."""
+    labels: Selector | None = None
+    """Another name of `label_cols`."""
+    dtypes: Dtypes = None
+    map_fn: Callable[..., Any] | None = None
+
+    def mapper(self, float_dtype: str) -> RowMapper:
+        """Return what turns a batch's columns into the tuple that Keras takes.
+
+        Args:
+            float_dtype: the dtype that float64 columns become.
+
+        Raises:
+            SettingsError: a value that cannot work, or both names of one setting.
+        """
+        return RowMapper(
+            _either("feature_cols", self.feature_cols, "features", self.features),
+            _either("label_cols", self.label_cols, "labels", self.labels),
+            self.dtypes,
+            self.map_fn,
+            weights=self.weight_col,
+            float_dtype=float_dtype,
+        )
+
+
+AS_FED = ColumnRoles()
+"""Rows are (x, y) or (x, y, weight)."""
 
 
 class RowMapper:
@@ -201,3 +239,9 @@ def _check_dtype(dtype: Any) -> None:
         raise SettingsError(
             f"dtypes must be names of numpy dtypes such as 'float32', got {dtype!r}"
         ) from None
+
+
+def _either(name: str, value: Any, other_name: str, other: Any) -> Any:
+    if value is not None and other is not None:
+        raise SettingsError(f"{name} and {other_name} mean the same; give one of them")
+    return other if value is None else value

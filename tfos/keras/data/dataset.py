@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from feeding.reading.positions import Position
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.epoch_rows import Receipt
 from tfos.errors import FeedEndedWarning, SettingsError, UnsupportedError
-from tfos.keras.data.columns import Dtypes, RowMapper, Selector
+from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.epoch_length import EpochLength
 from tfos.keras.data.prefetch import Prefetcher
 from tfos.keras.protocols import WorkerContext
@@ -57,47 +57,27 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     Args:
         reader: gives the batches.
         batch_size: rows per batch; the last batch of an epoch may be smaller.
-        feature_cols: which values of a row are x, see columns; rows of (x, y) need none.
-        label_cols: which are y.
-        weight_col: which one is the sample weight.
-        features: another name of `feature_cols`.
-        labels: another name of `label_cols`.
-        dtypes: one for x, one each for x, y, weight, or by column. Default: float64 becomes Keras'
-            floatx.
-        map_fn: vectorised preparation: `map_fn(x, y) -> (x, y)` on numpy arrays of a batch, in the
-            reading thread.
+        columns: which values of a row are x, y and the sample weight; `map_fn` runs in the thread
+            that reads ahead.
         name: of the rows, for that thread's name.
 
     Raises:
         SettingsError: an argument that cannot work.
     """
 
-    def __init__(  # noqa: PLR0913 - what a user may say about rows, all but two by keyword
+    def __init__(
         self,
         reader: Reader,
         batch_size: int,
+        columns: ColumnRoles = AS_FED,
         *,
-        feature_cols: Selector | None = None,
-        label_cols: Selector | None = None,
-        weight_col: Selector | None = None,
-        features: Selector | None = None,
-        labels: Selector | None = None,
-        dtypes: Dtypes = None,
-        map_fn: Callable[..., Any] | None = None,
         name: str = "files",
     ) -> None:
         if type(batch_size) is not int or batch_size < 1:
             raise SettingsError(
                 f"batch_size must be an int >= 1, got {batch_size!r} ({type(batch_size).__name__})"
             )
-        mapper = RowMapper(
-            _either("feature_cols", feature_cols, "features", features),
-            _either("label_cols", label_cols, "labels", labels),
-            dtypes,
-            map_fn,
-            weights=weight_col,
-            float_dtype=keras.config.floatx(),
-        )
+        mapper = columns.mapper(keras.config.floatx())
 
         def read() -> Any:
             found = reader.next_batch(batch_size)
@@ -266,18 +246,23 @@ class FeedDataset(BatchDataset):
 
     Args:
         ctx: the node's context.
-        batch_size: as for BatchDataset, and so are the options.
+        batch_size: rows per batch; the last batch of an epoch may be smaller.
+        columns: which values of a row are x, y and the sample weight.
         feed: the name of the feed.
-        options: as for BatchDataset.
     """
 
     def __init__(
-        self, ctx: WorkerContext, batch_size: int, *, feed: str = "input", **options: Any
+        self,
+        ctx: WorkerContext,
+        batch_size: int,
+        columns: ColumnRoles = AS_FED,
+        *,
+        feed: str = "input",
     ) -> None:
-        ragged = options.get("map_fn") is not None  # Keras takes arrays only
+        ragged = columns.map_fn is not None  # Keras takes arrays only
         self._feed = BatchReader(ctx.feed_channel, feed, ragged=ragged)
         self._feed.reads_ahead = True
-        super().__init__(self._feed, batch_size, name=feed, **options)
+        super().__init__(self._feed, batch_size, columns, name=feed)
         self.feed = feed
         self._channel = ctx.feed_channel
         self._in_loop = False
@@ -303,12 +288,6 @@ class FeedDataset(BatchDataset):
 
     def _came_back(self, end: EpochEnd | None = None) -> None:
         self._feed.settle(self.pushes_under_way, ended=end)
-
-
-def _either(name: str, value: Any, other_name: str, other: Any) -> Any:
-    if value is not None and other is not None:
-        raise SettingsError(f"{name} and {other_name} mean the same; give one of them")
-    return other if value is None else value
 
 
 def is_end(item: Any) -> bool:

@@ -15,6 +15,7 @@ from feeding.columnar.batch import BatchColumn, EpochEnd, Ragged
 from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.reading.positions import Position
 from feeding.reading.reader import DirectReader
+from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.dataset import BatchDataset, Ready
 
 
@@ -23,22 +24,22 @@ class FileDataset(BatchDataset):
 
     Args:
         reader: gives the batches.
-        batch_size: as for BatchDataset, and so are the options.
+        batch_size: rows per batch; the last batch of an epoch may be smaller.
+        columns: which values of a row are x, y and the sample weight.
         note: under which name the position is kept with the parameters; empty: it is not.
         first_notes: what the chief keeps beside it, by name.
-        options: as for BatchDataset.
     """
 
     def __init__(
         self,
         reader: DirectReader,
         batch_size: int,
+        columns: ColumnRoles = AS_FED,
         *,
         note: str = "",
         first_notes: dict[str, Any] | None = None,
-        **options: Any,
     ) -> None:
-        super().__init__(reader, batch_size, **options)
+        super().__init__(reader, batch_size, columns)
         self._reader = reader
         self._note = note
         self._first_notes = first_notes or {}

@@ -99,4 +99,4 @@ class ReportProgress(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         steps, rows = (exchange.steps, exchange.rows) if exchange else (self._steps, 0)
         times = exchange.times.spent() if exchange else {}
         loss = (logs or {}).get("loss")
-        self._ctx.report_progress(steps, rows, None if loss is None else float(loss), **times)
+        self._ctx.report_progress(steps, rows, None if loss is None else float(loss), times)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
-    model: Any,
+    model: keras.Model,
     ctx: WorkerContext,
     *,
     consistency: Literal["async", "sync", "ssp"] = "async",
@@ -46,7 +46,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     on_nonfinite: Literal["error", "skip"] = "error",
     pipeline: int = 0,
     compression: Compression = "none",
-) -> Any:
+) -> keras.Model:
     """Move a compiled model's parameters to the servers; `fit` then trains together.
 
     Call it on every worker, with the same model. A built model is bound at once, by the chief's
