@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from tfos.config import ClusterConfig, InputMode
+from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.control.state import ClusterState
 from tfos.driver import preflight, reservation
 from tfos.driver.reservation import Reservation
@@ -26,7 +26,7 @@ from tfos.monitor import reports
 from tfos.monitor.status import cluster_report
 from tfos.phases import ClusterPhase, require
 from tfos.spark import pickling
-from tfos.spark.interruptible import InterruptibleCall
+from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.streaming.streaming import StreamCalls, Streams
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class PageCalls:
 
     def tensorboard_url(self) -> str | None:
         """Return where TensorBoard answers, or None. Waits up to 15 s after the start."""
-        if not self._reserved.settings.tensorboard:
+        if not self._reserved.settings.tensorboard.is_wanted:
             return None
 
         def known(state: ClusterState) -> bool:
@@ -147,22 +147,21 @@ class TFCluster(StreamCalls, PageCalls):
             sc=sc,
             cluster_size=cluster_size,
             num_ps=num_ps,
-            tensorboard=tensorboard,
             input_mode=input_mode,
             queues=queues,
-            log_dir=log_dir,
             master_node=master_node,
-            tensorboard_host=tensorboard_host,
+            tensorboard=TensorBoardConfig(
+                is_wanted=bool(tensorboard), host=tensorboard_host, log_dir=log_dir or ""
+            ),
             metrics_port=metrics_port,
             metrics_host=metrics_host,
             config=config or ClusterConfig(),
         )
 
-        def make() -> TFCluster:
-            return cls(reservation.reserve(request, lambda: errand.is_abandoned))
-
-        errand = InterruptibleCall("tfos-reserve", make)
-        return errand.result(lambda: None)
+        cancel = CancelToken()
+        return InterruptibleCall(
+            "tfos-reserve", lambda: cls(reservation.reserve(request, cancel)), cancel=cancel
+        ).result(lambda: None)
 
     @classmethod
     def run(  # noqa: PLR0913  # TensorFlowOnSpark's signature
@@ -184,12 +183,9 @@ class TFCluster(StreamCalls, PageCalls):
     ) -> TFCluster:
         """Reserve and start in one call, with TensorFlowOnSpark's arguments.
 
-        Two differences: `map_fun` does not run on parameter servers, and `release_port` has no
-        effect, since ports are bound once and kept.
-
         Args:
             sc: SparkContext or classic SparkSession.
-            map_fun: called as `map_fun(tf_args, ctx)` on every worker, the chief included.
+            map_fun: called as `map_fun(tf_args, ctx)` on every worker, never on a server.
             tf_args: anything that pickles.
             num_executors: nodes in total, parameter servers included; one task slot each.
             num_ps: how many of them are parameter servers, 0 or more.
@@ -201,22 +197,15 @@ class TFCluster(StreamCalls, PageCalls):
             reservation_timeout: seconds until every node has to serve.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
             eval_node: only False: there is no node that only evaluates.
-            release_port: without effect.
+            release_port: without effect: ports are bound once and kept.
 
         Raises:
-            SettingsError: the arguments or Spark's settings cannot work; the text says why.
-            NotEnoughSlots: Spark cannot run all nodes at once; the text has the arithmetic.
-            NotPicklable: map_fun or tf_args cannot travel.
-            ReservationTimeout: names the nodes that never served.
-            NodeFailedError: a node failed while it started.
+            SettingsError, NotEnoughSlots: as `reserve`.
+            NotPicklable, ReservationTimeout, NodeFailedError: as `start`.
         """
         del release_port
         preflight.check_ported_options(driver_ps_nodes=driver_ps_nodes, eval_node=eval_node)
-        config = ClusterConfig(
-            reservation_timeout_s=preflight.check_timeout(
-                "reservation_timeout", reservation_timeout
-            )
-        )
+        timeout_s = preflight.check_timeout("reservation_timeout", reservation_timeout)
         cluster = cls.reserve(
             sc,
             num_executors,
@@ -226,7 +215,7 @@ class TFCluster(StreamCalls, PageCalls):
             queues=queues,
             log_dir=log_dir,
             master_node=master_node,
-            config=config,
+            config=ClusterConfig(reservation_timeout_s=timeout_s),
         )
         try:
             cluster.start(map_fun, tf_args)
@@ -436,8 +425,7 @@ class TFCluster(StreamCalls, PageCalls):
             self.abort(f"the driver's program raised {type(error).__name__}")
 
     def __repr__(self) -> str:
-        plan = self._coordinator.read(lambda state: state.plan)
-        return f"TFCluster({self.cluster_id!r}, {plan}, {self.phase.name})"
+        return f"TFCluster({self.cluster_id!r}, {self._reserved.plan}, {self.phase.name})"
 
     # ---- inside ----
 

@@ -67,11 +67,26 @@ class Checkpoints:
         is_number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
         if not is_number or not 0 < self.every_s < math.inf:
             raise SettingsError(f"every_s must be > 0 seconds and finite, got {self.every_s!r}.")
+        _make_plain(self, "every_s", self.every_s)
+        if not isinstance(self.resume, bool):
+            raise SettingsError(f"resume must be True or False, got {self.resume!r}.")
         least = {"every_steps": 0, "every_batches": 0, "keep": 1, "full_every": 1, "ps_restarts": 0}
         for name, at_least in least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
                 raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorBoardConfig:
+    """What `reserve(tensorboard=…, tensorboard_host=…, log_dir=…)` asks for."""
+
+    is_wanted: bool = False
+    """Whether TensorBoard runs beside the chief."""
+    host: str = ""
+    """Address it binds; empty: loopback on the driver's host, else the advertised one."""
+    log_dir: str = ""
+    """Directory or URL of the event files as the user gave it; empty: each node's own."""
 
 
 class InputMode(enum.IntEnum):
@@ -133,10 +148,7 @@ class ClusterConfig:
     """Show progress and the nodes' output on the driver's standard error."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name.endswith("_s") and not _is_time(value):
-                raise SettingsError(f"{each.name} must be > 0 seconds and finite, got {value!r}.")
+        self._check_times_and_flags()
         if not isinstance(self.checkpoints, Checkpoints | None):
             raise SettingsError(f"checkpoints must be a tfos.Checkpoints, got {self.checkpoints!r}")
         for name in ("hang_s", "lease_s"):
@@ -151,11 +163,26 @@ class ClusterConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
                 raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")
+        place: object = self.save_on_interrupt
+        if isinstance(place, os.PathLike):
+            object.__setattr__(self, "save_on_interrupt", os.fspath(place))
         if self.save_on_interrupt is not None and not isabs(self.save_on_interrupt):
             raise SettingsError(
                 f"save_on_interrupt must be an absolute path, got {self.save_on_interrupt!r}: the "
                 "servers run in other directories than the driver."
             )
+
+    def _check_times_and_flags(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name.endswith("_s"):
+                if not _is_time(value):
+                    raise SettingsError(
+                        f"{each.name} must be > 0 seconds and finite, got {value!r}."
+                    )
+                _make_plain(self, each.name, value)
+            if each.type == "bool" and not isinstance(value, bool):
+                raise SettingsError(f"{each.name} must be True or False, got {value!r}.")
 
     def _check_data_plane(self) -> None:
         if self.integrity not in ("header", "payload"):
@@ -167,6 +194,12 @@ class ClusterConfig:
                 "integrity='payload' and security='tls' authenticate every byte twice; "
                 "leave integrity at 'header' with security='tls'."
             )
+
+
+def _make_plain(record: object, name: str, value: float) -> None:
+    """Store a float of another type (numpy's) as Python's: the record travels to every node."""
+    if type(value) not in (int, float):
+        object.__setattr__(record, name, float(value))
 
 
 def _is_time(value: object) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from feeding.sender.task import FeedReport
-from rpc.auth.certificates import TlsCredentials
 from rpc.endpoint import Endpoint
 from tfos.control import messages
 from tfos.control.client import ControlClient
@@ -189,7 +188,7 @@ class FakeNode:
         self.started = threading.Event()
         self.ended = threading.Event()
         self._task, self._bundle, self._register = task, bundle, register
-        self._node = NodeId(bundle.role, bundle.index)
+        self._node = NodeId(bundle.node.role, bundle.node.index)
         self._client: ControlClient | None = None
         self._thread = threading.Thread(target=self._run, name=f"fake-{self.name}", daemon=True)
         self._thread.start()
@@ -218,10 +217,10 @@ class FakeNode:
         try:
             self._register(bundle)
             self._client = client = ControlClient(
-                self._task.driver_address,
-                self._task.cluster_id,
+                bundle.settings.driver_address,
+                bundle.settings.cluster_id,
                 self._node,
-                TlsCredentials(bundle.cert_pem, bundle.key_pem, bundle.ca_pem),
+                bundle.control_keys,
             )
             with client:
                 register = messages.Register(self._node, "0", "h", 7)

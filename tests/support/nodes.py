@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import shutil
@@ -20,13 +21,25 @@ from rpc.auth.handshake import Credentials
 from tests.support.control import ControlBed, RecordingHandler
 from tests.support.marked_processes import MARKER, kill, marked, wait_gone
 from tests.support.named_memory import left_since, named
+from tfos.config import ClusterConfig, TensorBoardConfig
 from tfos.control import messages
 from tfos.failure import NodeFailure, NodeId
 from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeResult, NodeTask
+from tfos.topology import PlannedNode
 
 WAIT_S = 60.0
 EventType = TypeVar("EventType")
+
+
+def node_settings(tensorboard: TensorBoardConfig | None = None, **options: Any) -> NodeSettings:
+    """Settings of a cluster of two; what ClusterConfig has a field for goes there."""
+    names = {each.name for each in dataclasses.fields(ClusterConfig)}
+    config = ClusterConfig(**{name: options.pop(name) for name in names & set(options)})
+    known = {"cluster_id": "c", "driver_address": "h:1", "num_workers": 1, "num_ps": 1}
+    return NodeSettings(
+        config=config, tensorboard=tensorboard or TensorBoardConfig(), **{**known, **options}
+    )
 
 
 class NodeRun:
@@ -99,25 +112,17 @@ class NodeBed:
         **settings: Any,
     ) -> NodeBundle:
         role, index = name.split(":")
-        keys = self.control.authority.node(name)
-        options = {"num_workers": 1, "num_ps": 1, "loopback": True, **settings}
+        options = {"loopback": True, "cluster_id": self.control.cluster_id, **settings}
         return NodeBundle(
-            role=role,
-            index=int(index),
-            rank=rank,
-            is_chief=role != "ps" and rank == 0,
-            cert_pem=keys.cert_pem,
-            key_pem=keys.key_pem,
-            ca_pem=keys.ca_pem,
+            node=PlannedNode(role, int(index), rank, is_chief=role != "ps" and rank == 0),
+            control_keys=self.control.authority.node(name),
             rpc_secret=self.credentials.secret,
             main_fun=b"" if main_fun is None else pickle_by_value(main_fun, args),
-            settings=NodeSettings(**options),
+            settings=node_settings(driver_address=self.control.address, **options),
         )
 
     def task(self, *, hold_slot: bool = True, attempt: int = 0) -> NodeTask:
         return NodeTask(
-            cluster_id=self.control.cluster_id,
-            driver_address=self.control.address,
             hold_slot=hold_slot,
             first_attempt=attempt,
         )

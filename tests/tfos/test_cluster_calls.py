@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_spark import FakeSpark
+from tests.support.nodes import node_settings
 from tfos import TFCluster
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
@@ -17,7 +18,6 @@ from tfos.control.state import Action, ClusterState
 from tfos.driver import node_jobs
 from tfos.errors import SettingsError
 from tfos.feed.request import FeedRequest
-from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -68,7 +68,8 @@ def cluster() -> TFCluster:
         sc=FakeSpark(),
         config=config,
         console=console,
-        settings=NodeSettings(num_workers=1, num_ps=1),
+        plan=plan(2, 1),
+        settings=node_settings(),
         coordinator=coordinator,
         credentials=types.SimpleNamespace(cluster_id="c"),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfos.control.authority import ClusterAuthority
@@ -24,7 +24,7 @@ from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask
 from tfos.phases import ClusterPhase
 from tfos.spark.jobs import SparkJob, reason_of, was_cancelled
-from tfos.topology import PlannedNode
+from tfos.topology import Plan, PlannedNode
 
 NODE_JOB_FAILED = "NodeJobFailed"
 """`NodeFailure.error_type`: Spark gave up on the job that holds this node's task."""
@@ -35,29 +35,19 @@ _NOT_SERVING = (NodeStatus.MISSING, NodeStatus.REGISTERED)
 class NodeKeys:
     """What node tasks need to prove that they belong to this cluster."""
 
-    cluster_id: str
-    authority: ClusterAuthority
-    rpc_secret: bytes
-
-    def __repr__(self) -> str:
-        return f"NodeKeys({self.cluster_id!r})"
+    authority: ClusterAuthority = field(repr=False)
+    rpc_secret: bytes = field(repr=False)
 
     def bundle(self, node: PlannedNode, settings: NodeSettings, main_fun: bytes) -> NodeBundle:
         """Return what the task of one node receives."""
-        tls = self.authority.node(node.name)
-        over_tls = settings.security == "tls"
+        over_tls = settings.config.security == "tls"
         return NodeBundle(
-            role=node.role,
-            index=node.index,
-            rank=node.rank,
-            is_chief=node.is_chief,
-            cert_pem=tls.cert_pem,
-            key_pem=tls.key_pem,
-            ca_pem=tls.ca_pem,
+            node=node,
+            settings=settings,
+            control_keys=self.authority.node(node.name),
             rpc_secret=self.rpc_secret,
             data_tls=self.authority.data_node(node.name) if over_tls else None,
             main_fun=b"" if node.is_ps else main_fun,
-            settings=settings,
         )
 
 
@@ -68,7 +58,7 @@ class NodeJobs:
         sc: the SparkContext.
         coordinator: hears when a job ends too early.
         keys: of the nodes.
-        driver_address: of the control server.
+        settings: of the nodes.
         on_cancel: called on a job's thread when somebody else has cancelled it under nodes that
             run, as pyspark does at Ctrl-C; stops the nodes, which live on without their tasks.
     """
@@ -78,22 +68,27 @@ class NodeJobs:
         sc: Any,
         coordinator: Coordinator,
         keys: NodeKeys,
-        driver_address: str,
+        settings: NodeSettings,
         *,
         on_cancel: Callable[[], object],
     ) -> None:
         self._sc = sc
         self._coordinator = coordinator
         self._keys = keys
-        self._driver_address = driver_address
+        self._settings = settings
         self._on_cancel = on_cancel
         self._lock = threading.Lock()
         self._is_ended = False
         self._jobs: list[SparkJob[list[Any]]] = []
 
-    def start(self, settings: NodeSettings, main_fun: bytes, *, workers_hold_slots: bool) -> None:
-        """Submit the jobs; nodes register when their tasks run."""
-        plan = self._coordinator.read(lambda state: state.plan)
+    def start(self, plan: Plan, main_fun: bytes, *, workers_hold_slots: bool) -> None:
+        """Submit the jobs; nodes register when their tasks run.
+
+        Args:
+            plan: the nodes.
+            main_fun: pickled, with its arguments.
+            workers_hold_slots: whether a worker's task stays as long as its node.
+        """
         self._coordinator.act(_note_start)
         for role, nodes, hold in (
             ("ps", plan.servers, True),
@@ -101,7 +96,7 @@ class NodeJobs:
         ):
             if not nodes:
                 continue
-            bundles = [self._keys.bundle(node, settings, main_fun) for node in nodes]
+            bundles = [self._keys.bundle(node, self._settings, main_fun) for node in nodes]
             job = self._job(role, nodes, bundles, hold=hold)
             with self._lock:
                 if self._is_ended:
@@ -130,8 +125,6 @@ class NodeJobs:
         self, role: str, nodes: tuple[PlannedNode, ...], bundles: list[NodeBundle], *, hold: bool
     ) -> SparkJob[list[Any]]:
         task = NodeTask(
-            cluster_id=self._keys.cluster_id,
-            driver_address=self._driver_address,
             hold_slot=hold,
             versions=versions.installed(),
         )
@@ -150,8 +143,9 @@ class NodeJobs:
                 self._on_cancel()
 
         names = ", ".join(node.name for node in nodes)
-        tag = f"tfos-{self._keys.cluster_id}-{role}"
-        return SparkJob(sc, tag, f"tfos {self._keys.cluster_id}: {names}", run, ended)
+        cluster_id = self._settings.cluster_id
+        tag = f"tfos-{cluster_id}-{role}"
+        return SparkJob(sc, tag, f"tfos {cluster_id}: {names}", run, ended)
 
 
 def _note_start(state: ClusterState) -> list[Action]:

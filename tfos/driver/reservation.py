@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rpc import endpoint
 from rpc.auth.handshake import Credentials
 from tfos import topology
-from tfos.config import ClusterConfig, InputMode
+from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
@@ -30,6 +30,7 @@ from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
 from tfos.spark import facts as spark_facts
 from tfos.spark import slots
+from tfos.spark.interruptible import CancelToken
 from tfos.spark.slot_claims import promises_of
 from tfos.spark.slots import SlotWait
 from tfos.topology import Plan
@@ -46,12 +47,10 @@ class ReservationRequest:
     sc: Any
     cluster_size: int
     num_ps: int
-    tensorboard: bool
     input_mode: InputMode
     queues: Iterable[object]
-    log_dir: str | None
     master_node: str | None
-    tensorboard_host: str
+    tensorboard: TensorBoardConfig
     metrics_port: object
     metrics_host: str
     config: ClusterConfig
@@ -62,16 +61,20 @@ class Reservation:
     """An open control plane and all that nodes need to join it."""
 
     sc: Any
-    config: ClusterConfig
     console: Console
+    plan: Plan
     settings: NodeSettings
     coordinator: Coordinator
     keys: NodeKeys
     credentials: Credentials
     """Of the data plane, for the driver and for feed tasks."""
-    driver_address: str
     workers_hold_slots: bool
     metrics: ClusterPage | None = None
+
+    @property
+    def config(self) -> ClusterConfig:
+        """What the user has configured."""
+        return self.settings.config
 
     def await_roster(self, timeout_s: float) -> None:
         """Wait until every node serves or the cluster has failed.
@@ -85,63 +88,85 @@ class Reservation:
         missing, text = self.coordinator.read(lambda state: _missing(state, now_s))
         raise ReservationTimeout(
             f"after {timeout_s:.0f} s the cluster is not complete: {text}. Look at the missing "
-            f"nodes' executors, check that they reach the driver at {self.driver_address}, or "
+            f"nodes' executors, check that they reach the driver at "
+            f"{self.settings.driver_address}, or "
             "raise reservation_timeout.",
             missing,
         )
 
 
-def reserve(request: ReservationRequest, is_abandoned: Callable[[], bool]) -> Reservation:
+def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
     """Check the request, wait for slots, make the cluster's keys, listen.
 
     Args:
         request: what the user asks for.
-        is_abandoned: whether nobody waits for the reservation any more.
+        cancel: set when nobody waits for the reservation any more.
 
     Raises:
         SettingsError: the request or Spark's settings cannot work.
         NotEnoughSlots: the cluster does not fit.
         ControlError: the control server cannot listen.
-        PhaseError: it was left.
+        PhaseError: it was cancelled.
     """
     config = request.config
     plan = topology.plan(request.cluster_size, request.num_ps, master_node=request.master_node)
     mode = preflight.check_mode(request.input_mode)
     feeds = preflight.check_queues(request.queues)
-    preflight.check_log_dir(request.log_dir)
+    preflight.check_log_dir(request.tensorboard.log_dir or None)
     sc = spark_facts.classic_context(request.sc)
     facts = spark_facts.read_facts(sc)
     preflight.check_spark(facts.conf, config)
-    console = Console(enabled=config.verbose)
-    for note in preflight.notes(facts):
-        console.warn(note)
+    console = _console(config, facts)
     coordinator = Coordinator(plan, config, console)
     wait = SlotWait(plan, config, time.monotonic())
-    offer = _await_slots(sc, facts, coordinator, wait, console, is_abandoned)
+    offer = _await_slots(sc, facts, coordinator, wait, console, cancel)
     cluster_id = secrets.token_hex(8)
     try:
         authority = ClusterAuthority(cluster_id)
-        tls = authority.data_client() if config.security == "tls" else None
-        secret = secrets.token_bytes(_SECRET_BYTES)
-        credentials = Credentials(cluster_id, secret, config.integrity, tls)
+        credentials = _credentials(authority, config, cluster_id)
         port = coordinator.start(facts.bind_host, authority.driver())
         metrics = _metrics(request, coordinator, cluster_id, console)
     except BaseException:
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
+    settings = NodeSettings(
+        cluster_id=cluster_id,
+        driver_address=f"{_bracketed(facts.driver_host)}:{port}",
+        config=config,
+        tensorboard=request.tensorboard,
+        num_workers=plan.num_workers,
+        num_ps=plan.num_ps,
+        feeds=feeds if mode is InputMode.SPARK else (),
+        loopback=facts.loopback,
+        default_fs=facts.default_fs,
+        driver_boot_id=endpoint.boot_id(),
+    )
     return Reservation(
         sc=sc,
-        config=config,
         console=console,
-        settings=_settings(request, plan, mode, feeds, facts),
+        plan=plan,
+        settings=settings,
         coordinator=coordinator,
-        keys=NodeKeys(cluster_id, authority, credentials.secret),
+        keys=NodeKeys(authority, credentials.secret),
         credentials=credentials,
-        driver_address=f"{_bracketed(facts.driver_host)}:{port}",
         workers_hold_slots=slots.workers_hold_slots(plan, mode, offer),
         metrics=metrics,
     )
+
+
+def _console(config: ClusterConfig, facts: spark_facts.SparkFacts) -> Console:
+    console = Console(enabled=config.verbose)
+    for note in preflight.notes(facts):
+        console.warn(note)
+    return console
+
+
+def _credentials(
+    authority: ClusterAuthority, config: ClusterConfig, cluster_id: str
+) -> Credentials:
+    tls = authority.data_client() if config.security == "tls" else None
+    return Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity, tls)
 
 
 def _metrics(
@@ -157,46 +182,17 @@ def _metrics(
     return page
 
 
-def _settings(
-    request: ReservationRequest,
-    plan: Plan,
-    mode: InputMode,
-    feeds: tuple[str, ...],
-    facts: spark_facts.SparkFacts,
-) -> NodeSettings:
-    config = request.config
-    return NodeSettings(
-        num_workers=plan.num_workers,
-        num_ps=plan.num_ps,
-        input_mode=mode.name.lower(),
-        feeds=feeds if mode is InputMode.SPARK else (),
-        loopback=facts.loopback,
-        default_fs=facts.default_fs,
-        log_dir=request.log_dir or "",
-        tensorboard=request.tensorboard,
-        tensorboard_host=request.tensorboard_host,
-        driver_boot_id=endpoint.boot_id(),
-        max_inflight_bytes=config.max_inflight_bytes,
-        integrity=config.integrity,
-        security=config.security,
-        threads=config.threads_per_node,
-        abort_s=config.abort_s,
-        reservation_timeout_s=config.reservation_timeout_s,
-        checkpoints=config.checkpoints,
-    )
-
-
 def _await_slots(
     sc: Any,
     facts: spark_facts.SparkFacts,
     coordinator: Coordinator,
     wait: SlotWait,
     console: Console,
-    is_abandoned: Callable[[], bool],
+    cancel: CancelToken,
 ) -> slots.Offer:
     promises = promises_of(sc)
     shown = -1
-    while not is_abandoned():
+    while not cancel.is_set:
         with promises.lock:
             seen = spark_facts.read_offer(sc, facts)
             promised, starting = promises.count()

@@ -20,20 +20,19 @@ def start_nodes(reserved: Reservation, ending: Shutdown, main_fun: bytes) -> Non
         ReservationTimeout: names the nodes that never served.
         NodeFailedError: a node failed while it started.
     """
-    settings, coordinator = reserved.settings, reserved.coordinator
     jobs = NodeJobs(
         reserved.sc,
-        coordinator,
+        reserved.coordinator,
         reserved.keys,
-        reserved.driver_address,
+        reserved.settings,
         on_cancel=lambda: ending.abort("its Spark job was cancelled"),
     )
     ending.begin(jobs)
     try:
-        jobs.start(settings, main_fun, workers_hold_slots=reserved.workers_hold_slots)
+        jobs.start(reserved.plan, main_fun, workers_hold_slots=reserved.workers_hold_slots)
         reserved.await_roster(reserved.config.reservation_timeout_s)
         ending.raise_failure()
-        require("start()", coordinator.phase, ClusterPhase.RUNNING)
+        require("start()", reserved.coordinator.phase, ClusterPhase.RUNNING)
     except BaseException:
         ending.abort("the start failed")
         raise

@@ -18,7 +18,7 @@ from tfos.driver.shutdown import Shutdown
 from tfos.errors import SettingsError
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase, require
-from tfos.spark.interruptible import InterruptibleCall
+from tfos.spark.interruptible import CancelToken, InterruptibleCall
 
 if TYPE_CHECKING:
     from tfos.feed.epochs import EpochFeeder
@@ -50,6 +50,7 @@ class FeedService:
             PhaseError: it does not run.
         """
         epochs = preflight.check_epochs(request.num_epochs)
+        cancel = CancelToken()
 
         def train() -> TrainReport | None:
             jobs = self._open("train()", request)
@@ -61,12 +62,12 @@ class FeedService:
                 )
                 return None
             return jobs.train(
-                dataclasses.replace(request, num_epochs=epochs), lambda: errand.is_abandoned
+                dataclasses.replace(request, num_epochs=epochs), lambda: cancel.is_set
             )
 
-        errand = InterruptibleCall("tfos-train()", train, spark=self._reserved.sc)
+        call = InterruptibleCall("tfos-train()", train, cancel=cancel, spark=self._reserved.sc)
         with self._ending.raising():
-            return errand.result(self._reserved.coordinator.wake)
+            return call.result(self._reserved.coordinator.wake)
 
     def train_batch(self, request: FeedRequest, batch: MicroBatch) -> EpochReport | None:
         """Feed one micro-batch of a stream; None if main_fun has returned on every worker.
@@ -74,14 +75,17 @@ class FeedService:
         Raises:
             SettingsError, NodeFailedError, PhaseError: as train.
         """
+        cancel = CancelToken()
 
         def train_batch() -> EpochReport | None:
             jobs = self._open("train_batch()", request)
-            return jobs.train_batch(request, batch, lambda: errand.is_abandoned)
+            return jobs.train_batch(request, batch, lambda: cancel.is_set)
 
         # Spark's thread, not the user's: it is not the user who sees what is raised here.
-        errand = InterruptibleCall("tfos-train_batch()", train_batch, spark=self._reserved.sc)
-        return errand.result(self._reserved.coordinator.wake)
+        call = InterruptibleCall(
+            "tfos-train_batch()", train_batch, cancel=cancel, spark=self._reserved.sc
+        )
+        return call.result(self._reserved.coordinator.wake)
 
     def inference(self, request: FeedRequest) -> Any:
         """Return a lazy collection of results; see TFCluster.inference.

@@ -39,11 +39,11 @@ class ServerProcess:
         self._link = link
         bundle = spec.bundle
         settings = ServerSettings(
-            rank=bundle.rank,
+            rank=bundle.node.rank,
             num_servers=bundle.settings.num_ps,
             num_workers=bundle.settings.num_workers,
         )
-        credentials = bundle.data_credentials(spec.cluster_id)
+        credentials = bundle.data_credentials
         incarnation = (spec.attempt << 16) + spec.restart
         storages = Storages(spec.executor.scratch_dir)
         self._server = PSServer(
@@ -76,9 +76,11 @@ class ServerProcess:
 
     def _restore(self) -> None:
         """Go on from what this run has saved; another run's checkpoint is no state of it."""
-        plan = self._spec.bundle.settings.checkpoints
+        plan = self._spec.bundle.settings.config.checkpoints
         directory = plan.directory if plan is not None else ""
-        step = self._server.restore(directory, like=Restoring(job=self._spec.cluster_id))
+        step = self._server.restore(
+            directory, like=Restoring(job=self._spec.bundle.settings.cluster_id)
+        )
         _logger.warning("%s goes on from step %d of %s", self._server, step, directory)
 
     def _send_progress(self) -> None:

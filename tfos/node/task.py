@@ -54,9 +54,6 @@ class NodeTask:
     supervisor that cannot be started does.
     """
 
-    cluster_id: str
-    driver_address: str
-    """`host:port` of the control server."""
     hold_slot: bool
     """Stay until the node ends; else return, and free the slot, once the roster is complete."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -87,8 +84,6 @@ class NodeTask:
         try:
             handle = launch.launch(
                 SupervisorSpec(
-                    cluster_id=self.cluster_id,
-                    driver_address=self.driver_address,
                     attempt=attempt,
                     bundle=bundle,
                     executor=executor,

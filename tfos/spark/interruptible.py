@@ -3,7 +3,7 @@
 Covers: a function on a thread of its own, waiting for it, leaving it on Ctrl-C.
 Does not: stop what was left; the caller says how.
 Runs in: the driver.
-Threads: one per errand.
+Threads: one per call.
 
 A signal handler runs between any two bytecodes of the main thread. pyspark's makes a py4j call:
 inside another one it reads the wrong answer, and py4j's repair may hide the KeyboardInterrupt
@@ -28,7 +28,22 @@ Result = TypeVar("Result")
 _LOOK_S = 0.5
 """A signal that another thread of the process took wakes nobody: look for it this often."""
 _UNWIND_S = 5.0
-"""An errand that was left has this long to end before its caller goes on without it."""
+"""A call that was cancelled has this long to end before its caller goes on without it."""
+
+
+class CancelToken:
+    """Shows a running call that nobody waits for its result any more.
+
+    A plain attribute: it is set where a signal handler may have interrupted the main thread, which
+    may hold any lock.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def set(self) -> None:
+        """Cancel for good."""
+        self.is_set = True
 
 
 class InterruptibleCall(Generic[Result]):
@@ -36,25 +51,28 @@ class InterruptibleCall(Generic[Result]):
 
     Args:
         name: of the thread.
-        function: what it calls; must end soon once `is_abandoned`.
+        function: what it calls; must end soon once `cancel` is set.
+        cancel: set when the wait for the result was interrupted; None: one of its own.
         spark: SparkContext in which it runs jobs with the local properties of the thread that waits
             (scheduler pool and the like); None: it runs none.
     """
 
-    def __init__(self, name: str, function: Callable[[], Result], *, spark: Any = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[], Result],
+        *,
+        cancel: CancelToken | None = None,
+        spark: Any = None,
+    ) -> None:
         self._name = name
         self._function = function
+        self._cancel = cancel or CancelToken()
         self._spark = spark
         self._running = threading.Lock()
         self._is_started = self._is_ended = False
-        self._left = False
         self._result: Result | None = None
         self._error: BaseException | None = None
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether nobody waits for the result any more."""
-        return self._left
 
     def result(self, on_interrupt: Callable[[], object] | None = None) -> Result:
         """Run the function and return its result, or raise what it raised.
@@ -68,7 +86,7 @@ class InterruptibleCall(Generic[Result]):
                 self.start()
             self._wait()
         except BaseException:
-            self._left = True
+            self._cancel.set()
             if on_interrupt is not None:
                 on_interrupt()
                 if self._is_started and not self._is_ended:
@@ -115,7 +133,7 @@ class InterruptibleCall(Generic[Result]):
             self._end()
 
     def _end(self) -> None:
-        if self._left:
+        if self._cancel.is_set:
             self._result = None  # it is closed when nobody refers to it
         self._is_ended = True
         self._running.release()

@@ -22,7 +22,7 @@ from tfos.driver import preflight
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import FeedJobError, TFOSError
 from tfos.phases import ClusterPhase
-from tfos.spark.interruptible import InterruptibleCall
+from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.streaming.state import QueryState, StreamLag, StreamRun
 
 DEFAULT_STOP_S = 600.0
@@ -132,13 +132,14 @@ class StreamTraining:
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
 
+        cancel = CancelToken()
+
         def wait() -> None:
-            while not self._ended.wait(_LOOK_S) and not errand.is_abandoned:
+            while not self._ended.wait(_LOOK_S) and not cancel.is_set:
                 if deadline_s is not None and time.monotonic() >= deadline_s:
                     return
 
-        errand = InterruptibleCall("tfos-await_end()", wait)
-        errand.result()
+        InterruptibleCall("tfos-await_end()", wait, cancel=cancel).result()
         if self._ended.is_set():
             self._raise_error()
         return self._ended.is_set()

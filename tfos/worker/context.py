@@ -78,12 +78,12 @@ class NodeContext:
         micro_batches: MicroBatches,
     ) -> None:
         bundle = spec.bundle
-        self.job_name = bundle.role
-        self.task_index = bundle.index
+        self.job_name = bundle.node.role
+        self.task_index = bundle.node.index
         self.executor_id = spec.executor.executor_id
-        self.rank = bundle.rank
+        self.rank = bundle.node.rank
         self.num_workers = bundle.settings.num_workers
-        self.is_chief = bundle.is_chief
+        self.is_chief = bundle.node.is_chief
         self.cluster_spec = _cluster_spec(roster)
         self.defaultFS = bundle.settings.default_fs
         self.working_dir = spec.executor.cwd
@@ -91,7 +91,7 @@ class NodeContext:
         self.feed_channel = feed_channel
         self.micro_batches = micro_batches
         self._feeds = bundle.settings.feeds
-        self._checkpoints = bundle.settings.checkpoints
+        self._checkpoints = bundle.settings.config.checkpoints
         self.staging_dir = spec.executor.scratch_dir
         self._storages = Storages(self.staging_dir)
         self._name = bundle.name

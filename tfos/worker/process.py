@@ -59,14 +59,15 @@ class WorkerProcess:
         self._spec = spec
         self._link = link
         bundle = spec.bundle
-        self._credentials = bundle.data_credentials(spec.cluster_id)
+        self._credentials = bundle.data_credentials
         self._channel = FeedChannel(
-            FeedConfig(max_inflight_bytes=bundle.settings.max_inflight_bytes), worker=bundle.name
+            FeedConfig(max_inflight_bytes=bundle.settings.config.max_inflight_bytes),
+            worker=bundle.name,
         )
         self._listener = Listener(
             self._channel.handler,
             self._credentials,
-            Identity(Role.WORKER, bundle.rank, spec.attempt),
+            Identity(Role.WORKER, bundle.node.rank, spec.attempt),
             on_disconnect=self._channel.on_disconnect,
         )
         self._roster: tuple[messages.RosterEntry, ...] = ()
@@ -124,7 +125,7 @@ class WorkerProcess:
                 saver.close()
             context.finish()
             if mirror is not None:
-                mirror.close(self._spec.bundle.settings.abort_s)
+                mirror.close(self._spec.bundle.settings.config.abort_s)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
             code = self._raised(error)
             if mirror is not None:
@@ -240,7 +241,7 @@ class WorkerProcess:
 
     def _mirror_logs(self, directory: str) -> LogMirror | None:
         """Begin to send event files to the log directory if that is not where they are written."""
-        url = self._spec.bundle.settings.log_dir
+        url = self._spec.bundle.settings.tensorboard.log_dir
         if "://" not in url or url.startswith("file://"):
             return None
         try:

@@ -10,6 +10,7 @@ import pytest
 
 from feeding.config import FeedConfig
 from feeding.sender.task import FeedTarget, FeedTask
+from tfos.config import TensorBoardConfig
 from tfos.control import messages
 from tfos.monitor.stragglers import server_counters
 
@@ -63,8 +64,8 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
 
 
 def test_tensorboard_runs_beside_the_chief_and_ends_with_it(bed, tmp_path):
-    log_dir = str(tmp_path / "events")
-    bundle = bed.bundle("worker:0", lambda args, ctx: None, tensorboard=True, log_dir=log_dir)
+    board = TensorBoardConfig(is_wanted=True, log_dir=str(tmp_path / "events"))
+    bundle = bed.bundle("worker:0", lambda args, ctx: None, tensorboard=board)
     bed.start(bundle)
     url = bed.event("worker:0", messages.TensorBoardUp, lambda event: event.url != "").url
     assert url.startswith("http://127.0.0.1:")

@@ -3,29 +3,27 @@
 import cloudpickle
 import pytest
 
+from rpc.auth.certificates import TlsCredentials
+from tests.support.nodes import node_settings
 from tfos.errors import NodeStartError
 from tfos.node import task
-from tfos.node.spec import NodeBundle, NodeSettings
+from tfos.node.spec import NodeBundle
 from tfos.node.task import NodeTask, find_executor
+from tfos.topology import PlannedNode
 
 
 def make_bundle(**settings):
-    options = {"num_workers": 1, "num_ps": 1, **settings}
     return NodeBundle(
-        role="worker",
-        index=1,
-        rank=1,
-        cert_pem=b"CERT",
-        key_pem=b"KEY",
-        ca_pem=b"CA",
+        node=PlannedNode("worker", 1, 1),
+        control_keys=TlsCredentials(b"CERT", b"KEY", b"CA"),
         rpc_secret=b"S" * 32,
         main_fun=b"\x80not loaded here",
-        settings=NodeSettings(**options),
+        settings=node_settings(**settings),
     )
 
 
 def test_a_task_and_its_bundle_survive_sparks_pickling():
-    node_task = NodeTask(cluster_id="c", driver_address="h:1", hold_slot=True)
+    node_task = NodeTask(hold_slot=True)
     bundle = make_bundle()
     assert cloudpickle.loads(cloudpickle.dumps((node_task, bundle))) == (node_task, bundle)
     assert len(cloudpickle.dumps(node_task)) < 500, "it travels with every task: nothing captured"
@@ -33,7 +31,7 @@ def test_a_task_and_its_bundle_survive_sparks_pickling():
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_partition_without_exactly_one_node_is_refused(count):
-    node_task = NodeTask(cluster_id="c", driver_address="h:1", hold_slot=True)
+    node_task = NodeTask(hold_slot=True)
     with pytest.raises(NodeStartError, match=f"partition 4 holds {count} nodes, expected 1"):
         list(node_task(4, iter([make_bundle()] * count)))
 

@@ -41,7 +41,7 @@ def test_what_only_one_side_has_is_no_difference():
 @pytest.mark.fault("F55")
 def test_a_task_refuses_before_it_reads_its_bundle():
     driver = {**versions.installed(), "tfos": "9.9", "python": "3.99.1"}
-    task = NodeTask(cluster_id="c", driver_address="h:1", hold_slot=True, versions=driver)
+    task = NodeTask(hold_slot=True, versions=driver)
     bundles = iter([None])
     with pytest.raises(VersionSkew) as refused:
         list(task(0, bundles))  # type: ignore[arg-type]  # it is not read

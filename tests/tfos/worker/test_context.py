@@ -9,28 +9,24 @@ from ps.client.client import PSClient
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
+from tests.support.nodes import node_settings
 from tfos.control.messages import RosterEntry
 from tfos.errors import NoServersError, SettingsError
 from tfos.failure import NodeId
-from tfos.node.spec import ChildSpec, Executor, NodeBundle, NodeSettings
+from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
+from tfos.topology import PlannedNode
 from tfos.worker.context import NodeContext
 from tfos.worker.micro_batches import MicroBatches
 
 
 def make_context(roster=(), on_progress=lambda _: None, **settings):
-    options = {"num_workers": 2, "num_ps": 0, **settings}
     spec = ChildSpec(
-        cluster_id="c",
         attempt=3,
         bundle=NodeBundle(
-            role="worker",
-            index=1,
-            rank=1,
-            cert_pem=b"",
-            key_pem=b"",
-            ca_pem=b"",
+            node=PlannedNode("worker", 1, 1),
+            control_keys=NO_KEYS,
             rpc_secret=b"S" * 32,
-            settings=NodeSettings(**options),
+            settings=node_settings(**{"num_workers": 2, "num_ps": 0, **settings}),
         ),
         executor=Executor("7", "h", 0, 1, "/work", "", "/tmp", ""),
         link_fd=-1,

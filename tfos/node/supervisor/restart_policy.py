@@ -43,8 +43,8 @@ class Restarts:
     """
 
     def __init__(self, bundle: NodeBundle) -> None:
-        plan = bundle.settings.checkpoints
-        self.limit = plan.ps_restarts if plan is not None and bundle.role == "ps" else 0
+        plan = bundle.settings.config.checkpoints
+        self.limit = plan.ps_restarts if plan is not None and bundle.node.is_ps else 0
         self.count = 0
         """Restarts since the node began; makes the children's incarnations."""
         self._recent: list[float] = []

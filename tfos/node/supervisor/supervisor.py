@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 
 from rpc import endpoint
-from rpc.auth.certificates import TlsCredentials
 from tfos.control import messages
 from tfos.control.client import ControlClient
 from tfos.errors import LinkError
@@ -30,7 +29,7 @@ from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.node import failure, procfs
 from tfos.node.child_link import FromChild, Progress, Raised
 from tfos.node.failure import Exit
-from tfos.node.spec import ChildSpec, LaunchStatus, State, SupervisorSpec
+from tfos.node.spec import NO_KEYS, ChildSpec, LaunchStatus, State, SupervisorSpec
 from tfos.node.supervisor import children, tensorboard
 from tfos.node.supervisor.event_loop import EventLoop
 from tfos.node.supervisor.log_buffer import NodeLog
@@ -64,13 +63,18 @@ class Supervisor:
 
     def __init__(self, spec: SupervisorSpec) -> None:
         self._spec = spec
-        self._node = NodeId(spec.bundle.role, spec.bundle.index, spec.attempt)
-        self._workspace = Workspace(spec.executor, self._node.name, spec.attempt, spec.cluster_id)
+        self._planned, self._settings = spec.bundle.node, spec.bundle.settings
+        self._node = NodeId(self._planned.role, self._planned.index, spec.attempt)
+        self._workspace = Workspace(
+            spec.executor, self._node.name, spec.attempt, self._settings.cluster_id
+        )
         self._log = NodeLog(self._workspace.log_path)
         self._loop = EventLoop()
         self._vitals = HeartbeatState()
         self._env = children.child_env(
-            os.environ, threads=spec.bundle.settings.threads, cores=spec.executor.cores
+            os.environ,
+            threads=self._settings.config.threads_per_node,
+            cores=spec.executor.cores,
         )
         self._uplink = self._make_uplink()
         self._restarts = Restarts(spec.bundle)
@@ -108,8 +112,8 @@ class Supervisor:
 
     def _make_uplink(self) -> Reporter:
         spec = self._spec
-        keys = TlsCredentials(spec.bundle.cert_pem, spec.bundle.key_pem, spec.bundle.ca_pem)
-        client = ControlClient(spec.driver_address, spec.cluster_id, self._node, keys)
+        address, cluster_id = self._settings.driver_address, self._settings.cluster_id
+        client = ControlClient(address, cluster_id, self._node, spec.bundle.control_keys)
         register = messages.Register(
             node=self._node,
             executor_id=spec.executor.executor_id,
@@ -145,21 +149,20 @@ class Supervisor:
 
     def _start_child(self) -> children.Child:
         spec = self._spec
-        keyless = dataclasses.replace(spec.bundle, cert_pem=b"", key_pem=b"", ca_pem=b"")
+        keyless = dataclasses.replace(spec.bundle, control_keys=NO_KEYS)
         ours, theirs = socket.socketpair()
         body = ChildSpec(
-            cluster_id=spec.cluster_id,
             attempt=spec.attempt,
             bundle=keyless,
             executor=spec.executor,
             link_fd=theirs.fileno(),
             socket_dir=str(self._workspace.socket_dir),
-            log_dir=tensorboard.event_dir(spec.bundle.settings.log_dir, self._workspace),
+            log_dir=tensorboard.event_dir(self._settings.tensorboard.log_dir, self._workspace),
             restart=self._restarts.count,
             listen_fds=self._restarts.descriptors,
         )
         return children.spawn(
-            "tfos.node.ps_process" if spec.bundle.role == "ps" else "tfos.worker.process",
+            "tfos.node.ps_process" if self._planned.is_ps else "tfos.worker.process",
             msgspec.msgpack.encode(body),
             spec,
             env=self._env,
@@ -176,7 +179,7 @@ class Supervisor:
                 self._suspended_limit_s = max(_TICK_S, reply.hang_s - 2 * _TICK_S)
                 self._write_status(State.REGISTERED)
                 self._await_roster()
-                if self._spec.bundle.is_chief and self._spec.bundle.settings.tensorboard:
+                if self._planned.is_chief and self._settings.tensorboard.is_wanted:
                     self._board.start(self._spec, self._workspace, self._env)
             case Unwanted(reason=reason):
                 self._stop(reason, UNWANTED_GRACE_S)
@@ -190,7 +193,7 @@ class Supervisor:
 
     def _await_roster(self) -> None:
         """The driver gives up first and says so; this bounds a node whose driver forgot it."""
-        timeout_s = self._spec.bundle.settings.reservation_timeout_s + ROSTER_MARGIN_S
+        timeout_s = self._settings.config.reservation_timeout_s + ROSTER_MARGIN_S
         text = f"the roster was not complete after {timeout_s:.0f} s"
         failed = self._failure("RosterTimeout", text)
         self._loop.set_timer("roster", timeout_s, lambda: self._fail(failed))
@@ -227,7 +230,7 @@ class Supervisor:
     def _on_task_gone(self) -> None:
         """The node task was killed while it should wait with us: orders decide, else we end."""
         self._loop.unwatch(self._spec.status_fd)
-        abort_s = self._spec.bundle.settings.abort_s
+        abort_s = self._settings.config.abort_s
         text = f"its Spark task was cancelled and no order came within {abort_s:.0f} s"
         self._loop.set_timer(
             "task", abort_s, lambda: self._fail(self._failure("TaskCancelled", text))

@@ -64,7 +64,7 @@ class TensorBoardKeeper:
         """Start TensorBoard for the cluster's log directory, or report why there will be none."""
         self._advertised_host = spec.executor.host
         try:
-            directory = event_dir(spec.bundle.settings.log_dir, workspace)
+            directory = event_dir(spec.bundle.settings.tensorboard.log_dir, workspace)
             arguments = ("--logdir", directory, "--host", _host(spec), "--port", _port(env))
             private = {
                 "TMPDIR": str(workspace.subdirectory("tensorboard-tmp")),  # it leaves files there
@@ -125,7 +125,7 @@ def _host(spec: SupervisorSpec) -> str:
     """Return the address to bind: TensorBoard has no login, so loopback wherever that suffices."""
     settings = spec.bundle.settings
     is_near = settings.loopback or settings.driver_boot_id == endpoint.boot_id()
-    return settings.tensorboard_host or ("127.0.0.1" if is_near else spec.executor.host)
+    return settings.tensorboard.host or ("127.0.0.1" if is_near else spec.executor.host)
 
 
 def reachable_url(url: str, advertised_host: str) -> str:

@@ -172,8 +172,9 @@ def test_the_whole_tree_of_a_worker_is_killed(bed):
 def test_a_node_ends_by_itself_when_its_driver_is_gone(bed, line, how):
     lease_s = 4.0
     bed.handler.reply = messages.RegisterReply(True, heartbeat_s=0.5, lease_s=lease_s)
-    task = dataclasses.replace(bed.task(), driver_address=line.address)
-    run = bed.start_task(task, bed.bundle("worker:0", wait_forever))
+    bundle = bed.bundle("worker:0", wait_forever)
+    settings = dataclasses.replace(bundle.settings, driver_address=line.address)
+    run = bed.start(dataclasses.replace(bundle, settings=settings))
     bed.release("worker:0")
     bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
     getattr(line, how)()
@@ -290,7 +291,7 @@ def test_the_secret_and_the_key_are_in_no_argv_environment_or_log(bed):
     run = bed.start(bundle)
     bed.release("worker:0")
     bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
-    key = bundle.key_pem.splitlines()[1]
+    key = bundle.control_keys.key_pem.splitlines()[1]
     secret = bundle.rpc_secret
     forms = [secret, secret.hex().encode(), _base64(secret), key]
     seen = b"".join(bed.everything_readable())

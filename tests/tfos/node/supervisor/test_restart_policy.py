@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from tests.support.nodes import node_settings
 from tfos.config import Checkpoints
 from tfos.control import messages
 from tfos.failure import NodeFailure, NodeId
+from tfos.node.spec import NO_KEYS, NodeBundle
 from tfos.node.supervisor import restart_policy
 from tfos.node.supervisor.restart_policy import Restarts
+from tfos.topology import PlannedNode
 
 
 @pytest.fixture
@@ -23,7 +25,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def restarts_of(limit: int, role: str = "ps") -> Restarts:
     plan = Checkpoints(directory="/x", ps_restarts=limit)
-    bundle: Any = SimpleNamespace(role=role, settings=SimpleNamespace(checkpoints=plan))
+    bundle = NodeBundle(
+        node=PlannedNode(role, 0, 0),
+        settings=node_settings(checkpoints=plan),
+        control_keys=NO_KEYS,
+        rpc_secret=b"",
+    )
     return Restarts(bundle)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.nodes import node_settings
 from tfos.control.messages import TensorBoardUp
 from tfos.node.supervisor import tensorboard
 from tfos.node.supervisor.event_loop import EventLoop
@@ -41,7 +42,7 @@ def test_a_full_disk_costs_tensorboard_and_not_the_node():
         raise OSError(28, "No space left on device")
 
     reports: list[TensorBoardUp] = []
-    settings = types.SimpleNamespace(log_dir="", loopback=True, tensorboard_host="")
+    settings = node_settings(loopback=True)
     spec: Any = types.SimpleNamespace(
         bundle=types.SimpleNamespace(settings=settings),
         executor=types.SimpleNamespace(host="127.0.0.1"),

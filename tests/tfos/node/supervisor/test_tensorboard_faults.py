@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.support.nodes import send_signal, wait_forever
+from tfos.config import TensorBoardConfig
 from tfos.control import messages
 from tfos.node import procfs
 
@@ -15,7 +16,9 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.fault("F58")
 def test_a_killed_tensorboard_is_told_and_training_goes_on(bed):
-    run = bed.start(bed.bundle("worker:0", wait_forever, tensorboard=True))
+    run = bed.start(
+        bed.bundle("worker:0", wait_forever, tensorboard=TensorBoardConfig(is_wanted=True))
+    )
     bed.release("worker:0")
     bed.event("worker:0", messages.TensorBoardUp, lambda event: event.url != "")
     child = bed.child_pid("worker:0")
@@ -40,7 +43,11 @@ def test_a_killed_tensorboard_is_told_and_training_goes_on(bed):
 @pytest.mark.fault("F58")
 def test_a_tensorboard_that_cannot_start_is_a_reason_and_no_failure(bed, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_PORT", "not-a-port")
-    run = bed.start(bed.bundle("worker:0", lambda args, ctx: None, tensorboard=True))
+    run = bed.start(
+        bed.bundle(
+            "worker:0", lambda args, ctx: None, tensorboard=TensorBoardConfig(is_wanted=True)
+        )
+    )
     bed.event(
         "worker:0",
         messages.TensorBoardUp,

@@ -1,0 +1,90 @@
+"""The configuration travels to every node as it is: whatever was accepted arrives equal."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpc.auth.certificates import TlsCredentials
+from tests.support.nodes import node_settings
+from tfos.config import Checkpoints, ClusterConfig
+from tfos.control.authority import ClusterAuthority
+from tfos.driver.node_jobs import NodeKeys
+from tfos.errors import SettingsError
+from tfos.node.spec import NO_KEYS, NodeBundle
+from tfos.topology import PlannedNode, plan
+
+SECONDS = st.one_of(st.floats(0.5, 1e6), st.integers(1, 10**6), st.floats(0.5, 1e6).map(np.float64))
+COUNTS = st.integers(1, 1 << 40)
+OF_TYPE: dict[str, Any] = {
+    "float": SECONDS,
+    "int": COUNTS,
+    "bool": st.booleans(),
+    "str": st.just("hdfs:///runs/7"),
+    "str | None": st.sampled_from([None, "/shared/saves", Path("/shared/saves")]),
+    "Literal['header', 'payload']": st.just("header"),
+    "Literal['hmac', 'tls']": st.sampled_from(["hmac", "tls"]),
+}
+
+
+def _of_type(annotation: str) -> Any:
+    return OF_TYPE[annotation.replace('"', "'")]
+
+
+def _values(record: type, **special: Any) -> st.SearchStrategy[Any]:
+    """Every field of the record by its type, so that a new one is covered unasked."""
+    fields = {
+        each.name: special[each.name] if each.name in special else _of_type(str(each.type))
+        for each in dataclasses.fields(record)
+    }
+    return st.builds(record, **fields)
+
+
+CONFIGS = _values(
+    ClusterConfig,
+    heartbeat_s=st.just(0.1),
+    checkpoints=st.one_of(st.none(), _values(Checkpoints)),
+)
+
+
+@given(CONFIGS)
+def test_a_node_reads_the_configuration_that_the_driver_accepted(config):
+    bundle = NodeBundle(
+        node=PlannedNode("worker", 1, 1),
+        settings=dataclasses.replace(node_settings(), config=config),
+        control_keys=TlsCredentials(b"CERT", b"KEY", b"CA"),
+        rpc_secret=b"S" * 32,
+    )
+    sent = msgspec.msgpack.encode(bundle)
+    assert msgspec.msgpack.decode(sent, type=NodeBundle) == bundle
+
+
+@pytest.mark.parametrize("name", ["verbose", "tolerate_lost_workers"])
+def test_a_flag_that_is_no_bool_is_refused_at_the_driver(name):
+    options: dict[str, Any] = {name: 1}
+    with pytest.raises(SettingsError, match=f"{name} must be True or False, got 1"):
+        ClusterConfig(**options)
+
+
+def test_a_bundle_holds_the_keys_of_one_node_alone_and_shows_none():
+    authority = ClusterAuthority("c")
+    keys = NodeKeys(authority, b"S" * 32)
+    settings = node_settings(security="tls")
+    bundles = [keys.bundle(node, settings, b"F") for node in plan(3, 1).nodes]
+    private = [bundle.control_keys.key_pem for bundle in bundles]
+    private += [bundle.data_tls.key_pem for bundle in bundles if bundle.data_tls is not None]
+    assert len(set(private)) == 6
+    for bundle in bundles:
+        sent = msgspec.msgpack.encode(bundle)
+        own = {bundle.control_keys.key_pem, bundle.data_tls and bundle.data_tls.key_pem}
+        assert {key for key in private if key in sent} == own
+        assert not [secret for secret in (*private, b"S" * 32) if str(secret)[2:40] in repr(bundle)]
+        child = msgspec.msgpack.encode(dataclasses.replace(bundle, control_keys=NO_KEYS))
+        assert bundle.control_keys.key_pem not in child
