@@ -224,7 +224,7 @@ def test_what_cannot_go_on_says_why():
         course=Course(1, 0, ((Place(0, 0, 0, 5, 0, 1),),)),
     )
     assert course.generation == 1
-    with pytest.raises(FileChanged, match="5 of it were handed out before"):
+    with pytest.raises(FileChanged, match="5 of them were read before"):
         shorter.next_batch(3)
 
 

@@ -114,7 +114,7 @@ def test_what_is_missing_is_null_and_an_empty_list_is_not():
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        (pa.field("z", pa.int64(), nullable=False), "lacks feature 'z'.*never null"),
+        (pa.field("z", pa.int64(), nullable=False), "lacks feature 'z'.*not nullable"),
         (pa.field("one", pa.float32()), "'one' holds no float list, from which float is read"),
         (pa.field("two", pa.int64()), "2 values of feature 'two', where int64 is one"),
         (pa.field("one", pa.int8()), "'one' holds 400, which int8 cannot"),
