@@ -10,7 +10,7 @@ FeedError (a TFOSError)
 ├── RowsChanged          a partition computed again is another  → cache or sort the data
 ├── ResultCountError     not one result per row                 → fix main_fun
 ├── ResultTypeError      a result does not fit its column       → fix main_fun or output=
-├── FeedTimeout          nobody consumed anything for too long  → slow step or stuck trainer
+├── FeedTimeout          no consumer took rows in time          → slow step or stuck trainer
 ├── NoWorkerLeft         every worker is gone                   → the workers' own failure says why
 ├── TrainerFailed        main_fun raised; carries its error     → fix main_fun
 ├── PathError            a path or name that is refused         → fix the path

@@ -60,7 +60,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """Where opcodes and values stand in every row of a kind."""
+    """Positions of opcodes and values in every row of a kind."""
 
     length: int
     runs: tuple[_Run, ...]
@@ -80,7 +80,9 @@ class _Template:
 class PickledPacker(Packer):
     """A Packer for pickled batches instead of rows.
 
-    `loads` unpickles the batches that are not recognised; the others are never unpickled.
+    Args:
+        config: as for Packer, and so are the options.
+        loads: unpickles the batches that are not recognised; others are never unpickled.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ def _parse(body: bytes) -> _Template | None:
 
 
 class _Parser:
-    """Reads values of a row one after the other and notes where their bytes stand."""
+    """Parses the values of a row and notes the positions of their bytes."""
 
     def __init__(self, body: bytes) -> None:
         self.at = 0

@@ -165,7 +165,12 @@ def _set(pattern: str, position: int) -> tuple[str, int]:
 
 
 def find(filesystem: FileSystem, location: Location) -> FileStatus | None:
-    """Return a path's status, None if the path does not exist."""
+    """Return a path's status, None if the path does not exist.
+
+    Args:
+        filesystem: of the path.
+        location: the path.
+    """
     try:
         return filesystem.status(str(location))
     except (FileNotFoundError, NotADirectoryError):

@@ -65,7 +65,12 @@ class RangeReader(Protocol):
         """
 
     def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
-        """Start to fetch a range; a call of the result waits for it as `read_range` does."""
+        """Start to fetch a range; a call of the result waits for it as `read_range` does.
+
+        Args:
+            offset: of the first byte.
+            length: in bytes.
+        """
 
     def close(self) -> None:
         """Close the file; ranges in flight are dropped."""
@@ -122,10 +127,19 @@ class FileSystem(Protocol):
         """Return a file on this host whose content `write` gives to `path` when the block ends.
 
         If the block raises, nothing is written.
+
+        Args:
+            path: of the file.
+            overwrite: replace an existing file.
         """
 
     def rename(self, source: Path, target: Path, *, overwrite: bool = False) -> None:
         """Rename a file or directory on the same file system, atomically where it can.
+
+        Args:
+            source: existing path.
+            target: new path.
+            overwrite: replace an existing file.
 
         Raises:
             FileExistsError: the target exists and `overwrite` is False.
@@ -136,6 +150,10 @@ class FileSystem(Protocol):
 
     def delete(self, path: Path, *, recursive: bool = False) -> bool:
         """Remove a file or directory; False if there was none.
+
+        Args:
+            path: to remove.
+            recursive: also the content of a directory.
 
         Raises:
             OSError: ENOTEMPTY, for a directory that is not empty and without `recursive`.

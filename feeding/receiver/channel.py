@@ -157,7 +157,12 @@ class FeedChannel:
             return item
 
     def count_taken(self, chunk: Chunk, num_rows: int) -> None:
-        """Count rows of a chunk as read by the consumer."""
+        """Count rows of a chunk as read by the consumer.
+
+        Args:
+            chunk: that the rows are of.
+            num_rows: read now.
+        """
         feed = chunk.meta.feed
         with self._state.changed:
             self._state.queue(feed).count_taken(num_rows)
@@ -165,7 +170,12 @@ class FeedChannel:
                 self._state.answers_of(feed).handed_out(chunk.meta.session, num_rows)
 
     def hand(self, feed: str, receipt: Receipt) -> None:
-        """Note that the trainer has a batch of these rows."""
+        """Note that the trainer has a batch.
+
+        Args:
+            feed: name of the feed.
+            receipt: which rows the batch holds.
+        """
         with self._state.changed:
             self._state.queue(feed).hand(receipt)
 
@@ -213,7 +223,18 @@ class FeedChannel:
                 self._state.changed.notify_all()
 
     def schema(self, feed: str, timeout_s: float | None = None) -> Schema | None:
-        """Wait until a feeder announces the schema, and return it; None if an epoch ends first."""
+        """Wait for the schema of a feed.
+
+        Args:
+            feed: name of the feed.
+            timeout_s: longest wait; None: `starve_timeout_s`.
+
+        Returns:
+            The schema that the first feeder announced; None if an epoch ends first.
+
+        Raises:
+            FeedTimeout: no feeder came in time.
+        """
 
         def known() -> Schema | bool | None:
             queue = self._state.queue(feed)
@@ -231,7 +252,16 @@ class FeedChannel:
     # Watching.
 
     def wait_flushed(self, feed: str, epoch: int, timeout_s: float) -> bool:
-        """Wait until all rows of an epoch are trained or dropped; False after `timeout_s`."""
+        """Wait until all rows of an epoch are trained or dropped.
+
+        Args:
+            feed: name of the feed.
+            epoch: of that feed.
+            timeout_s: longest wait.
+
+        Returns:
+            False if `timeout_s` passed first.
+        """
         with self._state.changed:
             queue = self._state.queue(feed)
             reached = self._state.wait_for(lambda: queue.is_over(epoch) or None, timeout_s)

@@ -257,7 +257,7 @@ def dial_inproc(name: str) -> InprocStream:
     if acceptor is None or not acceptor.offer(server):
         client.close()
         server.close()
-        raise PeerGone(f"nobody listens on inproc:{name} in this process")
+        raise PeerGone(f"no listener on inproc:{name} in this process")
     return client
 
 

@@ -81,7 +81,7 @@ class SharedStream:
         """See Stream."""
         self._check_open()
         total = self._write(views)
-        # Full: hear whether the peer is gone, then look again, as it may have read meanwhile.
+        # Full: check whether the peer is gone, then write again, as it may have read meanwhile.
         if total == 0:
             self._drain_doorbell()
             if self._ended is not None:

@@ -7,6 +7,12 @@ Threads: any; pure, releases the GIL.
 example_kernels has the format. A column is written for all records before the next column; each
 record has a cursor. `ranges`, int64[2, n], has the range of each record's values in a column: from
 ranges[0, i] to ranges[1, i], excluded; a start of -1: the record does not have the feature.
+
+Arguments of all kernels, for n records:
+    out        uint8, gets the messages             cursors  int64[n], write position of each record
+    key        uint8, the column's name             lists    int64[n], bytes of each record's list
+    values     int64[items]; floats as uint8        ends     int32 or int64[k + 1], ends of strings
+    totals     int64[n], bytes of a record's entries          lengths  int64[n], bytes of a record
 """
 
 from __future__ import annotations
