@@ -32,6 +32,8 @@ BANNED_MODULES = {
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
 KERNEL_TEXT = {"ps/optim/kernels.py compile", "ps/optim/kernels.py exec"}
 """The loops around a rule's formula: text made of names in ps.optim.rules, nothing from a peer."""
+FACES = {f"{room}/__init__.py import_module" for room in ("rpc", "ps", "feeding")}
+"""The rooms' public names, loaded from the modules that a table in the same file names."""
 BANNED_ATTRIBUTES = {"loads", "Unpickler", "find_class", "import_module"}
 
 
@@ -69,7 +71,7 @@ def _without_line(violation: str) -> str:
 def test_network_code_reaches_nothing_that_runs_what_it_reads():
     assert len(NETWORK_CODE) > 20
     found = [line for path in NETWORK_CODE for line in _violations(path)]
-    assert {_without_line(line) for line in found} == KERNEL_TEXT
+    assert {_without_line(line) for line in found} == KERNEL_TEXT | FACES
 
 
 @pytest.mark.attack("A07")
