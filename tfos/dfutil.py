@@ -118,7 +118,7 @@ def fromTFExample(
         binary_features: bytes features that become bytearrays; others become text.
 
     Raises:
-        DataError: a record is no tf.Example, or text is no UTF-8.
+        DataError: a record is not a tf.Example, or text is not UTF-8.
     """
     from pyspark.sql import Row
 
@@ -138,7 +138,7 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
         binary_features: bytes features that are binary; others are string.
 
     Raises:
-        DataError: it is no tf.Example.
+        DataError: it is not a tf.Example.
     """
     from pyspark.sql import types
 

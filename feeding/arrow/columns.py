@@ -213,7 +213,9 @@ def refuse_alike(column: StoredColumn, stored: Iterable[str], file: str) -> None
     name = column.name
     other = next((each for each in stored if each.startswith(f"{name}.")), None)
     if other is not None and column.has_rows_of_items:
-        raise DataError(f"{file}: columns {name!r} and {other!r} cannot be told apart; rename one")
+        raise DataError(
+            f"{file}: columns {name!r} and {other!r} cannot be distinguished; rename one"
+        )
 
 
 def held(name: str, value: Any, kind: pa.DataType) -> Any:

@@ -181,8 +181,8 @@ def refuse_changed(before: Iterable[tuple[str, int]], files: Iterable[SourceFile
     if changed:
         more = f" and {len(changed) - _MAX_NAMED} more" if len(changed) > _MAX_NAMED else ""
         raise FileChanged(
-            f"reading cannot go on where it was, the files are others: "
-            f"{'; '.join(changed[:_MAX_NAMED])}{more}. Read the files as they were, or begin anew "
+            f"reading cannot continue, the files have changed: "
+            f"{'; '.join(changed[:_MAX_NAMED])}{more}. Read the files as they were, or start "
             "under another name"
         )
 
@@ -193,16 +193,16 @@ _MAX_NAMED = 5
 def _check_same(saved: Position, reader: Position) -> None:
     if saved.files != reader.files:
         raise FileChanged(
-            "reading cannot go on where it was: the files, their sizes or their rows are others "
-            f"than when it was saved (fingerprint {saved.files}, now {reader.files}), or they were "
+            "reading cannot continue: the files, their sizes or their rows have "
+            f"changed since the position was saved (fingerprint {saved.files}, now {reader.files}), or they were "
             "read with equal_steps() then and without it now, or the reverse"
         )
     for name in ("seed", "shuffle_rows"):
         then, now = getattr(saved, name), getattr(reader, name)
         if then != now:
             raise FeedSettingsError(
-                f"reading cannot go on where it was: it had {name}={then}, now {now}; pass the "
-                "same, or begin anew under another name"
+                f"reading cannot continue: it had {name}={then}, now {now}; pass the "
+                "same, or start under another name"
             )
 
 

@@ -179,7 +179,7 @@ class Reading:
 
         Args:
             paths: as for `tfrecord`.
-            on_bad_data: "fail": the first line that is no UTF-8 raises DataError. "skip": it is
+            on_bad_data: "fail": the first line that is not UTF-8 raises DataError. "skip": it is
                 logged, counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
             limits: what a file may ask for.

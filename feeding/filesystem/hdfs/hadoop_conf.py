@@ -43,7 +43,7 @@ def read_configuration(directory: Path | None) -> dict[str, str]:
     """Return the settings in a directory's site files; files that are absent hold none.
 
     Raises:
-        PathError: a file is no XML.
+        PathError: a file is not XML.
     """
     values: dict[str, str] = {}
     for name in _FILES if directory is not None else ():
@@ -53,7 +53,7 @@ def read_configuration(directory: Path | None) -> dict[str, str]:
         except FileNotFoundError:
             continue
         except ET.ParseError as error:
-            raise PathError(f"{path} is no XML: {error}") from error
+            raise PathError(f"{path} is not XML: {error}") from error
         for item in root.iter("property"):
             key, value = item.findtext("name"), item.findtext("value")
             if key and value is not None:

@@ -51,14 +51,14 @@ class CsvRequest:
         if isinstance(given, str) or not all(isinstance(name, str) for name in given or ()):
             raise FeedSettingsError(f"columns must be names, or dtypes by name, got {given!r}")
         if given is not None and not len(given):
-            raise FeedSettingsError("no columns were asked for; name at least one")
+            raise FeedSettingsError("no columns were requested; name at least one")
         for name, dtype in given.items() if isinstance(given, Mapping) else ():
             if dtype not in TYPES:
                 raise FeedSettingsError(
                     f"column {name!r}: dtype {dtype!r} is not one of {', '.join(sorted(TYPES))}"
                 )
         if given is not None and len(set(given)) < len(given):
-            raise FeedSettingsError(f"a column is asked for twice: {list(given)}")
+            raise FeedSettingsError(f"a column is requested twice: {list(given)}")
         delimiter: object = self.delimiter
         if not isinstance(delimiter, str) or len(delimiter.encode()) != 1 or delimiter in _TAKEN:
             raise FeedSettingsError(

@@ -147,7 +147,7 @@ class CsvSource(LineSource):
             text = f"{file.path}: row {first + error.row}: {error}"
             self.bad.skip(file.path, file.size_bytes, DataError(text))
         except (pa.ArrowException, ValueError) as error:
-            text = f"{file.path}: behind row {first}: {one_line(error)}"
+            text = f"{file.path}: after row {first}: {one_line(error)}"
             self.bad.skip(file.path, file.size_bytes, DataError(text))
 
     def _batches(
@@ -169,7 +169,7 @@ class CsvSource(LineSource):
                 if wanted and wanted.is_read(at):
                     return
         except (pa.ArrowException, ValueError, DataError) as error:
-            text = f"{file.path}: behind row {at}: {one_line(error)}"
+            text = f"{file.path}: after row {at}: {one_line(error)}"
             self.bad.skip(file.path, file.size_bytes, DataError(text))
             return
         if wanted:
@@ -242,7 +242,7 @@ class CsvSource(LineSource):
         try:
             text = io.StringIO(data[: _header_bytes(data)].decode())
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}: line 1: it is no UTF-8: {error.reason}") from None
+            raise DataError(f"{path}: line 1: it is not UTF-8: {error.reason}") from None
         if b"\n" not in data:
             self._bare.add(path)
         try:

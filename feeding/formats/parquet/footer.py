@@ -125,7 +125,7 @@ class Footer:
         total = sum(chunk.uncompressed_bytes for chunk in chunks)
         if total > limits.max_row_group_bytes:
             raise DataError(
-                f"{self.path}: row group {group}: the columns asked for have {total} bytes before "
+                f"{self.path}: row group {group}: the requested columns have {total} bytes before "
                 f"compression, max_row_group_bytes is {limits.max_row_group_bytes}; ask for fewer "
                 "columns, write smaller row groups or raise the limit"
             )
@@ -212,7 +212,7 @@ def _footer_bytes(path: str, size: int, ending: bytes, limits: ParquetLimits) ->
         raise DataError(f"{path} is an encrypted Parquet file; write it without encryption")
     if ending[4:] != _MAGIC:
         raise DataError(
-            f"{path} does not end as a Parquet file does: its last 4 bytes are {ending[4:]!r}, not "
+            f"{path} does not end like a Parquet file: its last 4 bytes are {ending[4:]!r}, not "
             f"{_MAGIC!r}; it is truncated or of another format"
         )
     if not 0 < length <= size - len(_MAGIC) - _ENDING_BYTES:

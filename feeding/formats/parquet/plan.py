@@ -54,9 +54,9 @@ class ParquetRequest:
         if isinstance(given, str) or not all(isinstance(name, str) for name in given or ()):
             raise FeedSettingsError(f"columns must be a list of names, got {given!r}")
         if given is not None and not len(given):
-            raise FeedSettingsError("no columns were asked for; name at least one")
+            raise FeedSettingsError("no columns were requested; name at least one")
         if given is not None and len(set(given)) < len(given):
-            raise FeedSettingsError(f"a column is asked for twice: {list(given)}")
+            raise FeedSettingsError(f"a column is requested twice: {list(given)}")
         for name, shape in self.shapes.items():
             given_shape: object = shape
             if given_shape is not None and not is_shape(given_shape, least=1):
@@ -108,7 +108,7 @@ class ParquetPlan:
                 raise FeedSettingsError(f"nulls: {name!r} is none of the columns {list(names)}")
         for name in request.shapes:
             if name not in self._stored or not self._stored[name].has_rows_of_items:
-                raise FeedSettingsError(f"shapes: {name!r} is no list column of what is asked for")
+                raise FeedSettingsError(f"shapes: {name!r} is not a requested list column")
         self._filter_columns = [
             column
             for column in stored.values()

@@ -181,7 +181,7 @@ class GzipBytes(io.RawIOBase):
             count = self._zipped.readinto(buffer)
         except (zlib.error, EOFError, gzip_format.BadGzipFile) as error:
             raise DataError(
-                f"{self._name}: the compressed data is damaged behind byte {self._made}: {error}"
+                f"{self._name}: the compressed data is damaged after byte {self._made}: {error}"
             ) from None
         self._made += count
         stored, ratio = self._file.tell(), self._limits.max_gzip_ratio

@@ -231,7 +231,7 @@ def _lines(block: LineBlock) -> Columns:
     try:
         text = block.data.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"it is no UTF-8: {error.reason}") from None
+        raise DataError(f"it is not UTF-8: {error.reason}") from None
     if block.first_byte == 0:
         text = text.removeprefix("\ufeff")
     has_end = text.endswith("\n")

@@ -91,7 +91,7 @@ class ExampleDecoder:
 
     def __init__(self, features: Mapping[str, Feature]) -> None:
         if not features:
-            raise FeedSettingsError("no features were asked for; name at least one")
+            raise FeedSettingsError("no features were requested; name at least one")
         given: Mapping[Any, Any] = features
         for name, feature in given.items():
             if not isinstance(name, str) or not isinstance(feature, Feature):
@@ -123,7 +123,7 @@ class ExampleDecoder:
         spans = np.empty((2, len(self.features), len(starts)), np.int64)
         record = kernels.locate(buffer, starts, lengths, self._names, spans)
         if record >= 0:
-            raise RecordDamage(record, "it is no tf.Example")
+            raise RecordDamage(record, "it is not a tf.Example")
         return {
             name: _column(buffer, name, feature, spans[:, index])
             for index, (name, feature) in enumerate(self.features.items())
@@ -153,7 +153,7 @@ def value_counts(buffer: Array, name: str, kind: int, spans: Array, why: str) ->
     counts = np.empty(spans.shape[1], np.int64)
     record, fault = kernels.count_values(buffer, spans, kind, counts)
     if fault == kernels.MALFORMED:
-        raise RecordDamage(record, f"its feature {name!r} is no tf.train.Feature")
+        raise RecordDamage(record, f"its feature {name!r} is not a tf.train.Feature")
     if fault == kernels.WRONG_KIND:
         raise RecordDamage(record, f"its feature {name!r} holds no {_KIND_NAMES[kind]} list, {why}")
     return counts

@@ -169,7 +169,7 @@ def locate(
         spans: int64[2, c, n], filled with start and end of each Feature; start -1 if there is none.
 
     Returns:
-        The index of a record that is no tf.Example, -1 if all are.
+        The index of a record that is not a tf.Example, -1 if all are.
     """
     before = np.zeros((4 * columns[1].size + 16, 5), np.int64)
     spans[0] = -1

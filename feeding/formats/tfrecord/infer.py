@@ -56,7 +56,7 @@ def survey(records: Iterable[bytes]) -> dict[str, FeatureSurvey]:
     Features that are empty in every record (no list of any kind) are left out.
 
     Raises:
-        DataError: a record is no tf.Example, or a feature has lists of different kinds.
+        DataError: a record is not a tf.Example, or a feature has lists of different kinds.
     """
     sample = list(records)
     names = sorted(
@@ -81,7 +81,7 @@ def infer_features(records: Iterable[bytes]) -> dict[str, Feature]:
     None).
 
     Raises:
-        DataError: a record is no tf.Example, or a feature has lists of different kinds.
+        DataError: a record is not a tf.Example, or a feature has lists of different kinds.
     """
     return {name: Feature(seen.kind, _shape(seen)) for name, seen in survey(records).items()}
 
@@ -92,7 +92,7 @@ def decode_example(record: bytes) -> dict[str, list[Any]]:
     Floats are Python floats that a float32 can hold, byte values are bytes.
 
     Raises:
-        DataError: it is no tf.Example.
+        DataError: it is not a tf.Example.
     """
     names = sorted(set(_names(record, 0)))
     buffer = np.frombuffer(record, np.uint8)
@@ -108,7 +108,7 @@ def _locate(
 ) -> None:
     record = kernels.locate(buffer, starts, lengths, packed_names(names), spans)
     if record >= 0:
-        raise DataError(f"record {record} is no tf.Example: a field is truncated")
+        raise DataError(f"record {record} is not a tf.Example: a field is truncated")
 
 
 def _found(buffer: Array, name: str, spans: Array) -> FeatureSurvey | None:
@@ -127,7 +127,7 @@ def _counted(buffer: Array, name: str, spans: Array) -> tuple[int, Array]:
     for kind in _KINDS:
         record, fault = kernels.count_values(buffer, spans, kind, counts)
         if fault == kernels.MALFORMED:
-            raise DataError(f"record {record}: feature {name!r} is no tf.train.Feature")
+            raise DataError(f"record {record}: feature {name!r} is not a tf.train.Feature")
         if fault == kernels.OK:
             return kind, counts
     raise DataError(f"feature {name!r} is a list of different kinds in different records")
@@ -179,7 +179,7 @@ def _names(record: bytes, number: int) -> Iterator[str]:
             for entry in _contents(features, 1):
                 yield b"".join(_contents(entry, 1)).decode()
     except (ValueError, IndexError) as error:
-        raise DataError(f"record {number} is no tf.Example: {error}") from None
+        raise DataError(f"record {number} is not a tf.Example: {error}") from None
 
 
 def _contents(message: bytes, number: int) -> Iterator[bytes]:

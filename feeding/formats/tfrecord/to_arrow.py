@@ -102,7 +102,7 @@ class ArrowDecoder:
             spans = np.empty((2, len(self._columns), len(starts)), np.int64)
             record = kernels.locate(block.buffer, starts, lengths, self._names, spans)
             if record >= 0:
-                raise RecordDamage(record, "it is no tf.Example")
+                raise RecordDamage(record, "it is not a tf.Example")
             columns = [
                 arrow_column(block.buffer, column, spans[:, index])
                 for index, column in enumerate(self._columns)
@@ -248,7 +248,7 @@ def _check_text(name: str, strings: pa.Array, offsets: Array | None) -> None:
         record = at if offsets is None else int(np.searchsorted(offsets, at, "right")) - 1
         raise RecordDamage(
             record,
-            f"its feature {name!r} holds bytes that are no UTF-8, which a string column must be; "
+            f"its feature {name!r} holds bytes that are not UTF-8, which a string column must be; "
             "read it as binary",
         ) from None
 

@@ -208,7 +208,7 @@ def test_what_cannot_go_on_says_why():
     with pytest.raises(FeedSettingsError, match="it had seed=1, now 2"):
         course_after(START, [saved], files, other)
     changed = DirectReader(Rows([[5], [8]], "bytes"), 0, 1, seed=1, shuffle_rows=4).position
-    with pytest.raises(FileChanged, match="files, their sizes or their rows are others"):
+    with pytest.raises(FileChanged, match="files, their sizes or their rows have changed"):
         course_after(START, [saved], files, changed)
     before = [("0", 50), ("1", 70), ("2", 3)]
     now = [SourceFile("0", 50), SourceFile("1", 80), SourceFile("3", 1)]

@@ -161,7 +161,7 @@ def test_columns_are_inferred(directory, tmp_path):
     file = io.BytesIO()
     RecordWriter(file).write(b"no example")
     (tmp_path / "other").write_bytes(file.getvalue())
-    with pytest.raises(DataError, match=r"other: record 0 is no tf\.Example"):
+    with pytest.raises(DataError, match=r"other: record 0 is not a tf\.Example"):
         TFRecordSource(tmp_path / "other")
     (tmp_path / "other").write_bytes(file.getvalue()[:-1] + (directory / "part-0").read_bytes())
     source = TFRecordSource(tmp_path / "other", bad=BadData("skip"))

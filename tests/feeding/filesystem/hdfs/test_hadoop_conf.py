@@ -126,7 +126,7 @@ def test_hadoop_home_is_the_second_choice(conf_dir, tmp_path_factory):
 
 def test_a_broken_site_file_is_named(conf_dir):
     (conf_dir / "core-site.xml").write_text("<configuration>")
-    with pytest.raises(PathError, match=r"core-site\.xml is no XML"):
+    with pytest.raises(PathError, match=r"core-site\.xml is not XML"):
         read_configuration(conf_dir)
 
 

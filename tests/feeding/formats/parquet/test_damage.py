@@ -296,7 +296,7 @@ def test_a_pyarrow_that_runs_code_of_files_is_refused():
         ({"max_footer_bytes": 100}, r"a footer of \d+ bytes, max_footer_bytes is 100"),
         (
             {"max_row_group_bytes": 1 << 18},
-            "row group 0: the columns asked for have .* max_row_group_bytes is",
+            "row group 0: the requested columns have .* max_row_group_bytes is",
         ),
         ({"max_page_bytes": 1 << 18}, "row group 0: the page at byte 4 has .* max_page_bytes is"),
     ],

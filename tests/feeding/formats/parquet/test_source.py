@@ -326,7 +326,7 @@ def test_a_column_of_the_files_comes_before_the_directory_of_its_name(tmp_path):
 def test_columns_that_cannot_be_told_apart_are_refused(tmp_path):
     path = write(tmp_path / "f", pa.table({"a.b": [[1], [2]], "a": [[3.0], [4.0]], "c": [5, 6]}))
     assert read(path, columns=["a.b", "c"]) == {"a.b": [[1], [2]], "c": [5, 6]}
-    with pytest.raises(DataError, match=r"columns 'a' and 'a\.b' cannot be told apart"):
+    with pytest.raises(DataError, match=r"columns 'a' and 'a\.b' cannot be distinguished"):
         read(path)
     path = write(tmp_path / "g", pa.table({"a.b": [1, None], "a": [3, 4]}))
     assert read(path, columns=["a"]) == {"a": [3, 4]}

@@ -227,8 +227,8 @@ def test_what_is_no_csv_in_utf8_is_named(tmp_path, data, expected):
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (gzip.compress(b"n\n" * 900)[:-9], "the compressed data is damaged behind byte"),
-        (b"\x1f\x8bnoise", "the compressed data is damaged behind byte 0"),
+        (gzip.compress(b"n\n" * 900)[:-9], "the compressed data is damaged after byte"),
+        (b"\x1f\x8bnoise", "the compressed data is damaged after byte 0"),
         pytest.param(
             gzip.compress(bytes(18 << 20)),
             "compressed bytes became .*, max_gzip_ratio is 250",
@@ -259,10 +259,10 @@ def test_a_damaged_file_is_named_or_left_out(tmp_path, data, expected):
 @pytest.mark.fault("F45")
 def test_text_that_is_no_utf8_is_named_by_line_or_byte(tmp_path):
     (tmp_path / "a").write_bytes(b"one\ntw\xff\nthree\n")
-    with pytest.raises(DataError, match="a: line 2: it is no UTF-8: invalid start byte"):
+    with pytest.raises(DataError, match="a: line 2: it is not UTF-8: invalid start byte"):
         rows_of(TextSource(str(tmp_path)))
     assert rows_of(TextSource(str(tmp_path), bad=BadData("skip")))["value"] == ["one", "three"]
-    with pytest.raises(DataError, match="a: byte 4: it is no UTF-8"):
+    with pytest.raises(DataError, match="a: byte 4: it is not UTF-8"):
         list(TextSource(str(tmp_path)).read(Split(f"{tmp_path}/a", 1, 8)))
 
 

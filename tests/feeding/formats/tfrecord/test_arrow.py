@@ -118,8 +118,8 @@ def test_what_is_missing_is_null_and_an_empty_list_is_not():
         (pa.field("one", pa.float32()), "'one' holds no float list, from which float is read"),
         (pa.field("two", pa.int64()), "2 values of feature 'two', where int64 is one"),
         (pa.field("one", pa.int8()), "'one' holds 400, which int8 cannot"),
-        (pa.field("raw", pa.string()), "'raw' holds bytes that are no UTF-8"),
-        (pa.field("raws", pa.list_(pa.string())), "'raws' holds bytes that are no UTF-8"),
+        (pa.field("raw", pa.string()), "'raw' holds bytes that are not UTF-8"),
+        (pa.field("raws", pa.list_(pa.string())), "'raws' holds bytes that are not UTF-8"),
     ],
 )
 def test_what_does_not_fit_is_named_or_left_out(field, text):
@@ -164,9 +164,9 @@ def test_a_batch_without_rows_is_no_bytes():
 @pytest.mark.parametrize("tail", [b"\x09\x01", b"\x0d\x01\x02", b"\x0a\x05", b"\x0b"])
 def test_a_record_that_is_cut_short_is_not_surveyed_in_part(tail):
     good = encode_example({"a": 1})
-    with pytest.raises(DataError, match=r"record 1 is no tf.Example"):
+    with pytest.raises(DataError, match=r"record 1 is not a tf.Example"):
         survey([good, good + tail, good])
-    with pytest.raises(DataError, match=r"record 0 is no tf.Example"):
+    with pytest.raises(DataError, match=r"record 0 is not a tf.Example"):
         decode_example(good + tail)
 
 
