@@ -1,7 +1,7 @@
-"""The command line `python -m ps`: `inspect` and `export` for checkpoints, `stats`, `warm`.
+"""The commands `inspect` and `export` of `python -m ps` and `tfos`.
 
-Covers: arguments and what is printed of checkpoints, also for the command `tfos`.
-Does not: look into files (ps.checkpoint.inspect), ask servers (ps.cli.stats).
+Covers: their arguments, what is printed of checkpoints.
+Does not: look into files (ps.checkpoint.inspect), parse the command line (ps.cli.main).
 Runs in: the main thread of its own process.
 """
 
@@ -11,40 +11,60 @@ import argparse
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
 from ps.checkpoint.inspect import DirectoryReport, StepReport, export_npz, inspect
 from ps.checkpoint.reader import Root, read_manifest
 from ps.checkpoint.restore import newest_sound
-from ps.cli import stats, warm
-from ps.errors import PSError
-from rpc.errors import RpcError
+from ps.checkpoint.storage import OpenStorage
 
 NOTHING = "no step can be restored"
 _NOTE_CHARS = 200
+_DIRECTORY_HELP = "The checkpoint directory; with `tfos` also a URL such as hdfs://…"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit status: 0, 1 for nothing to restore, 2 for an error."""
-    options = _parser().parse_args(arguments)
-    try:
-        if options.command == "stats":
-            return stats.run(options)
-        if options.command == "warm":
-            return warm.run(options)
-        if options.command == "export":
-            step, slots = options.step, options.slots
-            return export(options.directory, options.npz, step=step, slots=slots)
-        return show(options.directory, as_json=options.json)
-    except (PSError, RpcError, OSError) as error:
-        sys.stderr.write(f"ps {options.command}: {error}\n")
-        return 2
+def add_inspect(parser: argparse.ArgumentParser, open_storage: OpenStorage) -> None:
+    """Add the arguments of `inspect`.
+
+    Args:
+        parser: of the command.
+        open_storage: opens the directory.
+    """
+    parser.add_argument("directory", help=_DIRECTORY_HELP)
+    parser.add_argument("--json", action="store_true", help="JSON, for programs.")
+    parser.set_defaults(run=lambda given: show(open_storage(given.directory), as_json=given.json))
+
+
+def add_export(parser: argparse.ArgumentParser, open_storage: OpenStorage) -> None:
+    """Add the arguments of `export`.
+
+    Args:
+        parser: of the command.
+        open_storage: opens the directory.
+    """
+    parser.add_argument("directory", help=_DIRECTORY_HELP)
+    parser.add_argument("--npz", metavar="OUT", required=True, help="The local file to write.")
+    parser.add_argument("--step", type=int, help="Default: the newest that is whole.")
+    parser.add_argument("--slots", action="store_true", help="The optimizer's slots as well.")
+    parser.set_defaults(
+        run=lambda given: export(
+            open_storage(given.directory), given.npz, step=given.step, slots=given.slots
+        )
+    )
 
 
 def show(root: Root, *, as_json: bool = False) -> int:
-    """Print what a directory holds; returns the exit status."""
+    """Print what a directory holds.
+
+    Args:
+        root: the directory.
+        as_json: print JSON instead of lines.
+
+    Returns:
+        The exit status: 1 where nothing can be restored.
+    """
     report = inspect(root)
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
@@ -54,7 +74,17 @@ def show(root: Root, *, as_json: bool = False) -> int:
 
 
 def export(root: Root, npz: str, *, step: int | None = None, slots: bool = False) -> int:
-    """Write one step's parameters to a file for numpy.load; returns the exit status."""
+    """Write one step's parameters to a file for numpy.load.
+
+    Args:
+        root: the checkpoint directory.
+        npz: the local file.
+        step: None: the newest that is whole.
+        slots: write the optimizer's slots as well.
+
+    Returns:
+        The exit status.
+    """
     found = newest_sound(root) if step is None else read_manifest(root, step)
     count = export_npz(root, found, npz, slots=slots)
     sys.stdout.write(f"{npz}: {count} arrays of step {found.step}\n")
@@ -97,21 +127,3 @@ def _step_lines(step: StepReport) -> Iterator[str]:
         )
     for name, text in sorted(step.notes.items()):
         yield f"  note {name}: {textwrap.shorten(text, _NOTE_CHARS)}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m ps", description="Look into a checkpoint directory or a running server."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    looking = commands.add_parser("inspect", help="print what each step holds and if it is whole")
-    looking.add_argument("directory")
-    looking.add_argument("--json", action="store_true", help="for programs")
-    export = commands.add_parser("export", help="write one step's parameters for numpy.load")
-    export.add_argument("directory")
-    export.add_argument("--npz", metavar="OUT", required=True, help="the file to write")
-    export.add_argument("--step", type=int, help="default: the newest that is whole")
-    export.add_argument("--slots", action="store_true", help="the optimizer's slots as well")
-    stats.add_parser(commands)
-    warm.add_parser(commands)
-    return parser

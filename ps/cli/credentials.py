@@ -15,6 +15,7 @@ import os
 import stat
 from pathlib import Path
 
+from ps.cli import CLUSTER_ID_HELP, SECRET_FILE_HELP
 from ps.errors import PSSettingsError
 from rpc.auth.certificates import TlsCredentials
 from rpc.auth.handshake import Credentials
@@ -57,17 +58,21 @@ def read_secret(path: Path) -> bytes:
 
 def add_credentials(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--secret-file", required=True, help="file of mode 0600 with the secret")
-    parser.add_argument("--cluster-id", required=True, help="name that all processes give")
+    parser.add_argument("--secret-file", required=True, help=SECRET_FILE_HELP)
+    parser.add_argument("--cluster-id", required=True, help=CLUSTER_ID_HELP)
     parser.add_argument(
         "--integrity",
         choices=("header", "payload"),
         default="header",
-        help="what is authenticated on TCP; all processes must say the same",
+        help="What is authenticated on TCP, the same for all processes (default: header).",
     )
-    parser.add_argument("--tls-cert", metavar="FILE", help="TLS on TCP: this process's certificate")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key, in a file of mode 0600")
-    parser.add_argument("--tls-ca", metavar="FILE", help="the authority that signed all of them")
+    parser.add_argument(
+        "--tls-cert", metavar="FILE", help="TLS on TCP: this process's certificate."
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="Its key, in a file of mode 0600.")
+    parser.add_argument(
+        "--tls-ca", metavar="FILE", help="The authority that signed all certificates."
+    )
 
 
 def credentials_of(options: argparse.Namespace) -> Credentials:

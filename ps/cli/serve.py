@@ -161,57 +161,69 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve one shard of the parameters. Prints one JSON line with its endpoint, "
         "then serves until SIGTERM, SIGINT or a stop request.",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
-    parser.add_argument("--port", type=int, default=0, help="0, the default, takes any free port")
-    parser.add_argument("--unix", action="store_true", help="listen on a Unix socket as well")
-    parser.add_argument("--rank", type=int, default=0, help="this server, from 0")
-    parser.add_argument("--num-servers", type=int, default=1, help="servers that share the buckets")
-    parser.add_argument("--num-workers", type=int, required=True, help="workers of the cluster")
+    parser.add_argument("--host", default="127.0.0.1", help="Address to bind (default: loopback).")
+    parser.add_argument(
+        "--port", type=int, default=0, help="TCP port; 0, the default: any free one."
+    )
+    parser.add_argument("--unix", action="store_true", help="Listen on a Unix socket as well.")
+    parser.add_argument("--rank", type=int, default=0, help="Rank of this server, from 0.")
+    parser.add_argument(
+        "--num-servers", type=int, default=1, help="Servers that share the parameters (default: 1)."
+    )
+    parser.add_argument("--num-workers", type=int, required=True, help="Workers of the cluster.")
     add_credentials(parser)
     parser.add_argument(
         "--on-lost",
         choices=("fail", "continue"),
         default="fail",
-        help="what a lost worker does to a sync barrier",
+        help="What a lost worker does to a sync barrier (default: fail).",
     )
-    parser.add_argument("--restore", metavar="DIR", help="start from the newest checkpoint there")
-    parser.add_argument("--step", type=int, help="start from this checkpoint of --restore instead")
+    parser.add_argument("--restore", metavar="DIR", help="Start from the newest checkpoint there.")
+    parser.add_argument("--step", type=int, help="Start from this checkpoint of --restore instead.")
     parser.add_argument(
-        "--strict", action="store_true", help="fail if the newest checkpoint is damaged"
+        "--strict", action="store_true", help="Fail if the newest checkpoint is damaged."
     )
     parser.add_argument(
         "--save-dir",
         metavar="DIR",
-        help="where this cluster saves: a server that is started there later replaces this one",
+        help="Where this cluster saves; a server that is started there later replaces this one.",
     )
     parser.add_argument(
         "--save-every",
         type=float,
         metavar="SECONDS",
-        help="save all servers of the group to --save-dir so often; ps:0 leads, the others need "
-        "the same --save-dir",
+        help="Save all servers to --save-dir every so many seconds; all need the same --save-dir.",
     )
     parser.add_argument(
-        "--save-keep", type=int, default=3, metavar="N", help="newest checkpoints to keep"
+        "--save-keep",
+        type=int,
+        default=3,
+        metavar="N",
+        help="Newest checkpoints to keep (default: 3).",
     )
     _add_metrics(parser)
-    parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR")
+    parser.add_argument(
+        "--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: WARNING)."
+    )
     return parser
 
 
 def _add_metrics(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--metrics-port", type=int, metavar="N", help="serve Prometheus metrics there; 0: any port"
+        "--metrics-port",
+        type=int,
+        metavar="N",
+        help="Serve Prometheus metrics on this port; 0: any free one.",
     )
     parser.add_argument(
         "--metrics-host",
         default="127.0.0.1",
-        help="address of that page (default: loopback; any other needs a token)",
+        help="Address of that page (default: loopback; any other needs a token).",
     )
     parser.add_argument(
         "--metrics-token-file",
         metavar="FILE",
-        help="file of mode 0600 with the token that readers show as `Authorization: Bearer`",
+        help="File of mode 0600 with the token that readers send as `Authorization: Bearer`.",
     )
 
 

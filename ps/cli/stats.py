@@ -1,4 +1,4 @@
-"""The command line for running servers: `python -m ps stats HOST:PORT ...`.
+"""The command `stats` of `python -m ps` and `tfos`: what running servers have counted.
 
 Covers: which servers, one line or table per server for people, JSON for programs.
 Does not: count (ps.stats.counters) or serve a page (ps.stats.prometheus).
@@ -13,29 +13,28 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ps.cli.addresses import endpoint_of
 from ps.cli.credentials import add_credentials, credentials_of
 from ps.client.client import PSClient
-from ps.errors import PSSettingsError
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Identity, Role
-from rpc.endpoint import Endpoint
 
 TIMEOUT_S = 10.0
 _MIB = 1 << 20
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command `stats`."""
-    parser = commands.add_parser("stats", help="print what running servers have counted")
-    parser.add_argument("addresses", nargs="+", metavar="HOST:PORT", help="in order of rank")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("addresses", nargs="+", metavar="HOST:PORT", help="In the order of ranks.")
     add_credentials(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="JSON, for programs.")
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Ask the servers and print; returns the exit status."""
     client = PSClient(
-        [_endpoint(address) for address in options.addresses],
+        [endpoint_of(address) for address in options.addresses],
         credentials_of(options),
         Identity(Role.DRIVER, 0),
         num_workers=1,  # only asks, so the servers' number does not matter
@@ -82,10 +81,3 @@ def lines(server: ServerStats) -> Iterator[str]:
             f"  table {table.name}: {table.rows} rows, {table.memory_bytes / _MIB:.1f} MiB, "
             f"{table.miss_ratio:.1%} missed, {table.unique_id_ratio:.1%} of ids unique"
         )
-
-
-def _endpoint(address: str) -> Endpoint:
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise PSSettingsError(f"{address!r} is no HOST:PORT, e.g. 127.0.0.1:40001")
-    return Endpoint(host.strip("[]"), int(port))

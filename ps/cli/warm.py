@@ -1,4 +1,4 @@
-"""The command `python -m ps warm DIR`: compile all kernels into a directory before it is packed.
+"""The command `warm` of `python -m ps` and `tfos`: compile all kernels into a directory.
 
 Covers: the argument and the printed count.      Does not: compile.
 Runs in: the main thread of its own process.
@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from ps.errors import PSSettingsError
 from ps.jit import cache
@@ -19,10 +18,10 @@ from ps.jit import cache
 _DTYPES = ("float32", "float64")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command and its argument."""
-    warm = commands.add_parser("warm", help="compile all kernels into a cache directory")
-    warm.add_argument("directory", help=f"for {cache.CACHE_VARIABLE}; made if it is missing")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument."""
+    parser.add_argument("directory", help=f"For {cache.CACHE_VARIABLE}; made if it is missing.")
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,10 +4,9 @@ Covers: all per-element work of a server, without the GIL.      Does not: lock.
 Runs in: PS processes; importing it imports numba.      Threads: kernels may run at the same time on
 different buckets or rows.
 
-`python -m ps.optim.kernels --warm DIR` compiles everything into DIR, for environments that are
-packed
-once and unpacked on many hosts; set TFOS_KERNEL_CACHE=DIR there. Hosts with another CPU or Python
-version compile for themselves.
+`python -m ps warm DIR` compiles everything into DIR, for environments that are packed once and
+unpacked on many hosts; set TFOS_KERNEL_CACHE=DIR there. Hosts with another CPU or Python version
+compile for themselves.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.storage import storage_at
-from ps.cli import checkpoints
+from ps.cli.main import main
 from ps.errors import PSSettingsError, RoleError, ServerPhaseError
 from ps.manifest.manifest import Hyper
 from ps.metadata import (
@@ -88,7 +88,7 @@ def test_a_checkpoint_holds_the_notes_of_its_moment(tmp_path: Path, capsys):
             client = bed.client()
             client.restore(tmp_path / f"again-{num_servers}-{step}")
             assert client.notes() == expected
-    assert checkpoints.main(["inspect", str(tmp_path)]) == 0
+    assert main(["inspect", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert '  note at: 1\n  note who: ["me"]\n' in text
     assert text.count("note ") == 2

@@ -1,7 +1,7 @@
 """The command `tfos`: what a user asks for in a terminal.
 
-Covers: its arguments, tables and JSON lines on standard output, errors as one line.
-Does not: anything itself; each command imports its part when it is run.
+Covers: `bench` with its tables and JSON lines; the commands of `python -m ps`, with URLs besides.
+Does not: define their options (ps.cli); each command imports its part when it is run.
 Runs in: its own process; `import tfos` does not load this module.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,13 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 import tfos
+from ps.cli import CLUSTER_ID_HELP, COMMANDS, SECRET_FILE_HELP
 
 if TYPE_CHECKING:
-    from ps.checkpoint.storage import Storage
     from tfos.bench.harness import Bench, GivenServers, Line
 
 FAILED_STATUS = 2
-MAX_PORT = 65535
 LOOK_PATIENCE_S = 20.0
 """For servers that are away while somebody waits at a terminal."""
 SERVERS_HELP = (
@@ -74,15 +73,14 @@ def bench(  # noqa: PLR0913  # one parameter per option
     repeats: Annotated[int, typer.Option(min=0, help="How often; 0: its own choice.")] = 0,
     servers: Annotated[str, typer.Option(metavar="HOST:PORT,...", help=SERVERS_HELP)] = "",
     secret_file: Annotated[
-        str, typer.Option(metavar="FILE", help="The secret of --servers, mode 0600.")
+        str, typer.Option(metavar="FILE", help=f"With --servers. {SECRET_FILE_HELP}")
     ] = "",
     cluster_id: Annotated[
-        str, typer.Option(metavar="NAME", help="The cluster id of --servers.")
+        str, typer.Option(metavar="NAME", help=f"With --servers. {CLUSTER_ID_HELP}")
     ] = "",
 ) -> None:
     """Measure this machine: ours against the plain way, in turns, in one run."""
-    from ps.errors import PSError
-    from rpc.errors import RpcError
+    from rpc.errors import TFOSError
     from tfos.bench import catalogue
     from tfos.bench.harness import Bench
 
@@ -98,53 +96,39 @@ def bench(  # noqa: PLR0913  # one parameter per option
         _run(name, run, json_lines)
     except ModuleNotFoundError as error:
         _fail(f"{name} compares with {error.name}, which is not installed; pip install 'tfos[cpu]'")
-    except (PSError, RpcError, OSError) as error:
+    except (TFOSError, OSError) as error:
         _fail(str(error))
 
 
-@app.command()
-def inspect(
-    directory: Annotated[str, typer.Argument(help="A path, or a URL such as hdfs://…")],
-    json_lines: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-) -> None:
-    """Print what each checkpoint in a directory holds and if it is whole."""
-    from ps.cli import checkpoints
-
-    _looking(directory, lambda root: checkpoints.show(root, as_json=json_lines))
-
-
-@app.command()
-def export(
-    directory: Annotated[str, typer.Argument(help="A path, or a URL such as hdfs://…")],
-    npz: Annotated[str, typer.Option(metavar="OUT", help="The local file to write.")],
-    step: Annotated[int, typer.Option(help="Default: the newest that is whole.")] = -1,
-    slots: Annotated[bool, typer.Option(help="The optimizer's slots as well.")] = False,
-) -> None:
-    """Write one checkpoint's parameters for numpy.load."""
-    from ps.cli import checkpoints
-
-    at = None if step < 0 else step
-    _looking(directory, lambda root: checkpoints.export(root, npz, step=at, slots=slots))
-
-
-def _looking(directory: str, work: Callable[[Storage], int]) -> None:
+def _pass_on(context: typer.Context) -> None:
+    """Run a command of `python -m ps`, whose parser has its options; opens URLs besides."""
     from feeding.filesystem.config import FileSystemConfig
-    from ps.errors import PSError
+    from ps.cli.main import main as ps_main
     from tfos.files.checkpoint_storage import Storages
 
-    try:
-        status = work(Storages(config=FileSystemConfig(patience_s=LOOK_PATIENCE_S))(directory))
-    except (PSError, OSError) as error:
-        _fail(str(error))
-    else:
-        raise typer.Exit(status)
+    storages = Storages(config=FileSystemConfig(patience_s=LOOK_PATIENCE_S))
+    arguments = [context.info_name or "", *context.args]
+    raise typer.Exit(ps_main(arguments, prog="tfos", open_storage=storages))
+
+
+for _name, _sentence in COMMANDS.items():
+    app.command(
+        _name,
+        help=_sentence,
+        add_help_option=False,
+        context_settings={
+            "ignore_unknown_options": True,
+            "allow_extra_args": True,
+            "allow_interspersed_args": False,
+        },
+    )(_pass_on)
 
 
 def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
+    from ps.cli.addresses import endpoints_of
     from ps.cli.credentials import read_secret
     from ps.errors import PSSettingsError
     from rpc.auth.handshake import Credentials
-    from rpc.endpoint import Endpoint
     from tfos.bench.harness import GivenServers
 
     if not (servers and secret_file and cluster_id):
@@ -152,13 +136,8 @@ def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
             "--servers, --secret-file and --cluster-id go together: where the servers listen, and "
             "what they were started with"
         )
-    endpoints = []
-    for place in servers.split(","):
-        host, _, port = place.strip().rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
-            raise PSSettingsError(f"--servers takes HOST:PORT,HOST:PORT,... and got {place!r}")
-        endpoints.append(Endpoint(host.strip("[]"), int(port)))
-    return GivenServers(tuple(endpoints), Credentials(cluster_id, read_secret(Path(secret_file))))
+    credentials = Credentials(cluster_id, read_secret(Path(secret_file)))
+    return GivenServers(endpoints_of(servers), credentials)
 
 
 def _run(name: str, run: Bench, json_lines: bool) -> None:

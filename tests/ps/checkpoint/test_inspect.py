@@ -13,7 +13,7 @@ import pytest
 from ps.checkpoint.inspect import export_npz, inspect
 from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.writer import commit, write_shard
-from ps.cli import checkpoints
+from ps.cli.main import main
 from ps.client.saver import SaveOptions
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
@@ -65,7 +65,7 @@ def test_a_directory_is_described_with_what_is_wrong(saved, capsys):
     whole = data.read_bytes()
     data.write_bytes(b"\xff" + whole[1:])
     (root / "step-9").mkdir()
-    assert checkpoints.main(["inspect", str(root)]) == 0
+    assert main(["inspect", str(root)]) == 0
     text = capsys.readouterr().out
     assert f"{root}: newest step 1\n" in text
     assert "lease: nobody saves here" in text
@@ -76,7 +76,7 @@ def test_a_directory_is_described_with_what_is_wrong(saved, capsys):
     assert "group trainable: float32, rule adam, slots" in text
     assert "    dense/kernel [7, 11]" in text
     data.write_bytes(whole)
-    assert checkpoints.main(["inspect", str(root), "--json"]) == 0
+    assert main(["inspect", str(root), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["newest"], [step["step"] for step in report["steps"]]) == (3, [9, 3, 2, 1])
     assert report["steps"][1]["job"].startswith("test-")
@@ -90,10 +90,10 @@ def test_the_lease_is_shown_while_somebody_saves(tmp_path: Path):
 
 
 def test_nothing_to_restore_and_errors_have_their_own_status(tmp_path: Path, capsys):
-    assert checkpoints.main(["inspect", str(tmp_path / "absent")]) == 1
+    assert main(["inspect", str(tmp_path / "absent")]) == 1
     assert "no step can be restored" in capsys.readouterr().out
     out = str(tmp_path / "x.npz")
-    assert checkpoints.main(["export", str(tmp_path), "--npz", out]) == 2
+    assert main(["export", str(tmp_path), "--npz", out]) == 2
     assert "ps export: no complete checkpoint in" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from ps.checkpoint.digest import digest
 from ps.checkpoint.inspect import export_npz, inspect
 from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.restore import Restoring, verify
-from ps.cli import checkpoints
+from ps.cli.main import main
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError
@@ -285,7 +285,7 @@ def test_hostile_claims_about_tables_are_refused_by_name(tmp_path: Path, change,
 
 def test_tables_are_shown_and_exported(tmp_path: Path, capsys):
     expected = trained(tmp_path / "saves")
-    assert checkpoints.main(["inspect", str(tmp_path / "saves")]) == 0
+    assert main(["inspect", str(tmp_path / "saves")]) == 0
     text = capsys.readouterr().out
     assert "  table user: float32[4], rule adagrad, slots " in text
     assert " changed rows, " in text

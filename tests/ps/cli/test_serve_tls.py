@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps.cli.checkpoints import main as ps_main
+from ps.cli.main import main as ps_main
 from ps.cli.serve import main
 from ps.client.client import PSClient
 from ps.errors import RequestTimeout

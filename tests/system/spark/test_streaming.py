@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ps.cli.checkpoints import main as checkpoint_command
+from ps.cli.main import main as checkpoint_command
 from tests.support.feed import eventually
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
 from tfos.errors import FeedJobError, NodeFailedError, PhaseError, SettingsError

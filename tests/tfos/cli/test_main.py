@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
 import tfos
+from ps.cli import COMMANDS
+from ps.cli.main import main as ps_main
 from tfos.bench import catalogue
 from tfos.bench.harness import Bench, Figure
 from tfos.cli import main
@@ -69,9 +72,9 @@ def test_a_table_has_both_sides_and_their_ratio(instant):
         (["dence"], "no benchmark named 'dence'; there are dense, compression"),
         (["dense", "--servers", "h:1"], "--servers, --secret-file and --cluster-id go together"),
         (["dense", "--secret-file", "f"], "--servers, --secret-file and --cluster-id go together"),
-        (["dense", "--servers", "h:0"], "--servers takes HOST:PORT,HOST:PORT,... and got 'h:0'"),
-        (["dense", "--servers", "h:65536"], "--servers takes HOST:PORT,HOST:PORT,... and got 'h:"),
-        (["dense", "--servers", "h"], "--servers takes HOST:PORT,HOST:PORT,... and got 'h'"),
+        (["dense", "--servers", "h:0"], "'h:0' is no HOST:PORT, e.g. 127.0.0.1:40001"),
+        (["dense", "--servers", "h:65536"], "'h:65536' is no HOST:PORT"),
+        (["dense", "--servers", "h"], "'h' is no HOST:PORT"),
         (["apply", "--servers", "h:1"], "apply starts its own servers; with --servers there are"),
     ],
 )
@@ -103,3 +106,44 @@ def test_no_repeats_below_one_and_a_toy_repeats_once():
     assert Bench("c").repeats(9) == 9
     assert Bench("c", given_repeats=3).repeats(9) == 3
     assert Bench("c", toy=True, given_repeats=3).repeats(9) == 1
+
+
+def test_it_has_every_command_of_python_m_ps_with_its_sentence():
+    names = {command.name: command.help for command in main.app.registered_commands}
+    assert {name: names.get(name) for name in COMMANDS} == COMMANDS
+    assert all(text.endswith(".") and ". " not in text for text in COMMANDS.values())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_is_that_of_python_m_ps(command, capsys):
+    result = called(command, "--help")
+    with pytest.raises(SystemExit):
+        ps_main([command, "--help"])
+    assert result.exit_code == 0
+    shown = capsys.readouterr().out
+    options = set(re.findall(r"--[a-z-]+", shown))
+    assert options == set(re.findall(r"--[a-z-]+", result.output))
+    assert COMMANDS[command] in " ".join(result.output.split())
+
+
+def test_options_reach_the_command_in_any_order(tmp_path):
+    result = called("inspect", "--json", str(tmp_path))
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["steps"] == []
+    result = called("export", "--npz", str(tmp_path / "x.npz"), "--step", "3", str(tmp_path))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("tfos export: step 3 has no readable manifest")
+
+
+def test_an_option_that_is_none_is_refused_and_not_guessed(tmp_path):
+    result = called("export", str(tmp_path), "--npz", "x", "--slot")
+    assert result.exit_code == 2
+    assert "unrecognized arguments: --slot" in result.stderr
+
+
+def test_a_url_is_opened_by_tfos_and_named_by_python_m_ps(capsys, monkeypatch):
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
+    assert "hdfs:///runs/7 names no NameNode" in called("inspect", "hdfs:///runs/7").stderr
+    assert ps_main(["inspect", "hdfs:///runs/7"]) == 2
+    assert "the commands `tfos inspect` and `tfos export`" in capsys.readouterr().err
