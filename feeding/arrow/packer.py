@@ -8,14 +8,14 @@ Threads: one per packer; pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 
 from feeding.arrow.encoder import ArrowEncoder
 from feeding.columnar.chunk import MAX_ROWS, Chunk
 from feeding.config import FeedConfig
-from feeding.encode.packer import Packer
+from feeding.encode.packer import Packer, PackerOptions
 
 _SHARE = 4
 """A chunk holds at most a quarter of the rows before it. So the chunks of a small partition, too,
@@ -26,8 +26,10 @@ class ArrowPacker(Packer):
     """A Packer for record batches instead of rows; chunks are views of the batches' memory.
 
     Args:
-        config: as for Packer, and so are the options.
-        names, fills: as for ArrowEncoder.
+        config: as for Packer.
+        names: as for ArrowEncoder.
+        fills: as for ArrowEncoder.
+        options: as for Packer.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class ArrowPacker(Packer):
         config: FeedConfig,
         names: tuple[str, ...] | None = None,
         fills: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[PackerOptions],
     ) -> None:
         super().__init__(config, **options)
         self._encoder = ArrowEncoder(names, fills)

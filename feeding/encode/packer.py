@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -22,6 +22,16 @@ from feeding.errors import ChunkError, RowError
 
 MAX_SCHEMA_BYTES = 48 * 1024
 """A frame's meta has at most 64 KiB; the rest of a chunk's meta needs a small part of them."""
+
+
+class PackerOptions(TypedDict, total=False):
+    """What a Packer of any kind takes beside its config; see Packer."""
+
+    feed: str
+    epoch: int
+    partition: int
+    mode: Literal["train", "inference"]
+    session: int
 
 
 class Packer:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import Array, Chunk
 from feeding.columnar.schema import WHOLE_ROW, ColumnGroup, ColumnSpec, Node
 from feeding.config import FeedConfig
-from feeding.encode.packer import Packer
+from feeding.encode.packer import Packer, PackerOptions
 from feeding.errors import RowError
 
 _HEAD = b"\x80\x05"
@@ -81,12 +81,16 @@ class PickledPacker(Packer):
     """A Packer for pickled batches instead of rows.
 
     Args:
-        config: as for Packer, and so are the options.
+        config: as for Packer.
         loads: unpickles the batches that are not recognised; others are never unpickled.
+        options: as for Packer.
     """
 
     def __init__(
-        self, config: FeedConfig, loads: Callable[[bytes], Sequence[Any]], **options: Any
+        self,
+        config: FeedConfig,
+        loads: Callable[[bytes], Sequence[Any]],
+        **options: Unpack[PackerOptions],
     ) -> None:
         super().__init__(config, **options)
         self._loads = loads
