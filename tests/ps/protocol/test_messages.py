@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import get_args
 
@@ -51,16 +52,10 @@ SAMPLES: dict[type, Request] = {
     messages.Lose: messages.Lose(0),
     messages.StopServer: messages.StopServer(),
 }
-ALL = list(SAMPLES.values())
 
 
 def test_every_request_has_a_sample_here():
     assert set(SAMPLES) == set(get_args(Request))
-
-
-@pytest.mark.parametrize("request_", ALL, ids=lambda r: type(r).__name__)
-def test_requests_survive_the_wire(request_: Request):
-    assert decode_request(encode(request_)) == request_
 
 
 def test_the_wire_format_of_a_push_is_fixed():
@@ -71,14 +66,6 @@ def test_the_wire_format_of_a_push_is_fixed():
         "d0000000000000a470756c6cc3a46e756c6cc2a6776169745f73cb4000000000000000a36c616700a46e6f7465"
         "c0"
     )
-
-
-@pytest.mark.attack("A12")
-def test_every_truncation_is_a_typed_error():
-    whole = encode(SAMPLES[Push])
-    for length in range(len(whole)):
-        with pytest.raises(PSSettingsError, match="not a request"):
-            decode_request(whole[:length])
 
 
 @pytest.mark.attack("A07")
@@ -119,32 +106,28 @@ def test_hostile_bytes_are_a_typed_error_on_both_sides(meta: bytes):
         {
             "type": "push",
             "manifest_hash": "h",
-            "session": 1,
-            "sequence": 1,
+            "number": [1, 1],
             "rows": 1,
             "wait_s": math.inf,
         },
         {
             "type": "push",
             "manifest_hash": "h",
-            "session": 1,
-            "sequence": 1,
+            "number": [1, 1],
             "rows": 1,
             "wait_s": math.nan,
         },
         {
             "type": "push",
             "manifest_hash": "h",
-            "session": 1,
-            "sequence": 1,
+            "number": [1, 1],
             "rows": 1,
             "wait_s": -1.0,
         },
         {
             "type": "push",
             "manifest_hash": "h",
-            "session": 1,
-            "sequence": 1,
+            "number": [1, 1],
             "rows": 1,
             "hyper": {"learning_rate": math.nan},
         },
@@ -197,15 +180,18 @@ MAY_CALL["worker:1"] = MAY_CALL["worker:0"] - CHIEF_ONLY
 
 @pytest.mark.attack("A15")
 @pytest.mark.parametrize("caller", MAY_CALL)
-@pytest.mark.parametrize("request_", ALL, ids=lambda r: type(r).__name__)
-def test_roles_may_call_exactly_what_the_table_says(caller: str, request_: Request):
+def test_roles_may_call_exactly_what_the_table_says(caller: str):
     role, rank = caller.split(":")
     identity = Identity(Role(role), int(rank))
-    if type(request_) in MAY_CALL[caller]:
-        check_caller(request_, identity, num_workers=2)
-    else:
-        with pytest.raises(RoleError, match=f"{caller} may not call"):
-            check_caller(request_, identity, num_workers=2)
+    allowed = set()
+    for request in SAMPLES.values():
+        try:
+            check_caller(request, identity, num_workers=2)
+        except RoleError as error:
+            assert f"{caller} may not call" in str(error)  # noqa: PT017 - of every refused one
+        else:
+            allowed.add(type(request))
+    assert allowed == MAY_CALL[caller]
 
 
 def test_a_worker_rank_that_does_not_exist_is_refused():
@@ -219,13 +205,13 @@ LEGAL_WHEN_EMPTY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("request_", ALL, ids=lambda r: type(r).__name__)
-def test_an_empty_shard_names_its_phase(request_: Request):
-    if type(request_) in LEGAL_WHEN_EMPTY:
-        check_phase(request_, 3, Phase.EMPTY)
-    else:
-        with pytest.raises(ServerPhaseError, match="ps:3 is EMPTY"):
-            check_phase(request_, 3, Phase.EMPTY)
+def test_an_empty_shard_names_its_phase():
+    for kind, request in SAMPLES.items():
+        if kind in LEGAL_WHEN_EMPTY:
+            check_phase(request, 3, Phase.EMPTY)
+        else:
+            with pytest.raises(ServerPhaseError, match="ps:3 is EMPTY"):
+                check_phase(request, 3, Phase.EMPTY)
 
 
 def test_a_failed_shard_says_why():
@@ -233,15 +219,15 @@ def test_a_failed_shard_says_why():
         check_phase(SAMPLES[Push], 0, Phase.FAILED, "disk")
 
 
-@pytest.mark.parametrize("now", list(Phase))
-@pytest.mark.parametrize("to", list(Phase))
-def test_phases_move_forward_only(now: Phase, to: Phase):
+def test_phases_move_forward_only():
     legal = {
         ("EMPTY", "SERVING"), ("EMPTY", "DRAINING"), ("SERVING", "DRAINING"),
         ("DRAINING", "CLOSED"), ("FAILED", "DRAINING"),
     }  # fmt: skip
-    if to is Phase.FAILED or (now.value, to.value) in legal:
-        check_move(0, now, to)
-    else:
-        with pytest.raises(ServerPhaseError, match=f"is {now.value} and cannot become {to.value}"):
+    for now, to in itertools.product(Phase, Phase):
+        if to is Phase.FAILED or (now.value, to.value) in legal:
             check_move(0, now, to)
+        else:
+            match = f"is {now.value} and cannot become {to.value}"
+            with pytest.raises(ServerPhaseError, match=match):
+                check_move(0, now, to)
