@@ -72,8 +72,9 @@ class _Values:
         return st.one_of(*(self.of(each) for each in info.types))
 
     def _vartupletype(self, info: inspect.VarTupleType) -> Strategy:
-        size = {"min_size": info.min_length or 0, "max_size": _few(info)}
-        return st.lists(self.of(info.item_type), **size).map(tuple)
+        least = info.min_length or 0
+        items = st.lists(self.of(info.item_type), min_size=least, max_size=_few(info))
+        return items.map(tuple)
 
     def _tupletype(self, info: inspect.TupleType) -> Strategy:
         return st.tuples(*(self.of(each) for each in info.item_types))
