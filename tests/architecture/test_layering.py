@@ -42,7 +42,7 @@ MAY_IMPORT = {
 LEVELS = {
     "rpc": (
         ("endpoint", "errors", "histogram", "limits"),
-        ("auth",),
+        ("auth", "process_id"),
         ("transport",),
         ("http_page", "wire"),
         ("client", "server"),

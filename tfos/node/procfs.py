@@ -32,12 +32,6 @@ def parent_of(pid: int) -> int | None:
     return int(fields[1]) if fields else None
 
 
-def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if there is none alive."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields and fields[0] != b"Z" else None
-
-
 def is_suspended(pid: int) -> bool:
     """Say whether a process was stopped by SIGSTOP; it neither runs nor ends by itself."""
     return _stat(pid)[:1] == [b"T"]

@@ -1,9 +1,9 @@
-"""The private directories of one node, and the sweep of those that killed nodes left behind.
+"""The private files of one node: its log, its sockets, TensorBoard's directories.
 
-Covers: log, sockets, TensorBoard's directories (mode 0700, unpredictable names), the owner's mark
-in each, removing them; finding directories whose owner is certainly dead, and removing those.
-Does not: write into them; touch what another user owns, what bears no mark, or what belongs to
-another boot or process namespace and so cannot be checked.
+Covers: making them (mode 0700, unpredictable names), marking them with their owner, removing them;
+also those whose owner, a node of this host, was killed.
+Does not: write into them; touch what another user owns, what bears no mark that can be read, or
+whose owner cannot be looked up, for it runs under another boot or in another pid namespace.
 Runs in: supervisors at their start and end, node tasks whose supervisor vanished.
 """
 
@@ -20,49 +20,27 @@ from pathlib import Path
 
 import msgspec
 
-from rpc import endpoint
-from tfos.node import procfs
+from rpc.process_id import ProcessId
 from tfos.node.spec import Executor
+
+_logger = logging.getLogger(__name__)
 
 PREFIX = "tfos-"
 _MARK = ".owner.json"
 _MAX_MARK_BYTES = 4096
+_REMOVE_ATTEMPTS = 3
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """A process, named so that no later one can be taken for it."""
+class Owner(ProcessId, frozen=True, kw_only=True):
+    """The process that removes a directory, as the mark in the directory names it."""
 
     cluster_id: str
-    pid: int
-    start_ticks: int
-    """Since boot; tells this process from a later one with its pid."""
-    boot_id: str
-    pid_namespace: int
-    """Inode of the namespace in which `pid` means this process."""
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the process has certainly ended."""
-        if (self.boot_id, self.pid_namespace) != (endpoint.boot_id(), _pid_namespace()):
-            return False
-        pidfd = procfs.open_pidfd(self.pid)
-        if pidfd is None:
-            return True
-        try:
-            # What cannot be read, as without a free descriptor, is not known to be another's.
-            ticks = procfs.start_ticks(self.pid)
-            return procfs.wait_exited([pidfd], 0) or ticks not in (None, self.start_ticks)
-        finally:
-            os.close(pidfd)
 
 
 def make_directory(parent: str, cluster_id: str) -> Path:
     """Make a directory (mode 0700) that belongs to this process and goes after its death."""
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    pid = os.getpid()
-    owner = Owner(
-        cluster_id, pid, procfs.start_ticks(pid) or 0, endpoint.boot_id(), _pid_namespace()
-    )
+    owner = Owner.of_this(cluster_id=cluster_id)
     (path / _MARK).write_bytes(msgspec.json.encode(owner))
     return path
 
@@ -80,7 +58,7 @@ def _dead(parent: str) -> Iterator[Path]:
                 continue
             with (path / _MARK).open("rb") as mark:
                 owner = msgspec.json.decode(mark.read(_MAX_MARK_BYTES), type=Owner)
-            if owner.is_dead:
+            if owner.has_ended():
                 yield path
 
 
@@ -88,15 +66,6 @@ def _remove(path: Path) -> bool:
     # Several nodes may sweep one directory at once.
     shutil.rmtree(path, ignore_errors=True)
     return not path.exists()
-
-
-def _pid_namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
-
-
-_logger = logging.getLogger(__name__)
-
-_REMOVE_ATTEMPTS = 3
 
 
 class Workspace:

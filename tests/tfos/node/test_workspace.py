@@ -9,7 +9,8 @@ import tempfile
 import msgspec
 import pytest
 
-from tfos.node import procfs
+from rpc import process_id
+from rpc.endpoint import boot_id
 from tfos.node import workspace as node_workspace
 from tfos.node.spec import Executor
 from tfos.node.workspace import Workspace
@@ -113,9 +114,9 @@ def test_only_what_is_certainly_nobodys_is_swept(tmp_path):
         name: node_workspace.make_directory(str(tmp_path), "c1")
         for name in ("alive", "reused pid", "other boot", "other namespace", "no mark", "bad mark")
     }
-    owner_of(made["reused pid"], start_ticks=1)
-    owner_of(made["other boot"], pid=2**22 + 1, boot_id="another")
-    owner_of(made["other namespace"], pid=2**22 + 1, pid_namespace=1)
+    owner_of(made["reused pid"], started="1")
+    owner_of(made["other boot"], pid=2**22, kernel="another pid:[4026531836]")
+    owner_of(made["other namespace"], pid=2**22, kernel=f"{boot_id()} pid:[1]")
     (made["no mark"] / ".owner.json").unlink()
     (made["bad mark"] / ".owner.json").write_text("{}")
     (tmp_path / "tfos-link").symlink_to(made["reused pid"])
@@ -127,14 +128,16 @@ def test_only_what_is_certainly_nobodys_is_swept(tmp_path):
 
 def test_what_an_owner_that_cannot_be_looked_up_holds_is_not_touched(tmp_path, monkeypatch):
     made = node_workspace.make_directory(str(tmp_path), "c1")
-    monkeypatch.setattr(procfs, "start_ticks", lambda pid: None)  # as without a free descriptor
+    monkeypatch.setattr(
+        process_id, "_state_and_start", lambda pid: ("", "")
+    )  # as without a free descriptor
     assert node_workspace.sweep(str(tmp_path)) == []
     assert made.is_dir()
 
 
 def test_a_directory_of_another_user_is_not_touched(tmp_path, monkeypatch):
     left = node_workspace.make_directory(str(tmp_path), "c1")
-    owner_of(left, start_ticks=1)
+    owner_of(left, started="1")
     monkeypatch.setattr("os.geteuid", lambda: left.stat().st_uid + 1)
     assert node_workspace.sweep(str(tmp_path)) == []
     assert left.is_dir()
@@ -144,7 +147,7 @@ def test_a_node_removes_what_a_killed_one_left_at_its_start_and_at_its_end(make)
     def leave():
         dead = make()
         for path in (dead.directory, dead.socket_dir):
-            owner_of(path, start_ticks=1)
+            owner_of(path, started="1")
         return dead
 
     first = leave()

@@ -1,0 +1,72 @@
+"""One process among all that there ever were: its pid, its start, and where both mean something.
+
+Covers: naming this process in files that others read, and whether a named process has ended.
+Does not: list, watch or end processes (tfos.node.procfs).
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import msgspec
+
+from rpc.endpoint import boot_id
+
+MAX_PID = 1 << 22
+"""Linux' own limit."""
+
+
+class ProcessId(msgspec.Struct, frozen=True):
+    """A process, named so that no later one is taken for it. Files on disk have these fields."""
+
+    kernel: str
+    """Boot id and pid namespace: where `pid` means something."""
+    pid: Annotated[int, msgspec.Meta(ge=1, le=MAX_PID)]
+    started: str
+    """The process's start in clock ticks since boot; tells it from a later one of this pid."""
+
+    @classmethod
+    def of_this(cls, **fields: Any) -> Self:
+        """Return the record of this process; `fields` are those that a subclass adds."""
+        pid = os.getpid()
+        return cls(kernel=_kernel(), pid=pid, started=_state_and_start(pid)[1], **fields)
+
+    def has_ended(self) -> bool | None:
+        """Whether the process has certainly ended; None: it cannot be seen from here."""
+        if self.kernel != _kernel():
+            return None
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # another user's process
+        state, started = _state_and_start(self.pid)
+        if not started:
+            return None  # no free descriptor, or /proc hides other users' processes
+        return state in ("Z", "X") or started != self.started
+
+    def is_same_process(self, other: ProcessId) -> bool:
+        """Whether both name one process."""
+        return (self.kernel, self.pid, self.started) == (other.kernel, other.pid, other.started)
+
+
+def _kernel() -> str:
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    return f"{boot_id()} {namespace}"
+
+
+def _state_and_start(pid: int) -> tuple[str, str]:
+    """Return a process's state and its start in ticks, both empty if they cannot be read."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return "", ""
+    fields = stat.rpartition(b")")[2].decode().split()  # the name before it may hold anything
+    return fields[0], fields[19]
