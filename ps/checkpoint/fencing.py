@@ -12,6 +12,7 @@ Runs in: PS processes.      Threads: any.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
@@ -19,14 +20,16 @@ import time
 import msgspec
 
 from ps import codec
-from ps.checkpoint.storage import Storage, typed_errors
+from ps.checkpoint.lease import Lease
+from ps.checkpoint.storage import Storage, read_small, typed_errors
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError, ServerPhaseError
 from rpc.endpoint import Endpoint
 
-MAX_NBYTES = 1 << 16
 LOOK_S = 1.0
 """A server that has not looked for so long does so before it answers: it may have been frozen."""
+
+_REFUSAL = "does not serve; stop one of them"
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -70,13 +73,22 @@ class GenerationFence:
             CheckpointError: another process was faster, or the disk fails.
         """
         storage, name = self._storage, self._name
-        with typed_errors(storage, name, "write"), storage.locked(name) as file:
-            found = _read(file.read())
-            if found and found.cluster_id == self._mine.cluster_id and found.number >= self.number:
-                raise CheckpointError(
-                    f"{self.replaced_text(found)} while it started; stop one of them"
-                )
-            file.write(msgspec.json.encode(msgspec.structs.replace(self._mine, endpoint=endpoint)))
+        owner = f"{self._server}, start {self.number}, {secrets.token_hex(4)}"
+        claim = Lease(storage, owner, name=f"{name}.lease", refusal=_REFUSAL)
+        try:
+            claim.take()
+            with typed_errors(storage, name, "write"):
+                found = _read(read_small(storage, name))
+                is_ours = found is not None and found.cluster_id == self._mine.cluster_id
+                if is_ours and found and found.number >= self.number:
+                    raise CheckpointError(
+                        f"{self.replaced_text(found)} while it started; stop one of them"
+                    )
+                mine = msgspec.structs.replace(self._mine, endpoint=endpoint)
+                with claim.held():
+                    storage.put(name, msgspec.json.encode(mine), overwrite=True)
+        finally:
+            claim.release()
 
     @property
     def number(self) -> int:
@@ -86,8 +98,7 @@ class GenerationFence:
     def successor(self) -> Generation | None:
         """Return who has replaced this process, as the file says now."""
         try:
-            with self._storage.open(self._name) as file:
-                found = _read(file.read(1 << 16))
+            found = _read(read_small(self._storage, self._name))
         except (OSError, CheckpointError):
             return None  # a disk that is away is no successor
         is_other = found is not None and found.cluster_id == self._mine.cluster_id
@@ -124,11 +135,7 @@ def endpoint_of(storage: Storage, cluster_id: str, rank: int) -> Endpoint | None
     Raises:
         OSError, CheckpointError: the file system is away.
     """
-    try:
-        with storage.open(_name_of(rank)) as file:
-            found = _read(file.read(MAX_NBYTES))
-    except FileNotFoundError:
-        return None
+    found = _read(read_small(storage, _name_of(rank)))
     return found.endpoint if found is not None and found.cluster_id == cluster_id else None
 
 
@@ -136,7 +143,7 @@ def _name_of(rank: int) -> str:
     return f"ps-{rank}.epoch"
 
 
-def _read(data: bytes) -> Generation | None:
+def _read(data: bytes | None) -> Generation | None:
     if not data:
         return None
     try:

@@ -28,7 +28,7 @@ from ps.checkpoint.reader import (
     steps_passed_over,
 )
 from ps.checkpoint.restore import read_extra, read_values, verify_files
-from ps.checkpoint.storage import Storage, storage_at
+from ps.checkpoint.storage import Storage, read_small, storage_at
 from ps.checkpoint.table_format import segment_nbytes
 from ps.checkpoint.table_reader import read_rows
 from ps.codec import UNREADABLE
@@ -239,12 +239,7 @@ def _read_cut(storage: Storage, checkpoint: Checkpoint) -> _Cut:
 
 
 def _lease(storage: Storage) -> str:
-    try:
-        with storage.open(LEASE_NAME) as file:
-            holder = read_holder(file.read(1 << 16))
-    except FileNotFoundError:
-        return ""
-    return str(holder or "")
+    return str(read_holder(read_small(storage, LEASE_NAME)) or "")
 
 
 def export_npz(root: Root, checkpoint: Checkpoint, out: str | Path, *, slots: bool = False) -> int:

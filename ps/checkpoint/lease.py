@@ -1,13 +1,19 @@
 """Lease of a checkpoint directory: one job at a time saves there.
 
-Covers: taking, keeping and giving back the lease; when one of a dead owner is taken over.
-Does not: lock files (ps.checkpoint.storage), save (ps.client.saver).
-Runs in: the process that commits checkpoints.
+Covers: creating, renewing and giving back the lease; when one of an ended owner is taken over.
+Does not: save (ps.client.saver), know file systems (ps.checkpoint.storage).
+Runs in: the process that commits checkpoints; a server while it claims its generation.
 Threads: `ps-lease` renews while the lease is held; the public calls from any, one at a time.
 
+The process that creates the file exclusively has the lease; nothing overwrites it. The holder
+renews by another file, its *beat*, so a holder that was frozen cannot undo a take-over when it
+wakes up; it reads the lease before it commits. A take-over renames the lease aside and creates a
+new one: of many processes one succeeds in each. If the renamed lease is newer than the one that was
+judged, the process puts it back.
+
 An owner is a job, not a process: chief and driver of one cluster share a lease. Another job's is
-taken over when its process is certainly gone: on the same host when no process has its pid and
-start time; on any other host when it was not renewed for `SILENT_S` of our own monotonic clock, of
+taken over when its process has certainly ended: on the same host by its pid and start time; on any
+other host when neither lease nor beat has changed for `silent_s` of our own monotonic clock, of
 which only the time counts in which the file system answered. No wall clock is compared with another
 one.
 """
@@ -16,73 +22,71 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 
 import msgspec
 
 from ps import codec
-from ps.checkpoint.storage import Storage, typed_errors
+from ps.checkpoint.storage import Storage, read_small, typed_errors
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
-from rpc.endpoint import boot_id
+from rpc.process_id import ProcessId
 
 _logger = logging.getLogger(__name__)
 
 LEASE_NAME = "lease.json"
-RENEW_S = 15.0
-SILENT_S = 60.0
-"""Four missed renewals; only a lease of another host is waited for."""
+UNREADABLE_S = 5.0
+"""A lease that nobody can read is half written at most for so long."""
+ONE_JOB = "does not save there; give each job a directory of its own, or end the other one"
 _LOOK_S = 0.5
+_MAX_ATTEMPTS = 20
+"""To create a file that others create and remove at the same time."""
 
 
-class Holder(msgspec.Struct, frozen=True):
-    """The process that wrote the lease."""
+class Holder(ProcessId, frozen=True, kw_only=True):
+    """The content of a lease: the job, and the process that created the lease."""
 
     owner: str
     host: str
-    kernel: str
-    """Boot id and pid namespace: where `pid` means something."""
-    pid: int
-    started: str
-    """The process's start in clock ticks since boot; tells it from a later one of this pid."""
-    beat: int = 0
-    """Grows with each renewal."""
+    token: str = ""
+    """Names this lease among all, and its beat; empty in leases of a version that renewed them in
+    place."""
 
     def __str__(self) -> str:
         return f"job {self.owner!r} (host {self.host}, pid {self.pid})"
 
-    def is_same_process(self, other: Holder) -> bool:
-        """Whether both were written by one process."""
-        return (self.kernel, self.pid, self.started) == (other.kernel, other.pid, other.started)
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a lease is renewed, and for how long it may not be."""
+
+    renew_s: float = 15.0
+    silent_s: float = 60.0
+    """Four missed renewals; only a lease of another host is waited for."""
 
 
-def this_process(owner: str) -> Holder:
+DEFAULT_PACE = Pace()
+
+
+def this_holder(owner: str, token: str = "") -> Holder:
     """Return the holder that this process is."""
-    pid = os.getpid()
-    return Holder(owner, socket.gethostname(), _kernel(), pid, _start_of(pid))
+    return Holder.of_this(owner=owner, host=socket.gethostname(), token=token)
 
 
-def is_gone(holder: Holder) -> bool | None:
-    """Whether that process has ended; None: it cannot be seen from here."""
-    if holder.kernel != _kernel():
-        return None
-    return _start_of(holder.pid) != holder.started
-
-
-def read_holder(data: bytes) -> Holder | None:
-    """Return who stands in a lease file; None for nobody, or for what nobody can have written."""
-    if not data:
+def read_holder(data: bytes | None) -> Holder | None:
+    """Return the holder that a lease file names; None for no file, or for one that is damaged."""
+    if data is None:
         return None
     try:
         return codec.json(data, Holder)
     except UNREADABLE as error:
-        _logger.warning("%s is not readable and counts as nobody's: %s", LEASE_NAME, error)
+        _logger.warning("a lease is not readable: %s", error)
         return None
 
 
@@ -98,10 +102,13 @@ class Silence:
         self._seen: bytes | None = None
         self._looked_s = 0.0
         self._silent_s = 0.0
+        self.has_changed = False
+        """Whether a look has shown anything else than the first one."""
 
     def look(self, seen: bytes, now_s: float) -> float:
         """Return for how many seconds this was seen."""
         if seen != self._seen:
+            self.has_changed = self._seen is not None
             self._seen, self._silent_s = seen, 0.0
         else:
             self._silent_s += min(now_s - self._looked_s, self._longest_look_s)
@@ -115,8 +122,10 @@ class Lease:
     Args:
         storage: the checkpoint root.
         owner: the job's name; all its processes use the same.
-        silent_s: as SILENT_S.
-        renew_s: as RENEW_S.
+        name: the lease's file.
+        refusal: what the owner does not do while another one has the lease, and what to do about
+            it; for the error's text.
+        pace: seconds between renewals, and until a silent lease is taken over.
     """
 
     def __init__(
@@ -124,13 +133,16 @@ class Lease:
         storage: Storage,
         owner: str,
         *,
-        silent_s: float = SILENT_S,
-        renew_s: float = RENEW_S,
+        name: str = LEASE_NAME,
+        refusal: str = ONE_JOB,
+        pace: Pace = DEFAULT_PACE,
     ) -> None:
         self._storage = storage
-        self._me = this_process(owner)
-        self._silent_s = silent_s
-        self._renew_s = renew_s
+        self._name = name
+        self._me = this_holder(owner, secrets.token_hex(8))
+        self._refusal = refusal
+        self._pace = pace
+        self._vain_attempts = 0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -140,34 +152,31 @@ class Lease:
         May wait `silent_s` for a lease of another host.
 
         Returns:
-            Whether nobody held it before, so whatever is staged there belongs to nobody.
+            Whether no process of this job held it before, so that whatever is staged there belongs
+            to nobody.
 
         Raises:
             CheckpointError: another job that lives, or may live, saves here; names it.
         """
         self._ended.clear()
         silence = Silence(3 * _LOOK_S)
-        watched: Holder | None = None
-        while True:
-            with self._locked() as (holder, write):
+        was_ours = False
+        with typed_errors(self._storage, self._name, "take"):
+            while True:
+                found = self._read(self._name)
+                holder = read_holder(found)
                 if holder is not None and holder.owner == self._me.owner:
-                    if is_gone(holder):
-                        write(self._me)
-                        self._keep_renewing()
-                    return False
-                silent_s = silence.look(_encode(holder), time.monotonic())
-                gone = True if holder is None else is_gone(holder)
-                was_silent = gone is None and holder == watched and silent_s >= self._silent_s
-                if holder is None or gone or was_silent:
-                    self._note_takeover(holder)
-                    write(self._me)
-                    self._keep_renewing()
-                    return True
-                if gone is False or (watched is not None and holder != watched):
+                    if not holder.has_ended():
+                        return False
+                    was_ours = True
+                if found is None:
+                    if self._create():
+                        self._remove_remains()
+                        return not was_ours
+                elif self._is_over(found, holder, silence):
+                    self._take_away(found)
+                elif self._ended.wait(min(_LOOK_S, self._pace.silent_s)):
                     raise self._refused(holder)
-                watched = holder
-            if self._ended.wait(min(_LOOK_S, self._silent_s)):
-                raise self._refused(holder)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -176,79 +185,114 @@ class Lease:
         Raises:
             CheckpointError: another job has taken over since `take`.
         """
-        with self._locked() as (holder, write):
-            if holder is None:  # another process of this job gave it back, or a user removed it
-                write(self._me)
-                self._keep_renewing()
-            elif holder.owner != self._me.owner:
-                raise self._refused(holder)
-            yield
+        with typed_errors(self._storage, self._name, "read"):
+            found = self._read(self._name)
+            while found is None and not self._create():
+                found = self._read(self._name)  # another process was faster
+        holder = read_holder(found)
+        if found is not None and (holder is None or holder.owner != self._me.owner):
+            self._ended.set()
+            raise self._refused(holder)
+        yield
 
     def release(self) -> None:
         """Give the directory back if this process holds it. Idempotent, raises nothing."""
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        with contextlib.suppress(CheckpointError), self._locked() as (holder, write):
-            if holder is not None and holder.is_same_process(self._me):
-                write(None)
-
-    @contextmanager
-    def _locked(self) -> Iterator[tuple[Holder | None, Callable[[Holder | None], None]]]:
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
         with (
-            typed_errors(self._storage, LEASE_NAME, "lock"),
-            self._storage.locked(LEASE_NAME) as file,
+            contextlib.suppress(CheckpointError),
+            typed_errors(self._storage, self._name, "give back"),
         ):
-            yield read_holder(file.read()), lambda holder: file.write(_encode(holder))
+            found = self._read(self._name)
+            holder = read_holder(found)
+            if found is not None and holder is not None and holder.token == self._me.token:
+                self._take_away(found)
+        self._storage.remove(self._beat_of(self._me))
 
-    def _refused(self, holder: Holder) -> CheckpointError:
-        return CheckpointError(
-            f"{self._storage.where()} is used by {holder}, so job {self._me.owner!r} (host "
-            f"{self._me.host}, pid {self._me.pid}) does not save there; give each job a directory "
-            "of its own, or end the other one"
-        )
+    def _is_over(self, found: bytes, holder: Holder | None, silence: Silence) -> bool:
+        """Whether nobody holds a lease any more; False: it is to be looked at again.
 
-    def _note_takeover(self, holder: Holder | None) -> None:
-        if holder is not None:
-            _logger.warning("%s: taking over from %s, which is gone", self._storage.where(), holder)
+        Raises:
+            CheckpointError: the holder lives.
+        """
+        has_ended = holder.has_ended() if holder else None
+        beat = self._read(self._beat_of(holder)) if holder and has_ended is None else None
+        silent_s = silence.look(found + (beat or b""), time.monotonic())
+        if has_ended is False or silence.has_changed:
+            raise self._refused(holder)
+        if not has_ended and silent_s < (self._pace.silent_s if holder else UNREADABLE_S):
+            return False
+        where = self._storage.where()
+        _logger.warning("%s: taking over from %s, which is gone", where, _named(holder))
+        return True
 
-    def _keep_renewing(self) -> None:
+    def _create(self) -> bool:
+        """Create the lease, unless there is one; begin to renew it."""
+        try:
+            self._storage.put(self._name, msgspec.json.encode(self._me), overwrite=False)
+        except (FileExistsError, FileNotFoundError) as error:  # the latter: see _remove_remains
+            self._vain_attempts += 1
+            if self._vain_attempts > _MAX_ATTEMPTS:
+                where = self._storage.where(self._name)
+                raise CheckpointError(
+                    f"{where} is neither there nor can be made: {error}"
+                ) from None
+            return False
+        self._vain_attempts = 0
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._renew, name="ps-lease", daemon=True)
             self._thread.start()
+        return True
+
+    def _take_away(self, found: bytes) -> None:
+        """Remove the lease if its content is `found`; of many who try this, one renames it."""
+        aside = f".{self._name}.{secrets.token_hex(8)}.old"
+        try:
+            self._storage.move(self._name, aside)
+        except FileNotFoundError:
+            return
+        moved = self._read(aside)
+        if moved is not None and moved != found:
+            # Another one's, created meanwhile: back to its place, unless a third one has that now.
+            with contextlib.suppress(FileExistsError):
+                self._storage.put(self._name, moved, overwrite=False)
+        self._storage.remove(aside)
+
+    def _remove_remains(self) -> None:
+        """Remove what holders and takers have left beside the lease that were killed.
+
+        One that is just creating a lease may lose its attempt, and makes another.
+        """
+        for name in self._storage.names():
+            if name.lstrip(".").startswith(f"{self._name}."):
+                self._storage.remove(name)
 
     def _renew(self) -> None:
         beat = 0
-        while not self._ended.wait(self._renew_s):
+        while not self._ended.wait(self._pace.renew_s):
             beat += 1
+            name = self._beat_of(self._me)
             try:
-                with self._locked() as (holder, write):
-                    if holder is None or not holder.is_same_process(self._me):
-                        return  # another process of this job has it, or `held` will tell
-                    write(msgspec.structs.replace(self._me, beat=beat))
+                with typed_errors(self._storage, name, "write"):
+                    self._storage.put(name, str(beat).encode(), overwrite=True)
             except CheckpointError as error:
                 _logger.warning("the lease was not renewed: %s", error)
 
+    def _read(self, name: str) -> bytes | None:
+        return read_small(self._storage, name)
 
-def _encode(holder: Holder | None) -> bytes:
-    return b"" if holder is None else msgspec.json.encode(holder)
+    def _beat_of(self, holder: Holder) -> str:
+        return f".{self._name}.{holder.token}.beat"
+
+    def _refused(self, holder: Holder | None) -> CheckpointError:
+        return CheckpointError(
+            f"{self._storage.where()} is used by {_named(holder)}, so job {self._me.owner!r} (host "
+            f"{self._me.host}, pid {self._me.pid}) {self._refusal}"
+        )
 
 
-def _kernel() -> str:
-    namespace = ""
-    with contextlib.suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/pid")
-    return f"{boot_id()} {namespace}"
-
-
-def _start_of(pid: int) -> str:
-    """Return a process's start time, empty if there is none with this pid."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    fields = text.rpartition(")")[2].split()
-    if fields[0] in ("Z", "X"):
-        return ""  # ended, and only not yet reaped
-    return fields[19]
+def _named(holder: Holder | None) -> str:
+    return str(holder) if holder else "a job whose lease cannot be read"

@@ -3,7 +3,7 @@
 Covers: the few operations that a checkpoint needs of a file system, and the local one.
 Does not: know what the files hold (ps.checkpoint.format), nor other file systems: who has one hands
 in what opens it (OpenStorage).
-Threads: any; every call stands alone, `locked` shuts out other threads and processes.
+Threads: any; every call stands alone.
 
 Names are relative to the root, with `/`, at most one directory deep, and made by this program, so
 they cannot leave the root. Links are never followed below the root, only the root may be one.
@@ -12,32 +12,22 @@ they cannot leave the root. Links are never followed below the root, only the ro
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
+import secrets
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ps.errors import CheckpointError
 
 _CREATE_ATTEMPTS = 10
-_LOCK_POLL_S = 0.02
-LOCK_TIMEOUT_S = 20.0
-"""A lock is held for the time of one rename; a process that holds it longer is frozen."""
-
-
-class LockedFile(Protocol):
-    """A small file that nobody else reads or writes meanwhile."""
-
-    def read(self) -> bytes:
-        """Return the content; empty if there is no such file."""
-
-    def write(self, data: bytes) -> None:
-        """Replace the content; empty: remove the file."""
+_MAX_SMALL_NBYTES = 1 << 16
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+"""Of disks without hard links."""
 
 
 class Storage(Protocol):
@@ -79,8 +69,23 @@ class Storage(Protocol):
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with all that is in it, as far as possible."""
 
-    def locked(self, name: str) -> AbstractContextManager[LockedFile]:
-        """Shut out everybody else who locks the same name, on any host that sees this root."""
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether of many who `put` a new file at once, on any hosts, one succeeds."""
+
+    def put(self, name: str, data: bytes, *, overwrite: bool) -> None:
+        """Make `data` the content of a small file: readers see all of it, or what was before.
+
+        Raises:
+            FileExistsError: it exists and `overwrite` is False.
+        """
+
+    def move(self, name: str, target: str) -> None:
+        """Give a file another name, that nothing has, at once where the store can.
+
+        Raises:
+            FileNotFoundError: there is no such file, or another one has moved it.
+        """
 
     def free_text(self) -> str:
         """Say how much room is left."""
@@ -104,6 +109,20 @@ def storage_at(root: str | Path | Storage) -> Storage:
             "Checkpoints(directory=...), and with the commands `tfos inspect` and `tfos export`"
         )
     return LocalStorage(Path(root))
+
+
+def read_small(storage: Storage, name: str) -> bytes | None:
+    """Return the content of a file that `put` has made, None if there is none.
+
+    Raises:
+        CheckpointError: it is a link, a device or a directory.
+        OSError: the file system fails.
+    """
+    try:
+        with storage.open(name) as file:
+            return file.read(_MAX_SMALL_NBYTES)
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager
@@ -188,24 +207,30 @@ class LocalStorage:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    @contextmanager
-    def locked(self, name: str) -> Iterator[LockedFile]:
+    @property
+    def is_exclusive(self) -> bool:
+        """See Storage; also true of NFS from version 3 on."""
+        return True
+
+    def put(self, name: str, data: bytes, *, overwrite: bool) -> None:
         """See Storage."""
         path = self._root / name
-        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
-        _make_directory(path.parent)
-        while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(path, flags, 0o666)
-            try:
-                _lock(descriptor, path, deadline_s)
-                if _is_still(path, descriptor):  # else it was removed while we waited
-                    file = _LocalLockedFile(path, descriptor)
-                    yield file
-                    file.remove_if_empty()
-                    return
-            finally:
-                os.close(descriptor)
+        staged = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        try:
+            with self.create(staged.name) as file:
+                file.write(data)
+                self.sync(file)
+            if overwrite:
+                staged.replace(path)
+            else:
+                _link(staged, path, data)
+        finally:
+            staged.unlink(missing_ok=True)
+        _sync_directory(path.parent)
+
+    def move(self, name: str, target: str) -> None:
+        """See Storage."""
+        (self._root / name).rename(self._root / target)
 
     def free_text(self) -> str:
         """See Storage."""
@@ -216,24 +241,6 @@ class LocalStorage:
                 continue
             return f"{free / 1e6:.1f} MB are free on the disk of {place}"
         return "its free space is unknown"
-
-
-class _LocalLockedFile:
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
-        self._descriptor = descriptor
-
-    def read(self) -> bytes:
-        return os.pread(self._descriptor, 1 << 20, 0)
-
-    def write(self, data: bytes) -> None:
-        os.pwrite(self._descriptor, data, 0)
-        os.ftruncate(self._descriptor, len(data))
-        os.fsync(self._descriptor)
-
-    def remove_if_empty(self) -> None:
-        if not os.fstat(self._descriptor).st_size:
-            self._path.unlink(missing_ok=True)
 
 
 def _create_in(directory: Path, name: str, *, follow: bool) -> BinaryIO:
@@ -267,25 +274,16 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path, deadline_s: float) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                raise CheckpointError(
-                    f"{path} is locked by another process for more than {LOCK_TIMEOUT_S:.0f} s; "
-                    "is it frozen?"
-                ) from None
-            time.sleep(_LOCK_POLL_S)
-        else:
-            return
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
+def _link(staged: Path, path: Path, data: bytes) -> None:
+    """Give a file another name, unless something has it."""
     try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return False
-    ours = os.fstat(descriptor)
-    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
+        os.link(staged, path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Exclusive, but not whole at once: who reads it meanwhile finds a part.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())

@@ -189,7 +189,14 @@ class Saver:
     def _place(self, directory: str | Path) -> _Place:
         name = str(directory)
         if name not in self._places:
-            self._places[name] = _Place(Lease(self._open_storage(directory), self._owner))
+            storage = self._open_storage(directory)
+            if not storage.is_exclusive:
+                _logger.warning(
+                    "%s: one job per directory is not enforced, for this store cannot create a "
+                    "file exclusively; see that no two jobs start there at once",
+                    storage.where(),
+                )
+            self._places[name] = _Place(Lease(storage, self._owner))
         return self._places[name]
 
     def _base_for(self, place: _Place, step: int | None, options: SaveOptions) -> Base | None:

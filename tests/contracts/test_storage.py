@@ -6,7 +6,6 @@ import os
 import secrets
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -14,18 +13,17 @@ import pytest
 
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.temp_files import staging_name
-from ps.checkpoint.lease import LEASE_NAME, Lease, this_process
-from ps.checkpoint.storage import Storage, storage_at
+from ps.checkpoint import lease as leases
+from ps.checkpoint.lease import LEASE_NAME, Lease, Pace, this_holder
+from ps.checkpoint.storage import Storage, read_small, storage_at
 from ps.errors import CheckpointError
-from tests.support.ps_cluster import wait_until
-from tfos.files import lock
+from tests.support.ps_cluster import cluster, filled, make_manifest
 from tfos.files.checkpoint_storage import Storages
 
 pytestmark = pytest.mark.timeout(300)
 ON_HDFS = pytest.param("hdfs", marks=pytest.mark.hdfs)
 
 QUICK = FileSystemConfig(call_timeout_s=10, patience_s=60)
-LOCK = f".{LEASE_NAME}.lock"
 
 
 def place(request: pytest.FixtureRequest) -> str:
@@ -45,12 +43,6 @@ def root(request) -> str:
 @pytest.fixture
 def storage(root) -> Storage:
     return Storages(config=QUICK)(root)
-
-
-@pytest.fixture(params=[ON_HDFS, "memory"])
-def remote(request) -> Storage:
-    """Where there are no locks of the kernel's."""
-    return Storages(config=QUICK)(place(request))
 
 
 def put(storage: Storage, name: str, data: bytes) -> None:
@@ -118,23 +110,34 @@ def test_a_directory_is_published_once(storage):
     assert storage.names() == []
 
 
-def test_a_locked_file_shuts_out_others(storage):
-    inside = threading.Semaphore(1)
-    counted: list[bytes] = []
+def test_a_small_file_is_put_whole_and_moved_once(storage):
+    storage.put("note", b"one", overwrite=False)
+    with pytest.raises(FileExistsError):
+        storage.put("note", b"two", overwrite=False)
+    assert read_small(storage, "note") == b"one"
+    storage.put("note", b"three", overwrite=True)
+    storage.move("note", ".aside")
+    with pytest.raises(FileNotFoundError):
+        storage.move("note", ".again")
+    assert read_small(storage, "note") is None
+    assert read_small(storage, ".aside") == b"three"
+    storage.remove(".aside")
+    assert storage.names() == []
 
-    def add(_: int) -> None:
-        with storage.locked("counter") as file:
-            assert inside.acquire(blocking=False)
-            number = int(file.read() or b"0") + 1
-            file.write(str(number).encode())
-            inside.release()
 
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(add, range(6)))
-    with storage.locked("counter") as file:
-        counted.append(file.read())
-        file.write(b"")
-    assert counted == [b"6"]
+def test_of_many_that_put_one_file_one_succeeds_where_this_is_promised(storage):
+    def put_new(number: int) -> bool:
+        try:
+            storage.put("one", b"%d" % number, overwrite=False)
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        won = list(pool.map(put_new, range(8)))
+    assert sum(won) == 1 or not storage.is_exclusive
+    assert read_small(storage, "one") in {b"%d" % each for each, has in enumerate(won) if has}
+    storage.remove("one")
     assert storage.names() == []
 
 
@@ -151,58 +154,82 @@ def test_two_jobs_do_not_save_in_one_directory(storage, root):
 
 
 @pytest.mark.fault("F43")
-def test_the_lock_and_lease_of_a_process_that_ended_here_are_taken_over(remote, caplog):
+def test_the_lease_of_a_process_that_ended_here_is_taken_over_with_its_remains(storage, caplog):
     program = (
-        "import sys, msgspec; from ps.checkpoint.lease import this_process;"
-        "sys.stdout.buffer.write(msgspec.json.encode(this_process('dead')))"
+        "import sys, msgspec; from ps.checkpoint.lease import this_holder;"
+        "sys.stdout.buffer.write(msgspec.json.encode(this_holder('dead', 'ab')))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    for name in (LEASE_NAME, LOCK):
-        put(remote, name, ended.stdout)
-        put(remote, staging_name(name), b"killed while it wrote")
-    lease = Lease(remote, "next")
+    beat, old_lock = f".{LEASE_NAME}.ab.beat", f".{LEASE_NAME}.lock"
+    for name in (LEASE_NAME, beat, old_lock):
+        put(storage, name, ended.stdout)
+        put(storage, staging_name(name), b"killed while it wrote")
+    lease = Lease(storage, "next")
     assert lease.take()
     assert "taking over from job 'dead'" in caplog.text
-    assert f"{LOCK}: taken away from host" in caplog.text
     lease.release()
-    assert remote.names() == []
+    assert storage.names() == []
 
 
-def elsewhere(**changes: object) -> bytes:
-    there = msgspec.structs.replace(this_process("x"), kernel="another boot pid:[1]", **changes)
-    return msgspec.json.encode(there)
+def elsewhere(owner: str) -> bytes:
+    holder = this_holder(owner, "ab")
+    return msgspec.json.encode(msgspec.structs.replace(holder, kernel="another boot pid:[1]"))
 
 
 @pytest.mark.fault("F43")
-def test_a_lock_of_another_host_is_taken_away_only_when_it_is_silent(remote, monkeypatch):
-    monkeypatch.setattr(lock, "POLL_S", 0.01)
-    monkeypatch.setattr(lock, "SILENT_S", 30.0)
-    monkeypatch.setattr(lock, "TIMEOUT_S", 0.2)
-    put(remote, LOCK, elsewhere())
-    with pytest.raises(CheckpointError, match=r"lease.json.lock is kept by host .*, pid \d+ for"):
-        Lease(remote, "next").take()
-    monkeypatch.setattr(lock, "SILENT_S", 0.05)
-    monkeypatch.setattr(lock, "TIMEOUT_S", 60.0)
-    lease = Lease(remote, "next")
+def test_a_lease_of_another_host_is_taken_over_only_when_it_is_silent(storage, monkeypatch):
+    monkeypatch.setattr(leases, "_LOOK_S", 0.05)
+    put(storage, LEASE_NAME, elsewhere("far"))
+    beats = 0
+
+    def beat(_seconds: float) -> bool:
+        nonlocal beats
+        beats += 1
+        storage.put(f".{LEASE_NAME}.ab.beat", b"%d" % beats, overwrite=True)
+        return False
+
+    lease = Lease(storage, "next", pace=Pace(silent_s=0.3))
+    with monkeypatch.context() as patch:
+        patch.setattr(lease._ended, "wait", beat)
+        with pytest.raises(CheckpointError, match=r"used by job 'far' \(host .*, pid \d+\)"):
+            lease.take()
     assert lease.take()
     lease.release()
-    assert remote.names() == []
+    assert storage.names() == []
 
 
 @pytest.mark.fault("F43")
-def test_a_holder_that_lost_its_lock_writes_nothing(remote):
-    with remote.locked(LEASE_NAME) as file:
-        put(remote, LOCK, elsewhere())
-        with pytest.raises(CheckpointError, match="was taken away: this process was frozen"):
-            file.write(b"mine")
-    assert set(remote.names()) == {LOCK}  # the other one's
+def test_of_two_that_follow_at_once_one_commits(storage, root):
+    put(storage, LEASE_NAME, elsewhere("far"))
+    jobs = [Lease(Storages(config=QUICK)(root), name, pace=Pace(silent_s=0.3)) for name in "ab"]
+
+    def commit(job: Lease) -> str:
+        try:
+            job.take()
+            with job.held():
+                return "committed"
+        except CheckpointError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(commit, jobs))
+    for job in jobs:
+        job.release()
+    if storage.is_exclusive:
+        assert [" is used by job " in each for each in said].count(True) == 1, said
+        assert said.count("committed") == 1
+    assert storage.names() == []
 
 
-def test_a_lock_is_kept_alive_while_it_is_held(remote, monkeypatch):
-    monkeypatch.setattr(lock, "BEAT_S", 0.02)
-    with remote.locked(LEASE_NAME):
-        wait_until(lambda: b'"beat":3' in get(remote, LOCK), "the third beat")
-    assert remote.names() == []
+@pytest.mark.fault("F43")
+def test_where_nothing_is_exclusive_it_is_said_once(root, caplog):
+    manifest = make_manifest(30)
+    with cluster(open_storage=Storages(config=QUICK)) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        for step in (1, 2):
+            client.save(root, step)
+    told = [line for line in caplog.messages if "one job per directory is not enforced" in line]
+    assert len(told) == (0 if Storages()(root).is_exclusive else 1)
 
 
 FILL = """

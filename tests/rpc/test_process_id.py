@@ -22,6 +22,7 @@ def child():
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", CHILD], stdin=pipe, stdout=pipe) as process:
         yield process
+        assert process.stdin
         process.stdin.close()
 
 

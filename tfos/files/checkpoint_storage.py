@@ -5,7 +5,7 @@ takes; so a save needs no more memory than one on a local disk, and goes on when
 
 Covers: ps.checkpoint.storage.Storage over a feeding.filesystem.FileSystem, and which of the two a
 user means.
-Does not: lock (tfos.files.lock), know what the files hold (ps.checkpoint.format).
+Does not: know what the files hold (ps.checkpoint.format).
 Runs in: PS processes, workers, drivers and the command `tfos`; never imports TensorFlow or Spark.
 Threads: any; every call stands alone.
 """
@@ -16,7 +16,7 @@ import io
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -24,12 +24,11 @@ from typing import BinaryIO, cast
 from feeding.errors import FeedError
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import RangeReader
-from feeding.filesystem.location import LOCAL, Location, parse
+from feeding.filesystem.location import HADOOP, LOCAL, Location, parse
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.temp_files import pieces_of_file
-from ps.checkpoint.storage import LockedFile, Storage, storage_at
+from ps.checkpoint.storage import Storage, storage_at
 from ps.errors import CheckpointError
-from tfos.files.lock import RemoteLock
 
 DEFAULTS = FileSystemConfig()
 _CLEANING_S = 20.0
@@ -69,7 +68,6 @@ class RemoteStorage:
         hasty = replace(config, patience_s=min(config.patience_s, _CLEANING_S))
         self._fs = filesystem_for(str(root), config)
         self._cleaning = filesystem_for(str(root), hasty)
-        self._lock = RemoteLock(self._fs, self._cleaning)
 
     def where(self, name: str = "") -> str:
         """See Storage."""
@@ -131,14 +129,20 @@ class RemoteStorage:
         with suppress(OSError, FeedError):
             self._cleaning.delete(self.where(name), recursive=True)
 
-    def locked(self, name: str) -> AbstractContextManager[LockedFile]:
-        """See Storage."""
-        return self._locked(name)
+    @property
+    def is_exclusive(self) -> bool:
+        """See Storage: HDFS renames exclusively; of object stores it is not known."""
+        return self._root.scheme in HADOOP
 
-    @contextmanager
-    def _locked(self, name: str) -> Iterator[LockedFile]:
-        with _refusals(), self._lock.held(self._root, name) as file:
-            yield file
+    def put(self, name: str, data: bytes, *, overwrite: bool) -> None:
+        """See Storage."""
+        with _refusals():
+            self._fs.write(self.where(name), data, overwrite=overwrite)
+
+    def move(self, name: str, target: str) -> None:
+        """See Storage. Not at once where the store has no rename."""
+        with _refusals():
+            self._fs.rename(self.where(name), self.where(target))
 
     def free_text(self) -> str:
         """See Storage: of the staging directory, the other one's is not known here."""

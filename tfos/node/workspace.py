@@ -1,9 +1,9 @@
-"""The private files of one node: its log, its sockets, TensorBoard's directories.
+"""The private directories of one node, and the sweep of those that killed nodes left behind.
 
-Covers: making them (mode 0700, unpredictable names), marking them with their owner, removing them;
-also those whose owner, a node of this host, was killed.
+Covers: log, sockets, TensorBoard's directories (mode 0700, unpredictable names), the owner's mark
+in each, removing them; finding directories whose owner is certainly dead, and removing those.
 Does not: write into them; touch what another user owns, what bears no mark that can be read, or
-whose owner cannot be looked up, for it runs under another boot or in another pid namespace.
+what belongs to another boot or process namespace and so cannot be checked.
 Runs in: supervisors at their start and end, node tasks whose supervisor vanished.
 """
 

@@ -1,5 +1,6 @@
 """Two jobs and one directory: who may save, and when a dead owner's lease is taken over."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,17 +8,19 @@ import sys
 import msgspec
 import pytest
 
+from ps.checkpoint import lease as leases
 from ps.checkpoint.lease import (
     LEASE_NAME,
     Holder,
     Lease,
+    Pace,
     Silence,
     read_holder,
-    this_process,
+    this_holder,
 )
 from ps.checkpoint.storage import storage_at
 from ps.errors import CheckpointError
-from tests.support.ps_cluster import wait_until
+from tests.support.ps_cluster import run_all, wait_until
 
 
 @pytest.fixture
@@ -35,8 +38,19 @@ def found(tmp_path) -> Holder | None:
 
 
 def elsewhere(**changes) -> Holder:
-    holder = Holder("other", "far", "another boot pid:[1]", 4711, "99")
-    return msgspec.structs.replace(holder, **changes)
+    fields = {"kernel": "another boot pid:[1]", "pid": 4711, "started": "99", "host": "far"}
+    return Holder(**{"owner": "other", "token": "ab", **fields, **changes})
+
+
+def beat(tmp_path, number: int) -> None:
+    (tmp_path / f".{LEASE_NAME}.ab.beat").write_bytes(b"%d" % number)
+
+
+OLD = (
+    '{"owner":"old","host":"far","kernel":"another boot pid:[1]","pid":4711,"started":"99",'
+    '"beat":%d}'
+)
+"""A lease as it was when holders renewed it in place, under a lock."""
 
 
 @pytest.mark.fault("F43")
@@ -64,7 +78,7 @@ def test_processes_of_one_job_share_it(tmp_path, storage):
     chief.release()
     with driver.held():  # given back by the other, so nobody has it
         pass
-    assert found(tmp_path) == this_process("job")
+    assert found(tmp_path) == driver._me
     driver.release()
     assert found(tmp_path) is None
 
@@ -72,8 +86,8 @@ def test_processes_of_one_job_share_it(tmp_path, storage):
 @pytest.mark.fault("F43")
 def test_a_process_that_ended_on_this_host_is_followed(tmp_path, storage, caplog):
     program = (
-        "import sys, msgspec; from ps.checkpoint.lease import this_process;"
-        "sys.stdout.buffer.write(msgspec.json.encode(this_process('dead')))"
+        "import sys, msgspec; from ps.checkpoint.lease import this_holder;"
+        "sys.stdout.buffer.write(msgspec.json.encode(this_holder('dead')))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     (tmp_path / LEASE_NAME).write_bytes(ended.stdout)
@@ -85,7 +99,7 @@ def test_a_process_that_ended_on_this_host_is_followed(tmp_path, storage, caplog
 
 @pytest.mark.fault("F43")
 def test_a_later_process_with_the_same_pid_is_another_one(tmp_path, storage):
-    write(tmp_path, msgspec.structs.replace(this_process("dead"), started="1"))
+    write(tmp_path, msgspec.structs.replace(this_holder("dead"), started="1"))
     lease = Lease(storage, "next")
     assert lease.take()
     lease.release()
@@ -94,7 +108,7 @@ def test_a_later_process_with_the_same_pid_is_another_one(tmp_path, storage):
 @pytest.mark.fault("F43")
 def test_a_silent_lease_of_another_host_is_taken_over_after_the_bound(tmp_path, storage):
     write(tmp_path, elsewhere())
-    lease = Lease(storage, "next", silent_s=0.05)
+    lease = Lease(storage, "next", pace=Pace(silent_s=0.05))
     assert lease.take()
     lease.release()
 
@@ -102,16 +116,16 @@ def test_a_silent_lease_of_another_host_is_taken_over_after_the_bound(tmp_path, 
 @pytest.mark.fault("F43")
 def test_a_renewed_lease_of_another_host_is_refused(tmp_path, storage, monkeypatch):
     write(tmp_path, elsewhere())
-    lease = Lease(storage, "next", silent_s=60.0)
+    lease = Lease(storage, "next")
 
     def renew_meanwhile(_seconds: float) -> bool:
-        write(tmp_path, elsewhere(beat=1))
+        beat(tmp_path, 1)
         return False
 
     monkeypatch.setattr(lease._ended, "wait", renew_meanwhile)
     with pytest.raises(CheckpointError, match=r"used by job 'other' \(host far, pid 4711\)"):
         lease.take()
-    assert found(tmp_path) == elsewhere(beat=1)
+    assert found(tmp_path) == elsewhere()
 
 
 def test_silence_counts_only_while_the_file_system_answers():
@@ -124,50 +138,158 @@ def test_silence_counts_only_while_the_file_system_answers():
 @pytest.mark.fault("F43")
 def test_a_lease_that_nobody_could_renew_is_not_taken_over(tmp_path, storage, monkeypatch):
     write(tmp_path, elsewhere())
-    lease = Lease(storage, "next", silent_s=60.0)
+    lease = Lease(storage, "next")
     now_s = 0.0
 
     def storage_is_away(_seconds: float) -> bool:
         nonlocal now_s
         if now_s:  # it is back for a while, and so is the lease's owner
-            write(tmp_path, elsewhere(beat=1))
+            beat(tmp_path, 1)
         now_s += 70.0
         return False
 
     monkeypatch.setattr("ps.checkpoint.lease.time.monotonic", lambda: now_s)
-    monkeypatch.setattr("ps.checkpoint.storage._lock", lambda *_: None)
     monkeypatch.setattr(lease._ended, "wait", storage_is_away)
     with pytest.raises(CheckpointError, match="used by job 'other'"):
         lease.take()
-    assert found(tmp_path) == elsewhere(beat=1)
+    assert found(tmp_path) == elsewhere()
 
 
 def test_a_held_lease_is_renewed_until_another_job_has_it(tmp_path, storage):
-    lease = Lease(storage, "job", renew_s=0.01)
+    lease = Lease(storage, "job", pace=Pace(renew_s=0.01))
     assert lease.take()
-    wait_until(lambda: (found(tmp_path) or elsewhere()).beat > 1, "a second renewal")
-    with storage.locked(LEASE_NAME) as file:
-        file.write(msgspec.json.encode(elsewhere()))
+    own = (tmp_path / LEASE_NAME).read_bytes()
+    beats = tmp_path / f".{LEASE_NAME}.{lease._me.token}.beat"
+    wait_until(lambda: beats.exists() and int(beats.read_bytes() or 0) > 1, "a second renewal")
+    assert (tmp_path / LEASE_NAME).read_bytes() == own
+    write(tmp_path, elsewhere())
     renewals = lease._thread
     assert renewals is not None
+    with pytest.raises(CheckpointError, match="used by job 'other'"), lease.held():
+        pass
     wait_until(lambda: not renewals.is_alive(), "the end of the renewals")
-    assert found(tmp_path) == elsewhere()
     lease.release()
     assert found(tmp_path) == elsewhere()
+    assert [path.name for path in tmp_path.iterdir()] == [LEASE_NAME]
 
 
-def test_an_unreadable_lease_is_nobodys(tmp_path, storage, caplog):
-    (tmp_path / LEASE_NAME).write_bytes(b'{"owner":')
+@pytest.mark.fault("F43")
+def test_a_holder_that_was_frozen_and_followed_does_not_commit(tmp_path, storage):
+    frozen, other = Lease(storage, "frozen"), Lease(storage, "other", pace=Pace(silent_s=0.05))
+    assert frozen.take()
+    mine = msgspec.structs.replace(frozen._me, kernel="another boot pid:[1]")
+    write(tmp_path, mine)  # as a process of another host
+    assert other.take()
+    with pytest.raises(CheckpointError, match=r"used by job 'other'.*'frozen'"), frozen.held():
+        pass
+    frozen.release()
+    with other.held():
+        pass
+    other.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.fault("F43")
+def test_of_many_that_follow_a_dead_holder_one_has_the_lease(tmp_path, storage):
+    for _ in range(20):
+        write(tmp_path, msgspec.structs.replace(this_holder("dead"), started="1"))
+        jobs = [Lease(storage, f"job {number}") for number in range(4)]
+        results = run_all(*(job.take for job in jobs))
+        taken = [job for job, result in zip(jobs, results, strict=True) if result is True]
+        refused = [result for result in results if isinstance(result, CheckpointError)]
+        assert len(refused) == 3, results
+        with taken[0].held():
+            pass
+        for job in jobs:
+            job.release()
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.fault("F43")
+def test_a_taker_that_was_slow_puts_a_newer_lease_back(tmp_path, storage, monkeypatch):
+    write(tmp_path, msgspec.structs.replace(this_holder("dead"), started="1"))
+    fast, slow = Lease(storage, "fast"), Lease(storage, "slow")
+    take_away = slow._take_away
+
+    def overtaken(judged: bytes) -> None:
+        monkeypatch.setattr(slow, "_take_away", take_away)
+        assert fast.take()
+        take_away(judged)
+
+    monkeypatch.setattr(slow, "_take_away", overtaken)
+    with pytest.raises(CheckpointError, match="used by job 'fast'"):
+        slow.take()
+    with fast.held():
+        pass
+    fast.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b'{"owner":', b"\xff", b'{"owner":"x","pid":-1}'])
+def test_an_unreadable_lease_is_half_written_for_a_while_and_then_nobodys(
+    tmp_path, storage, caplog, monkeypatch, content
+):
+    monkeypatch.setattr(leases, "UNREADABLE_S", 0.05)
+    monkeypatch.setattr(leases, "_LOOK_S", 0.02)
+    (tmp_path / LEASE_NAME).write_bytes(content)
     lease = Lease(storage, "job")
     assert lease.take()
-    assert "not readable" in caplog.text
+    assert "a job whose lease cannot be read, which is gone" in caplog.text
     lease.release()
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_is_held_for_ever_is_an_error_with_its_path(storage, monkeypatch):
-    monkeypatch.setattr("ps.checkpoint.storage.LOCK_TIMEOUT_S", 0.05)
-    with (
-        storage.locked(LEASE_NAME),
-        pytest.raises(CheckpointError, match=r"lease.json is locked by another process"),
-    ):
+def test_a_lease_that_is_half_written_at_first_is_its_writers(tmp_path, storage, monkeypatch):
+    (tmp_path / LEASE_NAME).write_bytes(b'{"own')
+    lease = Lease(storage, "job")
+
+    def finish(_seconds: float) -> bool:
+        write(tmp_path, elsewhere())
+        return False
+
+    monkeypatch.setattr(lease._ended, "wait", finish)
+    with pytest.raises(CheckpointError, match="used by job 'other'"):
+        lease.take()
+
+
+@pytest.mark.fault("F43")
+def test_a_lease_of_the_version_before_is_read(tmp_path, storage, monkeypatch, caplog):
+    (tmp_path / LEASE_NAME).write_text(OLD % 0)
+    lease = Lease(storage, "job", pace=Pace(silent_s=0.05))
+
+    def renew_in_place(_seconds: float) -> bool:
+        (tmp_path / LEASE_NAME).write_text(OLD % 1)
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lease._ended, "wait", renew_in_place)
+        with pytest.raises(CheckpointError, match=r"used by job 'old' \(host far, pid 4711\)"):
+            lease.take()
+    (tmp_path / f".{LEASE_NAME}.lock").write_text(OLD % 7)  # of its lock, on a URL
+    assert lease.take()
+    assert "taking over from job 'old'" in caplog.text
+    lease.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_may_not_be_written_is_named(storage, tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(type(storage), "put", refuse)
+    with pytest.raises(CheckpointError, match=rf"cannot take {tmp_path}/lease.json: Permission"):
         Lease(storage, "job").take()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EMLINK])
+def test_a_disk_without_hard_links_still_creates_exclusively(
+    tmp_path, storage, monkeypatch, number
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, "no links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    storage.put("a", b"first", overwrite=False)
+    with pytest.raises(FileExistsError):
+        storage.put("a", b"second", overwrite=False)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"first")]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ps.checkpoint.fencing import GenerationFence
+from ps.checkpoint.lease import this_holder
 from ps.checkpoint.storage import storage_at
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.server.loss_report import LossReport
 from ps.stats.server_stats import ServerStats
+from tests.support.ps_cluster import run_all
 
 
 def stats(lost: int) -> ServerStats:
@@ -54,6 +57,27 @@ def test_the_later_process_is_the_server(tmp_path: Path, monkeypatch: pytest.Mon
     second.check()
     with pytest.raises(CheckpointError, match=r"replaced by start 2 .* while it started"):
         first.claim()
+
+
+@pytest.mark.fault("F11")
+def test_of_two_that_claim_one_number_at_once_one_serves(tmp_path: Path):
+    for number in range(1, 6):
+        both = [guard(tmp_path), guard(tmp_path)]
+        assert [each.number for each in both] == [number, number]
+        results = run_all(*(each.claim for each in both))
+        errors = [result for result in results if isinstance(result, CheckpointError)]
+        assert len(errors) == 1, results
+        assert "stop one of them" in str(errors[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["ps-3.epoch"]
+
+
+@pytest.mark.fault("F11")
+def test_a_claim_of_a_killed_process_is_followed(tmp_path: Path):
+    dead = msgspec.structs.replace(this_holder("ps:3, start 1, ab", "ab"), started="1")
+    (tmp_path / "ps-3.epoch.lease").write_bytes(msgspec.json.encode(dead))
+    guard(tmp_path).claim()
+    assert guard(tmp_path).number == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["ps-3.epoch"]
 
 
 def test_another_clusters_number_means_nothing(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from ps.checkpoint.lease import LEASE_NAME
 from ps.checkpoint.reader import latest, steps_on_disk
-from ps.checkpoint.storage import storage_at
+from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
 from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, wait_until
@@ -111,11 +111,20 @@ def test_another_job_that_saves_there_is_in_the_way(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_file_system_that_hangs_holds_the_end_up_no_longer_than_allowed(tmp_path: Path):
+def test_a_file_system_that_hangs_holds_the_end_up_no_longer_than_allowed(
+    tmp_path: Path, monkeypatch
+):
+    put, is_back = LocalStorage.put, threading.Event()
+
+    def hang(*given, **options) -> None:
+        assert is_back.wait(60)
+        put(*given, **options)
+
+    monkeypatch.setattr(LocalStorage, "put", hang)
     with cluster("inproc") as bed:
         bed.workers(MANIFEST, filled(MANIFEST))
-        with storage_at(tmp_path).locked(LEASE_NAME):
-            said = save(bed, tmp_path, timeout_s=2.0)
+        said = save(bed, tmp_path, timeout_s=2.0)
+        is_back.set()
         wait_until(lambda: steps_on_disk(storage_at(tmp_path)) == [0], "the save that went on")
     assert f"were not saved to {tmp_path} within 2.0 s: it is still under way" in said
     assert "A larger abort_s" in said
