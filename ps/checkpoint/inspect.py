@@ -260,7 +260,7 @@ def export_npz(root: Root, checkpoint: Checkpoint, out: str | Path, *, slots: bo
         OSError: the file cannot be written.
     """
     storage = storage_at(root)
-    layout = Layout.of(checkpoint.manifest)
+    layout = Layout.whole(checkpoint.manifest)
     target = Path(out)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     count = 0

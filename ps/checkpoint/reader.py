@@ -260,7 +260,7 @@ def load_indexes(
         Per shard the name of its file and its index.
     """
     directory = directory or step_name(checkpoint.step)
-    layout = Layout.of(checkpoint.manifest)
+    layout = Layout.whole(checkpoint.manifest)
     found: list[tuple[str, ShardIndex]] = []
     owners: dict[int, str] = {}
     for shard in checkpoint.shards:

@@ -73,9 +73,19 @@ def find(root: Root, step: int | None, like: Restoring) -> tuple[Checkpoint, Man
         found = newest_sound(root, strict=like.strict, job=like.job)
     else:
         found = read_manifest(root, step)
-    manifest = like.manifest or found.manifest
+    manifest = manifest_to_serve(found, like)
     check_same_model(found.manifest, manifest, reset_optimizer=like.reset_optimizer)
     return found, manifest
+
+
+def manifest_to_serve(checkpoint: Checkpoint, like: Restoring) -> Manifest:
+    """Return what a server trains that is restored from a checkpoint.
+
+    Without frozen groups if the checkpoint has none, as those of versions that did not keep them:
+    they come with the next seed.
+    """
+    asked = like.manifest or checkpoint.manifest
+    return asked if checkpoint.manifest.frozen_groups else asked.without_frozen()
 
 
 def restore_shard(
@@ -94,8 +104,11 @@ def restore_shard(
             must not serve.
     """
     check_same_model(checkpoint.manifest, shard.manifest, reset_optimizer=reset_optimizer)
-    for piece in read_values(root, checkpoint, set(shard.bucket_ids)):
-        if reset_optimizer:
+    wanted = {*shard.bucket_ids, *(bucket.id for bucket in shard.frozen.buckets)}
+    for piece in read_values(root, checkpoint, wanted):
+        if piece.bucket_id in shard.frozen:
+            shard.frozen.load(piece.bucket_id, piece.arrays[0])
+        elif reset_optimizer:
             shard.set_values(piece.bucket_id, piece.arrays[0])
         else:
             shard.load(piece.bucket_id, piece.arrays[0], piece.arrays[1:], piece.step)
@@ -200,7 +213,8 @@ def _read_buckets(
     storage: Storage, checkpoint: Checkpoint, wanted: set[int] | None
 ) -> Iterator[SavedBucket]:
     """Yield the wanted buckets (None: all) of one step, each compared with its digest, finite."""
-    layout = Layout.of(checkpoint.manifest)
+    layout = Layout.whole(checkpoint.manifest)
+    num_pushed = len(Layout.of(checkpoint.manifest).buckets)
     for name, index in load_indexes(storage, checkpoint):
         if wanted is not None and wanted.isdisjoint(index.bucket_ids):
             continue
@@ -211,8 +225,11 @@ def _read_buckets(
                 if wanted is None or bucket_id in wanted:
                     file.seek(position)
                     arrays = new_arrays(layout, checkpoint.manifest, bucket_id)
-                    where = f"bucket {bucket_id}"
-                    _read_bucket(file, storage.where(name), arrays, where, expected)
+                    path, where = storage.where(name), f"bucket {bucket_id}"
+                    _read_bucket(file, path, arrays, where, expected)
+                    if bucket_id < num_pushed:  # a frozen weight may be a mask of -inf
+                        for array in arrays:
+                            refuse_nonfinite(array, f"{path}: {where}")
                     yield SavedBucket(bucket_id, step, arrays)
                 position += bucket_nbytes(layout, checkpoint.manifest, bucket_id)
 
@@ -227,8 +244,6 @@ def _read_bucket(file: BinaryIO, path: str, arrays: list[Array], name: str, expe
             f"{path} is damaged: the digest of {name} (from byte {position}) is "
             f"{digest(*parts)}, its index says {expected}"
         )
-    for array in arrays:
-        refuse_nonfinite(array, f"{path}: {name}")
 
 
 def _read_exactly(file: BinaryIO, into: memoryview) -> int:
@@ -248,7 +263,7 @@ def read_extra(root: Root, checkpoint: Checkpoint, rank: int) -> bytes:
     shard = checkpoint.shards[rank]
     name = f"{directory}/{shard.file_name}"
     path = storage.where(name)
-    index = load_index(storage, shard, checkpoint, Layout.of(checkpoint.manifest), directory)
+    index = load_index(storage, shard, checkpoint, Layout.whole(checkpoint.manifest), directory)
     with typed_errors(storage, name, "read"), storage.open(name) as file:
         file.seek(shard.nbytes - shard.index_nbytes - index.extra_nbytes)
         extra = file.read(index.extra_nbytes)

@@ -130,7 +130,8 @@ class ShardSnapshot:
         self, guard: CopyOnWrite, clock: int, save_id: str, base: Mapping[UnitKey, int] = NO_BASE
     ) -> None:
         dense = guard.dense
-        self.manifest = dense.manifest
+        self.frozen = dense.frozen
+        self.manifest = self.frozen.manifest
         self.layout = dense.layout
         self.buckets = dense.buckets
         self.clock = clock
@@ -189,6 +190,8 @@ class ShardSnapshot:
 
     def is_unchanged(self, bucket_id: int) -> bool:
         """Whether the base has the bucket as it was at the cut."""
+        if bucket_id in self.frozen:
+            return bucket_id in self._base
         unit = self._indices[bucket_id]
         with self._locks[unit]:
             if self._is_noted[unit]:
@@ -233,11 +236,13 @@ class ShardSnapshot:
         """Of each bucket and segment as the save or its base holds it, once all are copied."""
         versions = self._versions.copy()
         versions.update((segment.place, segment.version) for segment in self.segments)
+        versions.update(dict.fromkeys((bucket.id for bucket in self.frozen.buckets), 0))
         return versions
 
     def num_changes(self) -> int:
         """As `CopyOnWrite.num_changes` at the cut, once all are copied."""
-        return self.clock + self._num_note_changes + sum(self.versions().values())
+        units = sum(self.versions().values()) + self.frozen.num_changes
+        return self.clock + self._num_note_changes + units
 
     def begin_writing(self) -> bool:
         """Whether the cut is still there; from now on it does not expire."""

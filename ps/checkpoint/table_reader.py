@@ -99,7 +99,7 @@ def _read_shard(
 ) -> Iterator[tuple[SavedSegment, RowBatch | Dropped | End]]:
     server, name = where
     manifest = checkpoint.manifest
-    layout = Layout.of(manifest)
+    layout = Layout.whole(manifest)
     path = storage.where(name)
     position = sum(bucket_nbytes(layout, manifest, i) for i in index.bucket_ids)
     with typed_errors(storage, name, "read"), storage.open(name) as file:

@@ -45,6 +45,7 @@ from ps.checkpoint.reader import (
 )
 from ps.checkpoint.storage import Storage, storage_at, typed_errors
 from ps.checkpoint.table_format import SegmentSource, segment_nbytes, write_segment
+from ps.dense.frozen import FrozenValues
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Bucket, Layout, Manifest
 
@@ -54,9 +55,8 @@ Array = np.ndarray[Any, Any]
 class ShardSource(Protocol):
     """What is saved: a ps.dense.shard.DenseShard, or something that copies like one."""
 
-    manifest: Manifest
-    layout: Layout
     buckets: tuple[Bucket, ...]
+    frozen: FrozenValues
 
     @property
     def bucket_ids(self) -> tuple[int, ...]:
@@ -155,10 +155,12 @@ def _write(
     steps: list[int] = []
     digests: list[str] = []
     num_bytes = 0
+    manifest = shard.frozen.manifest
+    layout = Layout.of(manifest)
     for bucket in shard.buckets:
         if portion.is_unchanged(bucket.id):
             continue
-        copies = new_arrays(shard.layout, shard.manifest, bucket.id)
+        copies = new_arrays(layout, manifest, bucket.id)
         ids.append(bucket.id)
         steps.append(shard.dump(bucket.id, copies))
         for array in copies:
@@ -167,8 +169,14 @@ def _write(
         digests.append(digest(*parts))
         for part in parts:
             num_bytes += file.write(part)
+    for bucket, view in zip(shard.frozen.buckets, shard.frozen.views(), strict=True):
+        if not portion.is_unchanged(bucket.id):
+            ids.append(bucket.id)
+            steps.append(0)
+            digests.append(digest(view))
+            num_bytes += file.write(view)
     tables = tuple(write_segment(file, segment) for segment in portion.segments)
-    specs = shard.manifest.tables
+    specs = manifest.tables
     num_bytes += sum(segment_nbytes(specs[record.table], record) for record in tables)
     extra = records() if callable(records) else records
     index = ShardIndex(

@@ -34,7 +34,7 @@ from ps.client.dense import DenseClient
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.client.server_group import Answer, ServerGroup, check_serving, joined
 from ps.client.tables import TableClient
-from ps.errors import PSSettingsError, RequestTimeout
+from ps.errors import PSSettingsError, RequestTimeout, ServerPhaseError
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.protocol import messages
@@ -90,6 +90,7 @@ Array = np.ndarray[Any, Any]
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_SAVE_TIMEOUT_S = 600.0
+FROZEN_LOOK_S = 0.25
 DEFAULT_RECONNECT_S = 10.0
 """Longer than a restarted server needs to listen again, shorter than a user's patience."""
 
@@ -166,7 +167,8 @@ class PSClient:
         """Give the servers their manifest and first values; the chief calls it once.
 
         A server that already serves this manifest (restored, or seeded before) keeps its values:
-        pull() after it.
+        pull() and pull_frozen() after it. If it was restored from a checkpoint without frozen
+        groups, it takes those.
 
         Args:
             manifest: groups, tables, rules and consistency.
@@ -214,6 +216,39 @@ class PSClient:
         """
         with self._lock:
             return self._dense.pull(into, averages=averages)
+
+    def pull_frozen(
+        self, manifest: Manifest, into: Mapping[str, Array], *, timeout_s: float | None = None
+    ) -> None:
+        """Fill the arrays with the values of the frozen groups.
+
+        Servers that were restored from a checkpoint without them have them when the chief has
+        called seed(): this waits for it.
+
+        Args:
+            manifest: whose frozen groups are meant; nothing is asked if it has none.
+            into: one flat array per frozen group.
+            timeout_s: for the whole call; None: the client's.
+
+        Raises:
+            ManifestMismatch: the servers have other frozen groups.
+            ServerPhaseError: they have none after `timeout_s`.
+        """
+        if not manifest.frozen_groups:
+            return
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                with self._lock:
+                    self._dense.pull_frozen(manifest, into, max(left_s, FROZEN_LOOK_S))
+            except ServerPhaseError as error:
+                if error.details.get("missing") != "frozen" or left_s <= FROZEN_LOOK_S:
+                    raise
+                time.sleep(FROZEN_LOOK_S)
+            else:
+                return
 
     def push(
         self,

@@ -85,8 +85,8 @@ class DenseClient:
 
     def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
         """Give the servers their manifest and first values. Raises as PSClient.seed."""
-        layout = Layout.of(manifest)
-        check_arrays(layout, values, "values")
+        layout, frozen = Layout.of(manifest), Layout.frozen(manifest)
+        check_arrays(Layout.whole(manifest), values, "values")
         encoded = manifest.encode()
         if len(encoded) > MAX_MANIFEST_BYTES:
             raise PSSettingsError(
@@ -97,7 +97,11 @@ class DenseClient:
         self._fleet.check_size(
             self._fleet.ask(messages.Describe(), Description, timeout_s=self._timeout_s)
         )
-        pieces = slice_by_server(layout, len(self._fleet.links))
+        num_servers = len(self._fleet.links)
+        pairs = zip(
+            slice_by_server(frozen, num_servers), slice_by_server(layout, num_servers), strict=True
+        )
+        pieces = [(*first, *rest) for first, rest in pairs]
         calls = [
             OutgoingCall(link, lambda _: request, [encoded, *views_of(values, pieces[link.server])])
             for link in self._fleet.links
@@ -113,6 +117,18 @@ class DenseClient:
             for link in self._fleet.links
         ]
         return joined(self._fleet.answers(calls, Ack, timeout_s=self._timeout_s))
+
+    def pull_frozen(self, manifest: Manifest, into: Mapping[str, Array], timeout_s: float) -> None:
+        """Fill the arrays with the values of frozen groups. Raises as PSClient.pull_frozen."""
+        layout = Layout.frozen(manifest)
+        check_arrays(layout, into, "into", writable=True)
+        request = messages.PullFrozen(manifest.frozen_hash())
+        pieces = slice_by_server(layout, len(self._fleet.links))
+        calls = [
+            OutgoingCall(link, lambda _: request, into=views_of(into, pieces[link.server]))
+            for link in self._fleet.links
+        ]
+        self._fleet.answers(calls, Ack, timeout_s=timeout_s)
 
     def push(
         self,

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ps.dense.ema import MovingAverage
+from ps.dense.frozen import FrozenValues
 from ps.errors import ManifestMismatch, NonFiniteGradient, ShapeError
 from ps.manifest.manifest import (
     Bucket,
@@ -99,7 +100,8 @@ class DenseShard:
     def __init__(
         self, manifest: Manifest, *, rank: int, num_servers: int, num_workers: int
     ) -> None:
-        self.manifest = manifest
+        self.frozen = FrozenValues(manifest, rank=rank, num_servers=num_servers)
+        """Replaced as a whole if they come after a restore without them."""
         self.num_servers = num_servers
         self.num_workers = num_workers
         self.layout = Layout.of(manifest)
@@ -111,7 +113,7 @@ class DenseShard:
         """Owned buckets by ascending id."""
         self._groups: list[_Group] = []
         self._slices: dict[int, _Slice] = {}
-        for spec in manifest.groups:
+        for spec in manifest.pushed_groups:
             mine = [bucket for bucket in self.buckets if bucket.group == spec.name]
             if not mine:
                 continue
@@ -121,6 +123,11 @@ class DenseShard:
                 piece = slice(bucket.start - group.start, bucket.stop - group.start)
                 slots = tuple(slot[piece] for slot in group.slots)
                 self._slices[bucket.id] = _Slice(bucket, group, group.values[piece], slots)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is trained, with the frozen groups that are here."""
+        return self.frozen.manifest
 
     @property
     def bucket_ids(self) -> tuple[int, ...]:
@@ -134,13 +141,14 @@ class DenseShard:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and slots."""
-        return sum(group.values.nbytes * (1 + len(group.slots)) for group in self._groups)
+        """Bytes of values and slots, and of frozen values."""
+        pushed = sum(group.values.nbytes * (1 + len(group.slots)) for group in self._groups)
+        return pushed + self.frozen.nbytes
 
     @property
     def num_changes(self) -> int:
         """Changes of all buckets together; no lock is taken."""
-        return sum(piece.version for piece in self._slices.values())
+        return self.frozen.num_changes + sum(piece.version for piece in self._slices.values())
 
     def dtype(self, bucket_id: int) -> np.dtype[Any]:
         """Return the dtype of a bucket."""

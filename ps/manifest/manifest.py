@@ -35,6 +35,7 @@ from ps.manifest.rule_spec import (
     AMSGrad,
     Average,
     Descent,
+    Frozen,
     Ftrl,
     Lion,
     Nadam,
@@ -67,6 +68,7 @@ __all__ = [  # with the rules, so that a manifest needs one import
     "BucketId",
     "DType",
     "Descent",
+    "Frozen",
     "Ftrl",
     "GroupLayout",
     "GroupSpec",
@@ -145,10 +147,10 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
                 f"group {self.name!r}: compression={self.compression!r} packs float32, the group "
                 f"is {self.dtype}; use compression='none' there, or float32"
             )
-        if self.compression != "none" and isinstance(self.rule, Average):
+        if self.compression != "none" and isinstance(self.rule, Average | Frozen):
             raise PSSettingsError(
-                f"group {self.name!r}: compression={self.compression!r} is for gradients, a "
-                "running average pushes values; use compression='none' there"
+                f"group {self.name!r}: compression={self.compression!r} is for gradients, and a "
+                "group of running averages or frozen weights has none; use compression='none' there"
             )
         _check_unique(f"group {self.name!r}", [param.name for param in self.params])
         if self.nbytes > MAX_GROUP_BYTES:
@@ -176,9 +178,18 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         """Bytes of the group's values, without optimizer slots."""
         return self.num_elements * self.itemsize
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its values never change."""
+        return isinstance(self.rule, Frozen)
+
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What all workers and servers must agree on; equal hashes mean equal manifests."""
+    """What all workers and servers must agree on.
+
+    Equal hashes mean equal manifests, but for frozen groups: pushes and pulls do not touch these,
+    and a server that was restored from a checkpoint without them gets them afterwards.
+    """
 
     groups: tuple[GroupSpec, ...]
     tables: tuple[TableSpec, ...] = ()
@@ -254,8 +265,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the groups' gradients wait for each other: sync and hybrid."""
         return self.consistency in ("sync", "hybrid")
 
+    @property
+    def pushed_groups(self) -> tuple[GroupSpec, ...]:
+        """The groups that a push changes."""
+        return tuple(group for group in self.groups if not group.is_frozen)
+
+    @property
+    def frozen_groups(self) -> tuple[GroupSpec, ...]:
+        """The groups whose values never change."""
+        return tuple(group for group in self.groups if group.is_frozen)
+
+    def without_frozen(self) -> Manifest:
+        """Return the manifest of what pushes and pulls move."""
+        return msgspec.structs.replace(self, groups=self.pushed_groups)
+
     def encode(self) -> bytes:
-        """Return the canonical msgpack encoding, the one that is hashed."""
+        """Return the canonical msgpack encoding."""
         return msgspec.msgpack.encode(self, order="deterministic")
 
     @classmethod
@@ -271,8 +296,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             raise ManifestMismatch(f"not a manifest that this version reads: {error}") from error
 
     def hash(self) -> str:
-        """Return the hex digest (32 digits) that both ends of a connection compare."""
-        return hashlib.blake2b(self.encode(), digest_size=16).hexdigest()
+        """Return the hex digest (32 digits) of all but frozen groups, which both ends compare."""
+        return hashlib.blake2b(self.without_frozen().encode(), digest_size=16).hexdigest()
+
+    def frozen_hash(self) -> str:
+        """Return the hex digest (32 digits) of the frozen groups' dtypes and shapes.
+
+        Names may differ: Keras numbers layers anew in each process.
+        """
+        groups = self.frozen_groups
+        shapes = [(each.name, each.dtype, [p.shape for p in each.params]) for each in groups]
+        encoded = msgspec.msgpack.encode(shapes)
+        return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
     def group(self, name: str) -> GroupSpec:
         """Return the group called `name`."""
@@ -355,28 +390,48 @@ class GroupLayout(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The cut of a manifest's flat buffers; a pure function of the manifest."""
+    """The cut of flat buffers into buckets; a pure function of the manifest."""
 
     groups: tuple[GroupLayout, ...]
     buckets: tuple[Bucket, ...]
 
     @classmethod
     def of(cls, manifest: Manifest) -> Layout:
-        """Lay out the parameters of `manifest`."""
+        """Lay out what a push and a pull move: all groups but the frozen ones."""
+        return cls._of_groups(manifest.pushed_groups, manifest.bucket_bytes, 0)
+
+    @classmethod
+    def frozen(cls, manifest: Manifest) -> Layout:
+        """Lay out the frozen groups; their buckets' ids come after all others."""
+        num_pushed = sum(
+            -(-spec.num_elements // (manifest.bucket_bytes // spec.itemsize))
+            for spec in manifest.pushed_groups
+        )
+        return cls._of_groups(manifest.frozen_groups, manifest.bucket_bytes, num_pushed)
+
+    @classmethod
+    def whole(cls, manifest: Manifest) -> Layout:
+        """Lay out all groups, as checkpoints hold them; a bucket's id is its place in `buckets`."""
+        pushed, frozen = cls.of(manifest), cls.frozen(manifest)
+        return cls(pushed.groups + frozen.groups, pushed.buckets + frozen.buckets)
+
+    @classmethod
+    def _of_groups(cls, specs: Sequence[GroupSpec], bucket_bytes: int, first_bucket: int) -> Layout:
         groups: list[GroupLayout] = []
         buckets: list[Bucket] = []
-        for spec in manifest.groups:
+        for spec in specs:
             offsets = [0]
             for param in spec.params:
                 offsets.append(offsets[-1] + param.num_elements)
-            first = len(buckets)
-            step = manifest.bucket_bytes // spec.itemsize
+            first = first_bucket + len(buckets)
+            step = bucket_bytes // spec.itemsize
             for start in range(0, offsets[-1], step):
                 stop = min(start + step, offsets[-1])
                 size = (stop - start) * spec.itemsize
-                buckets.append(Bucket(len(buckets), spec.name, start, stop, size))
+                number = first_bucket + len(buckets)
+                buckets.append(Bucket(number, spec.name, start, stop, size))
             names = tuple(param.name for param in spec.params)
-            count = len(buckets) - first
+            count = first_bucket + len(buckets) - first
             groups.append(GroupLayout(spec.name, spec.dtype, names, tuple(offsets), first, count))
         return cls(tuple(groups), tuple(buckets))
 
@@ -389,5 +444,5 @@ class Layout(msgspec.Struct, frozen=True):
         raise ManifestMismatch(f"no parameter group {name!r}; the manifest has {known or 'none'}")
 
     def bucket_bytes(self) -> tuple[int, ...]:
-        """Return each bucket's bytes by id, as `ps.manifest.sharding.deal` takes them."""
+        """Return each bucket's bytes in their order, as `ps.manifest.sharding.deal` takes them."""
         return tuple(bucket.nbytes for bucket in self.buckets)

@@ -168,6 +168,10 @@ class Average(msgspec.Struct, frozen=True, tag_field="rule", tag="average"):
     """Statistics, not gradients, are pushed; see ps.optim.formulas.average."""
 
 
+class Frozen(msgspec.Struct, frozen=True, tag_field="rule", tag="frozen"):
+    """Values that nobody pushes to: seeded or restored once, pulled by `pull_frozen`."""
+
+
 class Add(msgspec.Struct, frozen=True, tag_field="rule", tag="add"):
     """The pushed values are added; see ps.optim.formulas.add."""
 
@@ -186,5 +190,6 @@ RuleConfig = (
     | Ftrl
     | Lion
     | Average
+    | Frozen
     | Add
 )

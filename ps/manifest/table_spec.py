@@ -15,7 +15,7 @@ import msgspec
 from ps.errors import PSSettingsError
 from ps.manifest.initializer_spec import Initializer, RandomNormal, RandomUniform, TruncatedNormal
 from ps.manifest.limits import MAX_NAME_LENGTH, MAX_SCALAR, DType
-from ps.manifest.rule_spec import Adam, Adamax, Average, Descent, RuleConfig
+from ps.manifest.rule_spec import Adam, Adamax, Average, Descent, Frozen, RuleConfig
 
 MAX_TABLES = 1024
 MAX_DIM = 65_536
@@ -170,6 +170,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         name = type(rule).__name__
         if isinstance(rule, Average):
             raise PSSettingsError(f"table {self.name!r}: {name} is for statistics, not for rows")
+        if isinstance(rule, Frozen):
+            raise PSSettingsError(
+                f"table {self.name!r}: {name} is for groups; do not push its rows"
+            )
         if isinstance(rule, Descent) and rule.ema_momentum is not None:
             raise PSSettingsError(
                 f"table {self.name!r}: {name}(ema_momentum={rule.ema_momentum}) is not offered for "

@@ -260,7 +260,7 @@ def _signature(name: str, dtype: str) -> tuple[Any, ...]:
 
 def _names_for(manifest: Manifest) -> set[tuple[str, str]]:
     wanted: set[tuple[str, str]] = set()
-    for group in manifest.groups:
+    for group in manifest.pushed_groups:
         loop = Loop(rule_of(group.rule), decays(group.rule), over_rows=False)
         names = {loop.name, "largest_masked"}
         if manifest.has_barrier:

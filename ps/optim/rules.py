@@ -28,6 +28,7 @@ from ps.manifest.rule_spec import (
     AMSGrad,
     Average,
     Descent,
+    Frozen,
     Ftrl,
     Lion,
     Nadam,
@@ -245,7 +246,14 @@ def rule_of(config: RuleConfig) -> Rule:
     for kind, make in _RULES.items():
         if isinstance(config, kind):
             return replace(make(config), is_averaged=is_averaged(config))
+    if isinstance(config, Frozen):
+        return Rule(frozen)
     return Rule(formulas.average if isinstance(config, Average) else formulas.add)
+
+
+def frozen(_gradient: Number, value: Number) -> Number:
+    """Return the value: nothing is pushed to a frozen group, so no kernel is made of this."""
+    return value
 
 
 def every_rule() -> tuple[Rule, ...]:

@@ -99,7 +99,11 @@ class FetchManifest(msgspec.Struct, frozen=True, tag="manifest"):
 
 
 class Seed(msgspec.Struct, frozen=True, tag="seed"):
-    """Give an EMPTY shard its manifest and first values; a SERVING one keeps what it has."""
+    """Give an EMPTY shard its manifest and first values; a SERVING one keeps what it has.
+
+    The payload is the manifest, then the values of this server's frozen buckets, then those of the
+    others. A shard that was restored from a checkpoint without frozen groups takes these.
+    """
 
     manifest_hash: Digest
     manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
@@ -111,6 +115,12 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
     manifest_hash: Digest
     averages: bool = False
     """For their moving averages instead, where the group's rule keeps them."""
+
+
+class PullFrozen(msgspec.Struct, frozen=True, tag="pull_frozen"):
+    """Ask for the values of the frozen groups."""
+
+    frozen_hash: Digest
 
 
 class Push(msgspec.Struct, frozen=True, tag="push"):
@@ -293,6 +303,7 @@ Request = (
     | FetchManifest
     | Seed
     | Pull
+    | PullFrozen
     | Push
     | Settle
     | Lookup

@@ -71,6 +71,7 @@ _RULES: dict[type, _Rule] = {
     messages.FetchStats: _Rule(_READERS, _ANY_PHASE),
     messages.FetchManifest: _Rule(_READERS | _LEADER, _LOADED),
     messages.Pull: _Rule(_WORKERS_AND_DRIVER, _LOADED),
+    messages.PullFrozen: _Rule(_WORKERS_AND_DRIVER, _LOADED),
     messages.Push: _Rule(_WORKERS, _SERVING),
     messages.Settle: _Rule(_WORKERS, _SERVING),
     messages.Lookup: _Rule(_WORKERS_AND_DRIVER, _LOADED),

@@ -17,11 +17,12 @@ import msgspec
 from ps import metadata
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import Root, read_manifest, steps_after
-from ps.checkpoint.restore import Restoring
+from ps.checkpoint.restore import Restoring, manifest_to_serve
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.config import ServerSettings
 from ps.consistency.asp import make_policy
 from ps.consistency.gate import Event
+from ps.dense.frozen import FrozenValues
 from ps.dense.shard import DenseShard
 from ps.errors import ManifestMismatch, PSSettingsError, ServerPhaseError, ShapeError
 from ps.exactly_once import SessionCut
@@ -53,6 +54,11 @@ def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Even
     return lambda policy, worker: policy.on_finish(worker)
 
 
+def _read_frozen(call: Call, frozen: FrozenValues) -> None:
+    for view in frozen.memory():
+        call.read_into(view)
+
+
 class Service:
     """The handler behind one server's listener."""
 
@@ -79,6 +85,7 @@ class Service:
             messages.FetchManifest: self._fetch_manifest,
             messages.Seed: self._seed,
             messages.Pull: self._pull,
+            messages.PullFrozen: self._pull_frozen,
             messages.Push: self._push,
             messages.Settle: self._settle,
             messages.Lookup: self._answer_tables,
@@ -185,12 +192,29 @@ class Service:
                     f"ps:{self.settings.rank} of {self.settings.num_servers} take {expected}"
                 )
             shard = self._new_shard(self._new_dense(manifest), self._new_tables(manifest))
+            _read_frozen(call, shard.dense.frozen)
             shard.fill(call)
             self._counters.add(bytes_in=expected)
             self.life.install(shard)
         self._refuse_other(manifest)
+        self._take_missing_frozen(call, manifest)
         call.discard_rest()
         self._reply_description(call)
+
+    def _take_missing_frozen(self, call: Call, manifest: Manifest) -> None:
+        """Take a seed's frozen groups to a shard whose checkpoint had none."""
+        dense = self.life.loaded().dense
+        if dense.manifest.frozen_groups or not manifest.frozen_groups:
+            return
+        rank, num_servers = self.settings.rank, self.settings.num_servers
+        frozen = FrozenValues(manifest, rank=rank, num_servers=num_servers, num_changes=1)
+        if call.remaining < frozen.nbytes:
+            raise ShapeError(
+                f"seed brought {call.remaining} bytes of values, the frozen buckets of ps:{rank} "
+                f"take {frozen.nbytes}"
+            )
+        _read_frozen(call, frozen)
+        dense.frozen = frozen
 
     def _new_dense(self, manifest: Manifest) -> DenseShard:
         """Make the values of this server; loads or compiles the kernels, before SERVING."""
@@ -236,13 +260,17 @@ class Service:
         return manifest
 
     def _value_nbytes(self, manifest: Manifest) -> int:
-        sizes = Layout.of(manifest).bucket_bytes()
-        owned = deal(sizes, self.settings.num_servers)[self.settings.rank]
-        return sum(sizes[owned.start : owned.stop])
+        nbytes = 0
+        for layout in (Layout.of(manifest), Layout.frozen(manifest)):
+            sizes = layout.bucket_bytes()
+            owned = deal(sizes, self.settings.num_servers)[self.settings.rank]
+            nbytes += sum(sizes[owned.start : owned.stop])
+        return nbytes
 
     def _refuse_other(self, manifest: Manifest) -> None:
         serving = self.life.loaded().manifest
-        if serving.hash() == manifest.hash():
+        has_same_frozen = serving.frozen_groups in ((), manifest.frozen_groups)
+        if serving.hash() == manifest.hash() and has_same_frozen:
             return
         differences = "; ".join(manifest_differences(serving, manifest))
         raise ManifestMismatch(
@@ -255,6 +283,25 @@ class Service:
         shard = self.life.loaded()
         shard.check_manifest(request.manifest_hash)
         shard.pull(call, averages=request.averages)
+
+    def _pull_frozen(self, call: Call, request: messages.PullFrozen) -> None:
+        shard = self.life.loaded()
+        frozen, rank = shard.dense.frozen, self.settings.rank
+        groups = frozen.manifest.frozen_groups
+        if not groups:
+            raise ServerPhaseError(
+                f"ps:{rank} has no frozen weights: its checkpoint had none, and the chief has not "
+                "seeded them yet",
+                {"missing": "frozen"},
+            )
+        if frozen.manifest.frozen_hash() != request.frozen_hash:
+            held = ", ".join(f"{each.name!r} with {each.num_elements} elements" for each in groups)
+            raise ManifestMismatch(
+                f"ps:{rank} has other frozen weights than the caller: {held}; build the same model "
+                "on every worker"
+            )
+        call.reply(messages.encode(Ack(shard.gate.clock)), frozen.views())
+        self._counters.add(bytes_out=frozen.nbytes)
 
     def _push(self, call: Call, request: messages.Push) -> None:
         self.life.loaded().push(call, request)
@@ -362,7 +409,7 @@ class Service:
             CheckpointError: it is damaged or of another model.
         """
         newer = steps_after(root, checkpoint)
-        manifest = like.manifest or checkpoint.manifest
+        manifest = manifest_to_serve(checkpoint, like)
         dense, tables = self._new_dense(manifest), self._new_tables(manifest)
         reset, place = like.reset_optimizer, self.settings
         extra = restore_into(dense, tables, root, checkpoint, place=place, reset_optimizer=reset)

@@ -97,11 +97,13 @@ class Servers:
     def values(self) -> dict[str, np.ndarray]:
         """What the servers hold, by parameter name, fetched anew."""
         client = self.contexts[0].client
-        into = {
-            group.name: np.empty(group.num_elements, group.dtype)
-            for group in client.manifest.groups
-        }
-        client.pull(into)
+        pushed, frozen = (
+            {group.name: np.empty(group.num_elements, group.dtype) for group in groups}
+            for groups in (client.manifest.pushed_groups, client.manifest.frozen_groups)
+        )
+        client.pull(pushed)
+        client.pull_frozen(client.manifest, frozen)
+        into = pushed | frozen
         found = {}
         for group in client.manifest.groups:
             start = 0

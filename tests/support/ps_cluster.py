@@ -10,13 +10,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from ps.checkpoint.restore import Restoring
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.client import PSClient
 from ps.consistency.policy import OnLost
-from ps.manifest.manifest import SGD, Add, Average, GroupSpec, Manifest, ParamSpec, RuleConfig
+from ps.manifest.manifest import (
+    SGD,
+    Add,
+    Average,
+    DType,
+    Frozen,
+    GroupSpec,
+    Manifest,
+    ParamSpec,
+    RuleConfig,
+)
 from ps.protocol import messages
 from ps.protocol.messages import Ack
 from ps.server.server import PSServer, ServerSettings
@@ -63,9 +74,10 @@ def make_manifest(
 
 
 def filled(manifest: Manifest, value: float = 0.0) -> Arrays:
-    """Flat arrays of the manifest's groups."""
+    """Flat arrays of what a push and a pull move."""
     return {
-        group.name: np.full(group.num_elements, value, group.dtype) for group in manifest.groups
+        group.name: np.full(group.num_elements, value, group.dtype)
+        for group in manifest.pushed_groups
     }
 
 
@@ -74,7 +86,23 @@ def random_arrays(manifest: Manifest, seed: int) -> Arrays:
     random = np.random.default_rng(seed)
     return {
         group.name: random.standard_normal(group.num_elements).astype(group.dtype)
-        for group in manifest.groups
+        for group in manifest.pushed_groups
+    }
+
+
+def with_frozen(manifest: Manifest, size: int = 100, dtype: DType = "float32") -> Manifest:
+    """The manifest with a group of two frozen weights in addition."""
+    params = (ParamSpec("backbone/kernel", (size // 2, 2)), ParamSpec("backbone/bias", (3,)))
+    group = GroupSpec("frozen", dtype, Frozen(), params)
+    return msgspec.structs.replace(manifest, groups=(*manifest.groups, group))
+
+
+def frozen_arrays(manifest: Manifest, seed: int) -> Arrays:
+    """Flat arrays of the frozen groups, of normal numbers."""
+    random = np.random.default_rng(seed)
+    return {
+        group.name: random.standard_normal(group.num_elements).astype(group.dtype)
+        for group in manifest.frozen_groups
     }
 
 

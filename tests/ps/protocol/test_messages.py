@@ -31,6 +31,7 @@ SAMPLES: dict[type, Request] = {
     messages.FetchManifest: messages.FetchManifest(),
     messages.Seed: messages.Seed("h", 1),
     messages.Pull: messages.Pull("h"),
+    messages.PullFrozen: messages.PullFrozen("h"),
     messages.Push: messages.Push("h", NUMBER, 32, Hyper(0.1)),
     messages.Settle: messages.Settle("h", NUMBER, 3),
     messages.Lookup: messages.Lookup("h", (0, 2)),
@@ -157,6 +158,7 @@ MAY_CALL: dict[str, set[type]] = {
     "worker:0": set(SAMPLES) - {messages.Fence, messages.Lose, messages.StopServer},
     "driver:0": {
         messages.Describe, messages.FetchManifest, messages.FetchStats, messages.Pull,
+        messages.PullFrozen,
         messages.Lookup, messages.Scan, messages.TakeSnapshot, messages.Save, messages.Restore,
         messages.SetNote, messages.FetchNotes,
         messages.Fence, messages.Lose, messages.StopServer,

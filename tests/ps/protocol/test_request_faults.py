@@ -23,7 +23,15 @@ from ps.protocol import messages
 from rpc.auth.handshake import Role
 from tests.support.channel_proxy import Direction, Fault
 from tests.support.proxied_cluster import ProxiedCluster, proxied
-from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, run_all
+from tests.support.ps_cluster import (
+    ADD,
+    cluster,
+    filled,
+    frozen_arrays,
+    make_manifest,
+    run_all,
+    with_frozen,
+)
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["proxied", "table_kernels_loaded"]
@@ -39,6 +47,7 @@ MANIFESTS: dict[type, Manifest] = {
     **dict.fromkeys((messages.Lookup, messages.PushRows, messages.Scan), SPARSE),
     messages.LookupBatch: HYBRID,
     messages.Settle: CLIPPED,
+    messages.PullFrozen: with_frozen(DENSE),
 }
 SIZES: dict[type, dict[str, int]] = {messages.Settle: {"num_servers": 2, "num_workers": 2}}
 KINDS: dict[str, tuple[Direction, int]] = {
@@ -59,6 +68,15 @@ class Scene:
 
     def one(self) -> dict[str, Any]:
         return filled(self.manifest, 1.0)
+
+    def seeded(self) -> dict[str, Any]:
+        return filled(self.manifest) | frozen_arrays(self.manifest, 0)
+
+    def frozen(self) -> Any:
+        """The frozen weights as the client pulls them."""
+        into = {name: np.zeros_like(a) for name, a in frozen_arrays(self.manifest, 0).items()}
+        self.client.pull_frozen(self.manifest, into)
+        return into["frozen"]
 
     def value(self) -> float:
         """What a dense parameter is, as somebody on a good network sees it."""
@@ -140,6 +158,9 @@ CASES: dict[type, list[Case]] = {
         Case(lambda s: s.client.seed(s.manifest, s.one()), lambda s, _: s.value() == 0.0),
     ],
     messages.Pull: [Case(lambda s: s.client.pull(s.one()), lambda s, r: r.clock == 0)],
+    messages.PullFrozen: [
+        Case(lambda s: s.frozen(), lambda s, r: np.array_equal(r, s.seeded()["frozen"])),
+    ],
     messages.Push: [
         Case(lambda s: s.client.push(s.one(), hyper=HYPER, rows=1), lambda s, _: s.value() == 1.0),
         Case(
@@ -220,7 +241,8 @@ def test_every_request_may_be_lost_and_sent_again(
             (writer,) = before.workers(manifest, filled(manifest, 1.0))
             writer.save(tmp_path / "saved", 7)
     else:
-        parts.bed.client().seed(manifest, filled(manifest))
+        values = filled(manifest) | frozen_arrays(manifest, 0)
+        parts.bed.client().seed(manifest, values)
     client = parts.client(role=case.role)
     if request_type is messages.Restore:
         client.describe()

@@ -187,20 +187,56 @@ def test_the_chiefs_decisions_reach_all_workers_and_metrics_are_combined():
         assert (cluster.rows(0), cluster.rows(1)) == (3 * 64, 3 * 256)
 
 
-def test_frozen_weights_of_the_chief_reach_the_others():
-    def frozen(seed):
-        keras.utils.set_random_seed(seed)
-        model = keras.Sequential(
-            [keras.Input((20,)), keras.layers.Dense(8, trainable=False), keras.layers.Dense(2)]
-        )
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        return model
+def with_frozen(seed, dtype="float32"):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((20,)),
+            keras.layers.Dense(8, trainable=False, dtype=dtype),
+            keras.layers.Dense(2),
+        ]
+    )
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
 
-    models = [frozen(0), frozen(1)]
-    with serving(num_workers=2) as cluster:
+
+def requests_of(cluster, kind):
+    counted = (server.stats().requests.get(kind) for server in cluster.servers)
+    return sum(each.count for each in counted if each)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_frozen_weights_of_the_chief_reach_the_others(dtype, num_servers):
+    models = [with_frozen(0, dtype), with_frozen(1, dtype)]
+    chiefs = [weight.numpy() for weight in models[0].layers[0].weights]
+    with serving(num_workers=2, num_servers=num_servers) as cluster:
         together(lambda rank: distribute(models[rank], cluster.contexts[rank]), 2)
+        assert requests_of(cluster, "pull_frozen") == 2 * num_servers
+        assert requests_of(cluster, "meet") == 0
+    for model in models:
+        for weight, expected in zip(model.layers[0].weights, chiefs, strict=True):
+            np.testing.assert_array_equal(weight.numpy(), expected)
     for one, two in zip(models[0].weights, models[1].weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+@pytest.mark.fault("F42")
+def test_frozen_weights_of_a_checkpoint_count_and_not_the_chiefs(tmp_path):
+    keras.utils.clear_session(free_memory=False)
+    saved = with_frozen(0)
+    with serving() as cluster:
+        distribute(saved, cluster.contexts[0])
+        saved.fit(X, Y, batch_size=32, verbose=0)
+        cluster.contexts[0].client.save(tmp_path, None)
+    keras.utils.clear_session(free_memory=False)  # as in a process that is started again
+    models = [with_frozen(1), with_frozen(2)]
+    with serving(num_workers=2, num_servers=2) as cluster:
+        cluster.contexts[0].client.restore(tmp_path)
+        together(lambda rank: distribute(models[rank], cluster.contexts[rank]), 2)
+    for model in models:
+        for one, two in zip(model.weights, saved.weights, strict=True):
+            np.testing.assert_array_equal(one.numpy(), two.numpy())
 
 
 def test_train_on_batch_exchanges_too(cluster):

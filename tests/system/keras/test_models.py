@@ -373,5 +373,9 @@ def test_frozen_weights_are_not_moved_but_kept(cluster):
     distribute(compiled(model), cluster.contexts[0])
     model.fit(X, Y, batch_size=32, verbose=0)
     np.testing.assert_array_equal(model.layers[0].kernel.numpy(), before)
-    names = [param.name for group in cluster.manifest.groups for param in group.params]
-    assert names == [weight.path for weight in model.layers[1].weights]
+    names = [
+        [param.name for group in groups for param in group.params]
+        for groups in (cluster.manifest.pushed_groups, cluster.manifest.frozen_groups)
+    ]
+    trained, frozen = model.layers[1].weights, model.layers[0].weights
+    assert names == [[weight.path for weight in weights] for weights in (trained, frozen)]

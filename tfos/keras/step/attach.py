@@ -1,64 +1,42 @@
-"""Weights that do not train: given to all workers once, in pieces, through their meetings.
+"""Attaching a worker to the servers: whether both mean the same model, and its frozen weights.
 
-Covers: making frozen weights equal everywhere at the beginning.
-Does not: put them on the servers, where every step would move them.
+Covers: the comparison of two manifests and its sentences; taking over frozen weights.
+Does not: seed, fetch the manifest or pull what trains (tfos.keras.step.trainer).
 Threads: none of its own.
-
-[merged tfos/keras/step/attach.py] Whether a worker and the servers mean the same model, and the
-same way to train it. Pure.
-
-Covers: the comparison of two manifests, and its sentences.      Does not: fetch them (exchange).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ps.errors import WorkerLost
 from ps.manifest.manifest import Manifest
 from tfos.errors import UnsupportedModel
-
-PIECE_BYTES = 1 << 20
-"""Most bytes of one meeting's value."""
+from tfos.keras.step.variables import VariableGroup
 
 
-def share(
-    rendezvous: Callable[[str, bytes], dict[int, bytes]], weights: Sequence[Any], *, seeds: bool
+def adopt_frozen(
+    client: Any, manifest: Manifest, groups: Sequence[VariableGroup], *, timeout_s: float
 ) -> None:
-    """Give the seeder's frozen weights to the other workers.
+    """Assign the servers' frozen weights to the model's variables.
 
     Args:
-        rendezvous: brings a value under a key and returns all workers' values by rank; all workers
-            call this at the same point.
-        weights: the frozen Keras variables, in the same order everywhere.
-        seeds: whether this worker's weights count.
+        client: the process's PSClient.
+        manifest: of this model.
+        groups: its frozen groups.
+        timeout_s: for the chief to seed them, where the servers' checkpoint had none.
 
     Raises:
-        WorkerLost: the seeder is gone.
+        PSError: as PSClient.pull_frozen.
     """
-    for position, variable in enumerate(weights):
-        own = np.ascontiguousarray(variable.numpy())
-        data = own.reshape(-1).view(np.uint8)
-        received = np.empty_like(data)
-        for start in range(0, data.size, PIECE_BYTES):
-            piece = data[start : start + PIECE_BYTES].tobytes() if seeds else b""
-            answers = rendezvous(f"frozen/{position}/{start}", piece)
-            given = next((value for value in answers.values() if value), b"")
-            if not given:  # and no StopIteration, which Keras takes for the end of the data
-                raise _nobody_gave(variable.path)
-            received[start : start + len(given)] = np.frombuffer(given, np.uint8)
-        if not seeds:
-            variable.assign(received.view(own.dtype).reshape(own.shape))
+    import tensorflow as tf
 
-
-def _nobody_gave(name: str) -> WorkerLost:
-    return WorkerLost(
-        f"the chief was lost before it had given the other workers the frozen weight {name!r}; "
-        "start the training again"
-    )
+    received = {group.name: np.empty(sum(group.sizes), group.dtype) for group in groups}
+    client.pull_frozen(manifest, received, timeout_s=timeout_s)
+    for group in groups:
+        group.assign(tf.constant(received.pop(group.name)))
 
 
 def check_same(ours: Manifest, servers: Manifest) -> None:
@@ -69,6 +47,8 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
                 f"this worker distributes with {field}={getattr(ours, field)!r}, the parameter "
                 f"servers run {getattr(servers, field)!r}; use the same on every worker"
             )
+    if not servers.frozen_groups:  # they come with the chief's seed
+        ours = ours.without_frozen()
     mine = [_summary(group) for group in ours.groups]
     theirs = [_summary(group) for group in servers.groups]
     if mine != theirs:

@@ -33,7 +33,7 @@ from tfos.errors import UnsupportedModel
 from tfos.keras.data import tensors
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers, variables
-from tfos.keras.step.attach import check_same, share
+from tfos.keras.step.attach import adopt_frozen, check_same
 from tfos.keras.step.pipeline import InFlight
 from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.replica import Averages, Received, Replica
@@ -165,11 +165,11 @@ class PSTrainer:
             compression=settings.compression,
         )
         if seeds:
-            self._client.seed(manifest, {group.name: group.values() for group in found.groups})
+            groups = (*found.groups, *found.frozen)
+            self._client.seed(manifest, {group.name: group.values() for group in groups})
         adopted = self._client.attach(timeout_s=ATTACH_TIMEOUT_S)
         check_same(manifest, adopted)
-        if self.ctx.num_workers > 1:
-            share(self.rendezvous, found.frozen, seeds=seeds)
+        adopt_frozen(self._client, manifest, found.frozen, timeout_s=ATTACH_TIMEOUT_S)
         if self.waits:
             self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
         self._variables = found

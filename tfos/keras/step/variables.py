@@ -1,6 +1,6 @@
 """Variables: which of them travel, in which flat group, and the compiled ways in and out.
 
-Covers: groups (trainable, statistics), the frozen rest, names, the manifest, flatten and assign.
+Covers: groups (trainable, statistics, frozen), names, the manifest, flatten and assign.
 Does not: exchange anything (tfos.keras.step.trainer), compute gradients
 (tfos.keras.step.train_step).
 Threads: immutable after construction.
@@ -9,9 +9,9 @@ Groups, each one flat buffer in order of the model's variables:
     trainable        gradients go up, values come down
     trainable.exempt the same, without the optimizer's weight decay
     statistics       float variables that layers update themselves (BatchNorm): values both ways
+    frozen           float weights that nothing updates: seeded by the chief, pulled once
 Variables of another dtype stand in a group of their own ("trainable.float64"). float16 and bfloat16
-variables have float32 masters on the servers. Frozen weights do not change: given once, not pushed.
-Seed generators and integers stay local.
+variables have float32 masters on the servers. Seed generators and integers stay local.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ import keras
 import numpy as np
 
 from ps.compression.format import Compression
-from ps.manifest.manifest import Average, Consistency, GroupSpec, Manifest, ParamSpec
+from ps.manifest.manifest import (
+    Average,
+    Consistency,
+    Frozen,
+    GroupSpec,
+    Manifest,
+    ParamSpec,
+    RuleConfig,
+)
 from tfos.errors import UnsupportedModel, VariablesChanged
 from tfos.keras.step import optimizers
 
@@ -84,7 +92,9 @@ class Variables:
     """All variables of a model that concern the servers."""
 
     groups: tuple[VariableGroup, ...]
-    frozen: tuple[Any, ...]
+    """What a push and a pull move."""
+    frozen: tuple[VariableGroup, ...]
+    """What is pulled once."""
 
     @property
     def trainable(self) -> tuple[VariableGroup, ...]:
@@ -117,12 +127,10 @@ class Variables:
                 "are float64; leave it out, or train in float32"
             )
         specs = []
-        for group in self.groups:
-            rule = (
-                optimizers.rule_of(optimizer, consistency=consistency, decays=group.decays)
-                if group.trainable
-                else Average()
-            )
+        for group in (*self.groups, *self.frozen):
+            rule: RuleConfig = Frozen() if group in self.frozen else Average()
+            if group.trainable:
+                rule = optimizers.rule_of(optimizer, consistency=consistency, decays=group.decays)
             shapes = [tuple(int(dim) for dim in v.shape) for v in group.variables]
             named = tuple(map(ParamSpec, group.names, shapes))
             is_packed = group.trainable and group.dtype == "float32"
@@ -167,7 +175,7 @@ def collect(model: Any, optimizer: Any) -> Variables:
     for variable in trainable:
         _check_trainable(variable)
     statistics, frozen = _not_trainable(model)
-    names = _unique_names([*trainable, *statistics])
+    names = _unique_names([*trainable, *statistics, *frozen])
     inner = optimizers.unwrap(optimizer)
     decays = bool(inner.weight_decay)
     buckets: dict[tuple[str, str], list[Any]] = {}
@@ -175,20 +183,22 @@ def collect(model: Any, optimizer: Any) -> Variables:
         exempt = decays and not inner._use_weight_decay(variable.value)
         kind = "trainable.exempt" if exempt else "trainable"
         buckets.setdefault((kind, _master_dtype(variable)), []).append(variable)
-    for variable in statistics:
-        buckets.setdefault(("statistics", _master_dtype(variable)), []).append(variable)
+    for kind, members in (("statistics", statistics), ("frozen", frozen)):
+        for variable in members:
+            buckets.setdefault((kind, _master_dtype(variable)), []).append(variable)
     groups = tuple(
         VariableGroup(
             name=kind if dtype == "float32" else f"{kind}.{dtype}",
             dtype="float32" if dtype == "float32" else "float64",
             variables=tuple(members),
             names=tuple(names[id(variable)] for variable in members),
-            trainable=kind != "statistics",
+            trainable=kind not in ("statistics", "frozen"),
             decays=decays and kind == "trainable",
         )
         for (kind, dtype), members in buckets.items()
     )
-    return Variables(groups, tuple(frozen))
+    moving = tuple(group for group in groups if not group.name.startswith("frozen"))
+    return Variables(moving, groups[len(moving) :])  # the frozen ones are the last
 
 
 def _not_trainable(model: Any) -> tuple[list[Any], list[Any]]:
