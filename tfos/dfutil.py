@@ -2,8 +2,8 @@
 
 Covers: saveAsTFRecords, loadTFRecords, isLoadedDF, and the conversions of rows and records.
 Does not: have options; Spark's format "tfrecord" does (docs/guides/datasource.md).
-Runs in: the driver; what `toTFExample` returns and `fromTFExample`, in tasks. Imports pyspark only
-inside functions, TensorFlow never: its Example objects are taken, but not needed.
+Runs in: the driver; in tasks `fromTFExample` and the function that `toTFExample` returns. Imports
+pyspark only inside functions, TensorFlow never: its Example objects are accepted, but not needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, Row, StructType
 
 loadedDF: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""What loadTFRecords gave in this program, with the directory that it came from."""
+"""DataFrames that loadTFRecords has returned in this program, with their directories."""
 
 _FLOATS = ("float", "double")
 _INTS = ("boolean", "tinyint", "smallint", "int", "bigint", "long")
@@ -29,12 +29,12 @@ def saveAsTFRecords(df: Any, output_dir: str) -> None:
     """Write a DataFrame as TFRecord files of tf.Example.
 
     Args:
-        df: columns of numbers, booleans, text, bytes, and arrays of these; nulls are left out.
-        output_dir: on any file system that tfos knows; one without a scheme is on `fs.defaultFS`.
+        df: columns of numbers, booleans, text, bytes, and arrays of these; nulls are omitted.
+        output_dir: a path on any supported file system; without a scheme it is on `fs.defaultFS`.
 
     Raises:
-        AnalysisException: Spark's, with our reason in it: the directory holds something, or a
-            column has a type that no record holds.
+        AnalysisException: Spark's, with the reason in its text: the directory is not empty, or a
+            column has a type that a record cannot hold.
     """
     from tfos.datasource import register_data_sources
 
@@ -47,15 +47,14 @@ def saveAsTFRecords(df: Any, output_dir: str) -> None:
 def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) -> Any:
     """Return the records of TFRecord files as a DataFrame, columns in the order of their names.
 
-    The schema is that of a sample of several files: int64 lists are bigint, float lists double,
-    bytes lists string, or binary where they are not UTF-8 in the sample or are named. A feature
-    that has not one value in every record of the sample is an array; one that a record lacks is
-    null.
+    A sample of several files determines the schema: int64 lists are bigint, float lists double.
+    Bytes lists are string, or binary if they are named or the sample is not UTF-8. A feature is an
+    array unless every record of the sample has exactly one value. A missing feature is null.
 
     Args:
         sc: SparkContext or SparkSession.
         input_dir: file, directory or pattern.
-        binary_features: bytes features that are binary whatever they look like.
+        binary_features: names of bytes features that are binary in any case.
 
     Raises:
         DataError: no schema can be inferred.
@@ -79,20 +78,20 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
 
 
 def isLoadedDF(df: Any) -> bool:
-    """Whether loadTFRecords gave this DataFrame; one that was derived from it is another one."""
+    """Whether loadTFRecords has returned this very DataFrame; derived ones do not count."""
     return df in loadedDF
 
 
 def toTFExample(
     dtypes: Sequence[tuple[str, str]],
 ) -> Callable[[Iterable[Any]], Iterator[tuple[bytearray, None]]]:
-    """Return a function for `rdd.mapPartitions` that makes rows pairs of a record and None.
+    """Return a function for `rdd.mapPartitions` that converts rows to pairs of a record and None.
 
     Args:
         dtypes: `df.dtypes`: names and types of the columns.
 
     Raises:
-        FeedSettingsError: a column has a type that no record holds.
+        FeedSettingsError: a column has a type that a record cannot hold.
         RowError: in a task: an array holds a null.
     """
     kinds = {name: _kind_of(name, dtype) for name, dtype in dtypes}
@@ -111,11 +110,11 @@ def fromTFExample(
     iter: Iterable[Any],  # noqa: A002 - its name there
     binary_features: Sequence[str] = (),
 ) -> Iterator[Row]:
-    """Yield a Row for each record: one value as it is, several as a list, none as None.
+    """Yield a Row for each record: a single value as a scalar, several as a list, none as None.
 
     Args:
         iter: serialized records, pairs that begin with one, or tf.train.Example objects.
-        binary_features: bytes features that become bytearrays; others become text.
+        binary_features: names of bytes features that become bytearrays; others become text.
 
     Raises:
         DataError: a record is not a tf.Example, or text is not UTF-8.
@@ -135,7 +134,7 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
 
     Args:
         example: a serialized record, a pair that begins with one, or a tf.train.Example.
-        binary_features: bytes features that are binary; others are string.
+        binary_features: names of bytes features that are binary; others are string.
 
     Raises:
         DataError: it is not a tf.Example.
@@ -158,7 +157,7 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
 
 
 def _complete(session: Any, path: str) -> str:
-    """Return a path on the file system that Spark would take it to be on."""
+    """Return the complete URL of a path, resolved as Spark does."""
     from tfos.datasource.listing import path_on
     from tfos.spark.facts import classic_context
 
@@ -192,7 +191,7 @@ def _kind_of(name: str, dtype: str) -> str:
 
 
 def _of_kind(name: str, kind: str, value: Any) -> Any:
-    """Return a value of a row as the array that it is written as; text and bytes as they are."""
+    """Return a value of a row as an array of this dtype; text and bytes unchanged."""
     if isinstance(value, list | tuple) and None in value:
         raise RowError(
             f"column {name!r} has a null inside an array, which a tf.Example cannot hold; fill or "
@@ -233,5 +232,5 @@ def _text(name: str, value: bytes, binary_features: Sequence[str]) -> str | byte
         return value.decode()
     except UnicodeDecodeError:
         raise DataError(
-            f"feature {name!r} holds bytes that are no UTF-8; name it in binary_features"
+            f"feature {name!r} holds bytes that are not UTF-8; name it in binary_features"
         ) from None

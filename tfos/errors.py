@@ -6,32 +6,27 @@ TFOSError                        every error of every room
 │   ├── NotCompiled          distribute() before compile()                → compile first
 │   ├── VariablesChanged     layers or `trainable` changed afterwards     → distribute last
 │   ├── NotPicklable         main_fun cannot travel to the executors      → fix the function
-│   └── UnsupportedError     a thing tfos does not do (yet)               → choose another way
-│       ├── UnsupportedOptimizer   the servers have no such rule          → choose another
-│       └── UnsupportedModel       the step cannot be split               → change train_step
-├── NotEnoughSlots           Spark cannot run all nodes at once           → fewer nodes, more slots
-├── ReservationTimeout       nodes that never came; the text names them   → look at those executors
-├── PhaseError               the call does not fit the cluster's phase    → programming error
-├── NodeFailedError          a node failed; `failures` has the records    → read the first one
-├── FeedError                feeding.errors: rows, chunks, files
-│   ├── FeedTimeout          rows were fed but nobody took them           → feed_timeout, main_fun
-│   └── FeedJobError         the Spark job that feeds rows failed         → the data, the executors
-├── PSError                  ps.errors: parameter servers, checkpoints, tables
-├── RpcError                 rpc.errors: the data plane below both
-├── ShutdownTimeout          nodes did not end in time and were killed    → timeout, main_fun
-├── ControlError             the control plane between driver and nodes
-│   ├── ControlUnavailable   transient: nobody answered in time           → retried by the caller
-│   └── ControlRefused       the driver refused this node for good        → the node ends
-└── NodeError                starting and running one node
-    ├── NodeStartError       the supervisor did not come up               → read its last words
-    │   └── VersionSkew      this executor cannot work with this driver   → the same environment
-    ├── LinkError            a child and its supervisor disagree          → our defect
-    ├── ClusterStopped       the driver ended the cluster under user code → expected
-    └── NoServersError       the cluster has no parameter servers         → num_ps >= 1
+│ └── UnsupportedError tfos does not do this (yet) → choose another way │ ├── UnsupportedOptimizer
+the servers have no such rule → choose another │ └── UnsupportedModel the step cannot be split →
+change train_step ├── NotEnoughSlots Spark cannot run all nodes at once → fewer nodes, more slots
+├── ReservationTimeout nodes did not register; the text names them → look at those executors ├──
+PhaseError the call does not fit the cluster's phase → programming error ├── NodeFailedError a node
+failed; `failures` has the records → read the first one ├── FeedError feeding.errors: rows, chunks,
+files │ ├── FeedTimeout no worker took the rows that were fed → feed_timeout, main_fun │ └──
+FeedJobError the Spark job that feeds rows failed → the data, the executors ├── PSError ps.errors:
+parameter servers, checkpoints, tables ├── RpcError rpc.errors: the data plane below both ├──
+ShutdownTimeout nodes did not end in time and were killed → timeout, main_fun ├── ControlError the
+control plane between driver and nodes │ ├── ControlUnavailable transient: no reply in time →
+retried by the caller │ └── ControlRefused the driver refused this node permanently → the node ends
+└── NodeError starting and running one node ├── NodeStartError the supervisor did not start → read
+its last output │ └── VersionSkew this executor cannot work with this driver → the same environment
+├── LinkError a child or supervisor sent no valid message → a defect of tfos ├── ClusterStopped the
+driver stopped the running cluster → expected └── NoServersError the cluster has no parameter
+servers → num_ps >= 1
 
-FeedEndedWarning             fit() asked for more epochs than were fed
+FeedEndedWarning             fit() has more epochs than were fed
 
-The classes of ps.errors, feeding.errors and rpc.errors can be imported from here, too.
+The classes of ps.errors, feeding.errors and rpc.errors can also be imported from here.
 """
 
 from __future__ import annotations
@@ -181,11 +176,11 @@ __all__ = [
 
 
 class ConfigError(SettingsError):
-    """A Spark setting is in the way."""
+    """The cluster cannot run with this Spark setting."""
 
 
 class UnsupportedError(SettingsError):
-    """tfos does not do this; the text names another way."""
+    """tfos does not support this; the text names an alternative."""
 
 
 class NotPicklable(SettingsError):
@@ -213,7 +208,7 @@ class PhaseError(TFOSError):
 
 
 class FeedJobError(FeedError):
-    """The Spark job that feeds rows failed, and no node did."""
+    """The Spark job that feeds rows failed, without a failed node."""
 
 
 class ShutdownTimeout(TFOSError):
@@ -225,7 +220,7 @@ class ControlError(TFOSError):
 
 
 class ControlUnavailable(ControlError):
-    """Nobody answered within the deadline; trying again may help."""
+    """No reply arrived within the deadline; a retry may help."""
 
 
 class ControlRefused(ControlError):
@@ -309,7 +304,7 @@ class UnsupportedOptimizer(UnsupportedError):
 
 
 class UnsupportedModel(UnsupportedError):
-    """The model's training step cannot be split into gradients here and an update there."""
+    """The training step cannot be split into the worker's gradients and the servers' update."""
 
 
 class FeedEndedWarning(UserWarning):
@@ -317,11 +312,11 @@ class FeedEndedWarning(UserWarning):
 
 
 class NodeError(TFOSError):
-    """Base of this room's errors."""
+    """Base of the errors of a node's processes."""
 
 
 class NodeStartError(NodeError):
-    """The supervisor of a node did not come up."""
+    """The supervisor of a node did not start."""
 
 
 class VersionSkew(NodeStartError):
@@ -329,12 +324,12 @@ class VersionSkew(NodeStartError):
 
 
 class LinkError(NodeError):
-    """The peer of the link sent something that is no message."""
+    """The peer of the link sent bytes that are no valid message."""
 
 
 class ClusterStopped(NodeError):
-    """The cluster was stopped while this node still ran."""
+    """The driver stopped the cluster while this node still ran."""
 
 
 class NoServersError(NodeError):
-    """Parameter servers were asked for in a cluster without any."""
+    """A call needs parameter servers, and the cluster has none."""

@@ -1,4 +1,4 @@
-"""The record of a node's failure, and who the node is.
+"""NodeFailure, the record of a node's failure, and NodeId, the node's identity.
 
 Covers: NodeId, NodeFailure and the error types that the driver sets.
 Does not: make the record of a dead child (tfos.node.failure), describe it (tfos.errors).
@@ -23,10 +23,10 @@ class NodeId(msgspec.Struct, frozen=True):
 
 
 class NodeFailure(msgspec.Struct, frozen=True):
-    """Why a node failed: a record, so that the first one can be the headline.
+    """A node's failure as a record; an error shows the first record as its headline.
 
-    `error_type` is the qualified name of the user's exception, or one of the names below when no
-    Python exception tells the reason. Times are not in it: arrival order at the driver decides.
+    `error_type` is the qualified name of the user's exception, or one of the names below when there
+    is no Python exception. The record has no time: arrival order at the driver decides.
     """
 
     node: NodeId
@@ -45,8 +45,8 @@ class NodeFailure(msgspec.Struct, frozen=True):
 
 
 EXECUTOR_LOST = "ExecutorLost"
-"""`NodeFailure.error_type`: the node's executor ended under it."""
+"""`NodeFailure.error_type`: the node's executor ended."""
 
 
 NODE_SILENT = "NodeSilent"
-"""`NodeFailure.error_type`: set by the driver for a node that it no longer hears."""
+"""`NodeFailure.error_type`: set by the driver for a node without heartbeats."""

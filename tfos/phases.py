@@ -8,7 +8,7 @@ from tfos.errors import PhaseError
 
 
 class ClusterPhase(enum.Enum):
-    """Where a cluster stands; the value is the sentence that status shows."""
+    """Phase of a cluster; the value is the text that status shows."""
 
     NEW = "planned, nothing reserved yet"
     RESERVED = "slots counted, control server listens, nodes may register"

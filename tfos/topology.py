@@ -76,11 +76,11 @@ def plan(cluster_size: int, num_ps: int, *, master_node: str | None = None) -> P
 
     Args:
         cluster_size: nodes in total, >= 1.
-        num_ps: how many of them hold parameters, 0 <= num_ps < cluster_size.
+        num_ps: number of parameter servers among them, 0 <= num_ps < cluster_size.
         master_node: role name of the chief, `chief` or `master`; None: `worker:0` is the chief.
 
     Raises:
-        SettingsError: the numbers leave no worker or are no numbers.
+        SettingsError: an argument is no integer, or the numbers leave no worker.
         UnsupportedError: an unknown role.
     """
     _check_count("cluster_size", cluster_size, at_least=1)
@@ -96,8 +96,8 @@ def plan(cluster_size: int, num_ps: int, *, master_node: str | None = None) -> P
         )
     if master_node is not None and master_node not in CHIEF_ROLES:
         raise UnsupportedError(
-            f"master_node={master_node!r} is no role of tfos. Use 'chief', 'master', or None: "
-            "then worker:0 is the chief."
+            f"master_node={master_node!r} is no role of tfos. Use 'chief', 'master', or None, with "
+            "which worker:0 is the chief."
         )
     servers = tuple(PlannedNode(PS_ROLE, index, index) for index in range(num_ps))
     named_chief = [PlannedNode(master_node, 0, 0, is_chief=True)] if master_node else []

@@ -180,7 +180,7 @@ def test_jobs_run_in_the_scheduler_pool_of_the_users_thread(spark):
 def test_a_context_that_was_stopped_after_reserve_is_named(spark):
     with _reserve(spark) as cluster:
         spark.stop()
-        with pytest.raises(UnsupportedError, match="the SparkContext is stopped; make a new one"):
+        with pytest.raises(UnsupportedError, match="the SparkContext is stopped; create a new one"):
             cluster.start(main_fun)
     assert cluster.phase is ClusterPhase.CLOSED
 

@@ -82,7 +82,7 @@ def test_the_schema_of_a_record():
 def test_what_cannot_be_is_named():
     with pytest.raises(FeedSettingsError, match=r"column 'd' is decimal\(9,2\)"):
         dfutil.toTFExample([("d", "decimal(9,2)")])
-    with pytest.raises(DataError, match="'x' holds bytes that are no UTF-8; name it"):
+    with pytest.raises(DataError, match="'x' holds bytes that are not UTF-8; name it"):
         list(dfutil.fromTFExample([encode_example({"x": b"\xff"})]))
     with pytest.raises(DataError, match="got a int"):
         dfutil.infer_schema(3)

@@ -1,7 +1,7 @@
 """Console at the driver: nodes' output, warnings and one live line of progress.
 
 Covers: prefixes, escaping, a live line on a terminal and plain lines elsewhere, silence.
-Does not: decide what is worth showing.
+Does not: decide what to show.
 Runs in: the driver; writes to its standard error, so that the program's own output stays clean.
 Threads: any; one lock keeps lines whole.
 """
@@ -37,12 +37,12 @@ class Console:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a live line can be drawn."""
+        """Whether the stream can show a live line."""
         isatty = getattr(self._out(), "isatty", None)
         return bool(isatty and isatty())
 
     def line(self, text: str) -> None:
-        """Show one line of our own."""
+        """Show one line of the driver."""
         if self.enabled:
             self._write(f"tfos | {printable(text)}")
 

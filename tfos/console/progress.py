@@ -30,7 +30,7 @@ class TrainingProgress:
 
     num_epochs: int
     title: str = ""
-    """What is fed instead of an epoch of the call."""
+    """Title in place of the epoch number, such as a micro-batch."""
     epoch: int = 0
     """Which of them runs, from 0."""
     rows_per_epoch: int | None = None
@@ -50,7 +50,7 @@ class TrainingProgress:
         self.add(sample)
 
     def add(self, sample: Sample) -> None:
-        """Take new totals."""
+        """Add new totals."""
         self._samples.append(sample)
         while len(self._samples) > 2 and sample.at_s - self._samples[0].at_s > _WINDOW_S:
             self._samples.popleft()
@@ -72,7 +72,7 @@ class TrainingProgress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the last epoch ends, or None while nothing is known."""
+        """Estimated seconds until the last epoch ends, or None without an estimate."""
         if not self._samples:
             return None
         now = self._samples[-1]

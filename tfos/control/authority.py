@@ -20,7 +20,7 @@ _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_A
 _CLOCK_SKEW = datetime.timedelta(days=1)
 """Certificates start a day ago: executors' clocks may be behind the driver's."""
 _LIFETIME = datetime.timedelta(days=365)
-"""Longer than any job; the key dies with the driver's process anyway."""
+"""Longer than any job; the key exists only in the driver's memory anyway."""
 
 
 class ClusterAuthority:
@@ -52,12 +52,12 @@ class ClusterAuthority:
     def data_node(self, name: str) -> TlsCredentials:
         """Return one node's credentials for the data plane, where it may listen and connect.
 
-        They are of no use on the control plane: the names in them are others.
+        The control plane refuses them, because their names differ.
         """
         return self._issue(f"data {name}", data_name(self._cluster_id), _SERVER, _CLIENT)
 
     def data_client(self) -> TlsCredentials:
-        """Return credentials of the data plane for who only connects: driver and feed tasks."""
+        """Return connect-only credentials of the data plane, for the driver and feed tasks."""
         return self._issue("data client", data_name(self._cluster_id), _CLIENT)
 
     def _issue(

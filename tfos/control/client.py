@@ -3,7 +3,7 @@
 Covers: mutual TLS to the driver, typed failures, re-subscribing without losing an order.
 Does not: decide when to heartbeat or what an order means (tfos.node.supervisor).
 Runs in: the supervisor; imports no numpy.
-Threads: calls may come from any thread; orders arrive on one thread of the client's own.
+Threads: calls may come from any thread; a thread of the client receives orders.
 """
 
 from __future__ import annotations
@@ -45,8 +45,14 @@ _REFUSALS = frozenset(
 class ControlClient:
     """One node's connection to its driver.
 
-    Every call raises ControlUnavailable when nobody answered in time (try again) and
-    ControlRefused when the driver does not want this node (end).
+    Every call raises ControlUnavailable when no reply arrived in time (retry) and
+    ControlRefused when the driver refuses this node (exit).
+
+    Args:
+        address: `host:port` of the driver's control server.
+        cluster_id: the cluster that the server's certificate must name.
+        node: this attempt of the node.
+        credentials: certificate and key of the node.
     """
 
     def __init__(
@@ -81,16 +87,16 @@ class ControlClient:
     def heartbeat(
         self, heartbeat: messages.Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S
     ) -> messages.HeartbeatReply:
-        """Prove life; the reply tells a replaced attempt that it is fenced."""
+        """Send a heartbeat; the reply to a replaced attempt says that it is fenced."""
         return self._call(codec.HEARTBEAT, heartbeat, codec.decode_heartbeat_reply, timeout_s)
 
     def report(self, event: messages.Event, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Report something that happened, once it has happened."""
+        """Report an event."""
         report = messages.EventReport(self.node, event)
         self._call(codec.REPORT, report, codec.decode_ack, timeout_s)
 
     def log(self, batch: messages.LogBatch, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Send lines of output; losing some is better than waiting."""
+        """Send lines of output; the caller may drop them on failure."""
         self._call(codec.LOG, batch, codec.decode_ack, timeout_s)
 
     def orders(
@@ -98,13 +104,13 @@ class ControlClient:
         on_order: Callable[[messages.Order], None],
         on_end: Callable[[str], None],
     ) -> None:
-        """Start receiving orders on a thread of the client's own.
+        """Start receiving orders on a separate thread.
 
         Args:
             on_order: called for each order, in order, each exactly once.
-            on_end: called once with the reason when no order will come any more: the driver
-                refused this attempt or ended the stream. Not called after `close()`. A broken
-                connection is no end: the client subscribes again until it is closed.
+            on_end: called once with the reason when the driver refused this attempt or ended the
+                stream. Not called after `close()`. After a broken connection the client subscribes
+                again until it is closed.
         """
         self._orders_thread = threading.Thread(
             target=self._receive, args=(on_order, on_end), name="tfos-orders", daemon=True

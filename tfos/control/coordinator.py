@@ -4,9 +4,9 @@ Covers: the lock, the clock, liveness, waiting with deadlines, showing nodes' ou
 Does not: decide (tfos.control.state), move bytes (tfos.control.server), run Spark jobs
 (tfos.spark.jobs).
 Runs in: the driver.
-Threads: every method from any thread; `_lock` guards the state, `_changed` wakes who waits for it.
-The user's own thread only reads: `with` of a plain lock is safe from Ctrl-C, of a Condition it is
-not (Python code enters it). One thread looks for silence.
+Threads: every method from any thread; `_lock` guards the state, `_changed` wakes waiting threads.
+The user's thread only reads: `with` of a plain lock is safe from Ctrl-C, of a Condition it is not
+(Python code enters it). One thread checks for silent nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SYMPTOMS = (
     *("WorkerLost", "ServerGone", "RequestTimeout"),  # of ps
     *("PeerGone", "DeadlineExceeded", "NodeSilent"),
 )
-"""Errors that follow from another node's end; they make no headline while a cause is known."""
+"""Errors that follow from the end of another node; no headline while a cause is known."""
 
 
 class Coordinator:
@@ -94,12 +94,12 @@ class Coordinator:
 
     @property
     def phase(self) -> ClusterPhase:
-        """Where the cluster stands."""
+        """Phase of the cluster."""
         with self._lock:
             return self._state.phase
 
     def read(self, question: Callable[[ClusterState], Value]) -> Value:
-        """Return what a question about the state gives, under the lock."""
+        """Return the result of a function of the state, called under the lock."""
         with self._lock:
             return question(self._state)
 
@@ -110,15 +110,19 @@ class Coordinator:
             self._changed.notify_all()
 
     def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
-        """Wait until `done`; returns whether it came true within `timeout_s`.
+        """Wait until `done`; return whether it came true in time.
 
-        The condition is looked at after every event, so there is no polling delay.
+        The coordinator checks the condition after every event, so there is no polling delay.
+
+        Args:
+            done: the condition on the state, called under the lock.
+            timeout_s: seconds to wait at most.
         """
         with self._changed:
             return self._changed.wait_for(lambda: done(self._state), timeout_s)
 
     def wake(self) -> None:
-        """Make waiters look again: something outside of the state has changed."""
+        """Make waiting threads check again: something outside of the state has changed."""
         with self._lock:
             self._changed.notify_all()
 
@@ -149,7 +153,7 @@ class Coordinator:
             return reply
 
     def on_heartbeat(self, heartbeat: messages.Heartbeat) -> messages.HeartbeatReply:
-        """Note a sign of life and a node's numbers."""
+        """Record a heartbeat and a node's counters."""
         with self._lock:
             reply, actions = self._state.on_heartbeat(heartbeat, self._clock())
             self._execute(actions)
@@ -171,7 +175,7 @@ class Coordinator:
             return self._state.on_stream_opened(node, self._clock())
 
     def on_stream_closed(self, node: NodeId) -> None:
-        """The node's connection is gone."""
+        """Record that the node's connection is closed."""
         self.act(lambda state: state.on_stream_closed(node, self._clock()))
 
     # ---- inside ----

@@ -21,7 +21,7 @@ from tfos.topology import PlannedNode
 
 
 class NodeStatus(enum.Enum):
-    """How far a node is; the value is what status shows."""
+    """Status of a node; the value is the text that status() shows."""
 
     MISSING = "not registered"
     REGISTERED = "starting"
@@ -34,9 +34,9 @@ class NodeStatus(enum.Enum):
 
 
 WINDOW_BEATS = 16
-"""Half a minute: what `status` calls lately."""
+"""Heartbeats of half a minute, the window of status()."""
 LIVE = frozenset({NodeStatus.REGISTERED, NodeStatus.READY, NodeStatus.RUNNING, NodeStatus.DONE})
-"""Its supervisor is there and takes orders."""
+"""Whether its supervisor runs and takes orders."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Member:
     """The last heartbeats, the newest last."""
     flushes: dict[str, FlushReached] = field(default_factory=dict)
     last_feeds: tuple[FeedSnapshot, ...] = ()
-    """Of a worker whose main_fun has returned."""
+    """Last counts of a worker whose main_fun has returned."""
     batches: dict[str, BatchReport] = field(default_factory=dict)
     """The chief's last report by feed."""
 
@@ -84,19 +84,19 @@ class Member:
         return self.beats[-1] if self.beats else None
 
     def hear(self, heartbeat: Heartbeat) -> None:
-        """Keep a heartbeat unless a newer one is here."""
+        """Keep a heartbeat unless a newer one has arrived."""
         if not self.beats or heartbeat.seq > self.beats[-1].seq:
             self.beats.append(heartbeat)
             self.phase = heartbeat.phase or self.phase
 
     def note(self, event: PhaseChanged | FlushReached | BatchReport) -> None:
-        """Keep what it says of its progress."""
+        """Keep an event about its progress."""
         match event:
             case PhaseChanged(phase):
                 self.phase = phase
             case FlushReached(feed, epoch):
                 known = self.flushes.get(feed)
-                # The threads that wait for epochs may say it in another order.
+                # The threads that wait for epochs may report in another order.
                 if known is None or epoch >= known.epoch:
                     self.flushes[feed] = event
             case BatchReport(feed):
@@ -131,7 +131,7 @@ class Member:
         return max(candidates, key=_progress_of)
 
     def failure(self, error_type: str, message: str) -> NodeFailure:
-        """Return a record for a failure that the node could not report by itself."""
+        """Return a record for a failure that the node could not report."""
         return NodeFailure(
             self.node,
             self.host,

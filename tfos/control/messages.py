@@ -1,18 +1,17 @@
 """Messages between the driver and a node's supervisor, as typed structs.
 
-Covers: what is said on the control plane (gRPC, msgpack bodies) in both directions.
+Covers: the messages of the control plane (gRPC, msgpack bodies) in both directions.
 Does not: transport (tfos.control.server, tfos.control.client), decisions (tfos.control.state),
 tensors (rpc).
 
 Direction and call:
     supervisor -> driver
         Register -> RegisterReply     unary, upsert by (role, index, attempt)
-        Heartbeat -> HeartbeatReply   unary, every `heartbeat_s`; proves life, carries progress
-        EventReport -> EventAck            unary, at once: Listening, FlushReached, Failed, Done ...
-        LogBatch -> EventAck               unary, rate-limited lines of the node's output
-    driver -> supervisor
-        Subscribe -> stream of SequencedOrder   server stream; orders arrive at once
-A node proves who it is by its TLS certificate; the server refuses a message whose node differs.
+        Heartbeat -> HeartbeatReply unary, every `heartbeat_s`; carries progress EventReport ->
+        EventAck unary, at once: Listening, FlushReached, Failed, Done ... LogBatch -> EventAck
+        unary, rate-limited lines of the node's output driver -> supervisor Subscribe -> stream of
+        SequencedOrder server stream; orders arrive at once A node proves its identity by its TLS
+        certificate; the server refuses a message whose node differs.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class RegisterReply(msgspec.Struct, frozen=True):
     heartbeat_s: float = 2.0
     lease_s: float = 20.0
     hang_s: float = 20.0
-    """A child that shows no life for so long is to be ended."""
+    """Seconds after which the supervisor ends a suspended child."""
 
 
 class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -72,12 +71,12 @@ class FeedSnapshot(msgspec.Struct, frozen=True):
     """The last epochs."""
 
     def epoch(self, number: int) -> EpochRowCounts:
-        """Return the counts of an epoch; none if nothing of it ever came."""
+        """Return the counts of an epoch; zeros if no row of it arrived."""
         return next((each for each in self.epochs if each.epoch == number), EpochRowCounts(number))
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """Sign of life with the node's latest numbers."""
+    """Heartbeat with the node's latest counters."""
 
     node: NodeId
     seq: int
@@ -93,7 +92,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):
-    """`fenced` tells an old attempt that it was replaced and must end."""
+    """`fenced`: the attempt was replaced and must exit."""
 
     fenced: bool = False
 
@@ -131,13 +130,13 @@ class BatchReport(msgspec.Struct, frozen=True, tag=True):
     number: int
     """Of the order that this answers."""
     is_done: bool
-    """It was carried out; False: a batch's rows may come now."""
+    """True: the order was carried out. False: a batch's rows may be fed now."""
     trained: dict[str, int]
-    """Last batch id by query whose rows the parameters contain."""
+    """By query, the last batch id that the parameters contain."""
     saved: dict[str, int]
     """The same, of the newest checkpoint."""
     is_noted: bool = True
-    """Whether main_fun tells when a batch was trained, so that `trained` and `saved` hold it."""
+    """Whether main_fun reports trained batches, so that `trained` and `saved` include them."""
     error: str = ""
     """Why it could not be saved."""
 
@@ -150,13 +149,13 @@ class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def is_local(self) -> bool:
-        """Whether only its own host reaches it."""
+        """Whether only the chief's host can reach it."""
         host = urlsplit(self.url).hostname or ""
         return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
-    """What the child is doing now: `importing`, `waiting for roster`, `main_fun`, ..."""
+    """Activity of the child: `importing`, `waiting for roster`, `main_fun`, ..."""
 
     phase: str
 
@@ -168,13 +167,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Restarted(msgspec.Struct, frozen=True, tag=True):
-    """The server was killed and its supervisor has started it again."""
+    """The server was killed, and its supervisor has restarted it."""
 
     failure: NodeFailure
     """How it ended."""
     count: int
     limit: int
-    """Restarts so far, and how many there may be."""
+    """Restarts so far, and their limit."""
 
     def __str__(self) -> str:
         number = f"{self.count} of {self.limit}"
@@ -191,7 +190,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The child ended well: main_fun returned, or the server obeyed an order to stop."""
 
     feeds: tuple[FeedSnapshot, ...] = ()
-    """What became of its rows: no more of them will be trained."""
+    """Final counts of its feeds: no further row will be trained."""
 
 
 Event = (
@@ -229,7 +228,7 @@ class Subscribe(msgspec.Struct, frozen=True):
 
 
 class RosterEntry(msgspec.Struct, frozen=True):
-    """One node as its peers need to know it; `rank` counts workers (chief is 0) or servers."""
+    """One node as its peers see it; `rank` counts workers (chief is 0) or servers."""
 
     node: NodeId
     rank: int
@@ -256,11 +255,12 @@ class Flush(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     validation: FeedEpoch | None = None
     """Feed and epoch of the rows that validate it, which are fed next."""
     rounds: int = 0
-    """In which lost rows of it were fed again; an order that a new round overtook means nothing."""
+    """Rounds in which lost rows were fed again; an order that a newer round superseded is
+    ignored."""
 
 
 class TrainBatch(msgspec.Struct, frozen=True, tag=True):
-    """To the chief: the epoch of this feed that comes now is a micro-batch of a stream."""
+    """To the chief: the next epoch of this feed is a micro-batch of a stream."""
 
     feed: str
     number: int
@@ -285,20 +285,20 @@ class LeaveBatch(msgspec.Struct, frozen=True, tag=True):
 
 
 class SaveBatches(msgspec.Struct, frozen=True, tag=True):
-    """To the chief: save what was trained of streams since the last save."""
+    """To the chief: save the micro-batches trained since the last save."""
 
     feed: str
     number: int
 
 
 class FinishFeed(msgspec.Struct, frozen=True, tag=True):
-    """No more rows will come on this feed."""
+    """The feed ends: no more rows will arrive."""
 
     feed: str
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True):
-    """This worker is gone: servers fence it and release every wait for it."""
+    """This worker is lost: servers fence it and release every wait for it."""
 
     rank: int
     incarnation: int
@@ -332,7 +332,7 @@ Order = (
 
 
 class SequencedOrder(msgspec.Struct, frozen=True):
-    """An order and its place, from 1, among all orders to this node."""
+    """An order and its number, from 1, among all orders to this node."""
 
     seq: int
     order: Order

@@ -14,20 +14,20 @@ from tfos.control import messages
 
 KEPT_ORDERS = 4096
 _CHECK_S = 5.0
-"""A waiting stream looks this often whether its peer is still there; waking is by notify."""
+"""Interval at which a waiting stream checks whether its peer is connected; notify wakes it."""
 
 
 class Outbox:
     """The orders to one attempt of one node.
 
     Orders are few (start, one or two per epoch, finish, stop), but a stream has epochs without end.
-    The newest are kept: who has not had one that is thousands of epochs old does not train.
+    The outbox keeps the newest: a node that lacks one from thousands of epochs ago does not train.
     """
 
     def __init__(self) -> None:
         self._orders: list[messages.Order] = []
         self._dropped = 0
-        """Orders before the first one that is kept."""
+        """Number of orders before the first one that is kept."""
         self._changed = threading.Condition()
         self._stream = 0
         self._closed = False
@@ -54,14 +54,14 @@ class Outbox:
             return stream == self._stream
 
     def wake(self) -> None:
-        """Make waiting streams look at `is_active` again."""
+        """Make waiting streams check `is_active` again."""
         with self._changed:
             self._changed.notify_all()
 
     def stream(
         self, number: int, after: int, is_active: Callable[[], bool]
     ) -> Iterator[messages.SequencedOrder]:
-        """Yield the orders after `after` as they come; ends when replaced, closed or inactive."""
+        """Yield the orders after `after` as they arrive; end when replaced, closed or inactive."""
         while True:
             with self._changed:
                 while (
@@ -72,7 +72,7 @@ class Outbox:
                 ):
                     self._changed.wait(_CHECK_S)
                 place = after - self._dropped
-                is_here = 0 <= place < len(self._orders)  # below: gone, and nothing can go on
+                is_here = 0 <= place < len(self._orders)  # smaller: no longer kept
                 if number != self._stream or not is_active() or not is_here:
                     return
                 order = self._orders[place]

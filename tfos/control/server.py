@@ -1,11 +1,11 @@
 """The driver's side of the control plane: an authenticated gRPC server for all nodes.
 
-Covers: mutual TLS, who may say what, order streams, decoding with typed refusal.
+Covers: mutual TLS, permissions of nodes, order streams, decoding with typed refusal.
 Does not: decide anything (a ControlHandler does, see control.coordinator).
 Runs in: the driver's Python.
 Threads: every call runs on a daemon thread of this server and ends in the handler, which must
-serialise by itself. Daemon threads, because an executor of `concurrent.futures` would make the
-interpreter wait at exit for streams that live as long as their nodes.
+serialise its calls. An executor of `concurrent.futures` would make the interpreter wait at exit for
+streams that last as long as their nodes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tfos.failure import NodeId
 _LOG = logging.getLogger(__name__)
 
 _SPARE_THREADS = 16
-"""Unary calls served at once, beside one stream per node."""
+"""Unary calls served at the same time, in addition to one stream per node."""
 _CLOSE_GRACE_S = 0.2
 
 
 class ControlHandler(Protocol):
-    """What the server calls; every method may be called from several threads at once."""
+    """Handler of the server's calls; several threads may call every method at once."""
 
     def on_register(self, register: messages.Register) -> messages.RegisterReply:
         """Answer a node that announces itself."""
 
     def on_heartbeat(self, heartbeat: messages.Heartbeat) -> messages.HeartbeatReply:
-        """Note a sign of life."""
+        """Record a heartbeat."""
 
     def on_event(self, node: NodeId, event: messages.Event) -> None:
         """Act on a report."""
@@ -52,7 +52,7 @@ class ControlHandler(Protocol):
         """Return why this attempt gets no orders; empty if it may have them."""
 
     def on_stream_closed(self, node: NodeId) -> None:
-        """The node's connection for orders is gone, for whatever reason."""
+        """The node's order stream is closed, for any reason."""
 
 
 class ControlServer:
@@ -275,7 +275,7 @@ def _peer_name(context: grpc.ServicerContext) -> str:
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
     context.abort(code, details)
-    raise ControlError(details)  # abort() has raised; this tells the type checker
+    raise ControlError(details)  # abort() has raised; this line is for the type checker
 
 
 def _bracketed(host: str) -> str:

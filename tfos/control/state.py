@@ -5,8 +5,8 @@ Does not: send, wait, lock or look at a clock (tfos.control.coordinator does). P
 Threads: none; the coordinator serialises the calls.
 
 A worker that was killed from outside (signal KILL or TERM, executor lost, silence) is *lost*: the
-servers fence it and training goes on while other workers remain. Everything else that ends a node
-before it was told to is fatal: the cluster becomes FAILED and every node gets the order to stop.
+servers fence it, and training goes on while other workers remain. Any other end of a node without
+an order is fatal: the cluster becomes FAILED, and every node receives the order to stop.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Tell the user; the cluster goes on."""
+    """Warn the user; the cluster goes on."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the user something good."""
+    """Inform the user."""
 
     text: str
 
@@ -65,7 +65,7 @@ class ClusterState:
     """Those that failed the cluster; the first is the root cause."""
     tensorboard: messages.TensorBoardUp | None = None
     is_starting: bool = False
-    """Its node jobs are submitted: a node may hold a slot before it registers."""
+    """The node jobs are submitted: a node may hold a slot before it registers."""
     is_ending: bool = False
     """The driver stops the nodes: one that registers now is refused."""
     members: dict[str, Member] = field(init=False)
@@ -75,7 +75,7 @@ class ClusterState:
     def __post_init__(self) -> None:
         self.members = {node.name: Member(node) for node in self.plan.nodes}
 
-    # ---- what the coordinator asks ----
+    # ---- queries of the coordinator ----
 
     @property
     def servers(self) -> list[Member]:
@@ -88,7 +88,7 @@ class ClusterState:
         return [self.members[node.name] for node in self.plan.workers]
 
     def roster(self) -> tuple[messages.RosterEntry, ...]:
-        """Return every node that serves, as its peers need to know it."""
+        """Return every serving node, as its peers see it."""
         return tuple(
             messages.RosterEntry(
                 member.node, member.planned.rank, member.host, member.executor_id, member.endpoint
@@ -118,7 +118,7 @@ class ClusterState:
         ]
 
     def live(self) -> list[Member]:
-        """Return the nodes whose supervisor is there."""
+        """Return the nodes whose supervisor runs."""
         return [member for member in self.members.values() if member.is_live]
 
     # ---- orders ----
@@ -136,7 +136,7 @@ class ClusterState:
         return [Send(each.node, order) for each in self.training()]
 
     def finish(self, feeds: tuple[str, ...]) -> list[Action]:
-        """End the feeds for good, also at workers whose main_fun has returned."""
+        """End the feeds finally, also at workers whose main_fun has returned."""
         return [
             Send(worker.node, messages.FinishFeed(feed))
             for worker in self.workers
@@ -154,7 +154,7 @@ class ClusterState:
         return actions
 
     def end(self, members: list[Member], reason: str, *, grace_s: float) -> list[Action]:
-        """Stop these nodes for good: no node may join any more."""
+        """Stop these nodes finally: no node may join any more."""
         self.is_ending = True
         return self.stop(members, reason, grace_s=grace_s)
 
@@ -174,7 +174,7 @@ class ClusterState:
     def on_register(
         self, register: messages.Register, now_s: float
     ) -> tuple[messages.RegisterReply, list[Action]]:
-        """A supervisor is up: an upsert by (role, index, attempt)."""
+        """Handle a registration: an upsert by (role, index, attempt)."""
         member = self.members.get(register.node.name)
         if member is None:
             return self._refuse(f"this cluster has no {register.node.name}: {self.plan}")
@@ -188,7 +188,7 @@ class ClusterState:
             )
         if self.phase is ClusterPhase.RUNNING:
             actions = self._vanished(
-                member, EXECUTOR_LOST, "Spark started its task again: its executor is gone"
+                member, EXECUTOR_LOST, "Spark restarted its task: its executor was lost"
             )
             reply, _ = self._refuse("the cluster runs already; a lost node does not rejoin")
             return reply, actions
@@ -203,7 +203,7 @@ class ClusterState:
     def on_heartbeat(
         self, heartbeat: messages.Heartbeat, now_s: float
     ) -> tuple[messages.HeartbeatReply, list[Action]]:
-        """A sign of life; a replaced or lost attempt hears that it is fenced."""
+        """Handle a heartbeat; the reply to a replaced or lost attempt says that it is fenced."""
         member = self._current(heartbeat.node)
         if member is None:
             return messages.HeartbeatReply(fenced=True), []
@@ -212,7 +212,7 @@ class ClusterState:
         return messages.HeartbeatReply(), []
 
     def on_event(self, node: NodeId, event: messages.Event, now_s: float) -> list[Action]:
-        """Something happened at a node; reports of fenced attempts are ignored."""
+        """Handle an event of a node; reports of fenced attempts are ignored."""
         member = self._current(node)
         if member is None:
             return []
@@ -237,16 +237,16 @@ class ClusterState:
         return []
 
     def on_stream_opened(self, node: NodeId, now_s: float) -> str:
-        """A node wants its orders; returns why not, or nothing."""
+        """Handle a subscription to orders; return the reason of a refusal, or an empty string."""
         member = self._current(node)
         if member is None:
-            return f"{node.name} attempt {node.attempt} was replaced or given up"
+            return f"{node.name} attempt {node.attempt} was replaced or fenced"
         member.heard_s = now_s
         member.stream_lost_s = None
         return ""
 
     def on_stream_closed(self, node: NodeId, now_s: float) -> list[Action]:
-        """A node's connection is gone: its end after the order to stop, else it may reconnect."""
+        """Handle a closed connection: after an order to stop it is the end; else it may return."""
         member = self._current(node)
         if member is not None:
             if member.stop_ordered:
@@ -255,7 +255,7 @@ class ClusterState:
         return []
 
     def on_tick(self, now_s: float) -> list[Action]:
-        """Look for nodes that went silent."""
+        """Find silent nodes."""
         actions: list[Action] = []
         for member in self.live():
             silent_s = now_s - member.heard_s
@@ -264,13 +264,13 @@ class ClusterState:
                 actions += self._vanished(
                     member,
                     NODE_SILENT,
-                    f"its supervisor is gone: connection closed {lost_s:.1f} s ago",
+                    f"its supervisor ended: connection closed {lost_s:.1f} s ago",
                 )
             elif silent_s > self.config.hang_s:
                 actions += self._vanished(
                     member,
                     NODE_SILENT,
-                    f"no sign of life for {silent_s:.1f} s (limit {self.config.hang_s:.0f} s): "
+                    f"no heartbeat for {silent_s:.1f} s (limit {self.config.hang_s:.0f} s): "
                     "frozen or cut off from the driver",
                 )
         return actions
@@ -278,7 +278,7 @@ class ClusterState:
     # ---- decisions ----
 
     def _current(self, node: NodeId) -> Member | None:
-        """Return the member if this is its newest attempt and it was not given up."""
+        """Return the member if this is its newest attempt and it is not fenced."""
         member = self.members.get(node.name)
         if member is None or node.attempt != member.attempt or not member.is_live:
             return None
@@ -314,7 +314,7 @@ class ClusterState:
         if not event.is_local:
             actions.append(
                 Warn(
-                    f"TensorBoard has no login: anybody who reaches {event.url} can read it. Pass "
+                    f"TensorBoard has no login: anyone who reaches {event.url} can read it. Pass "
                     "tensorboard_host='127.0.0.1' to reserve() to bind loopback on the chief's host"
                 )
             )
@@ -334,7 +334,7 @@ class ClusterState:
         if member.stop_ordered:
             member.status = NodeStatus.ENDED
             if failure.traceback and self.phase is ClusterPhase.FAILED:
-                self._note(failure)  # it failed by itself while the order to stop was on its way
+                self._note(failure)  # it failed before the order to stop arrived
             return []
         outside = failure.signal in _FROM_OUTSIDE or failure.error_type == EXECUTOR_LOST
         return self._end_of(member, failure, outside=outside)
@@ -349,7 +349,7 @@ class ClusterState:
 
     def _end_of(self, member: Member, failure: NodeFailure, *, outside: bool) -> list[Action]:
         if outside and not failure.signal and self.phase is ClusterPhase.RESERVED:
-            # Its executor or supervisor is gone, not only its child: Spark starts the task again,
+            # Its executor or supervisor was lost, not only its child: Spark restarts the task,
             # and a newer attempt will register.
             member.status = NodeStatus.MISSING
             member.endpoint = None
@@ -374,7 +374,7 @@ class ClusterState:
         )
 
     def _fence(self, member: Member, failure: NodeFailure) -> list[Action]:
-        """Tell the servers, or they would wait for this worker or accept its late pushes."""
+        """Order the servers to fence a worker; they would wait for it or accept its late pushes."""
         rank, attempt = member.planned.rank, member.node.attempt
         return self._to_servers(messages.FenceWorker(rank, attempt, failure.message))
 

@@ -60,8 +60,9 @@ _REPORTS = msgspec.msgpack.Decoder(FeedReport)
 
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 BATCH_BYTES = 1 << 20
-"""Of an Arrow batch between Spark's JVM and Python, and so of what a feed task holds. Spark's own
-64 MiB (or 10,000 rows) are no faster, 128 KiB are slower: measured as `scripts/bench feed_df`."""
+"""Size of an Arrow batch between Spark's JVM and Python, which bounds the memory of a feed task.
+Spark's own 64 MiB (or 10,000 rows) are no faster, 128 KiB are slower: measured by `scripts/bench
+feed_df`."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -69,7 +70,7 @@ class FrameSource:
     """A DataFrame of a classic session; made only if every column can be fed."""
 
     def __init__(self, request: FeedRequest) -> None:
-        """Check what can be checked without a job.
+        """Check the DataFrame and the request without a Spark job.
 
         Raises:
             SettingsError: names the column, its type and what to do.
@@ -104,7 +105,7 @@ class FrameSource:
 
 
 def with_plain_names(frame: Any) -> Any:
-    """Return the DataFrame with columns under names that any query can use: its own, or numbers."""
+    """Return the DataFrame with column names that any query can use: its own, or numbered ones."""
     columns = frame.columns
     plain = all(map(_PLAIN_NAME.fullmatch, columns))
     if plain and len({name.lower() for name in columns}) == len(columns):
@@ -121,8 +122,8 @@ def check_classic(frame: Any) -> None:
     """
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         raise SettingsError(
-            "this DataFrame belongs to Spark Connect, which starts no processes on executors; make "
-            "it with a classic session: SparkSession.builder.master(...) without remote()."
+            "this DataFrame belongs to Spark Connect, which starts no processes on executors; "
+            "create it with a classic session: SparkSession.builder.master(...) without remote()."
         )
 
 

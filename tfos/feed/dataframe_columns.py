@@ -1,4 +1,4 @@
-"""DataFrame columns: which a feed can carry, and what their missing values become.
+"""DataFrame columns: which ones a feed can carry, and how it fills missing values.
 
 Covers: refusing columns by name and type before a job runs, `columns=` and `nulls=` of train().
 Does not: read rows (feeding.arrow.encoder), import pyspark: types are known by their typeName().
@@ -22,14 +22,14 @@ _NUMBERS = {*_INTEGER_BITS, "float", "double", "decimal"}
 _TEXTS = {"string", "char", "varchar"}
 _SCALARS = {*_NUMBERS, *_TEXTS, "boolean", "binary", "date", "timestamp", "timestamp_ntz"}
 _REMEDIES = {
-    "map": "take what you need of it: F.col(name)['key']",
-    "void": "it holds nothing but nulls: drop it",
-    "variant": "take what you need of it: F.variant_get(name, '$.path', 'double')",
+    "map": "select values from it: F.col(name)['key']",
+    "void": "it holds only nulls: drop it",
+    "variant": "select values from it: F.variant_get(name, '$.path', 'double')",
     "daytimeinterval": "cast it to a number: F.col(name).cast('long')",
     "yearmonthinterval": "cast it to a number of months: F.col(name).cast('int')",
-    "interval": "make a number of it: F.extract(F.lit('DAYS'), name)",
-    "time": "make a number of it: F.hour(name) * 60 + F.minute(name)",
-    "matrixudt": "make an array of it: a udf that returns its toArray().tolist()",
+    "interval": "convert it to a number: F.extract(F.lit('DAYS'), name)",
+    "time": "convert it to a number: F.hour(name) * 60 + F.minute(name)",
+    "matrixudt": "convert it to an array: a udf that returns its toArray().tolist()",
 }
 
 
@@ -46,10 +46,14 @@ class Leaf:
 
 
 def select(names: Sequence[str], columns: object) -> tuple[int, ...]:
-    """Return the places of the chosen columns; all for None.
+    """Return the positions of the chosen columns.
+
+    Args:
+        names: columns of the DataFrame.
+        columns: names of the chosen ones, in the feed's order; None: all.
 
     Raises:
-        SettingsError: one is missing or stands there twice, or there is none.
+        SettingsError: a column is missing or duplicate, or no column is chosen.
     """
     if columns is None:
         chosen = list(names)
@@ -64,7 +68,7 @@ def select(names: Sequence[str], columns: object) -> tuple[int, ...]:
             raise SettingsError(f"the DataFrame has no column {name!r}: it has {list(names)}.")
         if list(names).count(name) > 1 or chosen.count(name) > 1:
             raise SettingsError(
-                f"column {name!r} stands there twice: rename one, for example by df.toDF(...)."
+                f"column {name!r} exists twice: rename one, for example by df.toDF(...)."
             )
     return tuple(map(list(names).index, chosen))
 
@@ -78,7 +82,7 @@ def leaves(fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:
     found = tuple(leaf for name, kind in fields for leaf in _leaves(name, kind, 1))
     if len(found) > MAX_COLUMNS:
         raise SettingsError(
-            f"{len(found)} columns, a feed carries {MAX_COLUMNS}; make arrays of them: F.array()."
+            f"{len(found)} columns, a feed carries {MAX_COLUMNS}; combine them by F.array()."
         )
     names = [leaf.name for leaf in found]
     for name in names:
@@ -106,7 +110,7 @@ def _leaves(name: str, kind: Any, depth: int) -> Iterator[Leaf]:
         while item.typeName() == "array":
             item = item.elementType
         if item.typeName() not in _SCALARS - _TEXTS - {"binary"}:
-            remedy = "explode it, or make one string of it: F.array_join(name, ' ')"
+            remedy = "explode it, or convert it to one string: F.array_join(name, ' ')"
             raise _refused(name, kind, remedy)
         yield Leaf(name, item.typeName(), is_list=True)
     elif type_name in _SCALARS:
@@ -122,14 +126,14 @@ def _refused(name: str, kind: Any, remedy: str) -> SettingsError:
 
 
 def fills(found: Sequence[Leaf], nulls: object) -> dict[str, Any]:
-    """Return what missing values become, by column; columns left out may miss nothing.
+    """Return the fill values of missing values by column; other columns must not have nulls.
 
     Args:
         found: the columns.
         nulls: "error"; a value for every column that it fits, as df.na.fill; or values by column.
 
     Raises:
-        SettingsError: a column that is not there, or a value that does not fit it.
+        SettingsError: a column does not exist, or a value does not fit its column.
     """
     if isinstance(nulls, str) and nulls == "error":
         return {}

@@ -42,10 +42,10 @@ def result_columns(output: Any, given: Sequence[str]) -> Any:
     Args:
         output: a column's name, whose type is then array<float> (None: "prediction"); or names and
             types as Spark writes them, "digit int, scores array<float>", or as a StructType.
-        given: the DataFrame's own columns, which stay.
+        given: names of the DataFrame's own columns, which do not change.
 
     Raises:
-        SettingsError: no such types, or a name that is taken.
+        SettingsError: an unknown type, or a name that the DataFrame already has.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
@@ -103,7 +103,7 @@ def _arrow_type(field: Any, kind: Any, *, inside: bool = False) -> pa.DataType:
 
 
 def is_frame(data: Any) -> bool:
-    """Tell a DataFrame from an RDD."""
+    """Whether the data is a DataFrame, not an RDD."""
     return hasattr(data, "mapInArrow") and hasattr(data, "schema")
 
 
@@ -136,7 +136,7 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
 
 
 def _by_udf(frame: Any, places: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
-    """Let Spark keep the rows: what is sent goes to its Python process, only results come back."""
+    """Spark keeps the rows: only the fed columns go to its Python process, only results return."""
     from pyspark.sql.functions import col
 
     plain = with_plain_names(frame)
@@ -148,7 +148,7 @@ def _by_udf(frame: Any, places: Sequence[int], results: Any, task: ArrowInferenc
         for found in task.results(_partition(), batches):
             yield found.to_struct_array()
 
-    # Not deterministic: else Spark may ask for the same results more than once.
+    # Not deterministic: otherwise Spark may compute the same results more than once.
     answers = _arrow_udf()(answer, returnType=results).asNondeterministic()(*sent)
     name = _free_name("answers", plain.columns)
     given = [col(old).alias(new) for old, new in zip(plain.columns, frame.columns, strict=True)]
@@ -170,7 +170,7 @@ def _by_map(frame: Any, places: Sequence[int], results: Any, task: ArrowInferenc
 
 
 def _arrow_udf() -> Any:
-    """Return pyspark's arrow_udf, which is there since Spark 4.1, or None."""
+    """Return pyspark's arrow_udf, which exists since Spark 4.1, or None."""
     from pyspark.sql import functions
 
     return getattr(functions, "arrow_udf", None)
@@ -196,7 +196,6 @@ def _fed_places(asked: Sequence[str] | None, frame: Any) -> tuple[int, ...]:
     missing = [name for name in names if name not in given]
     if missing or not names:
         raise SettingsError(
-            f"columns={list(names)}, but the DataFrame has {list(given)}; name what main_fun is to "
-            "be given"
+            f"columns={list(names)}, but the DataFrame has {list(given)}; name columns that exist"
         )
     return dataframe_columns.select(given, names)

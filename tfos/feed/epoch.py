@@ -1,4 +1,4 @@
-"""Epoch feed: one epoch under way, its workers, their counts and what the console shows.
+"""Epoch feed: one running epoch, its workers, their counts and its console lines.
 
 Covers: questions to the cluster's state.      Pure.
 Does not: feed or wait (tfos.feed.epochs), count (tfos.feed.ledger).
@@ -32,20 +32,20 @@ class EpochFeed:
         self.progress = progress
         self.ledger = EpochLedger(task.feed, task.epoch)
         self.rounds = 0
-        """Of feeding lost rows again that have begun."""
+        """Rounds of feeding lost rows again that have begun."""
 
     def next_round(self, targets: tuple[FeedTarget, ...], rows: Rows) -> FeedTask:
-        """Return the task that feeds lost rows again, to these workers."""
+        """Return the task that feeds lost rows again to these workers."""
         self.rounds += 1
         return dataclasses.replace(self.task, targets=targets, again=rows, round_number=self.rounds)
 
     def last_of(self, workers: Iterable[Member]) -> dict[int, EpochRowCounts]:
-        """Return what workers said last of this epoch, by rank."""
+        """Return the workers' last counts of this epoch by rank."""
         feed, epoch = self.task.feed, self.task.epoch
         return {worker.planned.rank: worker.feed(feed).epoch(epoch) for worker in workers}
 
     def new_losses(self, state: ClusterState) -> list[Member]:
-        """Return the lost workers whose rows of this epoch are nobody's yet."""
+        """Return the lost workers whose rows of this epoch are not assigned to others yet."""
         return [
             worker
             for worker in state.workers
@@ -76,7 +76,7 @@ def _marks(worker: Member) -> float:
 
 
 def final_line(report: reports.EpochReport, progress: TrainingProgress) -> str:
-    """Return the line that stays when an epoch is over."""
+    """Return the console line of a finished epoch."""
     title = progress.title or f"epoch {progress.epoch + 1} of {progress.num_epochs}"
     parts = [f"{title}: {report.summary}"]
     if progress.steps_per_s > 0:  # unknown in an epoch shorter than a heartbeat

@@ -44,7 +44,7 @@ class RouteLog:
         self._logged: dict[str, set[str]] = {}
 
     def tell(self, feed: str, reports: Iterable[FeedReport]) -> None:
-        """Show a line if the tasks of a job took a way that this feed had not taken before."""
+        """Show a line if the tasks of a job used a route that this feed had not used before."""
         ways = Counter(way for report in reports for way in report.ways)
         logged = self._logged.setdefault(feed, set())
         if ways.keys() <= logged:
@@ -88,8 +88,7 @@ class EpochFeeder:
 
         Args:
             request: what to feed.
-            is_abandoned: whether the user was interrupted and does not wait for this any more;
-            wake the
+            is_abandoned: whether the user's thread no longer waits for this call; wake the
                 coordinator once it changes.
         """
         feed, num_epochs = request.feed, request.num_epochs
@@ -135,7 +134,7 @@ class EpochFeeder:
             self._console.progress(validation.add(report), final=True)
 
     def feed_batch(self, request: FeedRequest) -> None:
-        """Feed a micro-batch of a stream; an interval in which nothing came is no epoch."""
+        """Feed a micro-batch of a stream; an interval without rows is no epoch."""
         if not request.data.isEmpty():
             self.train(request)
 
@@ -144,7 +143,7 @@ class EpochFeeder:
     ) -> reports.EpochReport | None:
         """Feed a micro-batch of a Structured Stream; None if main_fun has returned everywhere.
 
-        Returns once the chief has said that it was trained, and saved if due, or never will.
+        Returns once the chief has reported it as trained, and saved if due, or never will.
         """
         progress = TrainingProgress(1, title=f"batch {batch.batch_id}")
         with self._calls.enter(request.feed, is_abandoned) as call:
@@ -201,7 +200,7 @@ class EpochFeeder:
         finally:
             if batch is not None and not is_fed:
                 self._coordinator.act(lambda state: batch.leave(state, feed, in_part=not is_empty))
-            # Also if it failed: what a later call feeds waits behind the end of this epoch.
+            # Also if it failed: the rows of a later call wait behind the end of this epoch.
             if is_empty:
                 self._epochs[feed] = epoch
             else:
@@ -221,7 +220,7 @@ class EpochFeeder:
     def _begin(
         self, batch: MicroBatch, call: FeedCall, progress: TrainingProgress, stall_s: float
     ) -> None:
-        """Tell the chief of a micro-batch; return once its rows may come."""
+        """Announce a micro-batch to the chief; return once its rows may be fed."""
         feed, act = call.feed, self._coordinator.act
         act(lambda state: batch.begin(state, feed, call.epoch))
         try:
@@ -233,7 +232,7 @@ class EpochFeeder:
             raise
 
     def _end(self, run: EpochFeed) -> None:
-        """Wait until every worker has trained the epoch; feed again what is lost meanwhile."""
+        """Wait until every worker has trained the epoch; feed lost rows again."""
         feed, epoch = run.task.feed, run.task.epoch
         while True:
             self._watch.until(
@@ -245,7 +244,7 @@ class EpochFeeder:
             try:
                 is_open = self._feed_lost(run)
             except BaseException:
-                # It may have taken the order back: rows of later epochs would never be read.
+                # A round may have revoked the order: rows of later epochs would never be read.
                 self._coordinator.act(lambda state: state.flush(feed, epoch, rounds=run.rounds))
                 raise
             if is_open:
@@ -254,7 +253,7 @@ class EpochFeeder:
                 return
 
     def _feed_lost(self, run: EpochFeed) -> bool:
-        """Feed again what lost workers had not trained, until nothing is; False if nothing was."""
+        """Feed lost workers' untrained rows again until none is left; False if none was lost."""
         fed = False
         while lost := self._coordinator.read(run.new_losses):
             names = ", ".join(worker.name for worker in lost)

@@ -1,12 +1,12 @@
 """Ledger of one epoch: which worker accepted which rows, what is trained, lost, repeated.
 
 Covers: EpochLedger; rows to feed again after a loss, the counts of the epoch's report.
-Does not: feed (tfos.feed.epochs), ask workers (tfos.control.members has what they last said).
+Does not: feed (tfos.feed.epochs), ask workers (tfos.control.members has their last counts).
 Runs in: the driver.      Pure.
 
-A worker trains rows in the order in which it accepted them, so one number, how many rows of the
-epoch it has trained, tells of every accepted row whether it was. Of a lost worker that number is as
-old as its last sign of life: rows that it trained after that are fed again, and are repeated.
+A worker trains rows in acceptance order, so one counter per epoch says which rows are trained. The
+counter of a lost worker is as old as its last heartbeat: rows that it trained after that are fed
+again and count as repeated.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class EpochLedger:
         """By worker: partition and packed rows, as the feed tasks reported them."""
 
     def add(self, reports: Iterable[FeedReport], *, again: bool = False) -> int:
-        """Take the reports of a job; return how many rows found no worker.
+        """Add the reports of a job; return how many rows no worker accepted.
 
         Args:
-            reports: of all its tasks.
-            again: whether it fed rows that had been fed before. A partition that has another number
-                of rows now was computed otherwise: what was fed of it stands for no row of before.
+            reports: one per task of the job.
+            again: whether the job fed lost rows again. A partition whose number of rows has changed
+                was computed differently: its rows then replace none of the lost ones.
         """
         dropped = 0
         for report in reports:
@@ -63,10 +63,10 @@ class EpochLedger:
         return worker in self._accepted and worker not in self._given_up
 
     def take_lost(self, lost: Mapping[int, EpochRowCounts]) -> Rows:
-        """Return what these workers had accepted and not trained; each row is returned once.
+        """Return the rows that these workers had accepted and not trained, each row once.
 
         Args:
-            lost: the lost workers, with what they last said of this epoch.
+            lost: the lost workers, with their last counts of this epoch.
         """
         found: dict[int, RowRanges] = {}
         self._given_up |= lost.keys()
@@ -88,16 +88,16 @@ class EpochLedger:
         """Return the counts of the epoch.
 
         Args:
-            last: what each worker said last of this epoch, by rank.
-            names: of the workers, by rank.
-            seconds: that the epoch took.
+            last: each worker's last counts of this epoch, by rank.
+            names: names of the workers, by rank.
+            seconds: duration of the epoch.
         """
         trained = 0
         repeated = self._again_rows
         for worker, rows in last.items():
             known = self._trained_of(worker, rows.trained_rows)
             trained += known
-            # What else it trained came from attempts of tasks that failed and were retried.
+            # Its other trained rows came from attempts of tasks that failed and were retried.
             repeated += rows.trained_rows - known
         return EpochReport(
             feed=self._feed,
@@ -111,7 +111,7 @@ class EpochLedger:
         )
 
     def _trained_of(self, worker: int, position: int) -> int:
-        """Return how many of the reported rows of this worker stand before this position."""
+        """Return how many of this worker's reported rows are before this position."""
         count = 0
         for _, packed in self._accepted.get(worker, ()):
             num_rows, end = rows_and_end(packed)
@@ -121,5 +121,5 @@ class EpochLedger:
 
 
 def num_rows(rows: Rows) -> int:
-    """Return how many rows there are."""
+    """Return the total number of rows."""
     return sum(stop - start for ranges in rows.values() for start, stop in ranges)

@@ -1,8 +1,8 @@
 """Micro-batch of a stream at the driver: its orders to the chief and the chief's reports.
 
-Covers: the orders to the chief, what its answers mean.      Pure.
-Does not: feed (tfos.feed.epochs), count or skip batches (tfos.streaming), note or save
-(tfos.worker.micro_batches).
+Covers: the orders to the chief, the meaning of its reports.      Pure.
+Does not: feed (tfos.feed.epochs), count or skip batches (tfos.streaming), record or save batch
+ids (tfos.worker.micro_batches).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class MicroBatch:
     """Whether to save once it was trained."""
 
     def begin(self, state: ClusterState, feed: str, epoch: int) -> list[Action]:
-        """Tell the chief that this epoch is the batch."""
+        """Return the order that makes this epoch the batch."""
         order = TrainBatch(
             feed, self.number, epoch, self.query, self.batch_id, self.holds, self.saves
         )
         return [Send(state.workers[0].node, order)]
 
     def leave(self, state: ClusterState, feed: str, *, in_part: bool) -> list[Action]:
-        """Tell the chief that this batch is not to be noted: it failed, or had no rows."""
+        """Return the order not to record this batch: it failed, or had no rows."""
         return [Send(state.workers[0].node, LeaveBatch(feed, self.number, in_part))]
 
     def may_begin(self, state: ClusterState, feed: str) -> bool:
-        """Whether its rows may come, or never need to."""
+        """Whether its rows may be fed, or never will be."""
         return answer_to(state, feed, self.number) is not None or not chief_trains(state)
 
     def is_over(self, state: ClusterState, feed: str) -> bool:
-        """Whether the chief has said that it was trained, and saved if asked, or never will."""
+        """Whether the chief has reported it as trained, and saved if due, or never will."""
         found = answer_to(state, feed, self.number)
         return (found is not None and found.is_done) or not chief_trains(state)
 

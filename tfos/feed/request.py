@@ -1,4 +1,4 @@
-"""Feed requests: what a call asked for, and which call feeds which feed now.
+"""Feed requests: the arguments of a call, and the call that uses each feed now.
 
 Covers: FeedRequest; the table of running calls, which refuses a second call for one feed.
 Does not: check or feed anything (tfos.feed.entry, tfos.feed.epochs).
@@ -75,7 +75,7 @@ class FeedRequest:
     """One call of train() or inference(); checked by feed_door."""
 
     data: Any
-    """What the user gave."""
+    """The user's data: an RDD or DataFrame."""
     feed: str
     """Name of the feed."""
     feed_timeout_s: float
@@ -88,12 +88,12 @@ class FeedRequest:
     output: Any = None
     """inference() of a DataFrame: the result columns; see frame_answers."""
     nulls: Any = "error"
-    """What missing values of a DataFrame become; see tfos.feed.dataframe_columns."""
+    """Fill values of missing values of a DataFrame; see tfos.feed.dataframe_columns."""
     seed: int | None = None
     """Shuffles partitions and rows; None: nothing is shuffled."""
     shuffle_rows: int = 1
     """Rows of the windows in which rows are shuffled."""
     exactly_once: bool = False
-    """Whether a task that Spark repeats leaves out what it had fed before."""
+    """Whether a task that Spark repeats skips the rows that it fed before."""
     batch: MicroBatch | None = None
     """Of a stream: the data is one of its micro-batches."""

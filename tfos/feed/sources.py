@@ -26,10 +26,10 @@ Loads: TypeAlias = Callable[[bytes], Sequence[Any]]
 
 
 def raw_batches(rdd: Any) -> tuple[Any, Loads | None]:
-    """Return an RDD of pickled batches and what unpickles one, or the RDD itself and None.
+    """Return an RDD of pickled batches and its unpickling function, or the RDD itself and None.
 
-    Only parallelized and cached RDDs qualify: their bytes are there already. The rows of any other
-    RDD are made by its own Python functions, which a second pass over bytes would only slow down.
+    Only parallelized and cached RDDs qualify: Spark already stores their bytes. Python functions
+    compute the rows of any other RDD, and a second pass over bytes would only slow them down.
     """
     from pyspark.core.rdd import RDD
     from pyspark.serializers import (
@@ -57,7 +57,7 @@ class FeedSource(Protocol):
         """Run one Spark job over the partitions of `task.order`, in this order.
 
         Returns:
-            What became of each partition.
+            The report of each partition.
         """
 
 
@@ -82,7 +82,7 @@ def source_of(request: FeedRequest) -> FeedSource:
     """Return the source for the data of a call; reads no row.
 
     Raises:
-        SettingsError: the data is nothing that can be fed; names the column of a DataFrame.
+        SettingsError: the data cannot be fed; names the column of a DataFrame.
     """
     data = request.data
     if is_frame(data):
@@ -98,7 +98,7 @@ def answers_of(request: FeedRequest, task: InferenceTask) -> Any:
     """Return a lazy collection of one result per row, in order: an RDD or a DataFrame.
 
     Raises:
-        SettingsError: the data is neither, or what is asked of it does not fit.
+        SettingsError: the data is neither, or an argument does not fit it.
     """
     data = request.data
     if is_frame(data):

@@ -1,8 +1,7 @@
-"""Validation of a train(): its rows are fed once after each epoch, to a feed of their own.
+"""Validation of a train(): its rows are fed once after each epoch, to a separate feed.
 
-Covers: which feed and source that is, its epochs' reports.
-Does not: feed (tfos.feed.epochs), drop what nobody reads (feeding.receiver.feed_queue, in the
-workers).
+Covers: its feed and source, its epochs' reports.
+Does not: feed (tfos.feed.epochs), drop unread rows (feeding.receiver.feed_queue, in the workers).
 Runs in: the driver.      Threads: the call's own.
 """
 
@@ -24,7 +23,7 @@ from tfos.monitor.reports import EpochReport
 
 @dataclass(slots=True)
 class ValidationPlan:
-    """What is fed after each epoch of one call."""
+    """Validation data, fed after each epoch of one call."""
 
     request: FeedRequest
     source: FeedSource
@@ -34,11 +33,11 @@ class ValidationPlan:
 
     @property
     def feed_epoch(self) -> FeedEpoch:
-        """The feed, and its epoch that is fed next."""
+        """The feed and its next epoch."""
         return self.call.feed, self.call.epoch
 
     def add(self, report: EpochReport) -> str:
-        """Keep what became of an epoch's rows; return a line about it."""
+        """Keep an epoch's report; return its console line."""
         self.reports.append(report)
         return (
             f"{self.progress.title}: {report.fed_rows} rows fed, {report.trained_rows} read, "
@@ -50,10 +49,15 @@ class ValidationPlan:
 def validating(
     request: FeedRequest, calls: FeedCalls, is_abandoned: Callable[[], bool]
 ) -> Iterator[ValidationPlan | None]:
-    """Hold the feed of validation for a call; None if it has no validation.
+    """Reserve the feed of validation for a call; None if it has no validation.
+
+    Args:
+        request: the call's request.
+        calls: the table of running calls.
+        is_abandoned: whether the user's thread no longer waits for the call.
 
     Raises:
-        SettingsError: the rows to train go the same way, or the data is nothing that can be fed.
+        SettingsError: the rows to train use the same feed, or the data cannot be fed.
         PhaseError: another call feeds validation.
     """
     if request.validation is None:

@@ -1,6 +1,6 @@
-"""Watch over a running feed: what train() waits for, and the error if it does not come.
+"""Watch of a running feed: what train() waits for, and the error if it does not happen.
 
-Covers: progress shown meanwhile, stalls, a cluster that fails or ends, whose fault a failed job is.
+Covers: progress output, stalls, a cluster that fails or ends, the cause of a failed job.
 Does not: feed (tfos.feed.epochs), count rows (tfos.feed.ledger), draw (tfos.console).
 Runs in: the driver.
 Threads: several calls may wait at once, for different feeds.
@@ -26,13 +26,13 @@ from tfos.phases import ClusterPhase
 from tfos.spark.jobs import SparkJob, TaskCounts, reason_of
 
 _LOOK_S = 1.0
-"""How often progress is looked at; events end a wait at once."""
+"""Interval of progress checks; events end a wait at once."""
 _PLAIN_LINE_S = 5.0
 """Seconds between progress lines where no live line can be drawn."""
 _BLAME_S = 5.0
 """A failed feed job is a symptom if a node's failure arrives within this time."""
 _OF_THE_DATA = f"{RowError.__module__}.{RowError.__qualname__}: "
-"""A reason that begins so is nobody else's symptom."""
+"""A reason with this prefix is a cause, not the symptom of another failure."""
 
 
 class FeedWatch:
@@ -53,6 +53,13 @@ class FeedWatch:
         stall_s: float,
     ) -> None:
         """Wait until `done`, showing progress.
+
+        Args:
+            done: the condition on the cluster's state.
+            call: the running call.
+            progress: counters that the console shows.
+            job: the Spark job that feeds; None: none runs.
+            stall_s: seconds without any movement until FeedTimeout.
 
         Raises:
             NodeFailedError, PhaseError: the cluster failed, or was stopped.
@@ -125,7 +132,7 @@ class FeedWatch:
     # ---- inside ----
 
     def _await_end(self, call: FeedCall) -> None:
-        """Let the stop that has begun come to its end, or leave with the call's user."""
+        """Wait until the cluster has stopped, or the user's call was interrupted."""
         self._coordinator.wait(
             lambda state: _has_ended(state) or call.is_abandoned(), self._config.abort_s
         )
@@ -158,7 +165,7 @@ class FeedWatch:
         return FeedTimeout(
             f"no worker took a row or made a step for {stall_s:.0f} s, and epoch {epoch} of "
             f"{feed!r} has not ended at {'; '.join(waiting)}. If steps are that slow raise "
-            "feed_timeout; if main_fun does not read this feed to its end, let it."
+            "feed_timeout; main_fun must read this feed to its end."
         )
 
 

@@ -1,8 +1,8 @@
 """Prometheus page of a whole cluster, at the driver; docs/guides/metrics.md explains each metric.
 
-Covers: nodes' numbers from their heartbeats, servers' counters, where the page listens, its token.
+Covers: nodes' counters from their heartbeats, servers' counters, the page's address and token.
 Does not: name servers' metrics (ps.stats.prometheus), serve HTTP (rpc.http_page).
-Runs in: the driver.      Threads: any; the page has one of its own.
+Runs in: the driver.      Threads: any; the page has its own thread.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _TOKEN_BYTES = 32
 
 NODE_GAUGES: Fields = {
-    "node_up": ("is_up", "1 while the node runs, or has done its work and is still there"),
-    "node_silence_seconds": ("silent_s", "Since the node's last sign of life"),
+    "node_up": ("is_up", "1 while the node runs, or has done its work and still exists"),
+    "node_silence_seconds": ("silent_s", "Since the node's last heartbeat"),
     "node_resident_memory_bytes": ("rss_bytes", "Resident memory of the node's process"),
 }
 WORKER_COUNTERS: Fields = {
@@ -40,18 +40,18 @@ WORKER_COUNTERS: Fields = {
     "worker_push_seconds": ("push_s", "Pushing, waits for other workers included"),
 }
 FEED_GAUGES: Fields = {
-    "feed_unread_bytes": ("unread_bytes", "Bytes that have arrived and nobody has taken"),
+    "feed_unread_bytes": ("unread_bytes", "Bytes that have arrived and the worker has not read"),
 }
 FEED_COUNTERS: Fields = {
     "feed_fed_rows": ("fed_rows", "Rows that arrived"),
     "feed_taken_rows": ("taken_rows", "Rows that were read, perhaps ahead of main_fun"),
-    "feed_trained_rows": ("trained_rows", "Rows from which main_fun has come back"),
-    "feed_dropped_rows": ("dropped_rows", "Rows that nobody trained"),
+    "feed_trained_rows": ("trained_rows", "Rows that main_fun has trained"),
+    "feed_dropped_rows": ("dropped_rows", "Rows that no worker trained"),
     "feed_starved_seconds": ("starved_s", "Time that main_fun waited for rows"),
 }
 CLUSTER_GAUGES: Fields = {
     "cluster_running": ("is_running", "1 while the cluster runs"),
-    "cluster_lost_nodes": ("lost_nodes", "Workers that are gone while the others go on"),
+    "cluster_lost_nodes": ("lost_nodes", "Workers that are lost while the others go on"),
 }
 
 
@@ -97,7 +97,7 @@ class ClusterPage:
         """Listen.
 
         Raises:
-            SettingsError: the port is none, or somebody holds it.
+            SettingsError: the port is invalid or in use.
         """
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 1 << 16:
             raise SettingsError(f"metrics_port must be in 0..65535, 0 for any free one: {port!r}")
@@ -125,7 +125,7 @@ class ClusterPage:
         return Page(tuple(metric for source in sources for metric in source())).text()
 
     def _sources(self, state: ClusterState, now_s: float) -> list[Callable[[], Iterator[Metric]]]:
-        """Take what is needed out of the state; the metrics are made without its lock."""
+        """Copy the needed values from the state; the metrics are rendered without its lock."""
         members = list(state.members.values())
         nodes = [((each.name,), _node(each, now_s)) for each in members]
         workers = [((each.name,), _worker(each)) for each in state.workers]

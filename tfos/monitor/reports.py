@@ -20,16 +20,16 @@ class EpochReport:
     fed_rows: int
     """Rows of the data."""
     trained_rows: int
-    """Rows of batches from which the training has come back, its push acknowledged."""
+    """Rows of finished batches, whose push the servers have acknowledged."""
     dropped_rows: int
     """Not trained: main_fun had returned, or they were lost with a worker when every other one had
     ended the epoch."""
     repeated_rows: int
-    """Rows that were fed a second time: by a task that Spark repeated, or because they were lost
-    with a worker that had not yet said that it trained them."""
+    """Rows that were fed a second time: by a task that Spark repeated, or because a lost worker had
+    not reported them as trained."""
     seconds: float
     per_worker: dict[str, int] = field(default_factory=dict)
-    """Rows that each worker trained, repeated ones included; of a lost worker, as it last said."""
+    """Rows that each worker trained, repeats included; of a lost worker, its last report."""
 
     def __str__(self) -> str:
         return f"epoch {self.epoch} of {self.feed}: {self.summary}"
@@ -95,7 +95,7 @@ class StepTimes:
 
     @property
     def own_s(self) -> float:
-        """What the worker itself needs for a step, waits for others left out."""
+        """Seconds of the worker's own work per step, without waits for others."""
         spent_s = self.compute_s + self.feed_s + self.pull_s + self.push_s
         return spent_s / self.steps if self.steps else 0.0
 
@@ -123,7 +123,7 @@ class NodeReport:
     pid: int
     attempt: int
     silent_s: float
-    """Since its last sign of life; more than a few heartbeats means trouble."""
+    """Seconds since its last heartbeat; more than a few heartbeats mean trouble."""
     rss_mib: float
     steps: float
     rows: int
@@ -144,7 +144,7 @@ class ClusterReport:
     tensorboard_url: str | None
     failures: tuple[NodeFailure, ...]
     notes: tuple[str, ...] = ()
-    """Who holds the others up: a straggler, a hot shard."""
+    """Sentences about a straggler or a hot shard."""
 
     def __str__(self) -> str:
         head = (

@@ -1,7 +1,7 @@
 """Stragglers: the worker or the server that slows the others down.
 
-Covers: where each worker's time goes, the comparison with the others, the sentence for the user.
-Does not: collect numbers (tfos.control.members keeps the last heartbeats).      Pure.
+Covers: each worker's time by part, the comparison with the others, the sentence for the user.
+Does not: collect counters (tfos.control.members keeps the last heartbeats).      Pure.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Each = TypeVar("Each")
 SLOW = 2.0
 """So many times the others' median is slow: twice is seen by users, noise is below it."""
 LEAST_S = 1e-3
-"""What takes less is not worth a sentence."""
+"""Shorter times are not reported."""
 LEAST_MB = 1.0
-"""Nor what moves less."""
+"""Smaller traffic is not reported."""
 LEAST_STEPS = 3
 _DATA_REQUESTS = ("push", "settle", "pull", "push_rows", "lookup")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """What one server did lately."""
+    """Load of one server in the last heartbeats."""
 
     requests: int
     busy_s: float
@@ -60,7 +60,7 @@ def server_counters(beat: Heartbeat | None) -> ServerStats | None:
 
 
 def server_load(member: Member) -> ServerLoad | None:
-    """Return what a server did between the oldest and the newest heartbeat that is kept."""
+    """Return a server's load between the oldest and the newest kept heartbeat."""
     new = server_counters(member.heartbeat)
     if new is None:
         return None
@@ -107,9 +107,9 @@ def waits_of(servers: Sequence[Member]) -> Waits:
 
 
 def step_times(worker: Member, waits: Waits) -> StepTimes | None:
-    """Return where a worker's time went lately, with few steps since its start.
+    """Return a worker's recent time by part, or since its start if it has made few steps since.
 
-    None: it tells nothing.
+    None: there are no times.
     """
     beat = worker.heartbeat
     if beat is None or "compute_s" not in beat.progress:
@@ -134,7 +134,7 @@ def step_times(worker: Member, waits: Waits) -> StepTimes | None:
 
 
 def find_straggler(times: Mapping[str, StepTimes]) -> str:
-    """Name the slowest worker and where its time goes; empty: none is much slower than the rest."""
+    """Return a sentence about the straggler and its time by part; empty: there is none."""
     found = {name: each for name, each in times.items() if each.steps >= LEAST_STEPS}
     name, others_s = _outlier(found, lambda each: each.own_s, LEAST_S)
     if not name:
@@ -147,7 +147,7 @@ def find_straggler(times: Mapping[str, StepTimes]) -> str:
 
 
 def hot_shard(loads: Mapping[str, ServerLoad]) -> str:
-    """Name the server that takes longest or moves most, and why; empty: they are even."""
+    """Return a sentence about the hot shard and its cause; empty: there is none."""
     found = {name: load for name, load in loads.items() if load.requests}
     name, others_s = _outlier(found, lambda load: load.per_request_s, LEAST_S)
     if name:
@@ -179,7 +179,7 @@ def _hot_table(load: ServerLoad) -> str:
 def _outlier(
     found: Mapping[str, Each], measure: Callable[[Each], float], least: float
 ) -> tuple[str, float]:
-    """Return who measures SLOW times the others' median, and that median; or an empty name."""
+    """Return the node above SLOW times the others' median, and that median; or an empty name."""
     if len(found) < 2:
         return "", 0.0
     measured = {name: measure(each) for name, each in found.items()}

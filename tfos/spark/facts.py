@@ -52,7 +52,7 @@ class SparkFacts:
 
     @property
     def expected_executors(self) -> int | None:
-        """Executors that the configuration promises, or None if it does not say."""
+        """Number of configured executors, or None if the configuration has none."""
         match = _LOCAL_CLUSTER.match(self.master)
         if match:
             return int(match.group(1))
@@ -101,7 +101,7 @@ def classic_context(spark: Any) -> Any:
 def check_running(spark: Any) -> None:
     """Refuse a stopped SparkContext."""
     if spark._jsc is None:
-        raise UnsupportedError("the SparkContext is stopped; make a new one.")
+        raise UnsupportedError("the SparkContext is stopped; create a new one.")
 
 
 def read_facts(sc: Any) -> SparkFacts:

@@ -1,12 +1,12 @@
-"""Spark jobs, each on a thread of its own and under tags of its own.
+"""Spark jobs, each on its own thread and under its own tag.
 
 Covers: running an action on its own thread, cancelling exactly it, short reasons; the scheduler
 pool and other local properties of the thread that starts it.
 Does not: know nodes or feeds; the action is a function.
 Runs in: the driver.
-Threads: one per job. py4j gives each a Java thread of its own, which has none of the local
-properties of the one that started it; pyspark's InheritableThread asks the active SparkContext,
-which may be another than the job's or none.
+Threads: one per job. py4j gives each its own Java thread, without the local properties of the
+thread that started it. pyspark's InheritableThread copies those of the active SparkContext, which
+may not be the job's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfos.spark.facts import check_running
 Result = TypeVar("Result")
 
 _CANCEL_AGAIN_S = 0.5
-"""A job that was not submitted yet when it was cancelled is cancelled again this much later."""
+"""Delay before a job is cancelled again, in case it was not submitted at the first time."""
 _COUNT_S = 1.0
 _PYTHON_ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+)): .+(?:\n(?!\tat ).+)*", re.M
@@ -98,7 +98,7 @@ class SparkJob(Generic[Result]):
         return self._cancelled
 
     def result(self) -> Result:
-        """Return what the action returned. Raises its error."""
+        """Return the action's result, or raise its error."""
         if self.error is not None:
             raise self.error
         if not self.is_ended:
@@ -106,7 +106,7 @@ class SparkJob(Generic[Result]):
         return self._result  # type: ignore[return-value]  # it has ended without an error
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end; returns whether it came."""
+        """Wait for the end of the job; return whether it ended in time."""
         return self._ended.wait(timeout_s)
 
     def cancel(self, timeout_s: float) -> bool:
@@ -161,7 +161,7 @@ def collect_in_order(rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
 
     Args:
         rdd: what to run.
-        order: gives the partitions, from their number.
+        order: returns the partitions to run, given the number of partitions.
     """
     return list(rdd.ctx.runJob(rdd, iter, order(rdd.getNumPartitions())))
 
@@ -185,7 +185,7 @@ def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:
 
 
 def was_cancelled(error: BaseException) -> bool:
-    """Whether a job ended because somebody cancelled it, or the SparkContext stopped under it."""
+    """Whether a job ended because it was cancelled, or because the SparkContext stopped."""
     return _CANCELLED.search(reason_of(error)) is not None
 
 

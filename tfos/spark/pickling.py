@@ -38,14 +38,13 @@ def _explain(main_fun: Any, args: Any, error: Exception) -> str:
         found = _culprit(main_fun, 0) or _culprit_in_owner(main_fun)
         if found is None:
             return (
-                f"main_fun {name} cannot be pickled: {_first_line(error)}. Create what cannot "
-                "travel to an executor inside main_fun."
+                f"main_fun {name} cannot be pickled: {_first_line(error)}. Create objects that "
+                "cannot travel to an executor inside main_fun."
             )
         what, value, where = found
         return (
             f"main_fun {name} refers to {what!r} ({type(value).__qualname__}){where}, which cannot "
-            "travel to an executor. Create it inside main_fun, or pass what it is made from in "
-            "args."
+            "travel to an executor. Create it inside main_fun, or pass its ingredients in args."
         )
     part, value = _culprit_in_data("args", args, 0)
     return (
@@ -55,7 +54,7 @@ def _explain(main_fun: Any, args: Any, error: Exception) -> str:
 
 
 def _culprit(value: Any, depth: int) -> tuple[str, Any, str] | None:
-    """Return name, object and place of the innermost object that refuses."""
+    """Return name, object and location of the innermost object that cannot be pickled."""
     function = value.__func__ if isinstance(value, types.MethodType) else value
     if depth > _MAX_DEPTH or not isinstance(function, types.FunctionType):
         return None
@@ -112,7 +111,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _culprit_in_owner(main_fun: Any) -> tuple[str, Any, str] | None:
-    """Return what the instance of a method, or an object that can be called, holds."""
+    """Return the attributes of a method's instance, or of a callable object."""
     owner = getattr(main_fun, "__self__", main_fun)
     part, value = _culprit_in_data("self", owner, 0)
     return None if value is owner else (part, value, "")

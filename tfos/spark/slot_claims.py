@@ -1,13 +1,13 @@
 """Slot claims: slots of reserved clusters whose nodes have not registered yet.
 
-Spark knows running tasks only, so two reserve() in a row, or at once from two threads, would count
-the same slots twice.
+Spark reports running tasks only, so two reserve() in a row, or at once from two threads, would
+count the same slots twice.
 
-Covers: counting, and that one reserve() looks and takes at a time.
+Covers: counting; the lock that admits one reserve() at a time.
 Does not: count what Spark runs (tfos.spark.facts), decide whether a cluster fits
 (tfos.spark.slots).
 Runs in: the driver; one record for each SparkContext.
-Threads: any; `lock` is held between looking at the offer and taking of it.
+Threads: any; a reserve() holds `lock` between reading the offer and claiming slots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfos.phases import ClusterPhase
 
 
 class SlotClaims:
-    """The clusters of one SparkContext. One that nobody refers to any more holds nothing."""
+    """The clusters of one SparkContext. A cluster without references claims nothing."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -34,9 +34,9 @@ class SlotClaims:
         self._clusters.add(cluster)
 
     def count(self) -> tuple[int, int]:
-        """Return slots promised now, and how many of them are for nodes that start.
+        """Return the slots claimed now, and how many of them are for starting nodes.
 
-        A node that starts holds its slot at Spark, too, for as long as it takes to register.
+        Until a starting node registers, Spark also counts its slot as busy.
         """
         awaited = [cluster.read(_awaited) for cluster in list(self._clusters)]
         starting = sum(count for count, is_starting in awaited if is_starting)

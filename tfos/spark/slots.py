@@ -27,7 +27,7 @@ class ExecutorSlots:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What Spark offers now. `expected` executors, where the configuration says how many."""
+    """Spark's current offer; `expected` is the configured number of executors, if any."""
 
     executors: tuple[ExecutorSlots, ...]
     expected: int | None = None
@@ -43,7 +43,7 @@ class Offer:
 
     @property
     def free(self) -> int:
-        """Slots that no task of this application holds and no other cluster has been promised."""
+        """Slots that no task of this application holds and no other cluster has claimed."""
         return max(0, self.total - self.busy - self.promised)
 
     @property
@@ -59,18 +59,18 @@ class Offer:
 
     @property
     def complete(self) -> bool:
-        """Whether every executor that the configuration promises is there."""
+        """Whether every configured executor has registered."""
         return self.expected is not None and len(self.executors) >= self.expected
 
 
 @dataclass
 class SlotWait:
-    """Decides, offer by offer, whether to start, wait on or give up.
+    """Decides, offer by offer, whether to start, wait or fail.
 
     Executors of YARN and Kubernetes register tens of seconds after the context exists, so too few
-    slots are no failure while more executors are promised. Without a promise (standalone), the
-    offer must stand still for `slot_settle_s`, and so must what other clusters are promised. Nodes
-    of theirs that start are counted twice until they register: that is waited for as well.
+    slots are no failure while more executors are configured. Without a configured number
+    (standalone), the offer and the claims of other clusters must not change for `slot_settle_s`.
+    Their starting nodes are counted twice until they register; SlotWait waits for that too.
     """
 
     plan: Plan

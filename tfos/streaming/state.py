@@ -1,7 +1,7 @@
 """State of a streaming query: its last trained batch, its speed, its stop.
 
-Covers: which batches come again or are missing, holding a batch back while the query is stopped.
-Does not: talk to Spark or to the cluster (tfos.streaming, stream_training).
+Covers: which batches are repeated or missing, holding a batch back while the query stops.
+Does not: call Spark or the cluster (tfos.streaming.streaming, tfos.streaming.handle).
 Runs in: the driver.      Threads: any; each run's condition guards its flags.
 """
 
@@ -20,10 +20,10 @@ _INTERRUPTED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling train_batch: "
     "java.lang.InterruptedException: the query is stopped"
 )
-"""Spark takes an error of a Python function with these words for the end of a query that it was
-told to stop (StreamExecution.isInterruptionException): the batch is neither done nor failed."""
+"""With this text in a Python function's error, Spark ends a query that has the order to stop
+without marking the batch as done or failed (StreamExecution.isInterruptionException)."""
 _HELD_S = 600.0
-"""For stop() to tell Spark; it takes seconds."""
+"""For stop() to reach Spark; it takes seconds."""
 
 
 class StreamStopped(Exception):
@@ -44,7 +44,7 @@ class QueryState:
     last_id: int = -1
     """Of the last batch that is over; -1: none, ever."""
     is_known: bool = False
-    """Whether `last_id` counts what came with a restored checkpoint."""
+    """Whether `last_id` includes the batches of a restored checkpoint."""
     num_unsaved: int = 0
     """Batches trained since the last save."""
     num_batches: int = 0
@@ -59,7 +59,7 @@ class QueryState:
         self.is_known = True
 
     def missing(self, batch_id: int) -> str:
-        """Name the batches between the last one and this one; empty: there are none."""
+        """Return the names of the batches between the last one and this one; empty without any."""
         first, last = self.last_id + 1, batch_id - 1
         if first > last:
             return ""
@@ -72,7 +72,7 @@ class QueryState:
             self.num_batches += 1
             self.rows += report.trained_rows
             self.rows_per_s = report.trained_rows / max(report.seconds, 1e-9)
-        self.last_id = batch_id  # last: who sees it finds the numbers of this batch
+        self.last_id = batch_id  # last: a reader that sees it also sees the numbers of this batch
 
 
 @dataclass
@@ -83,7 +83,7 @@ class StreamRun:
     """Why train_batch failed."""
     is_stopping: bool = False
     is_held: bool = False
-    """A batch has come that is not to be trained."""
+    """Spark brought a batch that the stopped query must not train."""
     let_go: threading.Event = field(default_factory=threading.Event)
     """The query has the order to stop: batches that are held back may end."""
     is_busy: bool = False
@@ -114,7 +114,7 @@ class StreamRun:
                 self._changed.notify_all()
 
     def stop(self, timeout_s: float) -> bool:
-        """Let no further batch begin; returns whether the running one ended in time."""
+        """Prevent further batches; return whether the running one ended in time."""
         with self._changed:
             self.is_stopping = True
             return self._changed.wait_for(lambda: not self.is_busy, timeout_s)
@@ -122,17 +122,17 @@ class StreamRun:
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """How far training is behind the source, from Spark's progress of the last micro-batch."""
+    """Backlog of the source, from Spark's progress of the last micro-batch."""
 
     input_rows_per_s: float
-    """Rows that came per second between the last two triggers."""
+    """Rows per second that arrived between the last two triggers."""
     processed_rows_per_s: float
-    """Rows trained per second; less than came: the stream falls behind."""
+    """Rows trained per second; fewer than arrive: the stream falls behind."""
     batch_s: float
-    """Seconds that the last micro-batch took in all."""
+    """Total seconds of the last micro-batch."""
     behind: dict[str, str]
-    """What the source itself says is still to come: `numFilesOutstanding` of files,
-    `avgOffsetsBehindLatest` of Kafka, by its own names."""
+    """The backlog that the source itself reports, under its own names: `numFilesOutstanding` of
+    files, `avgOffsetsBehindLatest` of Kafka."""
 
     @classmethod
     def of(cls, progress: Any) -> StreamLag:
@@ -149,7 +149,7 @@ class StreamLag:
 
     @property
     def is_growing(self) -> bool:
-        """Whether more rows came than were trained in the same time."""
+        """Whether more rows arrived than were trained in the same time."""
         return self.input_rows_per_s > self.processed_rows_per_s > 0
 
     def __str__(self) -> str:
@@ -161,5 +161,5 @@ class StreamLag:
 
 
 def _rate(value: float | None) -> float:
-    """Return a rate; Spark gives none, or NaN, for a first micro-batch."""
+    """Return a rate, 0 if it is None or NaN, as for a first micro-batch."""
     return 0.0 if value is None or math.isnan(value) else value

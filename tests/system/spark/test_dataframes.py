@@ -250,7 +250,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
     ("no column 'y': it has", lambda s, f: s.range(3), {"columns": ["y"]}),
     ("must be a list of names", lambda s, f: s.range(3), {"columns": "id"}),
     ("no columns to feed", lambda s, f: s.range(3).select(), {}),
-    ("'id' stands there twice", lambda s, f: s.range(3).select("id", "id"), {}),
+    ("'id' exists twice", lambda s, f: s.range(3).select("id", "id"), {}),
     (
         r"'m' is map<string,int>.*F\.col",
         lambda s, f: s.range(3).select(f.expr("map('a', 1)").alias("m")),
