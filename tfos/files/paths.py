@@ -20,11 +20,11 @@ _COMPLETE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def user_location(path: str, what: str) -> Location:
-    """Take apart the path or URL of a directory that a user has named.
+    """Parse the path or URL of a directory from a user.
 
     Args:
-        path: as it was given.
-        what: is to go there; for the message.
+        path: the user's string.
+        what: the files that belong there, for the message.
 
     Raises:
         SettingsError: the path is refused, and shown escaped.
@@ -32,18 +32,18 @@ def user_location(path: str, what: str) -> Location:
     try:
         return parse(path)
     except PathError as error:
-        raise SettingsError(f"{what} cannot go there: {error}") from error
+        raise SettingsError(f"{what} cannot be written there: {error}") from error
 
 
 def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "") -> str:
-    """Return `path` with the scheme and directory it means.
+    """Return `path` with scheme and directory.
 
     Args:
         path: with a scheme (kept), absolute (on `default_fs`), or relative: to the user's home on
             hdfs and viewfs, to `working_dir` on file.
         default_fs: Hadoop's `fs.defaultFS`, for example `hdfs://nn:8020` or `file:///`.
         working_dir: the executor's working directory.
-        user: owner of the home directory; default: who runs this process.
+        user: owner of the home directory; default: the user of this process.
     """
     if _COMPLETE.match(path):
         return path

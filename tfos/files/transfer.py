@@ -25,13 +25,18 @@ DEFAULTS = FileSystemConfig()
 
 
 def upload(source: Path, target: Location, config: FileSystemConfig = DEFAULTS) -> None:
-    """Make a file or directory of this host appear as `target`, in place of what is there.
+    """Copy a file or directory of this host to `target`, replacing the existing one.
 
-    A file is replaced at once. A directory's predecessor is renamed aside first: for the moment
-    between two renames there is none, and afterwards it is removed.
+    A file is replaced atomically. An existing directory is renamed aside first and removed
+    afterwards; between the two renames there is none.
+
+    Args:
+        source: an existing file or directory of this host.
+        target: path or URL of the copy.
+        config: deadlines of the file system.
 
     Raises:
-        OSError: the file system fails; what was there before is there still.
+        OSError: the file system fails; the existing target is unchanged.
         PathError: a file's name is refused.
     """
     fs = filesystem_for(str(target), config)
@@ -55,10 +60,15 @@ def upload(source: Path, target: Location, config: FileSystemConfig = DEFAULTS) 
 
 
 def download(source: Location, target: Path, config: FileSystemConfig = DEFAULTS) -> None:
-    """Copy a file, or a directory with all that is in it, to a new path of this host.
+    """Copy a file or a whole directory to a new path of this host.
+
+    Args:
+        source: path or URL of the original.
+        target: a path that does not exist yet.
+        config: deadlines of the file system.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: `source` does not exist.
         PathError: a name below it could lead out of `target`.
     """
     fs = filesystem_for(str(source), config)
@@ -73,7 +83,7 @@ def download(source: Location, target: Path, config: FileSystemConfig = DEFAULTS
 
 
 def pieces_maker(path: Path) -> Callable[[], Iterator[bytes]]:
-    """Return what makes a file's content, as often as it is called."""
+    """Return a function that reads a file's content anew at every call."""
     return lambda: file_pieces(path)
 
 

@@ -1,11 +1,10 @@
 """Resuming of file reading: positions of a saved run, and where the new run begins.
 
-    reading/NAME/worker/3    `Position` of worker 3; comes with each of its pushes
-    reading/NAME/course      `Course`: what this run has to know of those before it
-    reading/NAME/files       paths and sizes, to name what has changed
+    reading/NAME/worker/3 `Position` of worker 3; sent with each of its pushes reading/NAME/course
+    `Course`: the history of earlier runs reading/NAME/files paths and sizes, to name changed files
 
 The structs are those of feeding.reading.positions.
-Covers: the chief's look at the notes (ps.metadata), the workers' meeting, the names.
+Covers: the chief's reading of the notes (ps.metadata), the workers' rendezvous, the names.
 Does not: read (feeding.reading), push notes (tfos.keras.step.trainer), restore (tfos.worker.saver).
 Runs in: workers.      Threads: main_fun's.
 """
@@ -27,44 +26,44 @@ from tfos.errors import SettingsError
 from tfos.reading.protocols import ReadingContext
 
 MEETING_TIMEOUT_S = 600.0
-"""For the slowest worker to list its files."""
+"""Seconds for the slowest worker to list its files."""
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,100}")
 _MAX_LISTED_BYTES = 512 << 10
 
 _logger = logging.getLogger(__name__)
 _met: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
-"""How often this process, by its client, has met about the rows of a name."""
+"""Number of rendezvous of this process about each name, by client."""
 
 
 def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: Position) -> Course:
-    """Return where reading begins; all workers ask, and all get the same answer.
+    """Return where reading begins; all workers call it and get the same result.
 
     Args:
         ctx: the node's context.
-        name: of the rows.
+        name: name of the rows.
         files: all files.
-        own: a position of a reader that has read nothing.
+        own: the position of a reader that has read nothing.
 
     Raises:
-        SettingsError: a name that cannot be, or the rows were shuffled otherwise.
-        FileChanged: the files are not as they were; names them.
-        NoServersError: the cluster has no servers that would keep the positions.
-        RequestTimeout: a worker did not ask; names it.
+        SettingsError: an invalid name, or the rows were shuffled differently.
+        FileChanged: files have changed; names them.
+        NoServersError: the cluster has no servers to keep the positions.
+        RequestTimeout: a worker did not call it; names the worker.
     """
     if not _NAME.fullmatch(name):
         raise SettingsError(f"rows are named by 1 to 100 of 0-9 A-Z a-z . _ -, got {name!r}")
     client = ctx.ps_client()
     met = _met.setdefault(client, Counter())
     agreed = msgspec.json.encode(_agreed(client, name, tuple(files), own)) if ctx.is_chief else b""
-    # A meeting's answer stays; who asks again in the same run must not get that of the first time.
+    # A rendezvous keeps its answers; a second call in the same run must not get the first ones.
     key = _key(name, f"course/{met[name]}")
     answers = client.rendezvous(key, agreed, timeout_s=MEETING_TIMEOUT_S)
     met[name] += 1
     found = next((answer for answer in answers.values() if answer), None)
     if found is None:
         raise SettingsError(
-            f"the chief has finished without reading {name!r}: all workers make the same rows "
-            "resumable, the chief too"
+            f"the chief has finished without reading {name!r}: every worker, also the chief, "
+            "must make the same rows resumable"
         )
     return msgspec.json.decode(found, type=Course)
 
@@ -75,7 +74,7 @@ def position_note(name: str, worker: int) -> str:
 
 
 def files_note(name: str, files: Iterable[SourceFile]) -> tuple[str, Any]:
-    """Return the name and the value of the note that holds the files; None if they are too many."""
+    """Return name and value of the note that holds the files; value None: too many files."""
     listed = [(file.path, file.size_bytes) for file in files]
     is_short = len(msgspec.json.encode(listed)) <= _MAX_LISTED_BYTES
     return _key(name, "files"), listed if is_short else None
@@ -86,7 +85,7 @@ def _key(name: str, what: str) -> str:
 
 
 def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position) -> Course:
-    """Return the course that the chief finds, and keep it for those who go on from this run."""
+    """Return the course that the chief finds, and store it for runs that resume this one."""
     notes: dict[str, Any] = client.notes()
     prefix = _key(name, "worker/")
     try:
@@ -99,8 +98,8 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
         listed = msgspec.convert(notes.get(_key(name, "files")), list[tuple[str, int]] | None)
     except msgspec.ValidationError as error:
         raise SettingsError(
-            f"the checkpoint's notes {_key(name, '')}... are no positions of files: {error}. Begin "
-            "anew under another name"
+            f"the checkpoint's notes {_key(name, '')}... are no positions of files: {error}. Use "
+            "another name"
         ) from error
     if saved and listed is not None:  # too many files to list have only their fingerprint
         refuse_changed(listed, files)
@@ -111,10 +110,10 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
             client.set_note(key, None)
     if course.generation:
         _logger.info(
-            "rows %r: reading goes on in epoch %d, where %d workers have stopped%s",
+            "rows %r: reading resumes in epoch %d, where %d workers have stopped%s",
             name,
             course.first_epoch,
             len(course.stops[-1]) if course.stops else 0,
-            f"; {own.num_workers} share what they have left",
+            f"; {own.num_workers} workers share the remaining rows",
         )
     return course

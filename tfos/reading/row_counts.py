@@ -1,9 +1,9 @@
 """Row counts of files, made by all workers together, so that each gets equally many rows.
 
-    each worker counts its pieces ─► they meet and bring their counts ─► all know all files' rows
+    each worker counts its pieces ─► rendezvous exchanges the counts ─► all know all files' rows
 
-Covers: the meeting, what is done without servers or without some worker.
-Does not: count (feeding), deal rows out (feeding.reading.splits).
+Covers: the rendezvous, counting without servers or without some worker.
+Does not: count (feeding), assign rows (feeding.reading.splits).
 Runs in: workers.      Threads: main_fun's.
 """
 
@@ -23,39 +23,39 @@ from tfos.errors import NoServersError, SettingsError
 from tfos.reading.protocols import ReadingContext
 
 MEETING_TIMEOUT_S = 3600.0
-"""For the slowest worker to read its share of the files once."""
+"""Seconds for the slowest worker to read its share of the files once."""
 _KEY = "reading/counts"
 
 _logger = logging.getLogger(__name__)
 
 
 class _WorkerCounts(msgspec.Struct, frozen=True):
-    """What one worker brings."""
+    """The counts of one worker."""
 
     files: str
     """Their `fingerprint`."""
     listed: str
-    """The same for people."""
+    """The same as readable text."""
     first: int
-    """Number of the first piece that was counted."""
+    """Number of the first counted piece."""
     rows: list[int]
 
 
 def counted(ctx: ReadingContext, source: Countable, timeout_s: float) -> CountedSource:
-    """Return the same rows from files that know how many they have.
+    """Return the same rows from files with known row counts.
 
     Every worker calls it and counts its share of the bytes; without servers it counts all of them.
 
     Args:
         ctx: the node's context.
         source: the files.
-        timeout_s: for the slowest worker.
+        timeout_s: seconds for the slowest worker.
 
     Raises:
         SettingsError: another worker lists other files.
-        RequestTimeout: a worker did not come; names it.
+        RequestTimeout: a worker did not arrive; names it.
         DataError: a file is damaged and the policy is to fail.
-        OSError: a file cannot be read, or has another size than when it was listed.
+        OSError: a file cannot be read, or its size has changed since it was listed.
     """
     files = source.files()
     pieces = pieces_of(files)
@@ -89,7 +89,7 @@ def counted(ctx: ReadingContext, source: Countable, timeout_s: float) -> Counted
 
 
 def _client(ctx: ReadingContext) -> Any:
-    """Return what the workers meet through; None: there is nobody to meet, or nothing."""
+    """Return the client for the rendezvous; None: there is one worker, or no server."""
     if ctx.num_workers == 1:
         return None
     try:
@@ -99,7 +99,7 @@ def _client(ctx: ReadingContext) -> Any:
 
 
 def _merged(own: _WorkerCounts, answers: Mapping[int, bytes]) -> dict[int, int]:
-    """Return the rows of pieces by number; those of a worker that is gone are missing."""
+    """Return the rows of pieces by number; those of a lost worker are missing."""
     rows: dict[int, int] = {}
     for worker, answer in answers.items():
         counts = msgspec.msgpack.decode(answer, type=_WorkerCounts)

@@ -1,11 +1,11 @@
 """Log mirror: sends TensorBoard's local files to a log directory that is a URL.
 
-TensorFlow writes event files to this host only, and TensorBoard reads them here; what others see is
-a copy. A file is sent whole and replaced at once, so readers find no torn one. It grows while it is
-sent again and again: so a round that took d seconds is followed by a pause of `REST` times d.
+TensorFlow writes event files to this host only, and TensorBoard reads them here; the log directory
+holds copies. Each file is sent as a whole and replaced atomically, so readers find no partial one.
+Files grow and are sent repeatedly: a pause of `REST` times d follows a round of d seconds.
 
-Covers: which files to send when, the last round, telling once what does not work.
-Does not: fail a training, follow links, remove what is gone here.
+Covers: which files to send when, the last round, one warning per failure.
+Does not: fail a training, follow links, remove files that no longer exist here.
 Runs in: workers' processes.      Threads: `tfos-log-mirror`; the public calls from the main one.
 """
 
@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
 REST = 20
-"""Sending takes at most one part in so many of the time."""
+"""Sending takes at most this fraction of the time: one part in `REST`."""
 DEFAULTS = FileSystemConfig()
 
 
@@ -41,10 +41,10 @@ class LogMirror:
         source: a directory of this host; need not exist yet.
         target: a path or URL.
         config: deadlines of one file's sending.
-        period_s: between two rounds, at least.
+        period_s: seconds between two rounds, at least.
 
     Raises:
-        PathError, MissingPackage: nothing can be written there; see filesystem_for.
+        PathError, MissingPackage: the target is not writable; see filesystem_for.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LogMirror:
         self._fs = filesystem_for(target, config)
         self._period_s = period_s
         self._sent: dict[str, tuple[int, int]] = {}
-        """Size and time of change of what is there."""
+        """Size and modification time of the files that were sent, by name."""
         self._refused: set[str] = set()
         self._is_failing = False
         self._ended = threading.Event()
@@ -71,7 +71,7 @@ class LogMirror:
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Send what has changed since the last round, and end; gives up in time. Idempotent."""
+        """Send changed files once more and end, within `timeout_s` seconds. Idempotent."""
         self._ended.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -101,7 +101,7 @@ class LogMirror:
             _logger.warning("log files are sent to %s again", self._target)
         elif failure is not None and not self._is_failing:
             _logger.warning(
-                "log files cannot be sent to %s: %s; it is tried again, training goes on",
+                "log files cannot be sent to %s: %s; sending is retried, training goes on",
                 self._target,
                 failure,
             )

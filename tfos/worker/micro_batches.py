@@ -1,18 +1,18 @@
 """Micro-batches at the chief: which one the parameters contain, recorded and saved.
 
-Covers: the order that an epoch is a micro-batch, its id as a note beside the parameters once every
-worker has trained its rows, the save behind it, the answers to the driver.
-Does not: feed (feeding), find out that rows were trained (tfos.keras.fit.epochs), save
-(tfos.worker.saver).
+Covers: the order that an epoch is a micro-batch, its id as a note with the parameters once every
+worker has trained its rows, the save after it, the reports to the driver. Does not: feed (feeding),
+detect that rows were trained (tfos.keras.fit.epochs), save (tfos.worker.saver).
 Runs in: the chief's process.
 Threads: orders come from `tfos-obey` and are carried out on short-lived threads; `trained` comes
 from the thread that runs `fit`; `_lock` guards the tables, not the servers' calls.
 
     TrainBatch ─► no save begins ─► "its rows may come" ─► every worker trained them ─► note ─► save
                ─► "done"
-The note is set while no worker trains: all have met at the end of the epoch, and none begins the
-next one before the chief has gone on. A checkpoint so holds a whole batch and its id, or neither.
-A batch whose feed failed is taken back (LeaveBatch) before its epoch ends, and so never noted.
+The note is set while no worker trains: all are past the rendezvous at the end of the epoch, and
+none begins the next one before the chief. So a checkpoint holds a whole batch and its id, or
+neither. The driver revokes a batch whose feed failed (LeaveBatch) before its epoch ends, so its
+id is never recorded.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _MAX_QUERIES = 16
 
 
 class MicroBatches:
-    """What the driver's orders and the training code tell each other about micro-batches.
+    """State of the micro-batches, shared by the driver's orders and the training code.
 
     Args:
-        report: sends an answer to the driver.
+        report: sends a report to the driver.
     """
 
     def __init__(self, report: Callable[[BatchReport], object]) -> None:
@@ -47,19 +47,19 @@ class MicroBatches:
         self._saver: ChiefSaver | None = None
         self._due: dict[str, TrainBatch] = {}
         self._left: dict[str, int] = {}
-        """By feed the last order that was taken back."""
+        """By feed, the last order that was revoked."""
         self._in_part: dict[str, int] = {}
-        """By feed the epoch of a batch that failed: the parameters may hold a part of it."""
+        """By feed, the epoch of a failed batch: the parameters may contain a part of it."""
         self._followed: set[str] = set()
         self._trained: dict[str, int] = {}
         self._saved: dict[str, int] = {}
 
     def begin(self, saver: ChiefSaver | None, client: Callable[[], PSClient]) -> None:
-        """Tell the driver what this run goes on from; the servers are filled by now.
+        """Report the batches that the restored parameters contain; the servers hold parameters now.
 
         Args:
-            saver: what saves; None: nothing does.
-            client: gives the connection to the servers that `fit` uses.
+            saver: the chief's saver; None: the cluster does not save.
+            client: returns the client of the servers that `fit` uses.
         """
         self._saver, self._client = saver, client
         if saver is not None:
@@ -69,23 +69,23 @@ class MicroBatches:
         self._answer("", 0)
 
     def expect(self, order: TrainBatch) -> None:
-        """Carry out an order: once no save runs that could hold a part of it, its rows may come."""
+        """Carry out an order: admit its rows once no running save could contain a part of them."""
         if self._saver is not None and order.holds:
             self._saver.hold()
         with self._lock:
             is_abandoned = order.number <= self._left.get(order.feed, -1)
             if not is_abandoned:
                 self._due[order.feed] = order
-        if is_abandoned:  # taken back while a save was waited for
+        if is_abandoned:  # revoked while this thread waited for a save
             self.release()
             return
         self._answer(order.feed, order.number, is_done=False)
 
     def leave(self, order: LeaveBatch) -> bool:
-        """Carry out an order to take a batch back; returns whether saves may begin again.
+        """Carry out an order to revoke a batch; return whether saves may begin again.
 
-        After one that failed they may once a later epoch is trained: a batch that comes again, or
-        other data with which the user has gone on.
+        After a failed batch they may once a later epoch is trained: the repeated batch, or other
+        data that the user feeds.
         """
         with self._lock:
             self._left[order.feed] = order.number
@@ -97,16 +97,16 @@ class MicroBatches:
             return not self._in_part
 
     def release(self) -> None:
-        """Let saves begin by time and steps again."""
+        """Allow saves by time and steps again."""
         if self._saver is not None:
             self._saver.release()
 
     def save(self, order: SaveBatches) -> None:
-        """Carry out an order to save what was trained."""
+        """Carry out an order to save the trained batches."""
         self._answer(order.feed, order.number, error=self._save())
 
     def follow(self, feed: str) -> None:
-        """`fit` reads this feed and will tell when its epochs are trained."""
+        """`fit` reads this feed and reports its trained epochs."""
         with self._lock:
             self._followed.add(feed)
 
@@ -121,7 +121,7 @@ class MicroBatches:
         self._finish(order, error=error)
 
     def flushed(self, feed: str, epoch: int) -> None:
-        """The rows of an epoch were read; nobody will say more if `fit` does not read this feed."""
+        """Handle an epoch whose rows were read; without a `fit` on this feed it is over."""
         with self._lock:
             is_followed = feed in self._followed
         if is_followed:
@@ -139,7 +139,7 @@ class MicroBatches:
         self._answer(order.feed, order.number, **changes)
 
     def _go_on(self, feed: str, epoch: int) -> None:
-        """Release saves that wait for a batch that failed, if this epoch came behind it."""
+        """Release the saves that wait because of a failed batch, if this epoch came after it."""
         with self._lock:
             is_behind = self._in_part.get(feed, epoch) < epoch
             if is_behind:

@@ -1,10 +1,10 @@
 """Saves by the chief: the checkpoint that a run resumes from, then saves while main_fun trains.
 
-Covers: the plan, going on from an earlier run, a client that nobody else uses.
+Covers: the plan, resuming from an earlier run, a separate client.
 Does not: choose when (ps.client.periodic_saver), save (ps.client), decide what a dead server does
 (tfos.node.supervisor.restart_policy).
 Runs in: the chief's process.
-Threads: the public calls come from the main thread; ps.client.periodic_saver has one of its own.
+Threads: the public calls come from the main thread; ps.client.periodic_saver has its own.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class ChiefSaver:
     """Saves by a plan until it is closed.
 
     Args:
-        plan: what the user asked for.
-        make_client: makes a connection to the servers that nobody else uses.
-        open_storage: opens the plan's directory.
+        plan: the user's settings.
+        make_client: creates a separate client of the servers.
+        open_storage: opens the plan's directory or URL.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class ChiefSaver:
         self._saver = PeriodicSaver(period, lambda: self._client)
 
     def start(self) -> None:
-        """Fill the servers if this run goes on from an earlier one, then save beside main_fun.
+        """Restore the servers if this run resumes an earlier one, then save while main_fun runs.
 
         Raises:
-            CheckpointError: no checkpoint there is whole, or the directory is another run's.
+            CheckpointError: no checkpoint is complete, or the directory belongs to another run.
         """
         directory, step = self._plan.directory, -1
         storage = self._open_storage(directory)
@@ -65,7 +65,7 @@ class ChiefSaver:
             if not self._plan.resume:
                 raise CheckpointError(
                     f"{directory} holds checkpoints of another run, newest step "
-                    f"{latest(storage)}; pass Checkpoints(..., resume=True) to go on from it, or "
+                    f"{latest(storage)}; pass Checkpoints(..., resume=True) to resume from it, or "
                     "name an empty directory"
                 )
             step = self._client.restore(directory)
@@ -74,22 +74,22 @@ class ChiefSaver:
         self._saver.start(saved_step=step)
 
     def restored_notes(self) -> dict[str, Any]:
-        """Return the notes that came with what this run goes on from; none for a new run."""
+        """Return the notes of the checkpoint that this run resumes from; none for a new run."""
         return dict(self._client.notes()) if self._is_restored else {}
 
     def hold(self) -> None:
-        """Let no save begin by itself until `release`; waits for one that runs."""
+        """Prevent periodic saves until `release`; wait for a running one."""
         self._saver.hold()
 
     def release(self) -> None:
-        """Save by time and steps again."""
+        """Allow periodic saves again."""
         self._saver.release()
 
     def save_now(self) -> str:
-        """Save what was trained since the last save; returns why it failed, or nothing."""
+        """Save changes since the last save; return the reason of a failure, or an empty string."""
         return self._saver.save_now()
 
     def close(self) -> None:
-        """Save what was trained since the last save, and end. Idempotent."""
+        """Save changes since the last save, and end. Idempotent."""
         self._saver.close()
         self._client.close()

@@ -49,7 +49,7 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no ty
 
     def on_epoch_end(self, epoch, logs=None):
         if self.ctx is not None:
-            self.rows.append(self.model._tfos_exchange.rows)
+            self.rows.append(self.model._tfos_trainer.rows)
 
 
 def make_model(*, built=True, **options):

@@ -136,7 +136,7 @@ def test_float16_skips_non_finite_steps_and_halves_the_scale(cluster):
     poisoned = X[:64].copy()
     poisoned[:32] = np.inf
     model.fit(poisoned, Y[:64], batch_size=32, shuffle=False, verbose=0)
-    assert model._tfos_exchange.skipped_steps == 1
+    assert model._tfos_trainer.skipped_steps == 1
     assert (cluster.pushes, cluster.null_pushes()) == (1, 1)
     assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**14
     assert all(np.isfinite(w.numpy()).all() for w in model.weights)
@@ -160,7 +160,7 @@ def test_non_finite_gradient_can_be_skipped(cluster):
     poisoned = X.copy()
     poisoned[40] = np.nan
     model.fit(poisoned, Y, batch_size=32, shuffle=False, verbose=0)
-    assert model._tfos_exchange.skipped_steps == 1
+    assert model._tfos_trainer.skipped_steps == 1
     assert cluster.pushes == 7
 
 

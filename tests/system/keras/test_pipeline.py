@@ -82,7 +82,7 @@ def test_parameters_are_exactly_so_many_steps_old_and_rates_are_those_of_their_s
 
 def test_every_epoch_ends_with_nothing_in_flight_and_exact_counts(cluster, monkeypatch):
     model = distribute(make_model("adam"), cluster.contexts[0], pipeline=2)
-    exchange, seen, sending, lags = model._tfos_exchange, [], [], []
+    exchange, seen, sending, lags = model._tfos_trainer, [], [], []
     client = cluster.contexts[0].client
     original = client.push_pull
 

@@ -1,19 +1,19 @@
 """Epoch lengths for Keras: the number of batches of an epoch still being fed, and all_epochs.
 
-Covers: what Keras 3.15 asks of an adapter's `num_batches`; `ctx.all_epochs`, a number for
-`fit(epochs=...)` that no feed reaches and that prints as unknown.
+Covers: the comparisons that Keras 3.15 makes with an adapter's `num_batches`; `ctx.all_epochs`, a
+number for `fit(epochs=...)` that no feed reaches and that prints as unknown.
 Does not: read the feed (tfos.keras.data.dataset), end `fit` (tfos.keras.fit.epochs).
 Threads: the thread that runs `fit`.
 
 Keras knows two kinds of data. Where `num_batches` is a number, the epoch's loop runs over
 `range(0, num_batches, steps_per_execution)` and stops as soon as `steps_seen >= num_batches`.
 Where it is None, the epoch ends by an exception, Keras warns that the input ran out of data,
-remembers the count and silently cuts every later epoch to it. An epoch of a feed has another length
-each time, so `num_batches` is this object: a number whose comparisons the feed answers.
+remembers the count and silently truncates every later epoch to it. Epochs of a feed differ in
+length, so `num_batches` is this object: a number whose comparisons the feed answers.
 
-A stream has no known number of epochs: each micro-batch is one. `fit` of a distributed model leaves
-its loop when the feed ends, with a warning if a number of epochs was asked for; with `all_epochs`
-there is nothing to warn of.
+A stream has no known number of epochs: each micro-batch is one. `fit` of a distributed model ends
+with the feed, with a warning if the call named a number of epochs, and without one for
+`all_epochs`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Protocol
 
 
 class Epoch(Protocol):
-    """What is known of the epoch that runs."""
+    """State of the running epoch."""
 
     @property
     def batches(self) -> int:
@@ -57,11 +57,11 @@ class EpochLength:
         return True
 
     def __le__(self, steps_seen: int) -> bool:
-        """Answer `steps_seen >= num_batches`, which Keras asks before every step."""
+        """Evaluate `steps_seen >= num_batches`, as Keras does before every step."""
         return self._epoch.at_end()
 
     def __gt__(self, number: int) -> bool:
-        """Answer "is there anything to loop over" and, for progress bars, "is it known"."""
+        """Whether the epoch has batches and, for progress bars, whether their number is known."""
         if self._epoch.over:
             return self._epoch.batches > number
         return self._epoch.batches == 0

@@ -5,7 +5,7 @@ Does not: know Keras or TensorFlow (a daemon thread inside TensorFlow can crash 
 Threads: `_read` runs in the epoch's own thread; everything else in the consumer's.
 
 The thread never reads past the end of its epoch, so rows of later epochs stay in the feed, where
-another reader finds them and where they are counted as dropped if nobody does.
+another reader finds them, or the feed counts them as dropped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 POLL_S = 0.2
-"""How often a waiting side looks whether the other is gone; nobody waits for this on the way."""
+"""Interval at which a waiting side checks whether the other has ended; it delays no batch."""
 
 
 class Failure:
-    """What the thread died of; raised again where the batch is taken."""
+    """The exception that ended the thread; `take` raises it again."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -32,9 +32,9 @@ class Prefetcher:
 
     Args:
         read: returns a batch, or an object for which `is_end` is true; may block.
-        is_end: tells ends from batches.
-        depth: batches to hold ready.
-        name: of the thread.
+        is_end: whether an object is an end.
+        depth: number of batches to read ahead.
+        name: name of the thread.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Prefetcher:
         self._thread.start()
 
     def take(self) -> Any:
-        """Return the next batch or the end; waits as long as the reader does.
+        """Return the next batch or the end; wait as long as the reader does.
 
         Raises:
-            Exception: what reading raised.
+            Exception: the exception that reading raised.
             RuntimeError: the prefetcher was closed.
         """
         begin_s = time.monotonic()
@@ -74,7 +74,7 @@ class Prefetcher:
                 item = self._queue.get(timeout=POLL_S)
             except queue.Empty:
                 if self._closed.is_set():
-                    raise RuntimeError("the dataset was closed; make another one") from None
+                    raise RuntimeError("the dataset was closed; create another one") from None
         self.waited_s += time.monotonic() - begin_s
         if isinstance(item, Failure):
             self._thread = None
@@ -86,7 +86,7 @@ class Prefetcher:
         return item
 
     def close(self) -> None:
-        """Let the thread end at its next batch; what it has read is lost."""
+        """End the thread at its next batch; batches already read are lost."""
         self._closed.set()
 
     def _read(self) -> None:

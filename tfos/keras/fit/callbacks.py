@@ -95,8 +95,8 @@ class ReportProgress(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._report(logs)
 
     def _report(self, logs: Logs) -> None:
-        exchange = self.model.__dict__.get("_tfos_exchange")
-        steps, rows = (exchange.steps, exchange.rows) if exchange else (self._steps, 0)
-        times = exchange.times.spent() if exchange else {}
+        trainer = self.model.__dict__.get("_tfos_trainer")
+        steps, rows = (trainer.steps, trainer.rows) if trainer else (self._steps, 0)
+        times = trainer.times.spent() if trainer else {}
         loss = (logs or {}).get("loss")
         self._ctx.report_progress(steps, rows, None if loss is None else float(loss), times)

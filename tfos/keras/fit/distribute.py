@@ -90,10 +90,10 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         compression=compression,
     )
     _check(model)
-    exchange = PSTrainer(model, ctx, settings)
+    trainer = PSTrainer(model, ctx, settings)
     if tensors.is_built(model):
-        exchange.attach(seeds=ctx.is_chief)
-    _install(model, exchange)
+        trainer.attach(seeds=ctx.is_chief)
+    _install(model, trainer)
     return model
 
 
@@ -108,7 +108,7 @@ def _check(model: Any) -> None:
             f"Keras runs on the backend {keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow "
             "before the first import of keras"
         )
-    if "_tfos_exchange" in model.__dict__:
+    if "_tfos_trainer" in model.__dict__:
         raise UnsupportedModel(
             "this model is distributed already; call ctx.distribute(model) once, after compile()"
         )
@@ -135,49 +135,49 @@ def _check(model: Any) -> None:
     optimizers.check(model.optimizer)
 
 
-def _install(model: Any, exchange: PSTrainer) -> None:
+def _install(model: Any, trainer: PSTrainer) -> None:
     """Replace methods of this one object. Its class, and with it saving, stays what it was."""
 
     def make_train_function(force: bool = False) -> Any:
-        exchange.check_unchanged()
+        trainer.check_unchanged()
         if model.train_function is None or force:
-            model.train_function = functools.partial(_train, model, exchange)
+            model.train_function = functools.partial(_train, model, trainer)
         return model.train_function
 
     model.train_function = None
     overrides: dict[str, Any] = {
         "make_train_function": make_train_function,
-        "fit": _fit(model, exchange),
+        "fit": _fit(model, trainer),
     }
     pulling = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
     for name in (*pulling, "save", "save_weights", "export"):
-        overrides[name] = _pulling(getattr(model, name), exchange)
+        overrides[name] = _pulling(getattr(model, name), trainer)
     overrides["save"] = _with_slots(overrides["save"], model)
     for name in ("set_weights", "load_weights"):
-        overrides[name] = _pushing(getattr(model, name), exchange)
+        overrides[name] = _pushing(getattr(model, name), trainer)
     # Not setattr: Keras would look for layers and variables in each value.
-    model.__dict__.update(overrides, _tfos_exchange=exchange)
+    model.__dict__.update(overrides, _tfos_trainer=trainer)
 
 
-def _train(model: Any, exchange: PSTrainer, iterator: Iterator[Any]) -> Any:
+def _train(model: Any, trainer: PSTrainer, iterator: Iterator[Any]) -> Any:
     """Train `steps_per_execution` batches, or as many as the epoch still has."""
     import tensorflow as tf
 
     logs, trained = None, 0
     while trained < model.steps_per_execution:
         try:
-            with exchange.times.on("feed"):
+            with trainer.times.on("feed"):
                 data = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             break
-        logs = exchange.train(data)
+        logs = trainer.train(data)
         trained += 1
     if not trained:
         raise StopIteration
     return logs
 
 
-def _fit(model: Any, exchange: PSTrainer) -> Callable[..., Any]:
+def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
     original = model.fit
     signature = inspect.signature(original)
     fits = iter(range(1 << 62))
@@ -191,17 +191,17 @@ def _fit(model: Any, exchange: PSTrainer) -> Callable[..., Any]:
         _check_arguments(arguments)
         validation.check(arguments)
         name = f"fit/{next(fits)}"
-        passes = validation.ValidationPasses(exchange, arguments, name)
-        exchange.begin_validation = passes.begin
-        before = BeforeCallbacks(exchange, dataset, passes, name)
-        after = AfterCallbacks(exchange, name)
+        passes = validation.ValidationPasses(trainer, arguments, name)
+        trainer.begin_validation = passes.begin
+        before = BeforeCallbacks(trainer, dataset, passes, name)
+        after = AfterCallbacks(trainer, name)
         if isinstance(dataset, BatchDataset):
-            exchange.places.follow(dataset)
+            trainer.places.follow(dataset)
             _check_first_epoch(dataset, arguments)
         callbacks = _callback_list(model, arguments, before, after)
         arguments["callbacks"] = callbacks
         try:
-            with exchange.pipelining():
+            with trainer.pipelining():
                 return original(*bound.args, **bound.kwargs)
         except FeedEnded:
             if not isinstance(arguments["epochs"], AllEpochs):
@@ -213,15 +213,15 @@ def _fit(model: Any, exchange: PSTrainer) -> Callable[..., Any]:
                     stacklevel=2,
                 )
             if before.epochs_run:
-                exchange.pull()  # a callback may have swapped weights and averages
+                trainer.pull()  # a callback may have swapped weights and averages
                 # What Keras does where it leaves its loop of epochs:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
             callbacks.on_train_end(before.last_logs)
             return model.history
         finally:
-            exchange.is_between_epochs = False
-            exchange.places.forget()
-            exchange.begin_validation = None
+            trainer.is_between_epochs = False
+            trainer.places.forget()
+            trainer.begin_validation = None
 
     return fit
 
@@ -277,25 +277,25 @@ def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: An
     )
 
 
-def _pulling(original: Callable[..., Any], exchange: PSTrainer) -> Callable[..., Any]:
+def _pulling(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., Any]:
     @functools.wraps(original)
     def pulling(*args: Any, **kwargs: Any) -> Any:
         if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
-            exchange.attach_without_batch()
-            if exchange.begin_validation is not None:
-                exchange.begin_validation()
-        if not exchange.is_between_epochs:
-            exchange.pull()
+            trainer.attach_without_batch()
+            if trainer.begin_validation is not None:
+                trainer.begin_validation()
+        if not trainer.is_between_epochs:
+            trainer.pull()
         return original(*args, **kwargs)
 
     return pulling
 
 
-def _pushing(original: Callable[..., Any], exchange: PSTrainer) -> Callable[..., Any]:
+def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., Any]:
     @functools.wraps(original)
     def pushing(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        exchange.assign()
+        trainer.assign()
         return result
 
     return pushing

@@ -1,18 +1,18 @@
 """Epoch boundaries of a distributed `fit`: the workers' rendezvous and the chief's decisions.
 
-Covers: the callbacks that `distribute` puts around the user's own: combined metrics before them,
-the chief's decisions after them; the end of the feed; the last pull.
-Does not: exchange gradients (tfos.keras.step.trainer).      Threads: the thread that runs `fit`.
+Covers: the callbacks that `distribute` puts around the user's: combined metrics before them, the
+chief's decisions after them; the end of the feed; the last pull.
+Does not: push gradients (tfos.keras.step.trainer).      Threads: the thread that runs `fit`.
 
 At the end of an epoch every worker
-    1. waits for its pushes in flight; is waited for no more (sync, ssp), so that workers with more
-       batches go on;
-    2. meets the others: metrics weighted by rows become everybody's logs;
-    3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters; on the
-       chief a micro-batch of a stream is noted as trained, and saved;
-    4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
-    5. joins again and meets again: learning rate and stop are the chief's.
-Only after 5 does the next epoch begin anywhere, so nobody steps without the others.
+    1. waits for its pushes in flight; leaves the barrier (sync, ssp), so that workers with more
+           batches go on;
+        2. reaches a rendezvous: metrics weighted by rows become the logs of all workers;
+        3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters; the
+           chief records a micro-batch of a stream as trained, and saves it;
+        4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
+        5. joins again and reaches a second rendezvous: learning rate and stop are the chief's.
+    The next epoch begins after 5 on all workers, so no worker steps without the others.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Report(msgspec.Struct, frozen=True):
     fed_epoch: int | None = None
     """The feed's newest epoch that this worker has trained to its end; None: it reads no feed."""
     val_rows: int = 1
-    """Rows behind the metrics of validation; 1 where all validate the same data."""
+    """Rows of the metrics of validation; 1 if all workers validate the same data."""
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What one worker's callbacks decided; the chief's is followed."""
+    """Decisions of one worker's callbacks; all workers follow the chief's."""
 
     chief: bool
     stop: bool
@@ -61,10 +61,10 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     """First in the list of callbacks."""
 
     def __init__(
-        self, exchange: PSTrainer, dataset: Any, validation: ValidationPasses, name: str
+        self, trainer: PSTrainer, dataset: Any, validation: ValidationPasses, name: str
     ) -> None:
         super().__init__()
-        self._exchange = exchange
+        self._trainer = trainer
         self._validation = validation
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None
         self._feed = "" if self._dataset is None else self._dataset.feed
@@ -74,42 +74,42 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.last_logs: Logs = None
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Start together where workers wait, so that no worker's first steps are its own."""
+        """Start all workers together in modes with waits, so that none begins alone."""
         if self._feed:
-            self._exchange.ctx.micro_batches.follow(self._feed)
-        if self._exchange.waits:
-            self._exchange.join()
-            self._exchange.rendezvous(f"{self._name}/begin", b"")
+            self._trainer.ctx.micro_batches.follow(self._feed)
+        if self._trainer.waits:
+            self._trainer.join()
+            self._trainer.rendezvous(f"{self._name}/begin", b"")
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Wait for the epoch's first batch, or learn that there is none and never will be."""
+        """Wait for the epoch's first batch, or for the end of the feed."""
         if self._dataset is not None and not self._dataset.start_epoch():
             raise FeedEnded
         if self._dataset is not None:
-            self._dataset.pushes_under_way = self._exchange.settings.pipeline
-        self._exchange.is_between_epochs = False
-        self._exchange.begin_epoch()
-        self._rows_before = self._exchange.rows
+            self._dataset.pushes_under_way = self._trainer.settings.pipeline
+        self._trainer.is_between_epochs = False
+        self._trainer.begin_epoch()
+        self._rows_before = self._trainer.rows
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Steps 1 to 3 of the module's list."""
-        exchange = self._exchange
-        exchange.attach_without_batch()
-        exchange.drain()
+        trainer = self._trainer
+        trainer.attach_without_batch()
+        trainer.drain()
         if self._dataset is not None:
             self._dataset.pushes_under_way = 0
             self._dataset.all_acknowledged()
-        if exchange.attached:
-            exchange.places.at_end()
-        exchange.leave()
-        rows = exchange.rows - self._rows_before
+        if trainer.attached:
+            trainer.places.at_end()
+        trainer.leave()
+        rows = trainer.rows - self._rows_before
         val_rows = self._validation.take_rows()
         for name in list(logs or {}):
             if logs is not None and not (val_rows if name.startswith("val_") else rows):
                 del logs[name]  # Keras shows the metrics of no batch as 0
         fed_epoch = self._dataset.ended_epoch if self._dataset and self._feed else None
         report = Report(rows, dict(_numbers(logs or {})), fed_epoch, val_rows)
-        answers = exchange.rendezvous(
+        answers = trainer.rendezvous(
             f"{self._name}/{epoch}/metrics", msgspec.msgpack.encode(report)
         )
         reports = _decoded(answers.values(), Report)
@@ -117,61 +117,61 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             logs.update(combine(reports))
             self.last_logs = dict(logs)
         self.epochs_run += 1
-        exchange.pull()
+        trainer.pull()
         self._tell_trained(reports)
-        exchange.is_between_epochs = True
+        trainer.is_between_epochs = True
 
     def _tell_trained(self, reports: Iterable[Report]) -> None:
         """On the chief: no worker trains now, and these epochs are in the parameters."""
         ended = [report.fed_epoch for report in reports if report.fed_epoch is not None]
-        if self._exchange.ctx.is_chief and self._feed and ended:
-            self._exchange.ctx.micro_batches.trained(self._feed, min(ended))
+        if self._trainer.ctx.is_chief and self._feed and ended:
+            self._trainer.ctx.micro_batches.trained(self._feed, min(ended))
 
 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Last in the list of callbacks."""
 
-    def __init__(self, exchange: PSTrainer, name: str) -> None:
+    def __init__(self, trainer: PSTrainer, name: str) -> None:
         super().__init__()
-        self._exchange = exchange
+        self._trainer = trainer
         self._name = name
         self._has_run = False
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """Step 5 of the module's list."""
-        exchange = self._exchange
+        trainer = self._trainer
         self._has_run = True
-        exchange.join()
+        trainer.join()
         self._follow(f"{self._name}/{epoch}/decision")
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
         """End with the same parameters everywhere, restored best weights included."""
-        self._exchange.is_between_epochs = False
-        self._exchange.leave()
+        self._trainer.is_between_epochs = False
+        self._trainer.leave()
         if self._has_run:
-            self._exchange.finalize()
+            self._trainer.finalize()
         self._follow(f"{self._name}/end")
-        self._exchange.pull()
+        self._trainer.pull()
 
     def _follow(self, key: str) -> None:
-        exchange = self._exchange
-        rate = learning_rate(exchange.optimizer)
+        trainer = self._trainer
+        rate = learning_rate(trainer.optimizer)
         stop = bool(self.model.stop_training)
-        own = Decision(exchange.ctx.is_chief, stop, rate, exchange.assigned)
-        exchange.assigned = False
-        answers = exchange.rendezvous(key, msgspec.msgpack.encode(own))
+        own = Decision(trainer.ctx.is_chief, stop, rate, trainer.assigned)
+        trainer.assigned = False
+        answers = trainer.rendezvous(key, msgspec.msgpack.encode(own))
         decision = next((d for d in _decoded(answers.values(), Decision) if d.chief), own)
         if decision is own:
             return
         self.model.stop_training = decision.stop
         if decision.learning_rate is not None and decision.learning_rate != rate:
-            optimizers.unwrap(exchange.optimizer).learning_rate = decision.learning_rate
+            optimizers.unwrap(trainer.optimizer).learning_rate = decision.learning_rate
         if decision.assigned:
-            exchange.pull()
+            trainer.pull()
 
 
 def combine(reports: Iterable[Report]) -> dict[str, float]:
-    """Return everybody's logs: metrics weighted by rows; evenly where all validate the same data.
+    """Return the common logs: metrics weighted by rows, or evenly if all validate the same data.
 
     Exact for means (loss, accuracy); for metrics that are not means (AUC) the mean over workers.
     """

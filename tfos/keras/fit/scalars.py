@@ -1,11 +1,11 @@
 """Scalars for TensorBoard: servers, feeds and the chief's steps.
 
-Covers: the scalars, one run per server (`ps-0`) so that TensorBoard draws servers over each other,
-one for the rest (`cluster`), the thread that asks and writes.
+Covers: the scalars, one run per server (`ps-0`) so that TensorBoard overlays the servers, one for
+the rest (`cluster`), the thread that collects and writes.
 Does not: write what Keras writes (tfos.keras.fit.callbacks).
-Threads: `tfos-scalars` asks over connections of its own and writes; it begins with `fit` and ends
-with it. If that fails, training goes on and one warning says so; after a write that failed, as
-on a full disk, nothing more is written.
+Threads: `tfos-scalars` queries the servers over its own connections and writes; it begins and ends
+with `fit`. A failure is one warning, and training goes on. After a failed write, as on a full disk,
+it writes no more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 5.0
 """Between two requests for the servers' counters."""
 JOIN_S = 10.0
-"""For the last request and its writing; a thread that needs longer is left behind."""
+"""Seconds for the last request and its writing; a slower thread is abandoned."""
 
 Logs = dict[str, Any] | None
 Scalars = Iterator[tuple[str, float]]
@@ -55,9 +55,9 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         """Start the thread."""
         self.on_train_end()  # a fit that raised has called none
         self._ending = threading.Event()
-        exchange = self.model.__dict__.get("_tfos_exchange")
-        if exchange is not None:
-            arguments = (_Recorder(self._ctx, exchange), self._ending, self._interval_s)
+        trainer = self.model.__dict__.get("_tfos_trainer")
+        if trainer is not None:
+            arguments = (_Recorder(self._ctx, trainer), self._ending, self._interval_s)
             self._thread = threading.Thread(
                 target=_record, args=arguments, name="tfos-scalars", daemon=True
             )
@@ -92,16 +92,16 @@ def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> 
 
 
 class _Recorder:
-    """Asks and writes; used by one thread.
+    """Collects and writes the scalars; used by one thread.
 
     Attributes:
-        is_broken: whether a write has failed: TensorFlow would complain again at every further one.
+        is_broken: whether a write has failed: TensorFlow would log every further one.
     """
 
-    def __init__(self, ctx: ShownContext, exchange: Any) -> None:
+    def __init__(self, ctx: ShownContext, trainer: Any) -> None:
         self.is_broken = False
         self._ctx = ctx
-        self._exchange = exchange
+        self._trainer = trainer
         self._client: Any = None
         self._writers: dict[str, Any] = {}
         self._before: dict[int, ServerStats] = {}
@@ -109,11 +109,11 @@ class _Recorder:
 
     def write(self) -> None:
         """Write a point of every scalar, at the servers' clocks."""
-        if not self._exchange.attached:
+        if not self._trainer.attached:
             return
         if self._client is None:
             self._client = self._ctx.new_ps_client()
-        clock = self._exchange.clock
+        clock = self._trainer.clock
         for stats in self._client.stats():
             before = self._before.get(stats.server)
             self._write(f"ps-{stats.server}", server_scalars(stats, before), stats.clock)
@@ -121,7 +121,7 @@ class _Recorder:
         self._write("cluster", self._worker_scalars(), clock)
 
     def close(self) -> None:
-        """Close what is open; whatever fails, there is nothing left to do about it."""
+        """Close all writers and the client; ignore failures."""
         for close in (*(writer.close for writer in self._writers.values()), self._close_client):
             try:
                 close()
@@ -157,9 +157,9 @@ class _Recorder:
             for feed in self._ctx.feed_channel.feeds():
                 for field in _FEED_FIELDS:
                     yield f"feed/{feed.feed}/{field}", float(getattr(feed, field))
-        exchange = self._exchange
-        yield "chief/skipped_steps", float(exchange.skipped_steps)
-        spent, before = exchange.times.spent(), self._spent
+        trainer = self._trainer
+        yield "chief/skipped_steps", float(trainer.skipped_steps)
+        spent, before = trainer.times.spent(), self._spent
         self._spent = spent
         lately = {part: seconds - before.get(part, 0.0) for part, seconds in spent.items()}
         if total_s := sum(lately.values()):
@@ -172,8 +172,8 @@ def server_scalars(stats: ServerStats, before: ServerStats | None = None) -> Sca
 
     Args:
         stats: its counters now.
-        before: an earlier answer: rates and means are over the time since then. None, or one of
-            a server that was started anew since: since the start.
+        before: earlier counters; rates and means cover the time since then. None, or counters from
+            before a restart: they cover the time since the start.
     """
     old = stats.baseline(before)
     seconds = stats.uptime_s - old.uptime_s or 1.0

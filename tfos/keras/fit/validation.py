@@ -1,12 +1,12 @@
 """Validation data from a feed: each worker validates its own rows.
 
-Covers: when a pass may begin, how many rows it had; what does not go with it.
+Covers: when a pass may begin, how many rows it had; incompatible arguments.
 Does not: read rows (tfos.keras.data.dataset), evaluate (Keras), combine the workers' metrics
 (tfos.keras.fit.epochs).
 Threads: the thread that runs `fit`.
 
-The rows come once the epoch's training rows have been trained everywhere. So before a pass all
-workers meet: the parameters that they pull then are the same, and those at the end of the epoch.
+The rows arrive once all workers have trained the epoch's rows. A rendezvous precedes each pass, so
+all workers pull the same parameters: those at the end of the epoch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tfos.keras.step.trainer import PSTrainer
 
 
 class ValidationPasses:
-    """The passes of one `fit`.
+    """The validation passes of one `fit`.
 
     Args:
-        exchange: of the model.
-        arguments: of the fit.
-        name: of the fit, the same on all workers.
+        trainer: trainer of the model.
+        arguments: arguments of `fit` by name.
+        name: name of the fit, the same on all workers.
     """
 
-    def __init__(self, exchange: PSTrainer, arguments: dict[str, Any], name: str) -> None:
-        self._exchange = exchange
+    def __init__(self, trainer: PSTrainer, arguments: dict[str, Any], name: str) -> None:
+        self._trainer = trainer
         trained, data = arguments.get("x"), arguments.get("validation_data")
         self._trained = trained if isinstance(trained, FeedDataset) else None
         self._dataset = data if isinstance(data, FeedDataset) else None
@@ -37,20 +37,20 @@ class ValidationPasses:
         self._has_run = False
 
     def begin(self) -> None:
-        """Keras is about to evaluate: wait for the other workers' last steps."""
-        exchange = self._exchange
-        exchange.drain()
+        """Wait for the other workers' last steps, before Keras evaluates."""
+        trainer = self._trainer
+        trainer.drain()
         if self._trained is not None:  # the driver feeds validation once all rows are trained
             self._trained.pushes_under_way = 0
             self._trained.all_acknowledged()
-        exchange.leave()  # others with more batches need not wait for this worker
+        trainer.leave()  # others with more batches need not wait for this worker
         self._has_run = True
         if self._dataset is not None:
             self._passes += 1
-            exchange.rendezvous(f"{self._name}/validation/{self._passes}", b"")
+            trainer.rendezvous(f"{self._name}/validation/{self._passes}", b"")
 
     def take_rows(self) -> int:
-        """Return the weight of this epoch's metrics: its rows; 1 for data that all share."""
+        """Return the weight of this epoch's metrics: its rows; 1 if all workers share the data."""
         has_run, self._has_run = self._has_run, False
         if self._dataset is None:
             return 1
@@ -58,7 +58,7 @@ class ValidationPasses:
 
 
 def check(arguments: dict[str, Any]) -> None:
-    """Refuse what validation by a feed does not go with.
+    """Refuse arguments that are incompatible with validation by a feed.
 
     Raises:
         SettingsError: names the argument.
@@ -67,6 +67,6 @@ def check(arguments: dict[str, Any]) -> None:
         return
     if arguments.get("steps_per_epoch") is not None:
         raise SettingsError(
-            "fit(steps_per_epoch=...) ends an epoch in the midst of the fed one, and the rows that "
-            "validate it come after its last; drop steps_per_epoch, or validate with arrays"
+            "fit(steps_per_epoch=...) ends an epoch before the end of the fed one, and its "
+            "validation rows arrive after that end; drop steps_per_epoch, or validate with arrays"
         )
