@@ -6,13 +6,13 @@ Does not: push gradients (tfos.keras.step.trainer).      Threads: the thread tha
 
 At the end of an epoch every worker
     1. waits for its pushes in flight; leaves the barrier (sync, ssp), so that workers with more
-           batches go on;
-        2. reaches a rendezvous: metrics weighted by rows become the logs of all workers;
-        3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters; the
-           chief records a micro-batch of a stream as trained, and saves it;
-        4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
-        5. joins again and reaches a second rendezvous: learning rate and stop are the chief's.
-    The next epoch begins after 5 on all workers, so no worker steps without the others.
+       batches go on;
+    2. reaches a rendezvous: metrics weighted by rows become the logs of all workers;
+    3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters; the
+       chief records a micro-batch of a stream as trained, and saves it;
+    4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
+    5. joins again and reaches a second rendezvous: learning rate and stop are the chief's.
+The next epoch begins after 5 on all workers, so no worker steps without the others.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Gradient accumulation: the mean over several batches is what is pushed.
+"""Gradient accumulation: the worker pushes the mean over several batches.
 
 Covers: Keras's `gradient_accumulation_steps`, in the worker's compiled step.
 Does not: push (tfos.keras.step.trainer), clip or decay, which act on the mean.      Threads:
 those of the step.
 
-As in Keras a sum that is incomplete when `fit` ends waits for the next `fit`. It is this process's:
-a worker that is started again begins a new one.
+As in Keras, a sum that is incomplete when `fit` ends waits for the next `fit`. It exists in this
+process only: a restarted worker begins a new one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Accumulator:
     """Sums of the gradients since the last push.
 
     Args:
-        optimizer: the model's; its iterations count batches, as in Keras.
+        optimizer: the model's optimizer; its iterations count batches, as in Keras.
         variables: the trainable variables.
     """
 
@@ -36,14 +36,15 @@ class Accumulator:
         }
 
     def add(self, gradients: dict[int, Any], finite: Any) -> tuple[dict[int, Any], Any]:
-        """Take a batch's gradients; for use inside the compiled step.
+        """Add a batch's gradients; for compiled functions.
 
         Args:
-            gradients: by id of their variable.
-            finite: scalar bool; without it the batch is left out.
+            gradients: by id of their variable, tensors of its shape and dtype.
+            finite: scalar bool tensor; False skips the batch.
 
         Returns:
-            The means since the last push, and whether they are complete and to be pushed.
+            The means since the last push, by id and shaped like `gradients`, and a scalar bool:
+            whether they are complete and must be pushed.
         """
         import tensorflow as tf
 
@@ -59,7 +60,7 @@ class Accumulator:
         return means, last
 
     def count(self, finite: Any) -> None:
-        """Count the batch, after everything in the compiled step that asks for its number."""
+        """Count the batch, at the end of the compiled step, after all reads of its number."""
         import tensorflow as tf
 
         taken = tf.cast(finite, tf.int64)

@@ -24,7 +24,7 @@ SUPPORTED = (
 _WHOLE_TENSORS = {
     "Adafactor": ("keeps sums over the rows and columns of each matrix", "Adam or Adagrad"),
     "Lamb": ("scales each update by the norm of its whole parameter", "AdamW"),
-    "Muon": ("makes the update of each whole matrix orthogonal", "AdamW or Lion"),
+    "Muon": ("orthogonalizes the update of each whole matrix", "AdamW or Lion"),
 }
 
 
@@ -42,7 +42,7 @@ def check(optimizer: Any) -> None:
     """Refuse an optimizer, or a setting of one, that the servers cannot follow.
 
     Raises:
-        UnsupportedOptimizer: names the optimizer or the setting, and what is there instead.
+        UnsupportedOptimizer: names the optimizer or the setting, and alternatives.
     """
     inner = unwrap(optimizer)
     kind = type(inner).__name__
@@ -68,16 +68,16 @@ def _reason(kind: str) -> str:
     if kind not in _WHOLE_TENSORS:
         return ""
     why, instead = _WHOLE_TENSORS[kind]
-    return f", which {why}, while a server holds pieces of parameters (use {instead})"
+    return f", which {why}, but a server holds slices of parameters (use {instead})"
 
 
 def keeps_averages(optimizer: Any) -> bool:
-    """Whether moving averages of the weights are kept."""
+    """Whether the servers keep moving averages of the weights."""
     return bool(unwrap(optimizer).use_ema)
 
 
 def give_slots(model: Any) -> None:
-    """Let a model's optimizer have its (fresh) slots, as Keras does at the first step."""
+    """Create the (fresh) slots of a model's optimizer, as Keras does at the first step."""
     inner = unwrap(model.optimizer)
     if len(inner._trainable_variables) == len(model.trainable_variables):
         return
@@ -91,7 +91,7 @@ def batches_per_update(optimizer: Any) -> int:
 
 
 def moves_without_gradient(optimizer: Any) -> bool:
-    """Whether the rule changes a value whose gradients were all zero, weight decay aside."""
+    """Whether the rule changes a value whose gradients were all zero, without weight decay."""
     inner = unwrap(optimizer)
     return isinstance(inner, keras.optimizers.Ftrl) or getattr(inner, "epsilon", None) == 0
 
@@ -148,10 +148,10 @@ _RULES: dict[type, type[manifest.RuleConfig]] = {
 
 
 def step_scalars(optimizer: Any, dtypes: Sequence[str]) -> list[Any]:
-    """Return, as scalar tensors: the learning rate, then per dtype the rule's step scalar, if any.
+    """Return scalar tensors: the learning rate, then per dtype the rule's step scalar, if any.
 
-    To be called inside the compiled step. The order of operations is that of keras.optimizers, so
-    that TensorFlow rounds (and takes powers) exactly as a local step would.
+    Called inside the compiled step. The order of operations is that of keras.optimizers, so
+    TensorFlow rounds (and takes powers) exactly as in a local step.
 
     Args:
         optimizer: the model's optimizer.

@@ -1,13 +1,13 @@
 """Pipeline: one thread pushes, in order, while the next step is computed.
 
-Covers: the thread's life, the wait for a result, what an error does to the pushes behind it.
-Does not: know tensors or Keras; what to send is a function.
-Threads: `submit`, `oldest`, `raise_failed` and `close` belong to the thread that trains; one daemon
-thread sends. It begins with the first push after the construction or a `close`, and ends with
+Covers: the thread, the wait for a result, the effect of an error on later pushes.
+Does not: know tensors or Keras; a push is a function.
+Threads: `submit`, `oldest`, `raise_failed` and `close` belong to the training thread; one daemon
+thread sends. It starts with the first push after the construction or a `close`, and ends with
 `close`.
 
-After an error nothing more is sent: pushes behind it end with the same error, so a worker never
-goes on from a step whose predecessor is missing.
+After an error the thread sends no more: later pushes end with the same error, so a worker never
+continues from a step whose predecessor is missing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ps.errors import RequestTimeout
 Result = TypeVar("Result")
 
 GRACE_S = 5.0
-"""For a push whose own deadline has passed to say so itself."""
+"""Seconds for a push to raise its own error after its deadline."""
 
 
 class PipelinedPush(Generic[Result]):
-    """One push: waiting, under way, or done with a result or an error."""
+    """One push: waiting, in flight, or done with a result or an error."""
 
     def __init__(self, send: Callable[[], Result]) -> None:
         self._send = send
@@ -51,8 +51,8 @@ class PipelinedPush(Generic[Result]):
         """Return what `send` returned.
 
         Raises:
-            RequestTimeout: it is still under way.
-            BaseException: what `send` raised, or what a push before this one raised.
+            RequestTimeout: it is still in flight.
+            BaseException: the error of `send`, or of an earlier push.
         """
         if not self._done.wait(timeout_s):
             raise RequestTimeout(
@@ -65,10 +65,10 @@ class PipelinedPush(Generic[Result]):
 
 
 class InFlight(Generic[Result]):
-    """Pushes under way, the oldest first.
+    """Pushes in flight, the oldest first.
 
     Args:
-        timeout_s: gives the longest that one push may take by itself.
+        timeout_s: returns the deadline of one push in seconds.
     """
 
     def __init__(self, timeout_s: Callable[[], float]) -> None:
@@ -81,7 +81,7 @@ class InFlight(Generic[Result]):
         return len(self._pushes)
 
     def submit(self, send: Callable[[], Result]) -> None:
-        """Send behind all others."""
+        """Send after all earlier pushes."""
         if self._thread is None:
             self._queue = SimpleQueue()
             self._thread = threading.Thread(
@@ -97,8 +97,8 @@ class InFlight(Generic[Result]):
 
         Raises:
             RequestTimeout: see PipelinedPush.wait; no push is left then.
-            Exception: what sending it, or one before it, raised; no push is left then.
-            KeyboardInterrupt: it is still under way, and those behind it are.
+            Exception: the error of this push or an earlier one; no push is left then.
+            KeyboardInterrupt: this push and later ones are still in flight.
         """
         try:
             result = self._pushes[0].wait(self._timeout_s() + GRACE_S)
@@ -116,7 +116,7 @@ class InFlight(Generic[Result]):
                 raise push.error
 
     def close(self) -> None:
-        """Forget all pushes and let the thread end behind those that it has; idempotent."""
+        """Drop all pushes; the thread ends after those that it has. Idempotent."""
         self._pushes.clear()
         if self._thread is not None:
             self._queue.put(None)

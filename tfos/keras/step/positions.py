@@ -1,7 +1,7 @@
-"""Data positions: a worker's place in its files, pushed with each step and saved in checkpoints.
+"""Data positions: a worker's position in its files, pushed with each step and saved in checkpoints.
 
-Covers: the note that goes with a push, the one at the end of an epoch.
-Does not: know where the data is (tfos.keras.data.file_dataset), keep notes (ps.metadata).
+Covers: the note that is attached to a push, the one at the end of an epoch.
+Does not: find the position (tfos.keras.data.file_dataset), keep notes (ps.metadata).
 Threads: the thread that runs `fit`.
 """
 
@@ -19,7 +19,7 @@ class DataPositions:
 
     Args:
         ctx: the node's context.
-        client: of the servers that keep them.
+        client: client of the servers that keep the notes.
     """
 
     def __init__(self, ctx: WorkerContext, client: Any) -> None:
@@ -29,16 +29,16 @@ class DataPositions:
         self._first: dict[str, Any] = {}
 
     def follow(self, dataset: BatchDataset) -> None:
-        """Note where these rows are from now on."""
+        """Record the position of these rows from now on."""
         self._dataset = dataset
         self._first = dict(dataset.first_notes()) if self._ctx.is_chief else {}
 
     def forget(self) -> None:
-        """Note nothing more, and let the rows go."""
+        """Record no more positions, and release the rows."""
         self._dataset, self._first = None, {}
 
     def for_push(self) -> metadata.AttachedMetadata | None:
-        """Return what goes with the push of the batch that was handed out last."""
+        """Return the note for the push of the last batch, or None without resumable rows."""
         place = None if self._dataset is None else self._dataset.place()
         if place is None:
             return None
@@ -46,7 +46,7 @@ class DataPositions:
         return metadata.pushed(*place)
 
     def at_end(self) -> None:
-        """Note that an epoch is over, also for a worker that has pushed nothing in it."""
+        """Record the end of an epoch, also for a worker that has pushed nothing in it."""
         place = None if self._dataset is None else self._dataset.place()
         if place is not None:
             self._note_first()

@@ -1,14 +1,14 @@
 """The worker's local copy of the servers' parameters, and of their moving averages (`use_ema`).
 
 Covers: receive buffers that TensorFlow reads without a copy, the compiled assign; the local
-optimizer's averages, filled at every pull, so that Keras's own code works on them (the end of
-`fit`, the callback SwapEMAWeights, saved optimizers).
+optimizer's averages, filled at every pull, so that Keras's own code finds them (the end of `fit`,
+the callback SwapEMAWeights, saved optimizers).
 Does not: receive (ps.client), decide when (trainer), compute averages (ps.dense.ema).
 Threads: a `Received` belongs to its caller; `adopt` to the thread that trains.
 
     socket ──recv_into──► Received.arrays = Received.tensors ──one copy──► variables
 
-The variables never share memory with a buffer, so the next values may arrive in it at once.
+The variables never share memory with a buffer, so the next values may overwrite it at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfos.keras.step import optimizers
 from tfos.keras.step.variables import VariableGroup
 
 ALIGNMENT = 64
-"""What TensorFlow's kernels ask of memory."""
+"""Alignment in bytes that TensorFlow's kernels require."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,12 +44,12 @@ class Received:
 
 
 class Replica:
-    """Keeps a model's variables at values that came from the servers.
+    """Keeps a model's variables at the values of the servers.
 
     Args:
-        groups: the variables that travel.
-        optimizer: the model's optimizer; its `iterations` counts the servers' updates. Where it
-            accumulates, the counter behind that counts batches, those not yet pushed included.
+        groups: the variables that the servers hold.
+        optimizer: the model's optimizer; its `iterations` counts the servers' updates. With
+            accumulation its internal counter counts batches, unpushed ones included.
     """
 
     def __init__(self, groups: Sequence[VariableGroup], optimizer: Any) -> None:
@@ -62,20 +62,20 @@ class Replica:
         self._assign_trainable = self._compile_assign(self._trainable)
 
     def take(self) -> Received:
-        """Return a buffer that nobody uses; its content is arbitrary."""
+        """Return an unused buffer with arbitrary content."""
         return self._free.pop() if self._free else Received(self._groups)
 
     def give(self, received: Received) -> None:
-        """Take back a buffer into which nothing arrives any more."""
+        """Return a buffer that receives no more values."""
         self._free.append(received)
 
     def adopt(self, received: Received, iterations: int, *, statistics: bool = True) -> None:
-        """Assign what has arrived to the variables.
+        """Assign received values to the variables.
 
         Args:
-            received: all groups' values.
-            iterations: what the optimizer's `iterations` shows from now on.
-            statistics: whether layers' own statistics are taken over, too.
+            received: values of all groups, one array of shape [elements] per group.
+            iterations: new value of the optimizer's `iterations`.
+            statistics: whether to assign the layers' statistics as well.
         """
         import tensorflow as tf
 
@@ -135,7 +135,7 @@ class Averages:
         ]
 
     def pull(self, client: Any) -> None:
-        """Take the servers' newest averages; of a model without an update its values."""
+        """Assign the servers' newest averages; before the first update, the values."""
         import tensorflow as tf
 
         client.pull(self._received, averages=True)

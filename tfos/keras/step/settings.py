@@ -23,7 +23,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `distribute` was asked for."""
+    """Checked arguments of `distribute`."""
 
     consistency: Consistency = "async"
     reduction: Literal["mean", "sum"] = "mean"
@@ -32,9 +32,9 @@ class Settings:
     staleness_aware: bool = False
     on_nonfinite: Literal["error", "skip"] = "error"
     pipeline: int = 0
-    """Steps that are computed while a push is under way."""
+    """Number of steps that are computed while a push is in flight."""
     compression: Compression = "none"
-    """Of pushed float32 gradients."""
+    """Format of pushed float32 gradients."""
 
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():
@@ -54,8 +54,8 @@ class Settings:
             raise SettingsError(f"staleness_bound must be an int of at least 0, got {bound!r}")
         if self.staleness_aware and self.consistency == "sync":
             raise SettingsError(
-                "staleness_aware=True with consistency='sync': there no gradient is stale; leave "
-                "it out, or use consistency='async'"
+                "staleness_aware=True with consistency='sync': no gradient is stale in sync; omit "
+                "it, or use consistency='async'"
             )
 
     def _check_pipeline(self) -> None:
@@ -65,6 +65,6 @@ class Settings:
             )
         if self.pipeline and self.consistency != "async":
             raise SettingsError(
-                f"pipeline={self.pipeline} with consistency={self.consistency!r}: a step waits "
-                "there for its push, so nothing is in flight; use pipeline=0 or consistency='async'"
+                f"pipeline={self.pipeline} with consistency={self.consistency!r}: each step there "
+                "waits for its push; use pipeline=0 or consistency='async'"
             )

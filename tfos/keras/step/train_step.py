@@ -4,11 +4,11 @@ Covers: running the model's own `train_step` (ordinary or overridden) with its o
 intercepted; unscaling, clipping, the finite check, the step's scalars; one trace per kind of batch.
 Does not: send anything or touch variables of the servers (tfos.keras.step.trainer), sum gradients
 (tfos.keras.step.accumulation).
-Threads: one thread at a time. While `train_step` runs, the optimizer's `apply` is ours.
+Threads: one thread at a time. While `train_step` runs, `apply` of the optimizer is intercepted.
 
-A variable whose gradient is None is left out by Keras. Here its part of the flat gradient is zero,
-which every rule answers with an unchanged value, bit for bit, as its slots then stay as they began;
-where that is not so (weight decay, a gradient in another kind of batch) the step is refused.
+Keras skips a variable whose gradient is None. Here its part of the flat gradient is zero. With
+fresh slots every rule then leaves value and slots unchanged, bit for bit. Where that does not hold
+(weight decay, a gradient in another kind of batch), the step is refused.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tfos.keras.step.accumulation import Accumulator
 from tfos.keras.step.variables import Variables
 
 MAX_DENSIFIED_BYTES = 64 << 20
-"""Largest dense gradient made from the rows of an embedding; every step would move so much."""
+"""Largest dense gradient made from the rows of an embedding, in bytes; every step would send it."""
 
 _WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step leaves: tensors, not yet on their way."""
+    """Result of one step: tensors that are not sent yet."""
 
     logs: Any
     gradients: Sequence[Any]
@@ -140,7 +140,7 @@ class GradientStep:
         return found
 
     def _note_missing(self, missing: Sequence[Any]) -> None:
-        """Keep the promise that a variable without gradient does not move."""
+        """Refuse steps in which a variable without gradient would move."""
         decaying = {
             id(v) for group in self._variables.trainable if group.decays for v in group.variables
         }
@@ -199,7 +199,7 @@ class GradientStep:
         return tf.zeros(variable.shape, variable.value.dtype) if found is None else found
 
     def _check_writes(self) -> None:
-        """Refuse a step that updates the model's variables by itself: the servers would undo it."""
+        """Refuse a step that writes the model's variables: the next pull would overwrite them."""
         import tensorflow as tf
 
         if tf.executing_eagerly():
@@ -219,7 +219,7 @@ class GradientStep:
 
 
 class Captured:
-    """Stands in for the optimizer's `apply` during one step."""
+    """Replacement of the optimizer's `apply` during one step."""
 
     def __init__(self, optimizer: Any, place: Any) -> None:
         self._optimizer = optimizer
@@ -236,7 +236,7 @@ class Captured:
         if _place() is not self._place:
             raise UnsupportedModel(
                 "train_step applies its gradients inside a tf.function, tf.cond or tf.while_loop "
-                "of its own; remove that wrapper: the whole step is compiled anyway"
+                "inside the step; remove that wrapper: the whole step is compiled anyway"
             )
         if trainable_variables is None:
             raise UnsupportedModel(
@@ -262,7 +262,7 @@ class Captured:
 
 @contextmanager
 def intercepted(optimizer: Any) -> Iterator[Captured]:
-    """Let `optimizer.apply` of this one object keep its gradients while the block runs."""
+    """Make `optimizer.apply` of this one object keep its gradients while the block runs."""
     captured = Captured(optimizer, _place())
     optimizer.__dict__["apply"] = captured.apply  # not setattr: Keras would track it
     try:

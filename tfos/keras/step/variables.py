@@ -1,16 +1,15 @@
-"""Variables: which of them travel, in which flat group, and the compiled ways in and out.
+"""Variables: which of them the servers hold, in which flat group, and compiled copies in and out.
 
 Covers: groups (trainable, statistics, frozen), names, the manifest, flatten and assign.
-Does not: exchange anything (tfos.keras.step.trainer), compute gradients
-(tfos.keras.step.train_step).
+Does not: push or pull (tfos.keras.step.trainer), compute gradients (tfos.keras.step.train_step).
 Threads: immutable after construction.
 
 Groups, each one flat buffer in order of the model's variables:
-    trainable        gradients go up, values come down
+    trainable        pushes gradients, pulls values
     trainable.exempt the same, without the optimizer's weight decay
-    statistics       float variables that layers update themselves (BatchNorm): values both ways
+    statistics       float variables that layers update (BatchNorm): pushes and pulls values
     frozen           float weights that nothing updates: seeded by the chief, pulled once
-Variables of another dtype stand in a group of their own ("trainable.float64"). float16 and bfloat16
+Variables of another dtype have a separate group ("trainable.float64"). float16 and bfloat16
 variables have float32 masters on the servers. Seed generators and integers stay local.
 """
 
@@ -47,7 +46,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class VariableGroup:
-    """Variables that stand in one flat buffer on the servers."""
+    """Variables in one flat buffer on the servers, in the order of the model's variables.
+
+    Attributes:
+        name: name of the group in the manifest.
+        dtype: dtype of the flat buffer.
+        variables: Keras variables, each with any shape.
+        names: their unique names on the servers.
+        trainable: whether gradients are pushed; otherwise values are.
+        decays: whether the optimizer's weight decay applies.
+    """
 
     name: str
     dtype: Literal["float32", "float64"]
@@ -62,19 +70,19 @@ class VariableGroup:
         return [int(np.prod(variable.shape, dtype=np.int64)) for variable in self.variables]
 
     def values(self) -> Array:
-        """Return the variables' current values as a new flat array."""
+        """Return the current values as a new array of shape [elements] and the group's dtype."""
         parts = [variable.numpy().astype(self.dtype).ravel() for variable in self.variables]
         return np.concatenate(parts)
 
     def flatten(self, tensors: Sequence[Any]) -> Any:
-        """Return one flat tensor of the group's dtype; for use inside a compiled function."""
+        """Return one tensor of shape [elements] and the group's dtype; for compiled functions."""
         import tensorflow as tf
 
         flat = [tf.reshape(tf.cast(tensor, self.dtype), [-1]) for tensor in tensors]
         return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
     def assign(self, flat: Any) -> None:
-        """Assign copies of a flat tensor's parts; for use inside a compiled function."""
+        """Assign copies of the parts of a tensor of shape [elements]; for compiled functions."""
         import tensorflow as tf
 
         start = 0
@@ -116,10 +124,18 @@ class Variables:
         staleness_aware: bool = False,
         compression: Compression = "none",
     ) -> Manifest:
-        """Describe the groups to the servers.
+        """Return the manifest of the groups.
+
+        Args:
+            optimizer: the model's optimizer; its rule becomes that of the trainable groups.
+            consistency: the training mode.
+            reduction: sync only: "mean" weighted by rows, or "sum".
+            staleness_bound: ssp only: steps that a worker may be ahead of the slowest.
+            staleness_aware: whether the servers divide the rate by 1 + staleness.
+            compression: format of pushed float32 gradients.
 
         Raises:
-            UnsupportedModel: compression is asked for, and no gradient is float32.
+            UnsupportedModel: compression is set, and no gradient is float32.
         """
         if compression != "none" and all(group.dtype != "float32" for group in self.trainable):
             raise UnsupportedModel(
@@ -148,7 +164,7 @@ class Variables:
         """Refuse a model whose variables are no longer these.
 
         Raises:
-            VariablesChanged: names what is new and what is missing.
+            VariablesChanged: names the new and the missing variables.
         """
         bound = [v for group in self.trainable for v in group.variables]
         now = model.trainable_variables
@@ -166,8 +182,12 @@ class Variables:
 def collect(model: Any, optimizer: Any) -> Variables:
     """Sort the variables of a built model into groups.
 
+    Args:
+        model: a built Keras model.
+        optimizer: its optimizer, which decides what has weight decay.
+
     Raises:
-        UnsupportedModel: a variable that the servers cannot hold, or none to train.
+        UnsupportedModel: the servers cannot hold a variable, or there is none to train.
     """
     trainable = list(model.trainable_variables)
     if not trainable:
