@@ -1,7 +1,7 @@
 """Admission: which unknown ids get a row, by count or by chance.
 
 Covers: counting and drawing for one segment of a table.
-Does not: make rows (ps.tables.segment).
+Does not: create rows (ps.tables.segment).
 Runs in: PS processes.      Threads: none; the segment's lock serialises all calls.
 """
 
@@ -18,7 +18,7 @@ from ps.tables.initializers import key_of
 Array = np.ndarray[Any, Any]
 
 _SKETCH_SHAPE = (4, 1 << 16)
-"""512 KiB a segment; with 65,536 candidates at a time about 2 % of them come in early."""
+"""512 KiB a segment; with 65,536 candidates at a time about 2 % of them are admitted early."""
 _CERTAIN = 1 << 53
 
 
@@ -40,11 +40,16 @@ class AdmissionFilter:
 
     @property
     def counts(self) -> Array:
-        """How often ids came, by hash; empty where nobody counts."""
+        """[depth, width] uint16: how often ids were pushed, by hash; empty without counting."""
         return np.empty(0, np.uint16) if self._sketch is None else self._sketch
 
     def admit(self, ids: Array, version: int) -> Array:
-        """Return for each id, brought by push number `version`, whether it gets a row now."""
+        """Return for each id whether it gets a row now: [n] bool.
+
+        Args:
+            ids: [n] int64, unknown ids of one push, each once.
+            version: number of the push.
+        """
         admitted: Array = np.ones(ids.size, np.bool_)
         if self._sketch is not None:
             counts = np.empty(ids.size, np.int64)

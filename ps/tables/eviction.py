@@ -1,8 +1,8 @@
 """Eviction of table rows: time to live, least recently used, and the tombstones that deltas need.
 
 Covers: TtlClock, which maps row versions to ages by up to 65 marks (time, first version);
-lru_victims, the order in which rows go (least recently pushed first, of one age the largest id
-first); Tombstones, the ids dropped since the last save, in bounded memory.
+lru_victims, the eviction order (least recently pushed first, of one age the largest id first);
+Tombstones, the ids dropped since the last save, in bounded memory.
 Does not: drop rows (ps.tables.segment), write (ps.checkpoint.snapshot).
 Threads: none; the segment's lock serialises all calls.
 """
@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MARKS = 64
-"""How finely ages are known: a row lives up to 1/64 longer than its time to live."""
+"""Resolution of ages: a row may outlast its time to live by 1/64."""
 
 
 class TtlClock:
-    """When the versions of one segment were reached.
+    """Times at which one segment reached its versions.
 
     Args:
-        ttl_s: how long a version lives; None: for ever.
-        clock: seconds that only grow.
+        ttl_s: time to live of a version in seconds; None: unlimited.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, ttl_s: float | None, clock: Callable[[], float]) -> None:
@@ -33,9 +33,9 @@ class TtlClock:
         self._marks: deque[tuple[float, int]] = deque()
 
     def outlived(self, version: int) -> int | None:
-        """Return the newest version that has outlived its time, if one has since the last call.
+        """Return the newest version whose time to live has ended since the last call, or None.
 
-        Call it before version + 1 is made.
+        Call it before version + 1 exists.
         """
         if self._ttl_s is None:
             return None
@@ -43,14 +43,14 @@ class TtlClock:
         outlived = None
         while self._marks and now_s - self._marks[0][0] >= self._ttl_s + grain_s:
             self._marks.popleft()
-            # The versions before the next mark came within a grain of this one.
+            # The versions before the next mark are within a grain of this one.
             outlived = self._marks[0][1] - 1 if self._marks else version
         if not self._marks or now_s - self._marks[-1][0] >= grain_s:
             self._marks.append((now_s, version + 1))
         return outlived
 
     def restart(self) -> None:
-        """Let every version that there is begin its life now."""
+        """Restart the time to live of all existing versions."""
         self._marks.clear()
         if self._ttl_s is not None:
             self._marks.append((self._clock(), 0))
@@ -60,7 +60,7 @@ Array = np.ndarray[Any, Any]
 
 
 class RowAges(NamedTuple):
-    """Rows of one segment; arrays of their own."""
+    """Ids and versions of one segment's rows, as copies."""
 
     ids: Array
     """int64[n]; for a table of uint64 ids their bits."""
@@ -68,7 +68,7 @@ class RowAges(NamedTuple):
     """int64[n]: the push that changed the row last."""
 
     def without(self, ids: Array) -> RowAges:
-        """Return those of other ids."""
+        """Return the rows of all other ids."""
         is_other = ~np.isin(self.ids, ids)
         return RowAges(self.ids[is_other], self.versions[is_other])
 
@@ -76,7 +76,14 @@ class RowAges(NamedTuple):
 def lru_victims(segments: Sequence[RowAges], num_rows: int) -> list[Array]:
     """Return for each segment the ids of its rows among the oldest `num_rows` of all.
 
-    Every push is the next version of all segments, so versions say who is older in any of them.
+    Every push is the next version of all segments, so versions are comparable between segments.
+
+    Args:
+        segments: ids and versions of each segment's rows.
+        num_rows: rows to evict in total.
+
+    Returns:
+        One int64 array of ids per segment.
     """
     ids = np.concatenate([each.ids for each in segments])
     versions = np.concatenate([each.versions for each in segments])
@@ -97,11 +104,11 @@ def lru_victims(segments: Sequence[RowAges], num_rows: int) -> list[Array]:
 
 
 MAX_KEPT = 1 << 20
-"""Ids between two saves: 8 MiB. A segment that drops more is saved whole the next time."""
+"""Ids kept between two saves: 8 MiB. A segment that drops more is saved whole the next time."""
 
 
 class Tombstones:
-    """Ids in the order in which they were dropped; nothing is kept before the first save."""
+    """Dropped ids in order; empty before the first save."""
 
     def __init__(self) -> None:
         self._ids: list[Array] | None = None
@@ -109,7 +116,7 @@ class Tombstones:
         self._since = 0
 
     def add(self, ids: Array) -> None:
-        """Note dropped ids, an array of its own."""
+        """Add dropped ids, [n] int64; the array must be a copy."""
         if self._ids is None:
             return
         self._ids.append(ids)
@@ -118,13 +125,13 @@ class Tombstones:
             self._ids, self._num_ids = None, 0
 
     def cut(self, base: int | None, version: int) -> Array | None:
-        """Return what was dropped since the save that ended at `base`, and begin anew.
+        """Return the ids dropped since the save that ended at `base`, [n] int64, and start over.
 
-        None: the log does not reach back so far, so the segment has to be saved whole.
+        None: the log does not reach back that far, so the segment must be saved whole.
 
         Args:
-            base: a version; None: of no save.
-            version: where this save ends.
+            base: version at the end of the earlier save; None: there is none.
+            version: version at the end of this save.
         """
         ids = self._ids
         reaches = ids is not None and base == self._since

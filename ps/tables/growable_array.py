@@ -4,8 +4,8 @@ Covers: a 1-d or 2-d array whose first axis grows.      Does not: lock (ps.table
 Runs in: PS processes, on Linux (mremap).
 Threads: none; the owner of the array serialises `reserve` with every use of a view.
 
-Growing moves page tables, so even gigabytes are moved in a moment, and pages that were never
-written take no memory.
+Growth remaps pages instead of copying them, so even gigabytes take a moment, and pages that were
+never written take no memory.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ Array = np.ndarray[Any, Any]
 _GROWTH = 1.5
 _MIN_BYTES = mmap.PAGESIZE
 _HUGE_PAGES_FROM_BYTES = 32 << 20
-"""Above it random rows miss the TLB less on huge pages; below it, half empty ones would show."""
+"""Above this size huge pages reduce TLB misses; below it half-empty huge pages would waste
+memory."""
 
 
 class GrowingArray:
     """Rows of one dtype in one contiguous piece of memory; new rows are zero.
 
-    A view of `rows` that somebody keeps over `reserve` stays valid and shows the rows as they were.
+    A view of `rows` stays valid after `reserve` and shows the rows of that moment.
 
     Args:
-        dtype: of the elements.
+        dtype: dtype of the elements.
         width: elements of a row; None makes the array 1-d.
     """
 
@@ -39,24 +40,24 @@ class GrowingArray:
         self.row_nbytes = dtype.itemsize * (1 if width is None else width)
         self._memory = _new_memory(max(_MIN_BYTES, self.row_nbytes))
         self.rows: Array = self._view()
-        """All rows there is room for; after `reserve` it is another array."""
+        """[capacity] or [capacity, width]; after `reserve` it is another array."""
 
     @property
     def capacity(self) -> int:
-        """Rows there is room for."""
+        """Number of rows that fit."""
         return len(self.rows)
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for at least so many rows; the ones that are there keep their content.
+        """Make room for at least `num_rows` rows; existing rows keep their content.
 
         Raises:
-            MemoryError: the system has no more; nothing has changed.
+            MemoryError: the system has no more; the array is unchanged.
         """
         if num_rows <= self.capacity:
             return
         nbytes = max(num_rows * self.row_nbytes, int(len(self._memory) * _GROWTH))
         nbytes += -nbytes % mmap.PAGESIZE
-        self.rows = np.empty(0, self._dtype)  # a memory that is looked at does not move
+        self.rows = np.empty(0, self._dtype)  # memory with a view cannot move
         try:
             self._grow(nbytes)
             if nbytes >= _HUGE_PAGES_FROM_BYTES:
@@ -69,7 +70,7 @@ class GrowingArray:
     def _grow(self, nbytes: int) -> None:
         try:
             self._memory.resize(nbytes)
-        except BufferError:  # somebody has kept a view, as a traceback does: it keeps its memory
+        except BufferError:  # a view exists, in a traceback for example: it keeps its memory
             larger = _new_memory(nbytes)
             larger[: len(self._memory)] = self._memory[:]
             self._memory = larger

@@ -4,12 +4,12 @@ Covers: finding, adding and removing ids; the compiled loops of it.
 Does not: hold rows (ps.tables.segment), lock. Runs in: PS processes; imports numba.
 Threads: none; a segment's lock serialises all calls. Loops run without the GIL.
 
-A slot is 64 bits: 0 when empty, else 32 bits of the id's hash and 32 bits of row + 1. The ids stand
-once, beside the rows (`row_ids`), and confirm what the 32 bits of hash found. At most three
+A slot is 64 bits: 0 when empty, else 32 bits of the id's hash and 32 bits of row + 1. The ids are
+stored once, with the rows (`row_ids`), and confirm a match of the 32 bits of hash. At most three
 quarters of the slots are used: 11 to 21 bytes a row.
 
-Growing makes an empty array of twice the size and moves the rows over in their order, a bounded
-number with every `add`; meanwhile what is not found in the new array is looked for in the old one.
+Growth allocates an empty array of twice the size and moves the rows in their order, a bounded
+number with every `add`; meanwhile a search continues in the old array.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _ONE = np.uint64(1)
 _AHEAD = 16
-"""Ids whose slots are fetched before they are needed: a cache miss lasts about as many."""
+"""Distance of the prefetch, in ids: a cache miss lasts about as long."""
 
 
 @inlined
@@ -77,9 +77,15 @@ def _slot_of(slots: Array, row_ids: Array, wanted: Any) -> Any:
 
 @kernel
 def find(slots: Array, row_ids: Array, wanted: Array, rows: Array) -> int:
-    """Write the row of each wanted id to `rows`, -1 where there is none; return how many have none.
+    """Write the row of each wanted id to `rows`, -1 for unknown ones; return how many are unknown.
 
-    Slots are fetched some ids ahead, so that many cache misses run at the same time.
+    Slots are prefetched some ids ahead, so that many cache misses overlap.
+
+    Args:
+        slots: [power of 2] uint64, the index.
+        row_ids: [num_rows] int64, the id of each row, or longer.
+        wanted: [n] int64.
+        rows: [n] int64; filled.
     """
     mask = np.uint64(slots.size - 1)
     missing = 0
@@ -99,7 +105,14 @@ def find(slots: Array, row_ids: Array, wanted: Array, rows: Array) -> int:
 
 @kernel
 def insert(slots: Array, row_ids: Array, start: int, stop: int) -> None:
-    """Enter the rows [start, stop), whose ids are not there yet; at least one slot stays empty."""
+    """Enter the rows [start, stop), whose ids are unknown yet; at least one slot stays empty.
+
+    Args:
+        slots: [power of 2] uint64, the index; changed.
+        row_ids: [at least stop] int64, the id of each row.
+        start: first row to enter.
+        stop: end of the rows to enter.
+    """
     mask = np.uint64(slots.size - 1)
     for row in range(start, stop):
         if row + _AHEAD < stop:
@@ -114,7 +127,7 @@ def insert(slots: Array, row_ids: Array, start: int, stop: int) -> None:
 
 @inlined
 def relink(slots: Array, row_ids: Array, row: Any, to_row: Any) -> None:
-    """Let the id of `row` mean `to_row` from now on."""
+    """Change the row of an id from `row` to `to_row`."""
     position = _slot_of(slots, row_ids, row_ids[row])
     if position >= 0:
         slots[position] = (slots[position] >> _HALF << _HALF) | np.uint64(to_row + 1)
@@ -122,7 +135,7 @@ def relink(slots: Array, row_ids: Array, row: Any, to_row: Any) -> None:
 
 @inlined
 def unlink(slots: Array, row_ids: Array, row: Any) -> None:
-    """Remove the id of `row`; what was displaced by it moves back, so no tombstone is left.
+    """Remove the id of `row`; displaced entries move back, so no tombstone is left.
 
     Source: Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R.
     """
@@ -145,9 +158,9 @@ def unlink(slots: Array, row_ids: Array, row: Any) -> None:
 
 
 def _empty_slots(size: int) -> Array:
-    """Return empty slots on small pages: they are zeroed one by one, when a row first comes there.
+    """Return [size] uint64 zeros on small pages, which Linux zeroes one by one at first use.
 
-    numpy asks for huge pages, of which the first few thousand rows touch all at once.
+    numpy requests huge pages, and the first few thousand rows would touch all of them at once.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     return np.frombuffer(mmap.mmap(-1, 8 * size, flags=flags), np.uint64)
@@ -156,7 +169,7 @@ def _empty_slots(size: int) -> Array:
 class HashIndex:
     """Row numbers by id, for rows that are numbered 0, 1, 2, … without holes.
 
-    `row_ids` is always the array with the id of every row; it may have room for more.
+    The argument `row_ids` is always [num_rows or more] int64: the id of every row.
     """
 
     def __init__(self) -> None:
@@ -164,7 +177,7 @@ class HashIndex:
         self._num_rows = 0
         self._old: Array | None = None
         self._num_old = 0
-        """Rows that the old array knows; those of them below `_moved` are in the new one too."""
+        """Rows in the old array; those below `_moved` are also in the new one."""
         self._moved = 0
 
     @property
@@ -173,7 +186,13 @@ class HashIndex:
         return self._slots.nbytes + (0 if self._old is None else self._old.nbytes)
 
     def find(self, row_ids: Array, wanted: Array, rows: Array) -> int:
-        """Write the rows of the wanted ids, -1 for an unknown one; return how many are unknown."""
+        """Write the rows of the wanted ids, -1 for an unknown one; return how many are unknown.
+
+        Args:
+            row_ids: the id of every row.
+            wanted: [n] int64.
+            rows: [n] int64; filled.
+        """
         missing = int(find(self._slots, row_ids, wanted, rows))
         if not missing or self._old is None:
             return missing
@@ -184,10 +203,14 @@ class HashIndex:
         return missing
 
     def add(self, row_ids: Array, stop: int) -> None:
-        """Enter the rows from the number of known ones up to `stop`; their ids are not known yet.
+        """Enter the rows from the number of known ones up to `stop`, whose ids are unknown yet.
+
+        Args:
+            row_ids: the id of every row, at least `stop` of them.
+            stop: end of the rows to enter.
 
         Raises:
-            MemoryError: no room for more slots; nothing has changed.
+            MemoryError: no memory for more slots; the index is unchanged.
         """
         self._move(row_ids, max(4 * (stop - self._num_rows), MOVED_AT_ONCE))
         if 4 * stop > 3 * self._slots.size:
@@ -196,12 +219,12 @@ class HashIndex:
         self._num_rows = stop
 
     def settled(self, row_ids: Array) -> Array:
-        """End any growing and return the slots, for a loop that removes rows."""
+        """Finish a growth in progress and return the slots, for a loop that removes rows."""
         self._move(row_ids, self._num_old)
         return self._slots
 
     def removed(self, num_rows: int) -> None:
-        """Note that a loop has removed all rows from `num_rows` on."""
+        """Record that a loop has removed all rows from `num_rows` on."""
         self._num_rows = num_rows
 
     def _grow(self, row_ids: Array, num_rows: int) -> None:
@@ -214,7 +237,7 @@ class HashIndex:
         self._move(row_ids, MOVED_AT_ONCE)
 
     def _move(self, row_ids: Array, num_rows: int) -> None:
-        """Enter so many more of the old array's rows into the new one."""
+        """Enter `num_rows` more of the old array's rows into the new one."""
         if self._old is None:
             return
         stop = min(self._num_old, self._moved + num_rows)

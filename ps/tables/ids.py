@@ -1,6 +1,6 @@
-"""Ids of a table, checked and turned into the 64 bits that travel. Pure; numpy alone.
+"""Ids of a table, checked and converted to the 64 bits of the wire. Pure; numpy alone.
 
-Covers: which arrays are ids, the mapping of uint64, and the sentences of IdError.
+Covers: which arrays are valid ids, the mapping of uint64, the messages of IdError.
 Does not: hash or deduplicate (ps.tables.routing).      Threads: none.
 """
 
@@ -21,9 +21,14 @@ MAX_IDS = 1 << 24
 
 
 def as_bits(spec: TableSpec, ids: ArrayLike) -> Array:
-    """Return ids as int64, in their shape; of a table of uint64 ids the same bits.
+    """Return ids as int64 in the same shape; of a table of uint64 ids the same bits.
 
-    Nothing is rounded, wrapped or cut: what is not an integer of the table's range is refused.
+    No id is rounded, wrapped or truncated: a value that is no integer of the table's range is
+    refused.
+
+    Args:
+        spec: the table.
+        ids: integers of any shape, MAX_IDS at most.
 
     Raises:
         IdError: not integers (also floats without fraction, and bools), or one out of range; the
@@ -45,7 +50,7 @@ def as_bits(spec: TableSpec, ids: ArrayLike) -> Array:
 
 
 def from_bits(spec: TableSpec, bits: Array) -> Array:
-    """Return ids as the table's users know them: int64 or uint64."""
+    """Return ids as users see them: int64 or uint64, in the same shape."""
     return bits.view(np.uint64) if spec.id_kind == "uint64" else bits
 
 
@@ -62,7 +67,7 @@ def _as_array(spec: TableSpec, ids: ArrayLike) -> Array:
 
 
 def _bits_of_objects(spec: TableSpec, array: Array) -> Array:
-    """Take Python's integers, which may be larger than numpy's."""
+    """Convert Python's integers, which may exceed numpy's range."""
     values = array.reshape(-1).tolist()
     for place, value in enumerate(values):
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
@@ -73,7 +78,7 @@ def _bits_of_objects(spec: TableSpec, array: Array) -> Array:
 
 
 def shown(spec: TableSpec, bits: np.int64) -> int:
-    """Return one id as the table's users know it, for a message."""
+    """Return one id as users see it, for a message."""
     return int(bits) % 2**64 if spec.id_kind == "uint64" else int(bits)
 
 

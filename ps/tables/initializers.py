@@ -1,12 +1,12 @@
 """Initial values of rows from (seed, id) alone: no state, so no order matters.
 
 Covers: the counter-based generator and Keras's distributions as compiled loops.
-Does not: decide which rows are made (ps.tables.segment).
+Does not: decide which rows are created (ps.tables.segment).
 Runs in: PS processes; imports numba.      Threads: any; kernels run without the GIL.
 
-Number j of a row is made from the 64 bits `mix(mix(id ^ key) + j * golden)`, where `key` is made
-from the table's seed: SplitMix64 with the id choosing the stream. Numbers therefore depend neither
-on how many servers there are nor on when an id came first.
+Number j of a row derives from the 64 bits `mix(mix(id ^ key) + j * golden)`, where `key` derives
+from the table's seed: SplitMix64 with one stream per id. So numbers depend neither on the number of
+servers nor on the order in which ids appear.
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ def normal_quantile(probability: Any) -> Any:
 
 @kernel
 def initialize(out: Array, at: Array, ids: Array, recipe: Array, key: int) -> None:
-    """Write the first values of `ids` to the rows `at` of `out`, in its first columns.
+    """Write the initial values of `ids` to the rows `at` of `out`, in its first columns.
 
     Args:
-        out: rows, at least as wide as the values.
-        at: row of each id; one outside of `out` is left out.
-        ids: as many as rows.
-        recipe: (number of values, kind, and its two parameters); see `recipe_of`.
+        out: [capacity, width >= dim] of the table's dtype; changed.
+        at: [n] int64, row number in `out` of each id; others outside of `out` are skipped.
+        ids: [n] int64.
+        recipe: [4] float64: dim, kind, and its two parameters; see `recipe_of`.
         key: see `key_of`.
     """
     dim, kind, one, other = int(recipe[0]), int(recipe[1]), recipe[2], recipe[3]
@@ -154,7 +154,12 @@ def initialize(out: Array, at: Array, ids: Array, recipe: Array, key: int) -> No
 
 
 def recipe_of(initializer: Initializer, dim: int) -> Array:
-    """Return an initializer as the four numbers that `initialize` takes."""
+    """Return an initializer as [4] float64 for `initialize`.
+
+    Args:
+        initializer: the table's initializer.
+        dim: number of values of a row.
+    """
     if isinstance(initializer, Constant):
         numbers = (_CONSTANT, initializer.value, 0.0)
     elif isinstance(initializer, RandomUniform):
@@ -166,7 +171,7 @@ def recipe_of(initializer: Initializer, dim: int) -> Array:
 
 
 def key_of(seed: int) -> int:
-    """Return the number that tells the streams of one seed from those of another, as int64."""
+    """Return the key of a seed's random streams, 64 bits as int64."""
     number = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % 2**64
     return number - 2**64 if number >= 2**63 else number
 

@@ -1,13 +1,14 @@
 """Kernels over a table's rows and ids: gather, expand, deduplicate, sum, check, evict.
 
-Covers: everything per id or per number except the index (ps.tables.hash_index), first values
-(ps.tables.initializers) and the update rules (ps.optim.kernels).
+Covers: all loops per id or per number except the index (ps.tables.hash_index), initial values
+(ps.tables.initializers) and the update rules (ps.optim.kernels). Shapes and dtypes of the
+arguments: ps.tables.
 Does not: lock, or decide what to keep.
 Runs in: PS processes, and workers that use tables; imports numba.
 Threads: any; kernels run without the GIL.
 
-No loop uses a number that came from elsewhere as a position without comparing it with the array's
-size first; ids themselves are only ever hashed.
+Every loop compares a number from outside with the array's size before it uses it as a position; ids
+are only hashed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Array = np.ndarray[Any, Any]
 
 BUCKET_BITS = 12
 NUM_BUCKETS = 1 << BUCKET_BITS
-"""Virtual buckets of a table: the unit in which ids are dealt to servers and their segments."""
+"""Virtual buckets of a table: the unit in which ids are assigned to servers and their segments."""
 
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
 _AHEAD = 12
@@ -38,11 +39,16 @@ _AHEAD = 12
 
 @kernel
 def gather(slab: Array, rows: Array, out: Array) -> int:
-    """Copy the values of these rows to `out`; rows below 0 are left out.
+    """Copy the values of these rows to `out`; rows below 0 are skipped.
+
+    Args:
+        slab: [capacity, width] of the table's dtype.
+        rows: [n] int64, row numbers.
+        out: [n, dim] of the table's dtype, dim <= width; filled.
 
     Returns:
-        -1, or the place of the first row number that the slab does not have; then nothing or a
-        part was copied.
+        -1, or the position in `rows` of the first number that the slab does not have; then
+        nothing or a part was copied.
     """
     flat = slab.reshape(slab.size)
     width = slab.shape[1]
@@ -63,12 +69,15 @@ def gather(slab: Array, rows: Array, out: Array) -> int:
 
 @kernel
 def mark(versions: Array, rows: Array, version: int) -> int:
-    """Note that these rows were changed in `version`, a number that no row has yet.
+    """Set the version of these rows to `version`, a number that no row has yet.
 
-    Rows below 0 are left out.
+    Args:
+        versions: [capacity] int64; changed.
+        rows: [n] int64, row numbers; those below 0 are skipped.
+        version: number of the push.
 
     Returns:
-        -1, or the place of the first row that occurs twice or does not exist.
+        -1, or the position in `rows` of the first row that occurs twice or does not exist.
     """
     for i in range(rows.size):
         row = rows[i]
@@ -81,17 +90,17 @@ def mark(versions: Array, rows: Array, version: int) -> int:
 
 @kernel
 def evict(slots: Array, row_ids: Array, versions: Array, slab: Array, victims: Array) -> int:
-    """Remove rows and fill their places with the last ones, so that the rest stays without holes.
+    """Remove rows and move the last rows into their places, so that no hole remains.
 
     Args:
-        slots: the index; see ps.tables.hash_index.
-        row_ids: the id of each row that there is, and no more.
-        versions: as `row_ids`.
-        slab: as `row_ids`, or longer.
-        victims: row numbers, ascending, each once.
+        slots: [power of 2] uint64, the index without growth in progress; changed.
+        row_ids: [num_rows] int64, the id of each row; changed.
+        versions: [num_rows] int64; changed.
+        slab: [capacity, width] of the table's dtype, capacity >= num_rows; changed.
+        victims: [n] int64, row numbers, ascending, each once.
 
     Returns:
-        How many rows are left.
+        Number of rows left.
     """
     num_rows = row_ids.size
     for i in range(victims.size - 1, -1, -1):
@@ -111,17 +120,17 @@ def evict(slots: Array, row_ids: Array, versions: Array, slab: Array, victims: A
 
 @kernel
 def check_parts(ids: Array, parts: Array, first_part: int, largest: int, ends: Array) -> int:
-    """Check that ids are arranged by part, and find where each part ends.
+    """Check that ids are sorted by part, and find where each part ends.
 
     Args:
-        ids: of one table.
-        parts: part of each virtual bucket; see ps.tables.routing.
+        ids: [n] int64, ids of one table.
+        parts: [4096] int32, part of each virtual bucket; see ps.tables.routing.
         first_part: the receiver's first part; it has `ends.size` of them.
-        largest: the largest id that the table takes, as the bits of an int64.
-        ends: filled with the end of each of the receiver's parts.
+        largest: the largest id that the table accepts, as the bits of an int64.
+        ends: [parts of the receiver] int64; filled with the end of each part in `ids`.
 
     Returns:
-        -1, or the place of the first id that is too large, out of order or somebody else's.
+        -1, or the position of the first id that is too large, out of order or another server's.
     """
     most = np.uint64(largest)
     at = 0
@@ -140,7 +149,13 @@ def check_parts(ids: Array, parts: Array, first_part: int, largest: int, ends: A
 
 @kernel
 def find_parts(ids: Array, parts: Array, out: Array) -> None:
-    """Write the part of each id to `out`."""
+    """Write the part of each id to `out`.
+
+    Args:
+        ids: [n] int64.
+        parts: [4096] int32, part of each virtual bucket.
+        out: [n] int32; filled.
+    """
     for i in range(ids.size):
         out[i] = parts[np.int64(mix(ids[i]) >> _BUCKET_SHIFT)]
 
@@ -150,13 +165,13 @@ def distinct(ids: Array, heads: Array, inverse: Array, unique: Array) -> int:
     """Find the distinct ids, in the order of their first occurrence.
 
     Args:
-        ids: any number.
-        heads: scratch, all -1; a power of two, at least twice as many as ids.
-        inverse: filled with the number of each id's distinct id.
-        unique: filled with the distinct ids; as long as `ids`.
+        ids: [n] int64.
+        heads: [power of 2, > 2 n] int32, scratch, all -1: a hash table of indexes in `unique`.
+        inverse: [n] int32; filled with the index in `unique` of each id.
+        unique: [n] int64; the first entries are filled with the distinct ids.
 
     Returns:
-        How many distinct ids there are.
+        Number of distinct ids.
     """
     mask = np.uint64(heads.size - 1)
     found = 0
@@ -174,14 +189,14 @@ def distinct(ids: Array, heads: Array, inverse: Array, unique: Array) -> int:
 
 @kernel
 def arrange(unique: Array, parts: Array, inverse: Array, ends: Array, out: Array) -> None:
-    """Put distinct ids into the order of their parts; within a part their order stays.
+    """Sort distinct ids by part, with a stable counting sort.
 
     Args:
-        unique: distinct ids.
-        parts: part of each virtual bucket.
-        inverse: changed from places in `unique` to places in `out`.
-        ends: one per part; filled with where each part ends in `out`.
-        out: filled with the ids; as long as `unique`.
+        unique: [num_unique] int64, distinct ids.
+        parts: [4096] int32, part of each virtual bucket.
+        inverse: [n] int32; changed from indexes in `unique` to indexes in `out`.
+        ends: [num_parts] int64; filled with the end of each part in `out`.
+        out: [num_unique] int64; filled with the sorted ids.
     """
     starts = np.zeros(ends.size + 1, np.int64)
     for i in range(unique.size):
@@ -202,7 +217,13 @@ def arrange(unique: Array, parts: Array, inverse: Array, ends: Array, out: Array
 
 @kernel
 def expand(values: Array, inverse: Array, out: Array) -> None:
-    """Copy row inverse[i] of `values` to row i of `out`."""
+    """Copy row inverse[i] of `values` to row i of `out`.
+
+    Args:
+        values: [num_unique, dim] of the table's dtype.
+        inverse: [n] int32.
+        out: [n, dim] of the table's dtype; filled.
+    """
     for i in range(inverse.size):
         row = inverse[i]
         if 0 <= row < values.shape[0]:
@@ -212,7 +233,13 @@ def expand(values: Array, inverse: Array, out: Array) -> None:
 
 @kernel
 def sum_equal(grads: Array, inverse: Array, out: Array) -> None:
-    """Add row i of `grads` to row inverse[i] of `out`, in the order of i."""
+    """Add row i of `grads` to row inverse[i] of `out`, in the order of i.
+
+    Args:
+        grads: [n, dim] of the table's dtype.
+        inverse: [n] int32.
+        out: [num_unique, dim] of the table's dtype, zeros; changed.
+    """
     for i in range(inverse.size):
         row = inverse[i]
         if 0 <= row < out.shape[0]:
@@ -222,9 +249,14 @@ def sum_equal(grads: Array, inverse: Array, out: Array) -> None:
 
 @kernel
 def count_up(sketch: Array, ids: Array, counts: Array) -> None:
-    """Count each id once more; `counts` gets how often it came, at least (a count-min sketch).
+    """Count each id once more in a count-min sketch.
 
-    Only the smallest of an id's counters grow, which keeps collisions rarer.
+    Only the smallest of an id's counters grow, which makes collisions rarer.
+
+    Args:
+        sketch: [depth, width] uint16, counters by hash, saturating at 65,535; changed.
+        ids: [n] int64.
+        counts: [n] int64; filled with an upper bound of how often each id was counted.
 
     Source: Cormode and Muthukrishnan, An Improved Data Stream Summary: The Count-Min Sketch and
     its Applications, 2005; conservative update after Estan and Varghese, 2002.
@@ -244,7 +276,14 @@ def count_up(sketch: Array, ids: Array, counts: Array) -> None:
 
 @kernel
 def draw(ids: Array, key: int, threshold: int, chosen: Array) -> None:
-    """Choose ids by their hash with `key`, each with probability threshold / 2^53."""
+    """Choose ids by their hash with `key`, each with probability threshold / 2^53.
+
+    Args:
+        ids: [n] int64.
+        key: 64 bits that select the random stream, as int64.
+        threshold: 0 to 2^53.
+        chosen: [n] bool; filled.
+    """
     for i in range(ids.size):
         bits = mix(mix(ids[i]) ^ np.uint64(key)) >> np.uint64(11)
         chosen[i] = bits < np.uint64(threshold)
@@ -278,7 +317,7 @@ def _matrices(dtype: str) -> tuple[Any, Any]:
 
 
 def warm_client(dtypes: Iterable[str]) -> int:
-    """Load or compile what a client of tables of these dtypes calls; return how many were new."""
+    """Load or compile a client's kernels for tables of these dtypes; return how many were new."""
     found: list[tuple[Any, tuple[Any, ...]]] = list(_CLIENT)
     for dtype in dtypes:
         read, write = _matrices(dtype)
@@ -287,7 +326,7 @@ def warm_client(dtypes: Iterable[str]) -> int:
 
 
 def warm_server(dtypes: Iterable[str]) -> int:
-    """Load or compile what a server of tables of these dtypes calls, apart from the rules."""
+    """Load or compile a server's kernels for tables of these dtypes, without the rules."""
     found: list[tuple[Any, tuple[Any, ...]]] = list(_SERVER)
     for dtype in dtypes:
         read, write = _matrices(dtype)

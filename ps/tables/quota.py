@@ -1,6 +1,6 @@
-"""Quota: how many rows a server's share of a table may have, and the error when it is full.
+"""Quota: the limit of rows in a server's share of a table, and the error when it is full.
 
-Covers: the arithmetic of max_rows and max_bytes, and the count that all segments share.
+Covers: the arithmetic of max_rows and max_bytes, the count of all segments.
 Does not: evict (ps.tables.segment).      Threads: any; one lock guards the count.
 """
 
@@ -18,35 +18,36 @@ from ps.manifest.table_spec import TableSpec
 Array = np.ndarray[Any, Any]
 
 BESIDE_ROW_NBYTES = 40
-"""Bytes that a row takes beside its numbers at most: id, version, and the index at its emptiest."""
+"""Largest overhead of a row in bytes, without its numbers: id, version, and the index at its
+emptiest."""
 
 
 class NoRoom(Exception):
-    """A segment has too few rows that could go for a push's new ones; others may have some.
+    """A segment has too few rows to evict for a push's new ones; other segments may have more.
 
-    The segment is as it was, but for `refused`: ids of the push that it has not admitted.
+    The segment is unchanged. `refused`: [n] int64, ids of the push that it has not admitted.
     """
 
     refused: Array = np.empty(0, np.int64)
 
 
 class Elsewhere(NamedTuple):
-    """How the second attempt of a push makes room in all segments (`Table.locked`)."""
+    """Eviction from all segments, for the second attempt of a push (`Table.locked`)."""
 
     refused: Array
-    """Ids that the first attempt has not admitted."""
+    """[n] int64: ids that the first attempt has not admitted."""
     drop: Callable[[int], int]
-    """Drops so many rows or more, or none if there are not so many; returns how many."""
+    """Drops the given number of rows or more, or none if too few exist; returns how many."""
 
 
 class Quota:
-    """Rows that the segments of one server may have together.
+    """Limit and count of the rows in all segments of one server.
 
     Args:
         spec: the table.
-        row_nbytes: of values and slots of one row.
-        share: this server's part of the table's buckets, in (0, 1]; 0 for a server without any.
-        server: its name, for the error.
+        row_nbytes: bytes of values and slots of one row.
+        share: this server's fraction of the table's buckets, in (0, 1]; 0 for a server without any.
+        server: name of the server, for the error.
     """
 
     def __init__(self, spec: TableSpec, row_nbytes: int, share: float, server: str) -> None:
@@ -67,11 +68,11 @@ class Quota:
 
     @property
     def used(self) -> int:
-        """Rows that there are."""
+        """Current number of rows."""
         return self._used
 
     def take(self, num_rows: int) -> int:
-        """Take so many rows, or none; returns how many are lacking, 0 if they were taken."""
+        """Take `num_rows` rows, or none; return how many are lacking, 0 if they were taken."""
         with self._lock:
             lacking = 0 if self.limit is None else max(0, self._used + num_rows - self.limit)
             if not lacking:
@@ -80,11 +81,11 @@ class Quota:
 
     @property
     def excess(self) -> int:
-        """Rows above the limit: there are some while a checkpoint is read."""
+        """Rows above the limit, which exist only during a restore."""
         return 0 if self.limit is None else max(0, self._used - self.limit)
 
     def take_anyway(self, num_rows: int) -> None:
-        """Take so many rows, also above the limit."""
+        """Take `num_rows` rows, also above the limit."""
         with self._lock:
             self._used += num_rows
 
@@ -109,7 +110,7 @@ class Quota:
         )
 
     def outgrown(self, spec: TableSpec) -> TableFull:
-        """Return the error for a checkpoint with more rows than there may be."""
+        """Return the error for a checkpoint with more rows than the limit."""
         return TableFull(
             f"table {spec.name!r}: the checkpoint has at least {self._used} rows for "
             f"{self._server}, which holds at most {self.limit} (its share of {self._why}); raise "

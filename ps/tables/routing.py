@@ -1,12 +1,13 @@
-"""Routing of ids: the server and the segment of an id; and a batch's ids, ready to be sent.
+"""Routing of ids: the server and the segment of an id; a batch's ids in the order of servers.
 
-Covers: the cut of a table's virtual buckets into parts, deduplication, summing of equal ids.
-Does not: check what users give (ps.tables.ids), send (ps.client.tables).
+Covers: the division of a table's virtual buckets into parts, deduplication, summing of equal ids.
+Does not: check ids (ps.tables.ids), send (ps.client.tables).
 Runs in: servers and workers; imports numba.      Threads: any; no state.
 
-The first bits of an id's hash name one of 4096 virtual buckets. Buckets are dealt to the servers in
-contiguous ranges (ps.manifest.sharding), and a server's range is cut again into its segments.
-Parts are numbered through all servers, so both cuts together are one array of 4096 numbers.
+The first bits of an id's hash select one of 4096 virtual buckets. Servers own contiguous ranges of
+buckets (ps.manifest.sharding), and a server's range is divided into its segments. Parts are
+numbered
+through all servers, so one array of 4096 numbers describes both divisions.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ Array = np.ndarray[Any, Any]
 
 @functools.lru_cache(maxsize=64)
 def parts_of_buckets(num_servers: int, num_segments: int) -> Array:
-    """Return the part of each bucket, int32, ascending: server * num_segments + segment.
+    """Return the part of each bucket, [4096] int32, ascending: server * num_segments + segment.
 
     All callers share the array: it must not be changed.
+
+    Args:
+        num_servers: servers that share the table, >= 1.
+        num_segments: segments of one server's share, >= 1.
     """
     parts = np.empty(NUM_BUCKETS, np.int32)
     for server, owned in enumerate(deal([1] * NUM_BUCKETS, num_servers)):
@@ -42,40 +47,40 @@ def parts_of_buckets(num_servers: int, num_segments: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RoutedIds:
-    """One table's ids of a batch: each distinct one once, in the order of servers and segments.
+    """Distinct ids of one table's batch, in the order of servers and segments.
 
-    Made by `Router.route`; serves a lookup and the push after it.
+    Made by `Router.route`, for a lookup and the push after it.
     """
 
     shape: tuple[int, ...]
-    """Of the ids as they were given."""
+    """Shape of the given ids."""
     unique: Array
-    """int64: the distinct ids as they travel."""
+    """[num_unique] int64: the distinct ids, as bits."""
     inverse: Array
-    """int32, flat: for each given id its place in `unique`."""
+    """[n] int32: index in `unique` of each given id, flattened."""
     server_ends: tuple[int, ...]
-    """Where each server's ids end in `unique`."""
+    """End of each server's ids in `unique`."""
 
     def own(self, server: int) -> slice:
-        """Which of the distinct ids are this server's."""
+        """Slice of a server's ids in `unique`."""
         return slice(self.server_ends[server - 1] if server else 0, self.server_ends[server])
 
     def num_own(self, server: int) -> int:
-        """How many distinct ids are this server's."""
+        """Number of a server's distinct ids."""
         return len(range(self.unique.size)[self.own(server)])
 
     def given(self, server: int) -> int:
-        """How many of the given ids this server's distinct ones stand for, about."""
+        """Approximate number of given ids that this server's distinct ones replace."""
         return -(-self.inverse.size * self.num_own(server) // max(1, self.unique.size))
 
     def expand(self, values: Array) -> Array:
-        """Return one row per given id, in their shape, from one per distinct id."""
+        """Return values per given id, [*shape, dim], from distinct ones, [num_unique, dim]."""
         out = np.empty((self.inverse.size, values.shape[1]), values.dtype)
         kernels.expand(values, self.inverse, out)
         return out.reshape((*self.shape, values.shape[1]))
 
     def summed(self, grads: Array) -> Array:
-        """Return one row per distinct id: the sum over equal ids, in the order they were given."""
+        """Return gradients [*shape, dim] summed over equal ids, in order: [num_unique, dim]."""
         out = np.zeros((self.unique.size, grads.shape[-1]), grads.dtype)
         flat = np.ascontiguousarray(grads).reshape(-1, grads.shape[-1])
         kernels.sum_equal(flat, self.inverse, out)
@@ -96,7 +101,10 @@ class Router:
         self._parts = parts_of_buckets(num_servers, spec.segments)
 
     def route(self, ids: ArrayLike) -> RoutedIds:
-        """Check, deduplicate and arrange ids.
+        """Check, deduplicate and sort ids.
+
+        Args:
+            ids: integers of any shape.
 
         Raises:
             IdError: see ps.tables.ids.

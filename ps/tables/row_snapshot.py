@@ -1,11 +1,11 @@
-"""Row snapshot: rows of a segment at one moment, kept when pushes change them later.
+"""Row snapshot: rows of a segment at one moment, copied when pushes change them later.
 
 Covers: which rows a save still needs, their copies until the save takes them.
-Does not: copy the rows that nobody changes (ps.checkpoint.snapshot), know a segment's parts.
+Does not: copy unchanged rows (ps.checkpoint.snapshot), know a segment.
 Runs in: PS processes.      Threads: the segment's lock serialises all calls but `release`.
 
-A row is needed while it stands below `stop` (the save goes from the last row down), has not changed
-since the cut, and has changed since the save that a delta adds to.
+The save needs a row that is below `stop` (it reads from the last row down), has not changed since
+the snapshot, and has changed since the base of a delta.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ Array = np.ndarray[Any, Any]
 
 
 class RowSnapshot:
-    """What a save still needs of one segment.
+    """Rows of one segment that a save still needs.
 
     Args:
-        since: rows of this version or an older one are in an earlier save; -1: none is.
-        version: the segment's at the cut.
-        stop: its rows at the cut.
+        since: newest version that an earlier save holds; -1: none.
+        version: the segment's version at the snapshot.
+        stop: the segment's number of rows at the snapshot.
     """
 
     def __init__(self, since: int, version: int, stop: int) -> None:
         self.since = since
         self.version = version
         self.stop = stop
-        """Rows from here on were copied."""
+        """The save has copied the rows from this number on."""
         self._kept: list[RowBatch] = []
 
     def keep(self, rows: Array, columns: Sequence[Array]) -> None:
-        """Copy those of these rows that are needed, before they change.
+        """Copy the needed ones of these rows, before they change.
 
         Args:
-            rows: numbers of rows; below 0: none.
-            columns: ids, rows and versions of the segment.
+            rows: [n] int64, row numbers; those below 0 are skipped.
+            columns: ids, rows and versions of the segment; see RowBatch.
         """
         marked = rows[(rows >= 0) & (rows < self.stop)]
         versions = columns[2][marked]
@@ -50,15 +50,15 @@ class RowSnapshot:
             self._kept.append(RowBatch(*(column[marked] for column in columns)))
 
     def take(self) -> RowBatch | None:
-        """Return and forget what was kept, each id once."""
+        """Return and release the copies, each id once."""
         kept, self._kept = self._kept, []
         if not kept:
             return None
-        # A push that was refused half-way has changed nothing, and its rows are kept again.
+        # A push that failed half-way has changed no row; the next one copies its rows again.
         _, first = np.unique(np.concatenate([batch.ids for batch in kept]), return_index=True)
         return RowBatch(*(np.concatenate(column)[first] for column in zip(*kept, strict=True)))
 
     def release(self) -> None:
-        """Need nothing any more."""
+        """Release all copies; need no more rows."""
         self.stop = 0
         self._kept = []

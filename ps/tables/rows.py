@@ -1,4 +1,4 @@
-"""Row batches: rows on their way out of a table or into one.
+"""Row batches: rows copied out of a table or into one.
 
 Covers: the types that tables and checkpoints share.      Does not: import numba.
 Threads: none; values.
@@ -13,22 +13,22 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 ROWS_AT_ONCE = 1 << 14
-"""Rows that are copied under a segment's lock: about a millisecond for rows of 256 bytes."""
+"""Rows copied under a segment's lock at once: about a millisecond for rows of 256 bytes."""
 
 
 class RowBatch(NamedTuple):
-    """Rows; arrays of their own."""
+    """Rows of a table, as copies."""
 
     ids: Array
     """int64[n]; for a table of uint64 ids their bits."""
     rows: Array
-    """[n, width]: each row its value, then its slots; see ps.optim.row_rules."""
+    """[n, width] of the table's dtype: values, then slots; see ps.optim.row_rules."""
     versions: Array
     """int64[n]: the push that changed the row last."""
 
 
 class Dropped(NamedTuple):
-    """Ids whose rows are gone."""
+    """Ids whose rows were dropped."""
 
     ids: Array
     """int64[n]"""

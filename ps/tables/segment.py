@@ -8,13 +8,13 @@ Runs in: PS processes.
 Threads: any; the caller of every method holds `lock`, which guards everything.
 Compiled loops run without the GIL, so segments work in parallel.
 
-Rows are numbered 0, 1, 2, … without holes: an evicted row's place is taken by the last one. A row
-is `[value | slot | slot …]` (ps.optim.row_rules) in one piece of memory; id and version stand
-beside it.
+Rows are numbered 0, 1, 2, … without holes: the last row moves into the place of an evicted one. A
+row is `[value | slot | slot …]` (ps.optim.row_rules) in one piece of memory; id and version are in
+separate arrays (shapes: ps.tables).
 
-Every push gets the next `version`, and its rows remember it. So a row's version says what has
-changed since a checkpoint, which rows were pushed least recently, and (ps.tables.eviction) for
-how long.
+Every push gets the next `version` and writes it to its rows. So versions say which rows have
+changed
+since a checkpoint, which were pushed least recently, and (ps.tables.eviction) how long ago.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Update = Callable[[Array, Array, Array], None]
 """Applies gradients to rows of a slab: (slab, rows, gradients)."""
 
 EVICTED_SHARE = 16
-"""A full segment gives up a 16th of its rows at once: finding the oldest costs a pass over all."""
+"""A full segment evicts a 16th of its rows at once: finding the oldest costs a pass over all."""
 
 
 class Pushed(NamedTuple):
-    """What a push did to a segment."""
+    """Counts of one push to a segment."""
 
     added: int = 0
     refused: int = 0
@@ -60,9 +60,9 @@ class Segment:
 
     Args:
         spec: the table.
-        slots: what stands behind the values of a new row; see ps.optim.row_rules.row_starts.
-        quota: rows that the segments of one server may have together.
-        clock: seconds that only grow; for the time to live.
+        slots: [width - dim] of the table's dtype, a row's initial slots; see row_starts.
+        quota: limit of the rows of all segments of one server.
+        clock: returns monotonic seconds, for the time to live.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Segment:
         """Pushes so far; also the step of the rule."""
         self.drops = Tombstones()
         self.cut: RowSnapshot | None = None
-        """What a save that is under way still needs of the rows."""
+        """Snapshot of a save in progress: the rows that it still needs."""
         self._spec = spec
         self._slot_starts = slots
         self._quota = quota
@@ -105,14 +105,21 @@ class Segment:
 
     @property
     def counts(self) -> Array:
-        """How often ids without a row came, by hash; empty where the table admits all."""
+        """[depth, width] uint16: pushes of ids without a row; empty if all are admitted."""
         return self._doorman.counts
 
     def lookup(self, ids: Array, out: Array) -> int:
-        """Write the values of these ids to `out`; returns how many have no row.
+        """Write the values of these ids to `out`; change no row.
 
-        Nothing changes: an id without a row gets the values that it would start with, or zeros if
-        the table chooses whom to admit and says so.
+        An id without a row gets its initial values, or zeros if the table has an admission filter
+        with `unknown="zeros"`.
+
+        Args:
+            ids: [n] int64.
+            out: [n, dim] of the table's dtype; filled.
+
+        Returns:
+            Number of ids without a row.
         """
         rows = np.empty(ids.size, np.int64)
         missing = self._index.find(self._ids.rows, ids, rows)
@@ -128,26 +135,32 @@ class Segment:
     def push(
         self, ids: Array, grads: Array, update: Update, elsewhere: Elsewhere | None = None
     ) -> Pushed:
-        """Make the rows that are missing and admitted, then update all: all of it or nothing.
+        """Create missing rows that are admitted, then update all rows: all of it or nothing.
 
         Args:
-            ids: each once.
-            grads: one row per id, finite.
-            update: the rule with this push's scalars.
-            elsewhere: of the second attempt after NoRoom.
+            ids: [n] int64, each id once.
+            grads: [n, dim] of the table's dtype, finite.
+            update: applies the rule with this push's scalars: (slab, rows, grads), in place.
+            elsewhere: eviction from all segments, for the second attempt after NoRoom.
+
+        Returns:
+            Counts of added, refused and evicted rows.
 
         Raises:
-            TableFull: there is no room for the new rows, and nothing that may be evicted.
-            NoRoom: this segment alone has not enough rows that may be evicted.
+            TableFull: there is no room for the new rows, and no row may be evicted.
+            NoRoom: this segment alone has too few rows that may be evicted.
             IdError: an id occurs twice.
         """
+        # Before the new version: TtlClock maps the versions so far to their ages.
         evicted = self._evict_old()
         self.version += 1
         if not ids.size:
             return Pushed(evicted=evicted)
         rows = np.empty(ids.size, np.int64)
         missing = self._index.find(self._ids.rows, ids, rows)
+        # Before mark(): a save in progress needs the rows with their old versions.
         self._keep(rows)
+        # Only the creation of rows can fail after mark(), so only then keep what undoes it.
         before = self._ages_of(ids, rows) if missing else None
         self._refuse_repeated(ids, kernels.mark(self._versions.rows, rows, self.version))
         added = 0
@@ -160,9 +173,10 @@ class Segment:
             except (TableFull, NoRoom) as error:
                 self._undo(before)
                 if isinstance(error, NoRoom):
+                    # The second attempt must neither count nor draw these ids again.
                     error.refused = np.setdiff1d(unknown, wanted)
                 raise
-            # Again for all: making room moves rows, and only now the new ones are there.
+            # Again for all: eviction moves rows, and the new ones have just been appended.
             refused = self._index.find(self._ids.rows, ids, rows)
             if refused:
                 rows, grads = rows[rows >= 0], grads[rows >= 0]
@@ -174,11 +188,17 @@ class Segment:
     ) -> tuple[RowBatch, int]:
         """Copy the rows below `stop` of versions above `since`, up to `until`, from the last on.
 
-        Backwards, because eviction moves rows to lower numbers only: a row that is moved between
-        two batches may come twice, the newer copy later, but is never left out.
+        Backwards, because eviction moves rows to lower numbers only: a row that moves between two
+        batches may be copied twice, the newer copy later, but is never missed.
+
+        Args:
+            stop: row number below which to copy.
+            max_rows: row numbers to visit at most.
+            since: newest version that is not copied; -1: copy all.
+            until: newest version that is copied; None: copy all above `since`.
 
         Returns:
-            The rows of up to `max_rows` row numbers, and the next `stop`; 0 when there are no more.
+            The rows of up to `max_rows` row numbers, and the next `stop`; 0 at the end.
         """
         stop = min(stop, self.num_rows)
         start = max(0, stop - max_rows)
@@ -191,10 +211,10 @@ class Segment:
         return RowBatch(*(column.rows[chosen] for column in columns)), start
 
     def load(self, batch: RowBatch) -> None:
-        """Take over those rows, as `dump` gave them, whose ids have none yet; above the limit, too.
+        """Insert the rows of `dump` whose ids have no row yet, also above the limit.
 
         Raises:
-            TableFull: there is no memory for them.
+            TableFull: the system has no memory for them.
             IdError: an id occurs twice in the batch.
         """
         self.version = max(self.version, int(batch.versions.max(initial=0)))
@@ -215,18 +235,18 @@ class Segment:
         return RowAges(self._ids.rows[:stop].copy(), self._versions.rows[:stop].copy())
 
     def drop(self, ids: Array) -> int:
-        """Remove the rows of those ids that have one; returns how many."""
+        """Remove the rows of these ids, [n] int64; return how many existed."""
         rows = np.empty(ids.size, np.int64)
         self._index.find(self._ids.rows, ids, rows)
         return self._evict(np.unique(rows[rows >= 0]))
 
     def forget_ages(self) -> None:
-        """Let no push have been, and all rows be equally old."""
+        """Reset the versions: no push was applied, and all rows have the same age."""
         self.version = 0
         self._versions.rows[: self.num_rows] = 0
 
     def without_slots(self, batch: RowBatch) -> RowBatch:
-        """Return rows of any rule with their values, and slots as this rule starts with."""
+        """Return rows of any rule with their values and this rule's initial slots."""
         rows = np.empty((batch.ids.size, self._slab.rows.shape[1]), batch.rows.dtype)
         rows[:, : self._spec.dim] = batch.rows[:, : self._spec.dim]
         rows[:, self._spec.dim :] = self._slot_starts
@@ -238,7 +258,7 @@ class Segment:
         return RowAges(ids[is_known], self._versions.rows[rows[is_known]])
 
     def _undo(self, before: RowAges) -> None:
-        """Let a push not have been that has marked rows of these ages."""
+        """Undo the marks of a push: restore the versions that these rows had before it."""
         rows = np.empty(before.ids.size, np.int64)
         self._index.find(self._ids.rows, before.ids, rows)  # making room may have moved them
         self._versions.rows[rows] = before.versions
@@ -253,7 +273,7 @@ class Segment:
         return missing[self._doorman.admit(missing, self.version)]
 
     def _add(self, ids: Array, elsewhere: Elsewhere | None) -> int:
-        """Make rows with their first values; returns how many others were evicted for them."""
+        """Create rows with their initial values; return how many others were evicted for them."""
         if not ids.size:
             return 0
         evicted = self._take(ids.size, elsewhere)
@@ -264,7 +284,7 @@ class Segment:
         return evicted
 
     def _append(self, ids: Array) -> tuple[int, int]:
-        """Make places for rows that the quota has taken; returns the first and the end of them."""
+        """Append rows that the quota has admitted; return their first number and their end."""
         start, stop = self.num_rows, self.num_rows + ids.size
         try:
             for column in (self._slab, self._ids, self._versions):
@@ -280,13 +300,13 @@ class Segment:
         return start, stop
 
     def _take(self, num_rows: int, elsewhere: Elsewhere | None) -> int:
-        """Take so many rows from the quota, evicting others if the table does that."""
+        """Take `num_rows` rows from the quota, evicting others if the table may."""
         evicted = 0
         while lacking := self._quota.take(num_rows):
             if self._spec.when_full == "refuse":
                 raise self._quota.full(self._spec, num_rows)
             oldest = self._oldest(lacking)
-            if oldest.size >= lacking:  # else all of them would not do, so none goes
+            if oldest.size >= lacking:  # else evicting all would not suffice, so evict none
                 evicted += self._evict(oldest)
             elif elsewhere is None:
                 raise NoRoom
@@ -297,7 +317,7 @@ class Segment:
         return evicted
 
     def _oldest(self, num_rows: int) -> Array:
-        """Return rows that were pushed least recently, at least so many if there are."""
+        """Return the numbers of the least recently pushed rows, at least `num_rows` if possible."""
         versions = self._versions.rows[: self.num_rows]
         (others,) = np.nonzero(versions < self.version)
         wanted = min(others.size, max(num_rows, self.num_rows // EVICTED_SHARE))
@@ -307,7 +327,7 @@ class Segment:
         return np.sort(others[order])
 
     def _evict_old(self) -> int:
-        """Drop the rows that have outlived the time to live."""
+        """Evict the rows whose time to live is over."""
         outlived = self._ages.outlived(self.version)
         if outlived is None:
             return 0
@@ -328,7 +348,7 @@ class Segment:
         return stop - left
 
     def _keep(self, rows: Array) -> None:
-        """Copy what a save needs of rows that are about to change."""
+        """Copy rows that a save still needs, before they change."""
         if self.cut is not None:
             self.cut.keep(rows, (self._ids.rows, self._slab.rows, self._versions.rows))
 

@@ -1,6 +1,6 @@
-"""Sparse table: one server's share, its segments, and what concerns all of them.
+"""Sparse table: one server's share, its segments, and operations over all of them.
 
-Covers: which ids are this server's, lookup and push by segment, rows out and in, counters.
+Covers: the ids of this server, lookup and push by segment, copying rows out and in, counters.
 Does not: change rows itself (ps.tables.segment), answer requests (ps.server.table_handlers).
 Runs in: PS processes.
 Threads: any; each segment has a lock. A call that needs several takes all, in their order
@@ -38,13 +38,13 @@ Array = np.ndarray[Any, Any]
 class Table:
     """A table's rows on one server.
 
-    Creating it loads or compiles the kernels that it needs.
+    The constructor loads or compiles the kernels that it needs.
 
     Args:
         spec: the table.
         rank: this server's rank.
         num_servers: servers that share the table.
-        clock: seconds that only grow.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Table:
         self._server = f"ps:{rank}"
         self._quota = Quota(spec, row_nbytes, owned / NUM_BUCKETS, self._server)
         self.has_left_out = False
-        """Whether a checkpoint had more rows than there may be."""
+        """Whether a checkpoint had more rows than the limit."""
         self._spare = 0
-        """Rows above the limit that may be there while a checkpoint is read: to find the oldest
-        takes a pass over all."""
+        """Rows above the limit that a restore may hold while it reads: finding the oldest takes a
+        pass over all."""
         if spec.when_full == "lru":
             self._spare = max(ROWS_AT_ONCE, (self._quota.limit or 0) // EVICTED_SHARE)
         self.segments = tuple(
@@ -91,10 +91,13 @@ class Table:
         return sum(segment.nbytes for segment in self.segments)
 
     def cut(self, ids: Array) -> list[slice]:
-        """Return for each segment which of these ids are its.
+        """Return the slice of each segment in these ids.
+
+        Args:
+            ids: [n] int64, sorted by part.
 
         Raises:
-            IdError: an id is too large, is another server's, or they are out of order.
+            IdError: an id is too large, is another server's, or out of order.
         """
         ends = np.empty(self.spec.segments, np.int64)
         bits = self.spec.largest_id
@@ -106,7 +109,13 @@ class Table:
         return [slice(*pair) for pair in zip(starts, ends.tolist(), strict=True)]
 
     def lookup(self, at: int, ids: Array, out: Array) -> None:
-        """Write the values of ids of segment number `at` to `out`; changes nothing."""
+        """Write the values of ids of segment number `at` to `out`; change no row.
+
+        Args:
+            at: number of the segment.
+            ids: [n] int64, ids of this segment.
+            out: [n, dim] of the table's dtype; filled.
+        """
         segment = self.segments[at]
         with segment.lock:
             missed = segment.lookup(ids, out)
@@ -124,14 +133,14 @@ class Table:
 
         Args:
             at: number of the segment.
-            ids: as ps.tables.segment.Segment.push.
-            grads: as there.
+            ids: [n] int64, ids of this segment, each once.
+            grads: [n, dim] of the table's dtype.
             hyper: this push's scalars.
-            elsewhere: for the second attempt; the caller holds all locks then.
+            elsewhere: for the second attempt, in which the caller holds all locks.
 
         Raises:
-            NonFiniteGradient, TableFull, IdError: the rows are as they were.
-            NoRoom: so they are, and `room_elsewhere` may help.
+            NonFiniteGradient, TableFull, IdError: the rows are unchanged.
+            NoRoom: the rows are unchanged, and `room_elsewhere` may help.
         """
         segment = self.segments[at]
         self._check_finite(ids, grads)
@@ -152,7 +161,12 @@ class Table:
             yield
 
     def room_elsewhere(self, error: NoRoom, ids: Array) -> Elsewhere:
-        """Return how a push of these ids, to all segments, makes room; use it under all locks."""
+        """Return the eviction for the second attempt of a push; use it under all locks.
+
+        Args:
+            error: the error of the first attempt.
+            ids: [n] int64, all ids of the push, which must keep their rows.
+        """
 
         def drop(num_rows: int) -> int:
             return self._drop_oldest(num_rows, ids)
@@ -164,16 +178,16 @@ class Table:
         row_scalars(self.spec, hyper, 1)
 
     def dump_some(self, at: int, stop: int, max_nbytes: int) -> tuple[RowBatch, int]:
-        """Copy rows of segment number `at` below `stop`, and say where to go on; 0 at the end."""
+        """Copy rows of segment number `at` below `stop`; return them and the next stop, or 0."""
         segment = self.segments[at]
         with segment.lock:
             return segment.dump(stop, max(1, max_nbytes // segment.row_nbytes))
 
     def load(self, batch: RowBatch) -> int:
-        """Take over those rows of a batch that are this server's; returns how many.
+        """Insert the rows of a batch that belong to this server; return how many.
 
-        Any number of servers may have dumped it. Of an id that comes several times the first row
-        stays. There may be some rows too many afterwards: call `fit` at the end.
+        Any number of servers may have dumped the batch. Of a repeated id the first row counts. The
+        table may exceed its limit afterwards: call `fit` at the end.
 
         Raises:
             TableFull: they do not fit, and the table does not evict.
@@ -188,10 +202,10 @@ class Table:
         return taken
 
     def fit(self) -> int:
-        """Give up the oldest rows above the limit, in all segments; returns how many.
+        """Evict the oldest rows above the limit, in all segments; return how many.
 
         Raises:
-            TableFull: there are too many, and the table does not evict.
+            TableFull: there are too many rows, and the table does not evict.
         """
         excess = self._quota.excess
         if not excess:
@@ -203,22 +217,22 @@ class Table:
             return self._drop_oldest(excess)
 
     def is_own(self, ids: Array) -> Array:
-        """Return for each id whether it is this server's."""
+        """Return for each id, [n] int64, whether this server owns it: [n] bool."""
         at = self.parts_of(ids) - self._first_part
         own: Array = (at >= 0) & (at < self.spec.segments)
         return own
 
     def forget_ages(self) -> None:
-        """Let no push have been, and all rows be equally old."""
+        """Reset the versions: no push was applied, and all rows have the same age."""
         for segment in self.segments:
             segment.forget_ages()
 
     def without_slots(self, batch: RowBatch) -> RowBatch:
-        """Return rows of any rule as this table's rule starts with them."""
+        """Return rows of any rule with their values and this table's initial slots."""
         return self.segments[0].without_slots(batch)
 
     def parts_of(self, ids: Array) -> Array:
-        """Return the part of each id, counted through all servers."""
+        """Return the part of each id, [n] int64, counted through all servers: [n] int32."""
         parts = np.empty(ids.size, np.int32)
         table_kernels.find_parts(ids, self._parts, parts)
         return parts
@@ -244,8 +258,13 @@ class Table:
     def _drop_oldest(self, num_rows: int, kept: Array | None = None) -> int:
         """Drop the oldest rows of all segments, whose locks the caller holds.
 
-        Returns how many: so many, or a 16th of all where some ids are kept; none if there are not
-        so many others.
+        Args:
+            num_rows: rows to drop.
+            kept: [n] int64, ids whose rows must stay; the call then drops a 16th of all rows at
+                least.
+
+        Returns:
+            Number of dropped rows; 0 if too few other rows exist.
         """
         ages = [segment.row_ages() for segment in self.segments]
         if kept is not None:
@@ -258,7 +277,7 @@ class Table:
         return sum(segment.drop(ids) for segment, ids in zip(self.segments, victims, strict=True))
 
     def _own(self, ids: Array) -> Iterator[tuple[Segment, Array]]:
-        """Give each segment with the places of its ids, where it has some."""
+        """Yield each segment that has some of the ids, with their positions."""
         parts = self.parts_of(ids) - self._first_part
         for at, segment in enumerate(self.segments):
             (own,) = np.nonzero(parts == at)
@@ -266,7 +285,7 @@ class Table:
                 yield segment, own
 
     def _scalars(self, hyper: Hyper, step: int) -> Array:
-        """Return the scalars of a push; the last ones again where only the rate decides."""
+        """Return the scalars of a push; reuse the last ones where only the rate matters."""
         last = self._last_scalars  # one read: other threads may replace it
         is_plain = self.spec.row_steps or not isinstance(self.spec.rule, Moments)
         if is_plain and last is not None and last[0] == hyper.learning_rate:
