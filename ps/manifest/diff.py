@@ -1,4 +1,4 @@
-"""Differences of two manifests, in words. Pure.
+"""Differences of two manifests as text. Pure.
 
 Covers: the sentences of ManifestMismatch.      Does not: decide whether a difference matters.
 """
@@ -14,7 +14,7 @@ _FIELDS = ("consistency", "reduction", "staleness_bound", "staleness_aware", "bu
 
 
 def manifest_differences(expected: Manifest, found: Manifest) -> tuple[str, ...]:
-    """Return one short sentence per difference, the most telling first, at most MAX_SHOWN."""
+    """Return one short sentence per difference, the most important first, at most MAX_SHOWN."""
     sentences = list(_differences(expected, found))
     if len(sentences) > MAX_SHOWN:
         left = len(sentences) - MAX_SHOWN

@@ -51,7 +51,7 @@ class RandomNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag="no
 
 
 class TruncatedNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag="truncated"):
-    """Normal without what lies more than two standard deviations from the mean."""
+    """Normal distribution, truncated at two standard deviations from the mean."""
 
     mean: float = 0.0
     stddev: float = 0.05

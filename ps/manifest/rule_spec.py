@@ -1,6 +1,6 @@
-"""Update rules' settings: what the manifest says about a group's optimizer.
+"""Settings of update rules: the optimizer of a group or table in the manifest.
 
-Covers: one frozen struct per rule, with its ranges; they travel in the manifest.
+Covers: one frozen struct per rule, with its ranges, as part of the manifest.
 Does not: compute (ps.optim.formulas), derive scalars or slots (ps.optim.rules).
 Pure; no numba, no threads.
 """
@@ -45,14 +45,15 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
     weight_decay: float | None = None
     """Decoupled decay: before the update v -= v * weight_decay * learning_rate. None: no decay."""
     clipvalue: float | None = None
-    """Each element of the gradient is cut to [-clipvalue, clipvalue]. None or 0: not clipped."""
+    """Each element of the gradient is clipped to [-clipvalue, clipvalue]. None or 0: not
+    clipped."""
     clipnorm: float | None = None
     """Each parameter's gradient is scaled down to this norm. None or 0: not clipped."""
     global_clipnorm: float | None = None
     """The whole gradient is scaled down to this norm. None or 0: not clipped."""
     ema_momentum: float | None = None
-    """Keep a moving average of the values, of which so much stays at each update; Keras's use_ema.
-    None: no average. See ps.dense.ema."""
+    """Weight of the old moving average at each update; Keras's use_ema. None: no average. See
+    ps.dense.ema."""
     ema_overwrite_frequency: int | None = None
     """Replace the values by their average at every so manyth update. None: never."""
 

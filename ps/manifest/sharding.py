@@ -1,4 +1,4 @@
-"""Sharding: deals virtual buckets to servers. Pure: bytes in, ranges out.
+"""Sharding: assigns buckets to servers. Pure: bytes in, ranges out.
 
 Covers: which server owns which buckets.      Does not: hold parameters (ps.dense.shard).
 """
@@ -11,11 +11,12 @@ from ps.errors import PSSettingsError
 
 
 def deal(bucket_bytes: Sequence[int], num_servers: int) -> tuple[range, ...]:
-    """Cut the buckets into one contiguous range per server, balanced by bytes.
+    """Divide the buckets into one contiguous range per server, balanced by bytes.
 
-    A bucket goes to the server in whose equal share of all bytes its middle lies, so no server gets
-    more than its share plus one bucket. Contiguous, because a server's slice of a flat gradient is
-    then one piece of memory and one request. With fewer buckets than servers some ranges are empty.
+    A bucket belongs to the server whose equal share of all bytes contains its middle, so no server
+    gets more than its share plus one bucket. Ranges are contiguous, so a server's slice of a flat
+    gradient is one piece of memory and one request. With fewer buckets than servers some ranges are
+    empty.
 
     Args:
         bucket_bytes: size of each bucket in bytes, by bucket id; sizes are >= 0.

@@ -1,4 +1,4 @@
-"""Settings of a sparse table: rows, rule, first values, limits. Pure; no numba.
+"""Settings of a sparse table: rows, rule, initial values, limits. Pure; no numba.
 
 Covers: the settings that all sides must agree on, as part of the manifest.
 Does not: hold rows (ps.tables.table), compute (ps.tables.initializers, ps.optim.rules).
@@ -25,7 +25,7 @@ MAX_UINT64 = 2**64 - 1
 
 
 _STDDEV_OF_TRUNCATED = 0.87962566103423978
-"""Standard deviation of the unit normal cut at two: Keras divides by it, too."""
+"""Standard deviation of the unit normal truncated at two; Keras divides by it as well."""
 
 
 def variance_scaling(
@@ -36,10 +36,10 @@ def variance_scaling(
     mode: Literal["fan_in", "fan_out", "fan_avg"] = "fan_in",
     distribution: Literal["truncated_normal", "untruncated_normal", "uniform"] = "truncated_normal",
 ) -> Initializer:
-    """Return what Keras's VarianceScaling is for an embedding of shape (num_rows, dim).
+    """Return the initializer that equals Keras's VarianceScaling for an embedding (num_rows, dim).
 
-    A table does not know how many rows it will have, so the caller says for how many. Glorot is
-    scale 1 with "fan_avg", He scale 2 and LeCun scale 1 with "fan_in".
+    A table has no fixed number of rows, so the caller names one. Glorot is scale 1 with "fan_avg",
+    He scale 2 and LeCun scale 1 with "fan_in".
 
     Source: keras.initializers.VarianceScaling, whose fans of a matrix are its two dimensions.
     """
@@ -59,20 +59,20 @@ def variance_scaling(
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """Which unknown ids get a row when a push brings them."""
+    """Which unknown ids of a push get a row."""
 
     min_count: int = 1
-    """The push that brings an id for the min_count-th time makes its row. Counted in a sketch of
-    fixed size: an id may come in earlier where counters collide, never later."""
+    """The min_count-th push of an id creates its row. A sketch of fixed size counts: colliding
+    counters may admit an id earlier, never later."""
     probability: float = 1.0
-    """Each push makes the row with this probability, once min_count is reached."""
+    """Each push creates the row with this probability, once min_count is reached."""
     unknown: Literal["initial", "zeros"] = "zeros"
-    """What a lookup gives for an id without a row, where not every id gets one: zeros, or the
-    values that the row would start with."""
+    """Result of a lookup for an id without a row, if admission is selective: zeros, or the row's
+    initial values."""
 
     @property
     def is_selective(self) -> bool:
-        """Whether there are ids that a push brings and that get no row."""
+        """Whether some pushed ids get no row."""
         return self.min_count > 1 or self.probability < 1.0
 
     def __post_init__(self) -> None:
@@ -96,10 +96,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     dim: int
     """Numbers of a row."""
     rule: RuleConfig
-    """How a pushed gradient changes its rows; weight decay acts on rows that a push brings."""
+    """Update rule of pushed rows; weight decay acts on pushed rows only."""
     row_steps: bool = False
-    """Adam, AdamW, AMSGrad, Adamax: the t of a row's formula counts the pushes that brought this
-    row, not those to the table; one number more per row. See ps.optim.row_rules.counting."""
+    """Adam, AdamW, AMSGrad, Adamax: t counts the pushes that contained this row, not those to the
+    table; one more number per row. See ps.optim.row_rules.counting."""
     dtype: DType = "float32"
     initializer: Initializer = RandomUniform()
     """A row's first values; they depend on `seed` and the id alone."""
@@ -107,7 +107,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     id_kind: Literal["int64", "uint64"] = "int64"
     """int64: ids 0..2^63-1. uint64: also those above, as hashes of 64 bits need."""
     max_id: int | None = None
-    """The largest id; None: whatever `id_kind` takes."""
+    """The largest id; None: the largest of `id_kind`."""
     max_rows: int | None = None
     """Rows of the whole table; each server holds its share. None: no limit."""
     max_bytes: int | None = None
@@ -115,11 +115,12 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     when_full: Literal["refuse", "lru"] = "refuse"
     """refuse: TableFull for the push that needs more rows. lru: the least recently pushed go."""
     ttl_s: float | None = None
-    """Rows that no push has brought for so long are dropped. None: kept for ever."""
+    """Time to live in seconds: rows that no push contained for this long are dropped. None:
+    unlimited."""
     admission: Admission = Admission()
     segments: int = 4
-    """Parts of a server's share, each with a lock of its own. More: more threads of a server work
-    on one table, and shorter pauses; fewer: less overhead for small requests."""
+    """Parts of a server's share, each with its own lock. More: more threads work on one table, and
+    shorter pauses; fewer: less overhead for small requests."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME_LENGTH:
@@ -144,7 +145,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def largest_id(self) -> int:
-        """The largest id that the table takes."""
+        """The largest id that the table accepts."""
         if self.max_id is not None:
             return self.max_id
         return MAX_INT64 if self.id_kind == "int64" else MAX_UINT64
@@ -177,13 +178,13 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(rule, Descent) and rule.ema_momentum is not None:
             raise PSSettingsError(
                 f"table {self.name!r}: {name}(ema_momentum={rule.ema_momentum}) is not offered for "
-                "tables: the averages of rows that no push brings would move, too; set "
+                "tables: the averages of rows outside a push would also move; set "
                 "ema_momentum=None"
             )
         if isinstance(rule, Descent) and rule.global_clipnorm:
             raise PSSettingsError(
                 f"table {self.name!r}: {name}(global_clipnorm={rule.global_clipnorm}) is not "
-                "offered for tables: a push to tables does not know the gradients of the dense "
+                "offered for tables: a push to tables does not include the gradients of the dense "
                 "groups; set clipnorm, which is the norm of this table's gradient, or clip before "
                 "the push"
             )

@@ -1,7 +1,7 @@
 """Code generation of kernels: the loops around a rule's formula, for buckets and for table rows.
 
-Covers: the source of both, as functions with names of their own: numba's cache finds those again,
-and never a closure over the formula.      Does not: compile (ps.optim.kernels).
+Covers: the source of both, as named functions: numba's cache finds those again, but never a closure
+over the formula. Does not: compile (ps.optim.kernels).
 Pure; no numba.
 
 Both loops call the formula of ps.optim.formulas, with decay before it for rules with weight
@@ -48,12 +48,13 @@ def {name}(slab, rows, grads, s):
 class Loop:
     """One of the loops around a rule's formula.
 
-    Over buckets it is `name(g, v, *slots, s)`. g, v and the slots are 1-d of one size and dtype and
-    do not overlap; v and the slots change. s is `ps.optim.rules.scalars`.
+    Over buckets it is `name(g, v, *slots, s)`. g, v and the slots are [num_elements] of one dtype
+    and do not overlap; v and the slots change. s is [num_scalars] of the same dtype,
+    `ps.optim.rules.scalars`.
 
-    Over rows it is `name(slab, rows, grads, s)`. slab: [capacity, width], each row its value, then
-    each slot, then the numbers that a row has once; rows int64[n]: distinct row numbers; grads
-    [n, dim]. It returns -1, or the place of the first row number that is not in the slab: then
+    Over rows it is `name(slab, rows, grads, s)`. slab is [capacity, width]: each row its values,
+    then each slot, then the per-row numbers. rows is [n] int64, distinct row numbers; grads is [n,
+    dim]. It returns -1, or the position of the first row number that is not in the slab: then
     nothing has changed.
     """
 
@@ -99,7 +100,7 @@ class Loop:
         )
 
     def _once(self, num_arrays: int) -> str:
-        """Return what a row does before its elements: into its own numbers, and some scalars."""
+        """Return the source of the per-row part: per-row numbers and scalars."""
         row = self.rule.row
         if row is None:
             return ""

@@ -1,6 +1,6 @@
 """Update rules as scalar formulas, one element in, one element out; row-wise rules of tables.
 
-Covers: what each rule computes per element, and what row-wise rules compute once per row and push.
+Covers: the formula of each rule per element, and the part of row-wise rules per row and push.
 Does not: loop over arrays (ps.optim.codegen writes the loops around these functions,
 ps.optim.kernels compiles them), know settings (ps.optim.rules derives scalars). Pure; no numba
 here, so that clients may import it.
@@ -13,8 +13,8 @@ group's dtype, and returns the new value and slots. Slots have the shape and dty
 function takes g, it is the row's whole gradient, 1-d.
 
 Departure of all rules that divide by a root alone (Adagrad, RMSprop, Adadelta): compiled TensorFlow
-takes x * rsqrt(y) by an approximation of the CPU at hand for x / sqrt(y). Here the root is exact,
-so parity is 2 ulp of the update; eager Keras is equal bit for bit.
+computes x / sqrt(y) as x * rsqrt(y) by an approximation that depends on the CPU. Here the root is
+exact, so parity is 2 ulp of the update; eager Keras is equal bit for bit.
 """
 
 # ruff: noqa: PLR0913 - the operands of a formula are its arguments
@@ -224,7 +224,7 @@ def amsgrad(
 
     Slots: m, u and h.
     Source: Reddi, Kale and Kumar, On the Convergence of Adam and Beyond, ICLR 2018. Departure: as
-    in Keras the bias correction of Adam stays, which the paper's algorithm 2 leaves out.
+    in Keras the bias correction of Adam stays; the paper's algorithm 2 omits it.
     """
     m = m + (g - m) * rate_1
     u = u + (g * g - u) * rate_2
@@ -308,7 +308,7 @@ def ftrl(
 
     Slots: a, starts at `initial_accumulator_value`; w, the linear term.
     Source: McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013. Departure, as
-    in Keras: v follows from the slots alone, so the first update forgets the initial value, also
+    in Keras: v follows from the slots alone, so the first update discards the initial value, also
     where g is 0.
     """
     b = a + g * g
@@ -408,7 +408,7 @@ def rowwise_adagrad(g: Scalar, v: Scalar, learning_rate: Scalar, root: Scalar) -
 def mean_square_root(g: Scalar, a: Scalar, num_elements: Scalar, epsilon: Scalar) -> Two:
     """`a += mean(g * g)`; returns a and the root of `a + epsilon`.
 
-    The sum goes through the row in order, so that its bits depend on the row alone.
+    The sum runs through the row in order, so its bits depend on the row alone.
     """
     total = g[0] * g[0]
     for i in range(1, g.size):

@@ -37,7 +37,7 @@ Array = np.ndarray[Any, Any]
 
 @kernel
 def clip(g: Array, out: Array, s: Array) -> None:
-    """Write g cut to [-s[0], s[0]] to out."""
+    """Write g clipped to [-s[0], s[0]] to out; all [num_elements] of one dtype, s [1]."""
     limit = s[0]
     mode = flush_denormals()
     for i in range(g.size):
@@ -99,8 +99,8 @@ _INFINITE = {np.dtype(np.float32): 0x7F80_0000, np.dtype(np.float64): 0x7FF0_000
 def count_nonfinite(values: Array) -> int:
     """Return how many elements of a contiguous float array are NaN or infinite.
 
-    Looks at the bit patterns, because a maximum of integers may be vectorized and a test of floats,
-    without fast math, is not. Only a bucket that has such elements is counted.
+    It compares bit patterns: LLVM vectorizes a maximum of integers, but no test of floats without
+    fast math. Only a bucket that has such elements is counted.
     """
     mask = _MAGNITUDE[values.dtype]
     if largest_masked(values.view(mask.dtype), mask) < _INFINITE[values.dtype]:
@@ -115,8 +115,8 @@ def reduce_weighted(out: Array, gradients: Sequence[Array], weights: Sequence[fl
     gradient with weight 1.0 comes out exactly. `out` may be one of the gradients only if the first.
 
     Args:
-        out: 1-d contiguous, of the gradients' dtype and size.
-        gradients: at least one; 1-d contiguous.
+        out: [num_elements], contiguous, of the gradients' dtype; filled.
+        gradients: at least one array like `out`.
         weights: one per gradient, rounded to the dtype.
 
     Raises:
@@ -141,7 +141,7 @@ class RowUpdate:
 
     Args:
         kernel: compiled from a `ps.optim.codegen.Loop` over rows.
-        rule: whose it is.
+        rule: the rule of the kernel.
     """
 
     def __init__(self, kernel: Any, rule: Rule) -> None:
@@ -178,9 +178,13 @@ class RowUpdate:
 def dense_for(config: RuleConfig, dtype: str) -> Any:
     """Return a rule's compiled kernel for buckets: `update(g, v, *slots, scalars)`.
 
-    g, v and the slots are 1-d, contiguous, of one size and of `dtype`, and do not overlap; v and
-    the slots change. `ps.optim.rules.rule_of` names the slots and tells where they start,
-    `ps.optim.rules.scalars` makes the scalars.
+    g, v and the slots are [num_elements], contiguous, of `dtype`, and do not overlap; v and the
+    slots change. `ps.optim.rules.rule_of` has the slots' names and initial values,
+    `ps.optim.rules.scalars` computes the scalars.
+
+    Args:
+        config: the rule's settings.
+        dtype: "float32" or "float64".
     """
     return _loaded(Loop(rule_of(config), decays(config), over_rows=False).name, dtype)
 
@@ -218,7 +222,7 @@ _inlined = functools.cache(inlined)
 
 @functools.cache
 def _dispatcher(name: str) -> Any:
-    """Return a kernel by its name; those of rules are written here, when first asked for."""
+    """Return a kernel by its name; kernels of rules are generated at the first call."""
     if name in _HELPERS:
         return _HELPERS[name]
     loop = _LOOPS[name]
@@ -282,7 +286,7 @@ def warm(wanted: Iterable[tuple[str, str]]) -> int:
 
 
 def warm_for(manifest: Manifest) -> int:
-    """Load or compile what a shard of this manifest calls, before it says SERVING."""
+    """Load or compile the kernels of a shard of this manifest, before it is SERVING."""
     return warm(_names_for(manifest))
 
 

@@ -1,7 +1,7 @@
 """Rules of table rows: the layout of a row, values, slots and numbers of the row.
 
-Covers: from a table's settings to its rule, the width of a row and what it starts with, and the
-scalars of a push.      Does not: hold rows (ps.tables.segment), compile (ps.optim.kernels).
+Covers: from a table's settings to its rule, the width and the initial slots of a row, and the
+scalars of a push. Does not: hold rows (ps.tables.segment), compile (ps.optim.kernels).
 Pure; no numba, so that checkpoints can be read without it. Threads: none.
 
     row = | values: dim | slot: dim | slot: dim | number of the row | …
@@ -35,13 +35,14 @@ def rule_of_rows(spec: TableSpec) -> Rule:
 
 
 def counting(rule: Rule) -> Rule:
-    """Return a rule with moments as it is where each row counts its own updates.
+    """Return the variant of a rule with moments in which each row counts its own updates.
 
-    `t` of the rule's formula is then the number of pushes that brought the row, this one included.
-    Slots: steps, one number per row, starts at 0; in float32 it stays at 2^24, where no power of a
-    beta is left.
-    Source: the bias correction of Kingma and Ba, Adam, ICLR 2015, for what a row has seen: its
-    moments began when it was first pushed. Departure: Keras counts the optimizer's steps.
+    `t` of the rule's formula is then the number of pushes that contained the row, this one
+    included.
+    Slots: steps, one number per row, starts at 0; in float32 it stops at 2^24, where every power of
+    a beta has vanished.
+    Source: the bias correction of Kingma and Ba, Adam, ICLR 2015, per row: its moments began with
+        its first push. Departure: Keras counts the optimizer's steps.
     """
     return replace(rule, row=_ADAM if rule.step_scalars == ("alpha",) else _ADAMAX, step_scalars=())
 
@@ -64,18 +65,18 @@ def row_parts(spec: TableSpec) -> dict[str, slice]:
 
 
 def row_starts(spec: TableSpec) -> Array:
-    """Return what stands behind the values of a new row: 1-d, of the table's dtype."""
+    """Return the initial slots of a row: [width - dim] of the table's dtype."""
     rule = rule_of_rows(spec)
     slots = np.repeat(np.array(rule.slot_starts, spec.dtype), spec.dim)
     return np.concatenate([slots, np.array(rule.row_starts, spec.dtype)])
 
 
 def row_scalars(spec: TableSpec, hyper: Hyper, step: int) -> Array:
-    """Return the scalars of a push, as the rule's kernel over rows takes them.
+    """Return the scalars of a push for the rule's kernel over rows: [num_scalars].
 
     Args:
         spec: the table.
-        hyper: what came with the push.
+        hyper: learning rate and scalars of the push.
         step: pushes to the segment, this one included; the t of rules whose rows do not count.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The counters behind a server's snapshot (ps.stats.server_stats).
+"""The counters of a server, from which its snapshot is made (ps.stats.server_stats).
 
 Covers: counting from any thread; the process's resident memory.
-Does not: say what the numbers mean (ps.stats.server_stats).
+Does not: explain the counters (ps.stats.server_stats).
 Threads: every method may be called from any thread; one lock guards it.
 """
 

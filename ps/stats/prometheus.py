@@ -1,4 +1,4 @@
-"""Servers' counters as Prometheus metrics; docs/guides/metrics.md says what each tells.
+"""Servers' counters as Prometheus metrics; docs/guides/metrics.md explains each of them.
 
 Covers: names, labels and units of a server's metrics; the text of a page.
 Does not: count (ps.stats.counters), serve the page (rpc.http_page).
@@ -45,10 +45,10 @@ SERVER_COUNTERS: Fields = {
 }
 WORKER_COUNTERS: Fields = {
     "worker_pushes": ("pushes", "Gradients that became part of the parameters"),
-    "worker_rows": ("rows", "Rows behind those gradients"),
+    "worker_rows": ("rows", "Rows of those gradients"),
     "worker_null_pushes": ("null_pushes", "Pushes without a gradient"),
     "worker_table_pushes": ("table_pushes", "Pushes to tables"),
-    "worker_repeated_requests": ("repeated", "Requests that came again after a cut connection"),
+    "worker_repeated_requests": ("repeated", "Requests that were resent after a broken connection"),
     "worker_refused_pushes": ("refused", "Pushes refused as non-finite, stale or out of sequence"),
     "worker_wait_seconds": ("waited_s", "Waits of this worker's pushes for other workers"),
 }
@@ -58,10 +58,10 @@ TABLE_GAUGES: Fields = {
 }
 TABLE_COUNTERS: Fields = {
     "table_given_ids": ("given", "Ids in lookups and pushes as workers gave them"),
-    "table_looked_up_ids": ("looked_up", "Different ids that were looked up"),
+    "table_looked_up_ids": ("looked_up", "Distinct ids that were looked up"),
     "table_missed_ids": ("missed", "Of those, ids without a row"),
-    "table_pushed_ids": ("pushed", "Different ids that gradients came for"),
-    "table_added_rows": ("added", "Rows made"),
+    "table_pushed_ids": ("pushed", "Distinct ids that were pushed"),
+    "table_added_rows": ("added", "Rows created"),
     "table_dropped_ids": ("dropped", "Gradients of ids that were not admitted"),
     "table_evicted_rows": ("evicted", "Rows evicted"),
 }
@@ -69,12 +69,12 @@ TABLE_COUNTERS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Metrics that prometheus_client can write; made anew for every page."""
+    """Metrics for prometheus_client; built for every page."""
 
     metrics: Sequence[Metric]
 
     def collect(self) -> Iterable[Metric]:
-        """As prometheus_client asks its registries."""
+        """Yield the metrics, as prometheus_client's registries do."""
         return self.metrics
 
     def text(self) -> bytes:
@@ -119,14 +119,14 @@ def families(
     grows: bool = False,
     prefix: str = "tfos_ps_",
 ) -> Iterator[Metric]:
-    """Give one metric per field, with a value of each source.
+    """Yield one metric per field, with a value of each source.
 
     Args:
         fields: name without prefix -> attribute of the sources, help.
         labels: names of the labels.
-        sources: values of the labels, and what has the attributes.
+        sources: values of the labels, and the object with the attributes.
         grows: whether the values only grow: counters, whose names end in `_total`.
-        prefix: of all names.
+        prefix: prefix of all names.
     """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 

@@ -1,6 +1,6 @@
 """Statistics of a server: an immutable snapshot, its fields and how to read them.
 
-Covers: the snapshot that travels, and what follows from its fields.
+Covers: the snapshot as a message, and values derived from its fields.
 Does not: count (ps.stats.counters), decide anything, show it (ps.stats.prometheus, ps.cli.stats).
 Pure; no threads.
 """
@@ -13,23 +13,23 @@ from rpc.histogram import Latency
 
 NUM_STALENESS_BINS = 12
 SHOWN_REQUESTS = ("push", "pull", "push_rows", "lookup", "lookup_batch")
-"""Whose latencies users see without asking for all: those of training steps."""
+"""Requests whose latencies status() shows: those of training steps."""
 
 
 class WorkerStats(msgspec.Struct, frozen=True):
-    """What one worker has done at this server, all its incarnations together."""
+    """Counters of one worker at this server, over all its incarnations."""
 
     worker: int
     pushes: int = 0
     """Gradients applied (async) or part of a completed barrier (sync); each counted once."""
     rows: int = 0
-    """Rows behind those gradients; compare over workers to see who trains on more data."""
+    """Rows of those gradients; compare workers to see which one trains on more data."""
     null_pushes: int = 0
     """Pushes without a gradient; many of them: the worker skips steps (non-finite gradients)."""
     table_pushes: int = 0
     """Pushes to tables, each counted once, whatever number of tables it touched."""
     repeated: int = 0
-    """Requests that came again after a cut connection; growing steadily: a bad network."""
+    """Requests that were resent after a broken connection; growing steadily: a bad network."""
     refused: int = 0
     """Pushes refused as non-finite, stale or out of sequence."""
     waited_s: float = 0.0
@@ -38,7 +38,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
 
 
 class TableStats(msgspec.Struct, frozen=True):
-    """One table at one server: its share of the rows, and what was done with them since start."""
+    """One table at one server: its share of the rows, and counters since the start."""
 
     name: str
     rows: int = 0
@@ -51,17 +51,17 @@ class TableStats(msgspec.Struct, frozen=True):
     equal to others of their batch, and travelled once."""
     looked_up: int = 0
     missed: int = 0
-    """Of those: ids without a row; falls as training goes on, unless new ids keep coming."""
+    """Of those: ids without a row; falls during training, unless new ids keep arriving."""
     pushed: int = 0
     added: int = 0
-    """Rows made."""
+    """Rows created."""
     dropped: int = 0
     """Gradients of ids that were not admitted."""
     evicted: int = 0
 
     @property
     def miss_ratio(self) -> float:
-        """Of the ids that were looked up, the share without a row; 0 without any."""
+        """Share of looked-up ids without a row; 0 without any lookup."""
         return self.missed / max(1, self.looked_up)
 
     @property
@@ -87,8 +87,8 @@ class ServerStats(msgspec.Struct, frozen=True):
     missing: tuple[int, ...] = ()
     """The workers that the open barrier (sync) or a waiting push (ssp) waits for now."""
     waiting_lookups: int = 0
-    """Hybrid: batches whose lookup waits now for an older batch of its worker; often some, and a
-    long `lookup_batch` in `requests`: raise the bound, or push rows sooner."""
+    """Hybrid: batches whose lookup waits now for an older batch of its worker. Often above 0, with
+    a long `lookup_batch` in `requests`: raise the bound, or push rows sooner."""
     bytes_in: int = 0
     """Payload bytes received with requests, without frames' headers."""
     bytes_out: int = 0
@@ -97,7 +97,7 @@ class ServerStats(msgspec.Struct, frozen=True):
     errors: int = 0
     """Calls that were answered with an error."""
     in_service: int = 0
-    """Calls under way now, with the one that asks; always many: the server is behind."""
+    """Calls in progress, including this one; always many: the server is the bottleneck."""
     waiting: int = 0
     """Of those, pushes that wait for other workers (sync, ssp)."""
     requests: dict[str, Latency] = {}
@@ -112,7 +112,7 @@ class ServerStats(msgspec.Struct, frozen=True):
     restored_step: int = -1
     """The checkpoint that this server was filled from; -1: it was seeded."""
     undone_s: float = 0.0
-    """Seconds from that checkpoint's cut to the restore, by the hosts' clocks."""
+    """Seconds from that checkpoint's snapshot to the restore, by the hosts' clocks."""
     connections: int = 0
     parameter_bytes: int = 0
     """Bytes of the values this server owns, without optimizer slots."""
@@ -141,10 +141,11 @@ class ServerStats(msgspec.Struct, frozen=True):
         return 0.0
 
     def baseline(self, earlier: ServerStats | None) -> ServerStats:
-        """Return what to subtract to see what was done since an earlier snapshot.
+        """Return the counters to subtract for a difference to an earlier snapshot.
 
         Args:
-            earlier: of this server. None, none that is earlier, or one of another start: zeros.
+            earlier: a snapshot of this server. None, a later one, or one from before a restart:
+                zeros.
         """
         zeros = ServerStats(self.server, self.phase, 0, 0.0, self.start)
         if earlier is None or earlier.start != self.start:
@@ -152,7 +153,7 @@ class ServerStats(msgspec.Struct, frozen=True):
         return earlier if earlier.uptime_s < self.uptime_s else zeros
 
     def latency(self, request: str) -> Latency:
-        """Return the histogram of one request; empty if nobody made it."""
+        """Return the histogram of one request; empty if there was none."""
         return self.requests.get(request, Latency())
 
 

@@ -6,8 +6,7 @@ Runs in: servers and workers; imports numba.      Threads: any; no state.
 
 The first bits of an id's hash select one of 4096 virtual buckets. Servers own contiguous ranges of
 buckets (ps.manifest.sharding), and a server's range is divided into its segments. Parts are
-numbered
-through all servers, so one array of 4096 numbers describes both divisions.
+numbered through all servers, so one array of 4096 numbers describes both divisions.
 """
 
 from __future__ import annotations

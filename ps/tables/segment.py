@@ -13,8 +13,7 @@ row is `[value | slot | slot …]` (ps.optim.row_rules) in one piece of memory; 
 separate arrays (shapes: ps.tables).
 
 Every push gets the next `version` and writes it to its rows. So versions say which rows have
-changed
-since a checkpoint, which were pushed least recently, and (ps.tables.eviction) how long ago.
+changed since a checkpoint, which were pushed least recently, and (ps.tables.eviction) how long ago.
 """
 
 from __future__ import annotations
