@@ -1,7 +1,7 @@
 """Digests, counts and finite numbers: the field types that all files of a checkpoint share.
 
-Covers: their form and their checks.      Does not: know what they are of.
-Threads: none; every function stands alone.
+Covers: their encoding and their checks.      Does not: know what they describe.
+Threads: none; every function is independent.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@
     ROOT/step-900/ps-0.data         per bucket its values, then its slots; the tables' segments
                                     (ps.checkpoint.table_format); extra bytes; the index
     ROOT/.tmp-<save id>/            a save that is not committed; never read
-    ROOT/lease.json                 who saves here; see ps.checkpoint.lease
+    ROOT/lease.json                 the job that saves here; see ps.checkpoint.lease
 
 A *full* checkpoint holds every bucket. A *delta* names an older one as its base and holds the
-buckets and rows that have changed since; what it lacks is found in the base, or in the base's base.
+buckets and rows that have changed since; the base, or its base, holds the others.
 
-The digests form a chain: the manifest file has its own, it holds one of each shard's index, and an
-index holds one of each bucket and of each piece of a table. So any flipped byte is found, and a
+The digests form a chain: the manifest file has its own and holds one of each shard's index; an
+index holds one of each bucket and of each piece of a table. So any flipped byte is detected, and a
 server that needs some buckets of a shard reads only these. Positions are not stored but follow from
 ids and the manifest, so they can neither overlap nor point outside.
 
@@ -48,7 +48,7 @@ _SAVE_ID = re.compile(r"[0-9a-z-]{1,64}")
 
 
 class ShardRecord(msgspec.Struct, frozen=True):
-    """What the manifest knows of one server's file; small enough to travel in a reply's meta."""
+    """The manifest's record of one server's file; small enough for a reply's meta."""
 
     rank: Count
     nbytes: Count
@@ -57,7 +57,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
 
     @property
     def file_name(self) -> str:
-        """Name of the file beside the manifest; made here, so it cannot point elsewhere."""
+        """Name of the file next to the manifest; derived here, so it cannot point elsewhere."""
         return f"ps-{self.rank}.data"
 
 
@@ -83,14 +83,14 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     shards: tuple[ShardRecord, ...]
     job: str = ""
-    """Who saved it: the cluster's id."""
+    """Id of the cluster that saved it."""
     base: Count | None = None
     """Of a delta: the older step that it adds to."""
     base_save_id: str = ""
     """Of a delta: that step's save id; another save under the same step is not its base."""
     passed_over: tuple[Count, ...] = ()
-    """Steps that were there when its run went on from an older one: not of this run's past, though
-    their numbers may be greater."""
+    """Steps that existed when its run resumed from an older one: not in this run's history, even if
+    their numbers are greater."""
 
     @property
     def is_delta(self) -> bool:
@@ -117,13 +117,13 @@ def step_of(name: str) -> int | None:
 
 
 def bucket_nbytes(layout: Layout, manifest: Manifest, bucket_id: int) -> int:
-    """Return the bytes of a bucket in a shard's file: its values and what is kept with them."""
+    """Return the bytes of a bucket in a shard's file: its values, slots and average."""
     bucket = layout.buckets[bucket_id]
     return bucket.nbytes * (1 + len(rule_of(manifest.group(bucket.group).rule).kept))
 
 
 def new_arrays(layout: Layout, manifest: Manifest, bucket_id: int) -> list[Array]:
-    """Return arrays for a bucket's values and each array kept with them."""
+    """Return new arrays, [num_elements] each, for a bucket's values, slots and average."""
     bucket = layout.buckets[bucket_id]
     num_kept = len(rule_of(manifest.group(bucket.group).rule).kept)
     dtype = layout.group(bucket.group).numpy_dtype

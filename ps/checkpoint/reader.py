@@ -1,12 +1,12 @@
 """Reader of committed checkpoints: finds them and checks them.
 
-Nothing is believed: sizes are compared before memory is allocated, links are refused, and every
-byte is covered by a digest, so a damaged file is named and never half believed.
+The reader trusts no file: it compares sizes before it allocates memory, refuses links, and checks a
+digest of every byte. So an error names a damaged file, and no part of it is used.
 
-Covers: manifests, indexes, which steps are whole, the chain from a delta to its full checkpoint.
+Covers: manifests, indexes, which steps are complete, the chain from a delta to its full checkpoint.
 Does not: read values (ps.checkpoint.restore), write, import numba (drivers and clients read
 manifests too).
-Threads: none; every function stands alone.
+Threads: none; every function is independent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Root = str | Path | Storage
 
 
 def load_step(storage: Storage, step: int) -> Checkpoint:
-    """Read the manifest of a step; check that every shard file is there with its size."""
+    """Read the manifest of a step; check that every shard file exists with its size."""
     checkpoint = read_step(storage, step)
     for shard in checkpoint.shards:
         _check_size(storage, step, shard)
@@ -174,9 +174,9 @@ def steps_on_disk(storage: Storage) -> list[int]:
 
 
 def complete_chains(storage: Storage) -> Iterator[list[Checkpoint]]:
-    """Yield the chain of each step that is whole, newest first; log why others are not.
+    """Yield the chain of each complete step, newest first; log why others are incomplete.
 
-    A step that a later run has passed over comes after all others, whatever its number.
+    A step that a later run has skipped ranks after all others, whatever its number.
     """
     steps = steps_on_disk(storage)
     passed_over = steps_passed_over(storage, steps)
@@ -190,7 +190,7 @@ def complete_chains(storage: Storage) -> Iterator[list[Checkpoint]]:
 
 
 def steps_passed_over(storage: Storage, steps: Iterable[int]) -> set[int]:
-    """Return the steps of which a readable manifest says that its run went on from an older one."""
+    """Return the steps that a readable manifest names as skipped by its run."""
     found: set[int] = set()
     for step in steps:
         with contextlib.suppress(CheckpointError):
@@ -199,17 +199,16 @@ def steps_passed_over(storage: Storage, steps: Iterable[int]) -> set[int]:
 
 
 def steps_after(root: Root, checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return the steps that a run passes over when it goes on from this checkpoint.
+    """Return the steps that a run skips when it resumes from this checkpoint.
 
-    Those with a greater number, the greatest MAX_PASSED_OVER at most, and what was passed over
-    before.
+    Those with a greater number, the greatest MAX_PASSED_OVER at most, and those skipped before.
     """
     newer = {step for step in steps_on_disk(storage_at(root)) if step > checkpoint.step}
     return tuple(sorted(newer | {*checkpoint.passed_over})[-MAX_PASSED_OVER:])
 
 
 def log_skipped(storage: Storage, step: int, error: CheckpointError) -> None:
-    """Say why a checkpoint is passed over."""
+    """Log why a checkpoint is skipped."""
     logger.warning("checkpoint step %d in %s is skipped: %s", step, storage.where(), error)
 
 
@@ -252,9 +251,9 @@ def load_indexes(
     """Read all shards' indexes; check that they hold each bucket once (a delta: at most once).
 
     Args:
-        storage: the root.
-        checkpoint: which one.
-        directory: where it lies; by default where it is when committed.
+        storage: the checkpoint root.
+        checkpoint: the checkpoint.
+        directory: its directory; by default that of a committed step.
 
     Returns:
         Per shard the name of its file and its index.

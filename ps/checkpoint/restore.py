@@ -2,7 +2,7 @@
 
 Covers: restoring, verifying, falling back to an older checkpoint, another model's refusal.
 Does not: find steps (ps.checkpoint.reader), import numba.
-Threads: none; every function stands alone.
+Threads: none; every function is independent.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoring:
-    """How a checkpoint is taken over."""
+    """Options of a restore."""
 
     manifest: Manifest | None = None
-    """What is to be trained; None: what was saved. Settings of a rule may differ from the saved
-    ones, parameters and rules may not."""
+    """The manifest to restore for; None: the saved one. Settings of a rule may differ from the
+    saved ones, parameters and rules may not."""
     reset_optimizer: bool = False
-    """Take the values only: slots and steps start anew, and the rules may be others."""
+    """Restore the values only: slots and steps are reset, and the rules may differ."""
     strict: bool = False
     """Fail if the newest step is damaged, instead of taking the newest one that is whole."""
     job: str | None = None
@@ -67,7 +67,7 @@ def find(root: Root, step: int | None, like: Restoring) -> tuple[Checkpoint, Man
     """Return the checkpoint to restore, and the manifest to restore it for.
 
     Raises:
-        CheckpointError: there is none, or the one asked for is damaged or of another model.
+        CheckpointError: there is none, or the requested one is damaged or of another model.
     """
     if step is None:
         found = newest_sound(root, strict=like.strict, job=like.job)
@@ -96,11 +96,11 @@ def restore_shard(
     Args:
         root: the checkpoint directory.
         checkpoint: one that `read_manifest` returned.
-        shard: what to fill.
-        reset_optimizer: take the values only; slots and steps start anew, by whatever rule.
+        shard: the shard to fill.
+        reset_optimizer: restore the values only; slots and steps are reset, and rules may differ.
 
     Raises:
-        CheckpointError: another model, or a damaged file; the shard may be half loaded then and
+        CheckpointError: another model, or a damaged file; the shard may be partly loaded then and
             must not serve.
     """
     check_same_model(checkpoint.manifest, shard.manifest, reset_optimizer=reset_optimizer)
@@ -139,12 +139,12 @@ def verify_files(storage: Storage, checkpoint: Checkpoint) -> None:
 
 
 def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) -> Checkpoint:
-    """Return the newest checkpoint that `verify` passes; log why newer ones are left out.
+    """Return the newest checkpoint that `verify` accepts; log why newer ones are skipped.
 
     Args:
         root: the checkpoint directory.
-        strict: raise what is wrong with the newest step instead of taking an older one.
-        job: leave out what others have saved.
+        strict: raise the error of the newest step instead of restoring an older one.
+        job: accept only this job's checkpoints; None: any.
 
     Raises:
         CheckpointError: there is none.
@@ -170,7 +170,7 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
 
 
 def _tell_newer(storage: Storage, taken: int, steps: Sequence[int]) -> None:
-    """Say which newer steps are not gone on from; they may be readable again later."""
+    """Log which newer steps are skipped; they may become readable again later."""
     newer = [step for step in steps if step > taken]
     if newer:
         logger.warning(
@@ -194,7 +194,7 @@ class SavedBucket(NamedTuple):
 
 
 def read_values(root: Root, checkpoint: Checkpoint, wanted: set[int]) -> Iterator[SavedBucket]:
-    """Yield the wanted buckets, each from the newest of the chain's files that has it.
+    """Yield the wanted buckets, each from the newest file of the chain that has it.
 
     Raises:
         CheckpointError: a file is damaged, or none has a bucket.
@@ -212,7 +212,7 @@ def read_values(root: Root, checkpoint: Checkpoint, wanted: set[int]) -> Iterato
 def _read_buckets(
     storage: Storage, checkpoint: Checkpoint, wanted: set[int] | None
 ) -> Iterator[SavedBucket]:
-    """Yield the wanted buckets (None: all) of one step, each compared with its digest, finite."""
+    """Yield the wanted buckets (None: all) of one step; check digests and finiteness."""
     layout = Layout.whole(checkpoint.manifest)
     num_pushed = len(Layout.of(checkpoint.manifest).buckets)
     for name, index in load_indexes(storage, checkpoint):
@@ -279,9 +279,9 @@ def check_same_model(saved: Manifest, asked: Manifest, *, reset_optimizer: bool 
     """Refuse a checkpoint of other parameters or rules; settings of a rule may differ.
 
     Args:
-        saved: what the checkpoint holds.
-        asked: what is to be trained.
-        reset_optimizer: the rules may differ as well: their slots are not taken over.
+        saved: manifest of the checkpoint.
+        asked: manifest to restore for.
+        reset_optimizer: the rules may differ as well: their slots are not restored.
     """
     if saved.bucket_bytes != asked.bucket_bytes:
         raise CheckpointError(

@@ -4,9 +4,9 @@
     push       copies a marked bucket aside before it changes it; of a segment only its own rows
     save       takes bucket after bucket, live or from its copy, and writes it
 
-Nothing waits longer than the copy of one bucket. A push that was in flight at that moment is in the
-buckets that it had changed, and the completion log says so. A segment's copies are written with the
-next batch of rows, which frees them; an id may be written several times, always with the same row.
+No push waits longer than the copy of one bucket. A push that was in flight at that moment is in the
+buckets that it had changed, and the completion log says so. The next batch of rows writes and frees
+a segment's copies; an id may be written several times, always with the same row.
 
 Covers: the marks, the copies, the record of what the snapshot holds (ShardSnapshot).
 Does not: choose the moment (ps.server.snapshot_trigger), write (ps.checkpoint.writer).
@@ -39,13 +39,13 @@ Array = np.ndarray[Any, Any]
 
 
 class SegmentSnapshot:
-    """One segment of a table on its way into a checkpoint.
+    """Snapshot of one segment of a table, and its copy into a checkpoint.
 
     Args:
         table: this server's share.
         place: the table's number in the manifest, and the segment's in the table.
-        base: the version that an earlier save ended at, to copy what has changed since; None: all.
-        at_cut: called under the segment's lock at the moment that the copy is of.
+        base: version at the end of an earlier save, to copy later changes only; None: copy all.
+        at_cut: called under the segment's lock at the moment of the snapshot.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class SegmentSnapshot:
         self.spec = table.spec
         self.place = place
         self.is_whole = True
-        """Whether the batches are all rows, not only what has changed since the base."""
+        """Whether the batches hold all rows, not only changes since the base."""
         self.version = 0
-        """Of the segment at the cut."""
+        """Version of the segment at the snapshot."""
         self.counts: Array = np.empty(0, np.uint16)
-        """How often ids came that have no row yet; empty where the table does not count."""
+        """[depth, width] uint16: pushes of ids without a row; empty if the table does not count."""
         self._segment = table.segments[place[1]]
         self._base = base
         self._at_cut = at_cut
@@ -67,7 +67,7 @@ class SegmentSnapshot:
         self._is_released = False
 
     def begin(self) -> RowSnapshot:
-        """Make the cut if that was not done; the caller holds the segment's lock."""
+        """Take the snapshot unless it exists; the caller holds the segment's lock."""
         if self._rows is None:
             segment = self._segment
             gone = segment.drops.cut(self._base, segment.version)
@@ -82,7 +82,7 @@ class SegmentSnapshot:
         return self._rows
 
     def batches(self) -> Iterator[RowBatch | Dropped]:
-        """Give ids whose rows are gone, then rows: the order in which they are to be applied."""
+        """Yield ids whose rows were dropped, then rows, in the order of a restore."""
         segment = self._segment
         with segment.lock:
             cut = self.begin()
@@ -96,7 +96,7 @@ class SegmentSnapshot:
                 yield from _pieces(kept)
 
     def release(self) -> None:
-        """Keep nothing any more: the save is over, or given up."""
+        """Release all copies: the save has ended or was abandoned."""
         self._is_released = True
         if self._rows is not None:
             self._rows.release()
@@ -110,20 +110,20 @@ def _pieces(batch: RowBatch | Dropped) -> Iterator[RowBatch | Dropped]:
 UnitKey = int | tuple[int, int]
 """A bucket's id, or a table's number and a segment's."""
 UNWRITTEN_S = 30.0
-"""A cut whose saver does not come back within this time is released by the next push."""
+"""The next push releases a snapshot whose saver does not return within this time."""
 NO_BASE: Mapping[UnitKey, int] = {}
 
 
 class ShardSnapshot:
-    """What ps.checkpoint.writer.write_shard copies from.
+    """Snapshot of a shard, from which ps.checkpoint.writer.write_shard copies.
 
-    Make it under the lock that guards the record's completed requests.
+    Create it under the lock that guards the record's completed requests.
 
     Args:
-        guard: the shard's units.
-        clock: at the cut.
-        save_id: whose cut it is.
-        base: which version of each bucket and segment an earlier save holds.
+        guard: copy-on-write state of the shard's units.
+        clock: clock of the snapshot.
+        save_id: the save that it belongs to.
+        base: version of each bucket and segment in an earlier save.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class ShardSnapshot:
 
     @property
     def is_released(self) -> bool:
-        """Whether it is given up, or nobody came to write it."""
+        """Whether it was abandoned, or no saver came to write it."""
         return self._is_released
 
     @property
@@ -178,7 +178,7 @@ class ShardSnapshot:
         return sum(array.nbytes for _, arrays in copies for array in arrays)
 
     def keep(self, unit: int) -> None:
-        """Copy what the save still needs of a unit, which is about to change; hold its lock."""
+        """Copy what the save still needs of a unit, before a change; hold the unit's lock."""
         if self._is_released or self._has_expired():
             return
         if unit >= len(self.buckets):
@@ -189,7 +189,7 @@ class ShardSnapshot:
             self._aside[unit] = self._dense.dump(bucket_id, arrays), arrays
 
     def is_unchanged(self, bucket_id: int) -> bool:
-        """Whether the base has the bucket as it was at the cut."""
+        """Whether the base holds the bucket's state of the snapshot."""
         if bucket_id in self.frozen:
             return bucket_id in self._base
         unit = self._indices[bucket_id]
@@ -201,7 +201,7 @@ class ShardSnapshot:
             return self._note(unit)
 
     def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
-        """Copy a bucket as it was at the cut, and free its copy; returns its step."""
+        """Copy a bucket's state of the snapshot to `out`, and free its copy; return its step."""
         unit = self._indices[bucket_id]
         with self._locks[unit]:
             if unit not in self._aside:
@@ -213,9 +213,9 @@ class ShardSnapshot:
         return step
 
     def num_updates(self) -> int:
-        """The clock that goes with the copies, once all buckets were copied.
+        """The clock of the copies, once all buckets were copied.
 
-        A restored server will not count a push again that had changed all buckets at the cut.
+        A restored server does not count a push again that had changed all buckets at the snapshot.
         """
         return self.clock + self._record.num_uncounted(len(self.buckets))
 
@@ -233,19 +233,19 @@ class ShardSnapshot:
         return notes.texts()
 
     def versions(self) -> dict[UnitKey, int]:
-        """Of each bucket and segment as the save or its base holds it, once all are copied."""
+        """Version of each bucket and segment in the save or its base, once all are copied."""
         versions = self._versions.copy()
         versions.update((segment.place, segment.version) for segment in self.segments)
         versions.update(dict.fromkeys((bucket.id for bucket in self.frozen.buckets), 0))
         return versions
 
     def num_changes(self) -> int:
-        """As `CopyOnWrite.num_changes` at the cut, once all are copied."""
+        """`CopyOnWrite.num_changes` at the snapshot, once all are copied."""
         units = sum(self.versions().values()) + self.frozen.num_changes
         return self.clock + self._num_note_changes + units
 
     def begin_writing(self) -> bool:
-        """Whether the cut is still there; from now on it does not expire."""
+        """Whether the snapshot still exists; from now on it does not expire."""
         with self._ending:
             self._is_written = not self._is_released
         return self._is_written
@@ -258,7 +258,7 @@ class ShardSnapshot:
             segment.release()
 
     def _has_expired(self) -> bool:
-        """Whether nobody has come to write it; then it is released."""
+        """Whether the deadline has passed without a saver; then release it."""
         if self._is_written or time.monotonic() < self._expires_s:
             return False
         with self._ending:
@@ -283,9 +283,9 @@ class CopyOnWrite:
 
     Args:
         dense: the buckets, which are the first units.
-        tables: their segments are the units after them.
-        record: of all units.
-        notes: what is saved with them.
+        tables: the tables, whose segments are the units after them.
+        record: exactly-once record of all units.
+        notes: notes that are saved with them.
     """
 
     def __init__(
@@ -300,15 +300,15 @@ class CopyOnWrite:
         self.record = record
         self.notes = Metadata() if notes is None else notes
         self.locks = tuple(threading.Lock() for _ in dense.buckets)
-        """Of the buckets: what makes "apply and note it in the record" one step."""
+        """Locks of the buckets, which make "apply, and mark it in the record" one step."""
         self.cut: ShardSnapshot | None = None
         """The one that is open."""
 
     def num_changes(self, clock: int) -> int:
-        """Return a number that grows with whatever changes what a save holds.
+        """Return a number that grows with every change of the state that a save holds.
 
-        A sum of the numbers that are kept anyway: no push pays for it. Where nothing changes while
-        it is taken it is exact.
+        It is a sum of existing counters, so it costs a push nothing. It is exact if nothing changes
+        during the call.
 
         Args:
             clock: updates so far.
@@ -318,13 +318,13 @@ class CopyOnWrite:
         return clock + self.dense.num_changes + rows + self.notes.num_changes
 
     def before(self, unit: int) -> None:
-        """Let a save copy what it needs of a unit; call it under the unit's lock."""
+        """Let a save copy the part of a unit that it needs; call it under the unit's lock."""
         cut = self.cut
         if cut is not None:
             cut.keep(unit)
 
     def open(self, cut: ShardSnapshot) -> None:
-        """Mark all units; call it under the lock under which the cut was made."""
+        """Mark all units; call it under the lock of the snapshot's creation."""
         self.close()
         self.cut = cut
 

@@ -3,15 +3,15 @@
     segment after segment, in the manifest's order: pieces, then the counts of ids without a row
     a piece of rows: ids, versions, rows            a piece of dropped ids: ids
 
-A *whole* segment holds all its rows; else it holds what has changed since the base's. An id that
-was dropped and came again is among the dropped ones and has a row, which counts. Positions follow
+A *whole* segment holds all its rows; otherwise it holds changes since the base. An id that was
+dropped and pushed again is among the dropped ones and has a row, which counts. Positions follow
 from the index; each piece has a digest and at most ROWS_AT_ONCE rows, so no claim of a file takes
 more memory than one piece.
 
 Covers: records, sizes, checks, writing and reading a piece.
-Does not: decide what is written (ps.checkpoint.snapshot) or fill tables
+Does not: decide what to write (ps.checkpoint.snapshot) or fill tables
 (ps.checkpoint.table_restore), import numba.
-Threads: none; every function stands alone.
+Threads: none; every function is independent.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def check_segments(
 def read_piece(
     file: BinaryIO, path: str, spec: TableSpec, record: SegmentRecord, piece: PieceRecord
 ) -> RowBatch | Dropped:
-    """Read the piece that the file stands at, and check it.
+    """Read the piece at the file's position, and check it.
 
     Raises:
-        CheckpointError: it is damaged, or holds what no table could have written.
+        CheckpointError: it is damaged, or holds values that no table could have written.
     """
     what = f"segment {record.segment} of table {spec.name!r}"
     position = file.tell()
@@ -159,7 +159,7 @@ def read_piece(
 
 
 def read_counts(file: BinaryIO, path: str, spec: TableSpec, record: SegmentRecord) -> bytes:
-    """Read the counts that the file stands at, and check their digest."""
+    """Read the counts at the file's position, and check their digest."""
     what = f"the counts of segment {record.segment} of table {spec.name!r}"
     return read_checked(file, path, (record.counts_nbytes, record.counts_digest), what)
 

@@ -1,12 +1,12 @@
 """Reader of table rows in committed checkpoints, piece by piece from the newest step back.
 
-The first that is read of an id is what became of it: its row, or that it was dropped. So whoever
-reads takes nothing that an older step knew better, and never has more rows than were saved. A
-segment ends with the newest step of the chain that holds it whole.
+The first entry that is read of an id is its final state: its row, or that it was dropped. So a
+reader ignores older entries, and never holds more rows than were saved. Reading a segment ends at
+the newest step of the chain that holds it whole.
 
 Covers: reading through a chain of deltas, verifying.
 Does not: know servers' tables (ps.checkpoint.table_restore), import numba.
-Threads: none; every function stands alone.
+Threads: none; every function is independent.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ RowPlace = tuple[int, int, int]
 
 
 class SavedSegment(NamedTuple):
-    """Where a piece comes from."""
+    """Source of a piece: step, server, table and segment."""
 
     server: int
     record: SegmentRecord
 
 
 class End(NamedTuple):
-    """What a segment's newest step says beside its rows; comes after that step's."""
+    """State of a segment in its newest step, without rows; yielded after that step's rows."""
 
     version: int
     counts: bytes
@@ -42,12 +42,12 @@ class End(NamedTuple):
 def read_rows(
     root: Root, checkpoint: Checkpoint, *, servers: Collection[int] | None = None
 ) -> Iterator[tuple[SavedSegment, RowBatch | Dropped | End]]:
-    """Yield the tables' rows, of each id the newest first, one piece of them in memory at a time.
+    """Yield the tables' rows, of each id the newest first, with one piece in memory at a time.
 
     Args:
         root: the checkpoint directory.
         checkpoint: one that `read_manifest` returned.
-        servers: only what these servers have saved; None: all.
+        servers: ranks of the servers whose files to read; None: all.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -112,7 +112,7 @@ def _read_shard(
                 piece = read_piece(file, path, spec, record, description)
                 if isinstance(piece, RowBatch):
                     yield place, piece
-                else:  # what was dropped and came again is in both: its row is the newer one
+                else:  # an id that was dropped and pushed again is in both: its row is newer
                     dropped.append(piece)
             for gone in dropped:
                 yield place, gone

@@ -1,17 +1,17 @@
 """Restore of a server's tables from a checkpoint that any number of servers saved.
 
-Covers: rows with slots and versions, the step of the rule, counts of ids without a row; what a
-limit leaves out.
+Covers: rows with slots and versions, the step of the rule, counts of ids without a row, limits.
 Does not: read files (ps.checkpoint.table_reader), serve.      Runs in: PS processes.
-Threads: the caller's; nobody else sees the tables yet.
+Threads: the caller's; no other thread sees the tables yet.
 
-Steps are read from the newest back, and of an id the first thing that comes is what became of it.
-So no row is loaded that goes again: a table never has more rows than were saved, and the oldest of
-all can be given up while older steps are still to come.
+Steps are read from the newest back, and the first entry of an id is its final state. So the restore
+loads no row that a newer step has dropped: a table never has more rows than were saved, and it can
+evict the oldest rows while older steps are still unread.
 
-Saved by as many servers with as many segments, everything is as it was. Else rows, slots and
-versions are; a table's step is the largest of its segments', which differ only by pushes that were
-in flight, and ids without a row are counted anew. A row's time to live begins again in any case.
+With the same numbers of servers and segments the restored state is the saved one. Otherwise rows,
+slots and versions are. A table's step is then the largest of its segments', which differ only by
+pushes in flight, and ids without a row are counted anew. A row's time to live starts again in any
+case.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Array = np.ndarray[Any, Any]
 
 
 def is_same_cut(checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings) -> bool:
-    """Whether a server's segments hold the ids that they held when they were saved."""
+    """Whether a server's segments own the same ids as in the checkpoint."""
     saved = [spec.segments for spec in checkpoint.manifest.tables]
     asked = [table.spec.segments for table in tables]
     return len(checkpoint.shards) == place.num_servers and saved == asked
@@ -48,18 +48,18 @@ def restore_tables(
     *,
     reset_optimizer: bool = False,
 ) -> None:
-    """Load all rows that are this server's.
+    """Load all rows that this server owns.
 
     Args:
         root: the checkpoint directory.
         checkpoint: of the same model; see ps.checkpoint.restore.check_same_model.
-        tables: what to fill, empty, in the manifest's order.
-        place: this server.
-        reset_optimizer: take the values only: slots and steps start anew, so rows are of one age.
+        tables: empty tables to fill, in the manifest's order.
+        place: rank of this server and number of servers.
+        reset_optimizer: restore the values only: slots and steps are reset, all rows have one age.
 
     Raises:
         CheckpointError: a file is damaged.
-        TableFull: this server's share does not hold its rows.
+        TableFull: this server's share cannot hold its rows.
     """
     is_same = is_same_cut(checkpoint, tables, place)
     versions = [0] * len(tables)
@@ -79,7 +79,7 @@ def restore_tables(
         table.fit()
         if table.has_left_out:
             logger.warning(
-                "table %r: ps:%d takes %d rows over, as many as its share of the limit; those of "
+                "table %r: ps:%d restores %d rows, as many as its share of the limit; those of "
                 "the checkpoint that were pushed less recently are left out",
                 table.spec.name,
                 place.rank,

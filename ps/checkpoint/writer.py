@@ -1,14 +1,14 @@
 """Writer of checkpoints: `write_shard` on every server, then `commit` once.
 
 A save becomes a checkpoint by one rename, after all files and the manifest are on the disk, so
-whatever is found under `step-<n>` was complete; a crash before it leaves a `.tmp-` directory that
-nobody reads.
+every `step-<n>` is complete. A crash before the rename leaves a `.tmp-` directory that no reader
+opens.
 
 Covers: writing (format: ps.checkpoint.format).      Does not: read (ps.checkpoint.reader), open
 sockets, decide who saves and when, or import numba (clients commit).
 Threads: any; a shard is copied one bucket at a time under that bucket's lock, so updates wait for
-one bucket's copy at most. In async mode a file therefore is a cut per bucket, torn by the pushes in
-flight; in sync mode call it at a clock boundary.
+one bucket's copy at most. Without a snapshot an async file is consistent per
+bucket only; in sync mode call it at a clock boundary.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Array = np.ndarray[Any, Any]
 
 
 class ShardSource(Protocol):
-    """What is saved: a ps.dense.shard.DenseShard, or something that copies like one."""
+    """The interface of a shard to save: ps.dense.shard.DenseShard, or a snapshot of one."""
 
     buckets: tuple[Bucket, ...]
     frozen: FrozenValues
@@ -68,7 +68,7 @@ class ShardSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a delta adds to: a committed checkpoint of the same servers."""
+    """Base of a delta: a committed checkpoint of the same servers."""
 
     step: int
     save_id: str
@@ -76,12 +76,12 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a save comes from."""
+    """Origin of a save: its job and its base."""
 
     job: str = ""
     """The cluster's id."""
     base: Base | None = None
-    """What a delta adds to; None: the shards hold every bucket."""
+    """Base of a delta; None: the shards hold every bucket."""
     passed_over: tuple[int, ...] = ()
     """See ps.checkpoint.format.Checkpoint."""
 
@@ -91,10 +91,10 @@ UNKNOWN_ORIGIN = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What of a shard is written."""
+    """Part of a shard to write."""
 
     is_unchanged: Callable[[int], bool] = lambda _: False
-    """Of a delta: whether its base has this bucket as it is now; asked before each is copied."""
+    """For a delta: whether its base has this bucket unchanged; called before each copy."""
     segments: Sequence[SegmentSource] = ()
     """Of every table, in the manifest's order; copied after the buckets."""
 
@@ -117,11 +117,11 @@ def write_shard(
         root: the checkpoint directory, the same for all servers.
         save_id: 1 to 64 of the characters 0-9 a-z -, new for each save; its shards and its commit
             share it.
-        rank: this server.
-        shard: what to save.
-        extra: the server's own records (exactly-once, clocks), returned by `read_extra`. A callable
-            is asked after the last bucket and the last row were copied.
-        portion: which of the buckets, and which tables.
+        rank: rank of this server.
+        shard: the shard to save.
+        extra: the server's records (exactly-once, clocks), returned by `read_extra`. A callable is
+            called after the last bucket and the last row were copied.
+        portion: the buckets and tables to write.
 
     Raises:
         CheckpointError: disk full, no permission, or a parameter is not finite; nothing is left.
@@ -201,17 +201,18 @@ def commit(
     Args:
         root: the checkpoint directory.
         save_id: as in `write_shard`.
-        step: its number.
-        manifest: what was trained.
-        shards: what `write_shard` returned, of every server.
-        origin: whose save it is, and what it adds to.
+        step: number of the checkpoint.
+        manifest: the manifest of the shards.
+        shards: results of `write_shard` of all servers.
+        origin: job of the save, and base of a delta.
 
     Returns:
         The path of the committed directory.
 
     Raises:
         CheckpointError: a shard's file is missing or of another size, the step exists already, the
-            base is gone, or the disk fails. The save is not visible then; `abort` removes it.
+            base does not exist, or the disk fails. The save is not visible then; `abort` removes
+            it.
     """
     if not 0 <= step <= MAX_COUNT:
         raise CheckpointError(f"a checkpoint's step is a number in 0..{MAX_COUNT}, got {step}")
@@ -267,7 +268,7 @@ def _is_committed(storage: Storage, save_id: str, step: int, origin: Origin) -> 
 def _check_base(storage: Storage, base: Base, step: int, passed_over: Collection[int]) -> None:
     if base.step in passed_over:
         raise CheckpointError(
-            f"step {step} cannot add to step {base.step}: a server has gone on from an older one"
+            f"step {step} cannot add to step {base.step}: a server has resumed from an older one"
         )
     found = load_chain(storage, base.step)[0]
     if found.save_id != base.save_id or base.step >= step:
@@ -278,7 +279,7 @@ def _check_base(storage: Storage, base: Base, step: int, passed_over: Collection
 
 
 def abort(root: Root, save_id: str) -> None:
-    """Remove what a failed save left; does nothing after its commit."""
+    """Remove the files of a failed save; do nothing after its commit."""
     storage_at(root).remove(staging_name(save_id))
 
 
@@ -296,16 +297,16 @@ def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
 
 
 def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list[int]:
-    """Remove all but the newest `count` complete checkpoints, and what those need.
+    """Remove all but the newest `count` complete checkpoints and their bases.
 
-    Incomplete steps older than the newest complete one go too. The newest complete checkpoint is
-    never removed, nor anything newer.
+    Incomplete steps older than the newest complete one are removed too. The newest complete
+    checkpoint is never removed, nor anything newer.
 
     Args:
         root: the checkpoint directory.
-        count: how many, at least 1.
-        committed: the step that was just saved: if it cannot be read now, nothing is removed, for
-            what it says of older steps is not known.
+        count: number of checkpoints to keep, at least 1.
+        committed: the step that was just saved. If it cannot be read now, nothing is removed,
+            because its list of skipped steps is unknown.
 
     Returns:
         The steps that were removed.
