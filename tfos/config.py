@@ -25,34 +25,34 @@ class Checkpoints:
     """`ClusterConfig(checkpoints=Checkpoints(directory="hdfs:///runs/7", every_s=60, keep=3))`.
 
     The chief saves while training goes on: once the servers hold parameters, then periodically, and
-    when its main_fun has returned, each time if anything has changed. A save that fails is a line
-    in the log, never the end of the training.
+    when its main_fun has returned, each time if anything has changed. A failed save is a warning in
+    the log and never ends the training.
     """
 
     directory: str
     """An absolute path that every node sees, or a URL (`hdfs://…`; docs/guides/files.md). One
     cluster at a time saves there."""
     every_s: float = 60.0
-    """Seconds between saves. A dead server loses at most these and the time that two saves take.
-    Smaller: less lost, more writing. A save that failed is tried again after 1 s, then 2 s, 4 s."""
+    """Seconds between saves. A dead server loses at most this time plus that of two saves. Smaller:
+    less is lost, more is written. A failed save is retried after 1 s, then 2 s, 4 s."""
     every_steps: int = 0
     """Also save after so many updates of the dense parameters; 0: by time alone."""
     every_batches: int = 1
     """Of a stream: save after so many micro-batches; `every_s` and `every_steps` then save between
-    batches only. 1: whatever stops when, each row is in the saved parameters once. Larger: fewer
-    saves, and after a crash of the whole program the batches since the last one are missing. 0: by
-    time and steps alone; a batch that was under way at a save may be trained twice, too."""
+    batches only. 1: each row is in the saved parameters once, wherever the program stops. Larger:
+    fewer saves, and after a crash of the whole program the batches since the last save are missing.
+    0: by time and steps alone; a batch in progress at a save may also be trained twice."""
     keep: int = 3
     """Newest complete checkpoints to keep."""
     full_every: int = 10
-    """Every so many saves one holds everything, those between what has changed since the last."""
+    """One save in this many is complete; the others hold changes since the one before."""
     resume: bool = False
-    """Go on from the newest whole checkpoint in the directory, if there is one. Without it a
-    directory that holds checkpoints of another run is refused."""
+    """Resume from the newest complete checkpoint in the directory, if there is one. False: a
+    directory with checkpoints of another run is refused."""
     ps_restarts: int = 1
-    """How often within 10 minutes each parameter server that was killed is started again, from the
-    last checkpoint of this run: at once, then after 0.5 s, 1 s, 2 s up to 8 s while it lives less
-    than 10 s. 0: its end fails the cluster."""
+    """Restarts of each killed parameter server within 10 minutes, from the last checkpoint of this
+    run: at once, then after 0.5 s, 1 s, 2 s up to 8 s if it served for less than 10 s. 0: its end
+    fails the cluster."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str):
@@ -109,16 +109,17 @@ class ClusterConfig:
     slot_settle_s: float = 4.0
     """Too few slots and no new executor for this long: reserve() fails."""
     heartbeat_s: float = 2.0
-    """Every node shows a sign of life this often. Smaller: fresher progress, more driver load."""
+    """Seconds between heartbeats of a node. Smaller: fresher progress, more driver load."""
     hang_s: float = 20.0
-    """A node that is silent for longer has failed: frozen or cut off. At least 3 heartbeats. A
-    worker's or server's process that somebody suspends (SIGSTOP) is ended within this time too."""
+    """Seconds of silence after which a node has failed: frozen or disconnected. At least 3
+    heartbeats. A suspended (SIGSTOP) worker or server process is also ended within this time."""
     reconnect_s: float = 3.0
-    """A node whose connection broke has this long to come back before it counts as dead."""
+    """Seconds for a node to reconnect after a broken connection before it counts as dead."""
     lease_s: float = 20.0
-    """A node that cannot reach the driver for longer ends by itself. At least 3 heartbeats."""
+    """Seconds without contact to the driver after which a node ends itself. At least 3
+    heartbeats."""
     abort_s: float = 10.0
-    """From the decision to stop until every process is gone."""
+    """Seconds from the decision to stop until every process has ended."""
     max_inflight_bytes: int = 64 << 20
     """Unread bytes per worker at which feeding waits. Larger: steadier, more worker memory."""
     tolerate_lost_workers: bool = True
@@ -137,13 +138,13 @@ class ClusterConfig:
     checkpoints: Checkpoints | None = None
     """Where and when parameters are saved; None: never, and a dead server fails the cluster."""
     integrity: Literal["header", "payload"] = "header"
-    """What is authenticated on TCP between workers, servers and feed tasks: frames' headers and
-    metas, or every byte. `payload` finds changed tensors too, and costs speed."""
+    """Authenticated bytes on TCP between workers, servers and feed tasks: frames' headers and
+    metas, or every byte. `payload` also detects changed tensors, and costs speed."""
     security: Literal["hmac", "tls"] = "hmac"
-    """How the same processes speak over TCP. `hmac`: they prove by the cluster's secret who they
-    are, and rows and tensors can be read on the way. `tls`: all of that inside TLS 1.3 with a
-    certificate on both sides, so every byte is encrypted and authenticated; costs more speed.
-    Processes of one host keep to shared memory or the Unix socket, which no network sees."""
+    """Security of TCP between the same processes. `hmac`: they prove their identity by the
+    cluster's secret; rows and tensors are readable on the network. `tls`: the same inside TLS 1.3
+    with a certificate on both sides, so every byte is encrypted and authenticated; it costs more
+    speed. Processes of one host use shared memory or the Unix socket, which no network carries."""
     verbose: bool = True
     """Show progress and the nodes' output on the driver's standard error."""
 
@@ -203,7 +204,7 @@ def _make_plain(record: object, name: str, value: float) -> None:
 
 
 def _is_time(value: object) -> bool:
-    """Whether a wait can take it as its timeout."""
+    """Whether the value is valid as the timeout of a wait."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 < value < math.inf

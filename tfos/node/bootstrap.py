@@ -1,11 +1,11 @@
 """Bootstrap of a node's Python processes: one document in an inherited descriptor.
 
-Covers: the few lines that every process of ours starts with (`python -c`), and the document.
-Does not: start processes (tfos.node.launch, children) or know what they run.
+Covers: the start program of every node process (`python -c`), and the document.
+Does not: start processes (tfos.node.launch, tfos.node.supervisor.children) or know what they run.
 
 The document is a memfd: any size without a reader, nothing on disk, in argv or in the environment.
-Its first line is a small JSON head that the program below understands without our packages; the
-rest is the body that `<module>.main(body)` decodes (msgspec, msgpack).
+Its first line is a small JSON head that the program below reads without packages of tfos; the rest
+is the body that `<module>.main(body)` decodes (msgspec, msgpack).
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def document_fd(
     """Return a descriptor, positioned at its start, that PROGRAM reads to its end and closes.
 
     Args:
-        module: what runs; its `main(body)` is called.
-        body: what `main` gets.
+        module: dotted name of the module whose `main(body)` runs.
+        body: argument of `main`.
         sys_path: the new process's `sys.path`.
-        parent_pid: the new process dies with this one (its parent); 0: it does not.
+        parent_pid: pid of the parent, with which the new process dies; 0: it does not.
         detach: fork once and start a session, so that init adopts the process.
     """
     head = {"module": module, "sys_path": list(sys_path), "parent_pid": parent_pid}
@@ -75,12 +75,12 @@ def command(document: int, title: str) -> list[str]:
 
     Args:
         document: as `document_fd` returned it; the new process must inherit it.
-        title: tells people what this process is in a list of processes.
+        title: shown in lists of processes.
     """
-    # -P: no module of ours or of Python's is taken from the working directory by chance.
+    # -P: no module is imported from the working directory by chance.
     return [sys.executable, "-P", "-c", PROGRAM, str(document), title]
 
 
 def without_spark_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the keys of Spark's own sockets, which are its worker's."""
+    """Return the environment without the keys of Spark's own sockets."""
     return {name: value for name, value in env.items() if name not in _SECRET_VARIABLES}

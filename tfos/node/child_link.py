@@ -84,8 +84,8 @@ class ChildLink(Generic[Received]):
         """Send one message.
 
         Returns:
-            False if the peer is gone or has not read for `timeout_s`; the link is then useless,
-            and the peer's end is noticed by whoever receives.
+            False if the peer has ended or has not read for `timeout_s`; the link is then
+            useless, and the receiving side detects the peer's end.
         """
         body = self._encoder.encode(message)
         if len(body) > MAX_MESSAGE_BYTES:
@@ -107,7 +107,7 @@ class ChildLink(Generic[Received]):
                 return None
 
     def receive_ready(self) -> tuple[list[Received], bool]:
-        """Return what has arrived, without waiting, and whether the link is still open."""
+        """Return the messages that have arrived, without waiting, and whether the link is open."""
         is_open = self._fill()
         found: list[Received] = []
         while (message := self._next_buffered()) is not None:
@@ -135,7 +135,7 @@ class ChildLink(Generic[Received]):
         return True
 
     def _fill(self) -> bool:
-        """Read what is there; False at the peer's end."""
+        """Read all available bytes; False at the peer's end."""
         try:
             while data := self._socket.recv(65536):
                 self._buffer += data
@@ -168,10 +168,14 @@ _logger = logging.getLogger(__name__)
 def start_order_thread(
     link: ChildLink[messages.Order], on_order: Callable[[messages.Order], None]
 ) -> threading.Thread:
-    """Call `on_order` for each order, in order, on a daemon thread that is returned.
+    """Call `on_order` for each order, in order, on a daemon thread; return the thread.
 
-    When the supervisor's end of the link closes, this process exits at once: nobody would report
-    for it or end it any more.
+    When the supervisor's end of the link closes, this process exits at once: without a supervisor
+    no process would report for it or end it.
+
+    Args:
+        link: this process's end of the link.
+        on_order: called with each order.
     """
 
     def obey() -> None:

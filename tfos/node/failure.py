@@ -1,4 +1,4 @@
-"""Failure records of a dead child, in words; and a user's traceback without our frames.
+"""Failure records of a dead child, their text, and a user's traceback without frames of tfos.
 
 Pure: reads no process, no clock, no file.
 """
@@ -28,7 +28,7 @@ class Exit:
 
 
 def describe_exit(how: Exit, *, oom_kills: int = 0) -> str:
-    """Say how a process ended, for a sentence that begins with its name."""
+    """Return how a process ended, as text after the process's name."""
     signal_number = how.signal_number
     if signal_number is None:
         return f"ended with exit code {how.exit_code}"
@@ -45,7 +45,7 @@ def describe_exit(how: Exit, *, oom_kills: int = 0) -> str:
 
 
 def raised(base: NodeFailure, error: Raised) -> NodeFailure:
-    """Return the record of a child that has told its exception."""
+    """Return the record of a child that has reported its exception."""
     return msgspec.structs.replace(
         base,
         error_type=error.error_type,
@@ -56,7 +56,7 @@ def raised(base: NodeFailure, error: Raised) -> NodeFailure:
 
 
 def died(base: NodeFailure, how: Exit) -> NodeFailure:
-    """Return the record of a child that has ended without a word."""
+    """Return the record of a child that has ended without a report."""
     early = " before its work was done (os._exit?)" if how.exit_code == 0 else ""
     return msgspec.structs.replace(
         base,
@@ -80,11 +80,11 @@ def text_of(error: BaseException) -> str:
     try:
         return sendable(str(error))
     except Exception as second:  # noqa: BLE001 - a user's __str__ may raise anything
-        return f"its text cannot be made: {type(second).__qualname__}"
+        return f"its text cannot be formatted: {type(second).__qualname__}"
 
 
 def sendable(text: str) -> str:
-    """Return text that UTF-8 has: names of files may hold bytes that are none."""
+    """Return text that UTF-8 can encode: file names may contain other bytes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -93,7 +93,7 @@ def user_traceback(error: BaseException, ours: frozenset[str]) -> str:
 
     Args:
         error: as caught.
-        ours: file names whose frames at the outer end called the user's code; they are left out.
+        ours: file names of tfos whose outermost frames called the user's code; they are omitted.
     """
     trimmed = _skip_frames(error.__traceback__, ours)
     return sendable("".join(traceback.format_exception(type(error), error, trimmed)))

@@ -1,6 +1,6 @@
 """Processes by /proc and pidfd: descendants, the executor's JVM, ending them.
 
-Covers: what the kernel knows about processes (procfs, pidfd, prctl).
+Covers: the kernel's data about processes (procfs, pidfd, prctl).
 Does not: start any, or decide which must end.
 """
 
@@ -33,7 +33,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def is_suspended(pid: int) -> bool:
-    """Say whether a process was stopped by SIGSTOP; it neither runs nor ends by itself."""
+    """Whether a process was stopped by SIGSTOP; it neither runs nor ends."""
     return _stat(pid)[:1] == [b"T"]
 
 
@@ -104,8 +104,8 @@ def descendants(*, spare: Collection[int] = ()) -> dict[int, int]:
 def kill_descendants(*, spare: Collection[int] = (), timeout_s: float = 5.0) -> list[int]:
     """Kill every descendant of this process and wait until they have ended.
 
-    Needs `become_subreaper`: the orphans of a killed parent come to us and are found in the next
-    round. Children stay zombies until their owner, or `reap_orphans`, waits for them.
+    Needs `become_subreaper`: this process adopts the orphans of a killed parent and finds them in
+    the next round. Children stay zombies until their owner, or `reap_orphans`, waits for them.
 
     Returns:
         The pids still alive at the deadline (a process in uninterruptible sleep cannot be killed).
@@ -129,7 +129,7 @@ def kill_descendants(*, spare: Collection[int] = (), timeout_s: float = 5.0) -> 
 
 
 def reap_orphans(*, own: Collection[int]) -> None:
-    """Wait for ended processes that became our children; `own` are waited for elsewhere."""
+    """Reap ended orphans; other code reaps the processes in `own`."""
     for pid in _all_pids():
         if pid not in own and parent_of(pid) == os.getpid():
             with contextlib.suppress(ChildProcessError):
@@ -178,7 +178,7 @@ def _stat(pid: int) -> list[bytes]:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return []
-    return stat[stat.rindex(b")") + 2 :].split()  # the name before it may hold anything
+    return stat[stat.rindex(b")") + 2 :].split()  # the process name before it may contain anything
 
 
 def _all_pids() -> Iterator[int]:

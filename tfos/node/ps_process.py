@@ -1,6 +1,6 @@
-"""PS process of a node: one shard, obeying the supervisor's orders.
+"""PS process of a node: one shard under the supervisor's orders.
 
-Covers: binding, telling where it listens, numbers for the heartbeat, losing workers, stopping.
+Covers: binding, reporting its address, counters for the heartbeat, losing workers, stopping.
 Does not: hold or update parameters (ps.server), unpickle anything.
 Runs in: a child of the supervisor; never imports tensorflow, keras or pyspark.
 Threads: `tfos-obey` carries out orders; the main thread reports and waits for the end.
@@ -52,7 +52,7 @@ class ServerProcess:
         self._losses = LossReport()
 
     def run(self) -> None:
-        """Serve until the supervisor or an entitled client says stop."""
+        """Serve until the supervisor or a permitted client stops the server."""
         with self._server:
             self._listen()
             if self._spec.restart:
@@ -75,13 +75,13 @@ class ServerProcess:
             self._server.bind_unix(self._spec.socket_dir)
 
     def _restore(self) -> None:
-        """Go on from what this run has saved; another run's checkpoint is no state of it."""
+        """Restore this run's last checkpoint; another run's checkpoint does not count."""
         plan = self._spec.bundle.settings.config.checkpoints
         directory = plan.directory if plan is not None else ""
         step = self._server.restore(
             directory, like=Restoring(job=self._spec.bundle.settings.cluster_id)
         )
-        _logger.warning("%s goes on from step %d of %s", self._server, step, directory)
+        _logger.warning("%s resumes from step %d of %s", self._server, step, directory)
 
     def _send_progress(self) -> None:
         stats = self._server.stats()

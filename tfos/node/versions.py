@@ -1,7 +1,7 @@
 """Versions of this environment against the driver's: equal, worth a warning, or refused.
 
-Covers: collecting them without importing what they belong to, comparing, the table.
-Does not: decide when to look (tfos.node.task does, before it starts anything).
+Covers: collecting versions without importing the packages, comparing, the table.
+Does not: decide when to compare (tfos.node.task does, before it starts anything).
 Runs in: the driver and node tasks.
 """
 
@@ -33,8 +33,8 @@ class Difference:
     def is_fatal(self) -> bool:
         """Whether nodes of these versions cannot work together.
 
-        The processes of a cluster speak tfos' own formats, which only equal releases share; and a
-        pickled function is bytecode of one minor version of Python.
+        The wire formats of tfos match between equal releases only, and a pickled function is
+        bytecode of one minor version of Python.
         """
         if self.name == "python":
             return self.driver.split(".")[:2] != self.here.split(".")[:2]
@@ -42,7 +42,7 @@ class Difference:
 
 
 def installed() -> dict[str, str]:
-    """Return name and version of tfos, Python and what main_fun computes with, if it is there."""
+    """Return name and version of tfos, Python and the numeric packages that are installed."""
     found = {"tfos": __version__, "python": platform.python_version()}
     for name, distributions in _DISTRIBUTIONS.items():
         for distribution in distributions:
@@ -58,7 +58,7 @@ def installed() -> dict[str, str]:
 
 
 def compare(driver: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
-    """Return what differs. What only one side has is no difference: a driver may be thin."""
+    """Return the differences; a package that only one side has is none."""
     return [
         Difference(name, version, here[name])
         for name, version in driver.items()

@@ -1,4 +1,4 @@
-"""The private directories of one node, and the sweep of those that killed nodes left behind.
+"""Private directories of one node, and the removal of those that killed nodes have left.
 
 Covers: log, sockets, TensorBoard's directories (mode 0700, unpredictable names), the owner's mark
 in each, removing them; finding directories whose owner is certainly dead, and removing those.
@@ -38,7 +38,7 @@ class Owner(ProcessId, frozen=True, kw_only=True):
 
 
 def make_directory(parent: str, cluster_id: str) -> Path:
-    """Make a directory (mode 0700) that belongs to this process and goes after its death."""
+    """Create a directory (mode 0700) that this process owns; it is removed after its death."""
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     owner = Owner.of_this(cluster_id=cluster_id)
     (path / _MARK).write_bytes(msgspec.json.encode(owner))
@@ -46,7 +46,7 @@ def make_directory(parent: str, cluster_id: str) -> Path:
 
 
 def sweep(*parents: str) -> list[Path]:
-    """Remove what dead owners left in these directories; returns what was removed."""
+    """Remove the directories of dead owners below these; return what was removed."""
     return [path for parent in dict.fromkeys(parents) for path in _dead(parent) if _remove(path)]
 
 
@@ -69,7 +69,7 @@ def _remove(path: Path) -> bool:
 
 
 class Workspace:
-    """Directories that live as long as the node; the log stays where Spark keeps its own logs."""
+    """Directories of a running node; the log remains where Spark keeps its own logs."""
 
     def __init__(self, executor: Executor, node_name: str, attempt: int, cluster_id: str) -> None:
         self._parents = (executor.scratch_dir, tempfile.gettempdir())
@@ -83,13 +83,13 @@ class Workspace:
         self.log_is_kept = bool(executor.log_dir)
 
     def subdirectory(self, name: str) -> Path:
-        """Make and return a directory inside the workspace."""
+        """Create and return a directory inside the workspace."""
         path = self.directory / name
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
     def remove(self) -> None:
-        """Remove all but a log that lies beside the executor's own; and what the dead left."""
+        """Remove all but a log in the executor's directory; sweep those of dead owners."""
         sweep(*self._parents)
         for path in (self.directory, self.socket_dir):
             for attempt in range(_REMOVE_ATTEMPTS):
@@ -98,7 +98,7 @@ class Workspace:
                     break
                 except FileNotFoundError:
                     if not path.exists():
-                        break  # an ending executor removes its directories as well, meanwhile
+                        break  # an ending executor also removes its directories, at the same time
                 except OSError as error:
                     if attempt == _REMOVE_ATTEMPTS - 1:
                         _logger.warning("cannot remove %s: %s", path, error)

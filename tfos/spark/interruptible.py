@@ -1,7 +1,7 @@
 """Interruptible calls: a call runs on its own thread, so Ctrl-C interrupts only the waiting user.
 
-Covers: a function on a thread of its own, waiting for it, leaving it on Ctrl-C.
-Does not: stop what was left; the caller says how.
+Covers: a function on a separate thread, waiting for it, abandoning it on Ctrl-C.
+Does not: stop an abandoned function; the caller passes in how.
 Runs in: the driver.
 Threads: one per call.
 
@@ -26,7 +26,7 @@ from tfos.spark.jobs import inheriting
 Result = TypeVar("Result")
 
 _LOOK_S = 0.5
-"""A signal that another thread of the process took wakes nobody: look for it this often."""
+"""Interval of checks for a signal that another thread of the process received."""
 _UNWIND_S = 5.0
 """A call that was cancelled has this long to end before its caller goes on without it."""
 
@@ -78,8 +78,9 @@ class InterruptibleCall(Generic[Result]):
         """Run the function and return its result, or raise what it raised.
 
         Args:
-            on_interrupt: called when the wait is interrupted; makes the function end, which is
-                waited for. None: nobody waits. A second interrupt ends that wait, too.
+            on_interrupt: called when the wait is interrupted; must make the function end, and the
+                wait continues until then. None: the call is abandoned at once. A second interrupt
+                ends the wait.
         """
         try:
             with _unhidden_interrupt():
@@ -103,7 +104,7 @@ class InterruptibleCall(Generic[Result]):
         return result  # type: ignore[return-value]  # it ended without an error
 
     def start(self) -> None:
-        """Run the function without waiting for it; `result` does this by itself."""
+        """Start the function without waiting for it; `result` starts it as well."""
         if self._spark is not None:
             self._function = inheriting(self._spark, self._function)
         run = contextvars.copy_context().run
@@ -134,7 +135,7 @@ class InterruptibleCall(Generic[Result]):
 
     def _end(self) -> None:
         if self._cancel.is_set:
-            self._result = None  # it is closed when nobody refers to it
+            self._result = None  # closed with the last reference
         self._is_ended = True
         self._running.release()
 

@@ -1,7 +1,7 @@
 """Worker process: accepts rows from the start, runs main_fun once the roster is there.
 
-Covers: listening for feeders, the environment that main_fun finds, its end in all its forms, and
-its event files on their way to a log directory elsewhere.
+Covers: listening for feeders, the environment of main_fun, every end of main_fun, and the transfer
+of its event files to a remote log directory.
 Does not: feed or batch (feeding), exchange parameters (ps), report to the driver
 (tfos.node.supervisor).
 Runs in: a child of the supervisor; main_fun runs in the main thread.
@@ -47,7 +47,8 @@ _FLUSH_WAIT_S = 60.0
 _LAST_LOGS_S = 2.0
 """For event files of a training that failed or is stopped."""
 _LAST_ANSWERS_S = 0.5
-"""For feed tasks to hear why main_fun failed; the driver hears of the failure after that."""
+"""Seconds for feed tasks to receive the error of main_fun, before the driver receives the
+failure."""
 
 _logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class WorkerProcess:
         self._send_progress()
         self._link.send(messages.Done(self._feeds()))
         if self._spec.bundle.settings.feeds:
-            self._stopped.wait()  # feeders may still come; their rows are counted as dropped
+            self._stopped.wait()  # feeders may still connect; their rows are counted as dropped
         return 0
 
     def _call(self, user_code: Callable[[], Any]) -> None:
@@ -185,7 +186,7 @@ class WorkerProcess:
                 self._begin_stop(order)
 
     def _begin_stop(self, stop: messages.Stop) -> None:
-        """Let main_fun end: its feeds close, then it is interrupted, then the supervisor kills."""
+        """Stop main_fun: close its feeds, then interrupt it; the supervisor kills it last."""
         if self._stop is not None:
             return
         self._stop = stop
@@ -209,7 +210,7 @@ class WorkerProcess:
                     return
             stats = _snapshot(self._channel.stats(feed))
         except FeedError:
-            return  # the channel ended; the reason travels another way
+            return  # the channel ended; the failure record carries the reason
         self._link.send(messages.FlushReached(feed, epoch, stats))
         self._batches.flushed(feed, epoch)
 
@@ -257,7 +258,7 @@ class WorkerProcess:
         os.environ["TF_CONFIG"] = json.dumps({"cluster": context.cluster_spec, "task": task})
 
     def _prepare_spark_files(self) -> None:
-        """Make SparkFiles.get work as in a task; done while the roster is awaited anyway."""
+        """Make SparkFiles.get work as in a task, while the process waits for the roster."""
         if self._spec.executor.spark_files:
             with contextlib.suppress(ImportError):
                 from pyspark import SparkFiles
@@ -286,7 +287,7 @@ def main(body: bytes) -> None:
 
 
 def _aside(function: Callable[..., None], *args: Any) -> None:
-    """Run what an order asks for where the next order need not wait for it."""
+    """Carry out an order on a separate thread, so that the next order does not wait."""
     name = f"tfos-{function.__name__.strip('_')}"
     threading.Thread(target=function, args=args, name=name, daemon=True).start()
 

@@ -1,6 +1,6 @@
-"""Children of a supervisor: started, watched and ended, always by pidfd.
+"""Children of a supervisor: start, watch and end of processes, always by pidfd.
 
-Covers: the bootstrap document, the merged output pipe, the control link, how it ended.
+Covers: the bootstrap document, the merged output pipe, the control link, the exit status.
 Does not: decide when to start or stop it (tfos.node.supervisor), read its output
 (tfos.node.supervisor.log_buffer splits it).
 Threads: start it from the supervisor's main thread: PR_SET_PDEATHSIG is bound to that thread.
@@ -37,7 +37,7 @@ class Child:
         self._suspended_since_s: float | None = None
 
     def read_output(self) -> bytes | None:
-        """Return what has been written; None when nothing is there, empty at the end."""
+        """Return available output; None if there is none now, empty at the end."""
         try:
             return os.read(self.output, _READ_BYTES)
         except BlockingIOError:
@@ -55,7 +55,7 @@ class Child:
         return self.exit
 
     def suspended_s(self) -> float:
-        """Return for how long it has been found suspended, each time that this was asked."""
+        """Return for how many seconds all calls have found it suspended."""
         if self.exit is not None or not procfs.is_suspended(self.pid):
             self._suspended_since_s = None
             return 0.0
@@ -90,7 +90,7 @@ def spawn(  # noqa: PLR0913 - the whole of a process's start
 
     Args:
         module: as for bootstrap.document_fd.
-        body: what `main` gets.
+        body: argument of `main`.
         spec: has the child's `sys_path` and working directory.
         env: the child's whole environment.
         title: shown in lists of processes.
@@ -125,15 +125,15 @@ def spawn(  # noqa: PLR0913 - the whole of a process's start
 
 
 def child_env(base: Mapping[str, str], *, threads: int, cores: int) -> dict[str, str]:
-    """Return a child's environment: ours without secrets, with every thread pool's size stated.
+    """Return a child's environment: `base` without secrets, with the size of every thread pool.
 
-    Libraries that find nothing take all cores of the host, on every executor of that host.
+    Without these sizes each library uses all cores of the host, on every executor of that host.
 
     Args:
         base: the environment to start from.
-        threads: as the user set it; 0: `OMP_NUM_THREADS` if Spark or the user set that, else
-            the task's cores.
-        cores: of the task.
+        threads: the user's setting; 0: `OMP_NUM_THREADS` if Spark or the user set that, else the
+            task's cores.
+        cores: number of the task's cores.
     """
     env = bootstrap.without_spark_secrets(base)
     inherited = env.get("OMP_NUM_THREADS", "")

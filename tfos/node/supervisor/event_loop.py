@@ -1,9 +1,9 @@
 """Event loop of the supervisor: descriptors, named timers, calls from other threads.
 
 Covers: waiting for all three at once, in one thread.
-Does not: know what it waits for. (asyncio would bring its own child watcher and signal handling.)
-Threads: everything belongs to the thread in `run`, but `post`, which any thread or signal handler
-may call.
+Does not: know the meaning of events. (asyncio has its own child watcher and signal handling.)
+Threads: everything belongs to the thread in `run`, except `post`, which any thread or signal
+handler may call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ React = Callable[[], None]
 
 
 class EventLoop:
-    """Calls back when a descriptor is readable, a timer is due or another thread asks for it."""
+    """Calls back when a descriptor is readable, a timer is due or another thread posts a call."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -31,7 +31,7 @@ class EventLoop:
         self.watch(self._wake_read, self._run_posted)
 
     def run(self) -> None:
-        """React until `stop`; what is ready at that moment and not yet served stays unserved."""
+        """React to events until `stop`; events that are ready then are not served."""
         while not self._stopped.is_set():
             for key, _ in self._selector.select(self._next_timer_s()):
                 # An earlier reaction of this round may have stopped the loop or the watching.
@@ -44,11 +44,11 @@ class EventLoop:
         self._stopped.set()
 
     def watch(self, fd: int, react: React) -> None:
-        """Call `react` whenever `fd` is readable or its other end is gone."""
+        """Call `react` whenever `fd` is readable or its other end is closed."""
         self._selector.register(fd, selectors.EVENT_READ, react)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching; harmless if nobody watches it."""
+        """Stop watching; without effect if the descriptor is not watched."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(fd)
 
@@ -63,7 +63,7 @@ class EventLoop:
             self.set_timer(name, delay_s, react)
 
     def cancel_timer(self, name: str) -> None:
-        """Forget a timer; harmless if there is none."""
+        """Cancel a timer; without effect if there is none."""
         self._timers.pop(name, None)
 
     def post(self, react: React) -> None:
@@ -86,7 +86,7 @@ class EventLoop:
     def _run_timers(self) -> None:
         now_s = time.monotonic()
         while self._timers and not self._stopped.is_set():
-            # Looked up anew each time: a reaction may move or cancel what was due after it.
+            # Looked up each time: a reaction may move or cancel later timers.
             name = min(self._timers, key=lambda each: self._timers[each][0])
             due_s, react = self._timers[name]
             if due_s > now_s:

@@ -1,8 +1,7 @@
 """Log buffer: the full output of a node in a file, and clean, rate-limited lines.
 
-Covers: splitting bytes into lines, escaping, cutting, rate limiting, the last lines for a failure.
-Does not: read pipes (tfos.node.supervisor does) or send lines (tfos.control.client
-does).
+Covers: splitting bytes into lines, escaping, truncating, rate limiting, last lines for a failure.
+Does not: read pipes (tfos.node.supervisor) or send lines (tfos.control.client).
 Threads: used by the supervisor's main thread alone.
 """
 
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MAX_LINE_CHARS = 2000
-"""A longer line is cut for the driver; the file has all of it."""
+"""A longer line is truncated for the driver; the file has all of it."""
 TAIL_LINES = 100
 """Lines kept for a failure report."""
 LINES_PER_S = 200.0
@@ -34,10 +33,10 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def clean_line(raw: bytes) -> str:
-    """Return one line as it may be shown: no control characters, not longer than MAX_LINE_CHARS.
+    """Return one line for display: no control characters, not longer than MAX_LINE_CHARS.
 
-    Of a line that was overwritten with carriage returns or backspaces (progress bars) only the
-    last state is kept; colours are dropped; whatever else could drive a terminal is escaped.
+    Of a line that was overwritten with carriage returns or backspaces (progress bars) only the last
+    state is kept. Colours are dropped; all other terminal control is escaped.
     """
     text = raw.decode("utf-8", errors="backslashreplace").rstrip("\r\n")
     text = _COLOURS.sub("", re.split(r"\r|\x08+", text)[-1])
@@ -102,10 +101,10 @@ class NodeLog:
         self.add(self._splitter.finish())
 
     def add(self, lines: list[bytes]) -> None:
-        """Queue lines for the driver as far as the rate allows, and remember the last ones.
+        """Queue lines for the driver as far as the rate allows, and keep the last ones.
 
-        Only what is shown is decoded and cleaned: a flood costs little more than its file. What
-        TensorFlow says at every import stays in the file.
+        Only queued lines are decoded and cleaned: a flood costs little more than its file. Lines
+        that TensorFlow prints at every import remain in the file.
         """
         lines = [line for line in lines if not _TENSORFLOW_GREETING.match(line)]
         now_s = self._clock()

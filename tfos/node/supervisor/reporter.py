@@ -21,7 +21,7 @@ from tfos.control.client import ControlClient
 from tfos.errors import ControlRefused, ControlUnavailable
 
 REGISTER_WINDOW_S = 45.0
-"""Registration is tried this long; the node task gives up after 60 s."""
+"""Seconds to retry the registration; the node task fails after 60 s."""
 LOG_INTERVAL_S = 0.3
 """Lines are collected this long, so that a chatty child costs few messages."""
 _MAX_BATCH_LINES = 200
@@ -37,7 +37,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Unwanted:
-    """The driver refused this node, replaced it, or can no longer be asked."""
+    """The driver refused this node, replaced it, or is unreachable."""
 
     reason: str
 
@@ -47,7 +47,7 @@ Notice = messages.Order | Registered | Unwanted
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatState:
-    """What a heartbeat tells; replaced as a whole, so a reader needs no lock."""
+    """Content of a heartbeat; replaced as a whole, so a reader needs no lock."""
 
     phase: str = "starting"
     child_pid: int = 0
@@ -105,7 +105,7 @@ class Reporter:
                 self._changed.notify()
 
     def finish(self, timeout_s: float) -> None:
-        """Send what is queued, as far as that works within `timeout_s`, and disconnect."""
+        """Send queued reports for at most `timeout_s` seconds, and disconnect."""
         with self._changed:
             self._finish_by_s = time.monotonic() + timeout_s
             self._changed.notify()

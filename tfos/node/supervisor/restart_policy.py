@@ -1,4 +1,4 @@
-"""Restart policy of a parameter server: what outlives a child that died.
+"""Restart policy of a parameter server: the state that outlasts a dead child.
 
 Covers: the listening sockets, how often and how soon a child is replaced, orders that the next
 one needs.
@@ -24,33 +24,32 @@ from tfos.failure import NodeFailure
 from tfos.node.spec import NodeBundle
 
 WINDOW_S = 600.0
-"""Restarts count against the limit for so long: a server that dies once a day is no broken one."""
+"""Window in which restarts count against the limit: a server that dies once a day is not broken."""
 STEADY_S = 10.0
 """A child that has lived so long did not die of its start; the next one starts at once."""
 FIRST_DELAY_S = 0.5
-"""Before the second child in a row that did not live long; doubled with each further one."""
+"""Delay after the second short-lived child in a row; doubled with each further one."""
 MAX_DELAY_S = 8.0
-"""Far below what clients wait for a server that is started again
-(tfos.worker.context.RESTART_S)."""
+"""Far below the time that clients wait for a restarted server (tfos.worker.context.RESTART_S)."""
 _MAX_DOUBLINGS = 16
 
 
 class Restarts:
-    """What a supervisor keeps for the children of one node.
+    """State that a supervisor keeps for the children of one node.
 
     Args:
-        bundle: of the node; a worker, or a server without checkpoints, is never restarted.
+        bundle: bundle of the node; a worker, or a server without checkpoints, is never restarted.
     """
 
     def __init__(self, bundle: NodeBundle) -> None:
         plan = bundle.settings.config.checkpoints
         self.limit = plan.ps_restarts if plan is not None and bundle.node.is_ps else 0
         self.count = 0
-        """Restarts since the node began; makes the children's incarnations."""
+        """Restarts since the node began; they number the children's incarnations."""
         self._recent: list[float] = []
-        """When there were some within WINDOW_S, as monotonic time."""
+        """Monotonic times of the restarts within WINDOW_S."""
         self._num_short = 0
-        """Children in a row that did not live long."""
+        """Number of short-lived children in a row."""
         self._started_s = 0.0
         self._orders: list[messages.Order] = []
         self._sockets: list[socket.socket] = []
@@ -61,7 +60,7 @@ class Restarts:
         return tuple(sock.fileno() for sock in self._sockets)
 
     def open_sockets(self, host: str, directory: Path) -> None:
-        """Bind what all children of this node listen on, so that clients find each of them.
+        """Bind the sockets of all children of this node, so that clients find each of them.
 
         Raises:
             OSError: the host is not an address of this machine.
@@ -76,12 +75,12 @@ class Restarts:
         unix.listen()
 
     def note(self, order: messages.Order) -> None:
-        """Remember an order if a later child has to obey it as well."""
+        """Keep an order if a later child must receive it as well."""
         if self.limit and isinstance(order, messages.FenceWorker | messages.WorkerDone):
             self._orders.append(order)
 
     def repeat_orders(self, tell: Callable[[messages.Order], None]) -> None:
-        """Tell a new child what the one before it was told and it has to know."""
+        """Repeat the kept orders to a new child."""
         for order in self._orders:
             tell(order)
 
@@ -107,11 +106,11 @@ class Restarts:
         return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doublings))
 
     def report(self, failed: NodeFailure) -> messages.Restarted:
-        """Return what the driver is told of the restart that `take` has counted."""
+        """Return the report to the driver about the restart that `take` has counted."""
         return messages.Restarted(failed, len(self._recent), self.limit)
 
     def explain(self, failed: NodeFailure) -> NodeFailure:
-        """Say that a child that failed was not the node's first one."""
+        """Add to a failure that the child was not the node's first one."""
         if not self.count:
             return failed
         times = f"{len(self._recent)} of {self.limit} times within {WINDOW_S / 60:.0f} minutes"

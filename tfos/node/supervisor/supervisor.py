@@ -1,4 +1,4 @@
-"""Supervisor of one node: starts its child, reports, obeys the driver, leaves nothing behind.
+"""Supervisor of one node: starts its child, reports, carries out orders, cleans up.
 
 Covers: the main loop and its reactions to orders, to the end of the child, of the executor's JVM,
 of the driver's lease, of a cancelled node task.
@@ -45,17 +45,17 @@ from tfos.node.supervisor.restart_policy import Restarts
 from tfos.node.workspace import Workspace
 
 LAST_REPORT_S = 3.0
-"""How long the last events may take to reach the driver; part of the 10 s of an abort."""
+"""Seconds for the last events to reach the driver; part of the 10 s of an abort."""
 KILL_TIMEOUT_S = 4.0
 LAST_OUTPUT_S = 1.0
 UNWANTED_GRACE_S = 2.0
-"""Grace of a child whose driver does not want it any more."""
+"""Grace of a child that the driver has refused, in seconds."""
 RAISED_EXIT_S = 3.0
-"""A child that raised may take this long to exit (its threads, its exit handlers)."""
+"""Seconds for a child to exit after it raised (its threads, its exit handlers)."""
 ROSTER_MARGIN_S = 30.0
 _TICK_S = 2.0
 _MAX_READS = 16
-"""Reads of one ready pipe before the loop looks at anything else: a flood must not starve it."""
+"""Reads of one ready pipe before the loop serves other events: a flood must not starve them."""
 
 
 class Supervisor:
@@ -82,10 +82,10 @@ class Supervisor:
         self._board = tensorboard.TensorBoardKeeper(self._loop, self._uplink.report)
         self._raised: Raised | None = None
         self._lease_s = REGISTER_WINDOW_S
-        """Until registration tells the real one."""
+        """Default until registration sets it."""
         self._oom_kills = procfs.oom_kills()
         self._is_done = False
-        """The child said Done: main_fun returned, or the server ended as ordered."""
+        """The child reported Done: main_fun returned, or the server ended as ordered."""
         self._suspended_limit_s = REGISTER_WINDOW_S
         self._kill_reason = ""
         """Why we killed the child ourselves, for its failure."""
@@ -93,7 +93,7 @@ class Supervisor:
         """Set once the node ends, for whatever reason."""
 
     def run(self) -> None:
-        """Live, and clean up whatever happens."""
+        """Run until the end, and always clean up."""
         try:
             self._open()
             self._loop.run()
@@ -192,7 +192,7 @@ class Supervisor:
                 self._tell_child(notice)
 
     def _await_roster(self) -> None:
-        """The driver gives up first and says so; this bounds a node whose driver forgot it."""
+        """The driver fails first and reports it; this bounds a node that it no longer tracks."""
         timeout_s = self._settings.config.reservation_timeout_s + ROSTER_MARGIN_S
         text = f"the roster was not complete after {timeout_s:.0f} s"
         failed = self._failure("RosterTimeout", text)
@@ -213,7 +213,7 @@ class Supervisor:
             self._loop.stop()
             return
         self._tell_child(messages.Stop(reason, grace_s))
-        self._loop.advance_timer("grace", grace_s, self._loop.stop)  # `_close` kills what is left
+        self._loop.advance_timer("grace", grace_s, self._loop.stop)  # `_close` kills the rest
 
     def _fail(self, failed: NodeFailure) -> None:
         """Report why this node ends, unless it was ending anyway, and end."""
@@ -249,7 +249,7 @@ class Supervisor:
             self._uplink.log((f"tfos: output is missing from the log file: {error}",), 0)
 
     def _look_at_child(self) -> None:
-        """End a child that somebody has suspended: its peers would wait for it without an end."""
+        """End a suspended child: its peers would wait for it for ever."""
         limit_s = self._suspended_limit_s
         if self._child is not None and self._child.suspended_s() >= limit_s:
             self._kill_child(f" after it was suspended (SIGSTOP) for {limit_s:.0f} s")
@@ -304,7 +304,7 @@ class Supervisor:
             self._replace(child, self._failure_of(child))
 
     def _replace(self, dead: children.Child, failed: NodeFailure) -> None:
-        """Start a killed server again, later each time; one that raised would raise again."""
+        """Restart a killed server with growing delays; a server that raised would raise again."""
         delay_s = None if self._raised is not None else self._restarts.take()
         if delay_s is None:
             self._fail(self._restarts.explain(failed))

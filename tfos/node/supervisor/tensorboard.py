@@ -39,10 +39,10 @@ class TensorBoardSpec(msgspec.Struct, frozen=True):
 
 
 class TensorBoardKeeper:
-    """Runs TensorBoard beside the chief and tells what becomes of it.
+    """Runs TensorBoard on the chief's node and reports its state.
 
     Args:
-        loop: the supervisor's; everything happens in its thread.
+        loop: the supervisor's event loop; all methods run in its thread.
         report: sends an event to the driver.
     """
 
@@ -61,14 +61,16 @@ class TensorBoardKeeper:
         return {self._child.pid} if self._child else set()
 
     def start(self, spec: SupervisorSpec, workspace: Workspace, env: Mapping[str, str]) -> None:
-        """Start TensorBoard for the cluster's log directory, or report why there will be none."""
+        """Start TensorBoard for the cluster's log directory, or report why it cannot start."""
         self._advertised_host = spec.executor.host
         try:
             directory = event_dir(spec.bundle.settings.tensorboard.log_dir, workspace)
             arguments = ("--logdir", directory, "--host", _host(spec), "--port", _port(env))
             private = {
-                "TMPDIR": str(workspace.subdirectory("tensorboard-tmp")),  # it leaves files there
-                "CUDA_VISIBLE_DEVICES": "",  # it must not take a GPU from training
+                "TMPDIR": str(
+                    workspace.subdirectory("tensorboard-tmp")
+                ),  # TensorBoard leaves files there
+                "CUDA_VISIBLE_DEVICES": "",  # TensorBoard must not take a GPU from training
             }
             self._child = children.spawn(
                 "tfos.node.supervisor.tensorboard",
@@ -146,8 +148,8 @@ def _port(env: Mapping[str, str]) -> str:
 def event_dir(log_dir: str, workspace: Workspace) -> str:
     """Return the local directory where a node's event files are written and read.
 
-    It ends with the node where the user named none, or a URL; then the worker sends on what it
-    holds (node.log_mirror).
+    Without a user's directory, or with a URL, it is a temporary directory of the node; with a URL
+    the worker copies its files there (tfos.worker.log_mirror).
     """
     path = log_dir.removeprefix("file://")
     if not path or "://" in path:
@@ -156,7 +158,7 @@ def event_dir(log_dir: str, workspace: Workspace) -> str:
 
 
 def main(body: bytes) -> None:
-    """Run the stock TensorBoard; its own process ends with it."""
+    """Run the stock TensorBoard in this process, until it ends."""
     spec = msgspec.msgpack.decode(body, type=TensorBoardSpec)
     run(spec.arguments)
 

@@ -342,7 +342,8 @@ def test_a_supervisor_told_to_terminate_takes_everything_with_it(bed: NodeBed):
 
 @pytest.mark.fault("F03")
 @pytest.mark.parametrize(
-    ("text", "expected"), [("part-\udcff.gz", r"part-\udcff.gz"), (None, "its text cannot be made")]
+    ("text", "expected"),
+    [("part-\udcff.gz", r"part-\udcff.gz"), (None, "its text cannot be formatted")],
 )
 def test_an_exception_whose_text_does_not_fit_a_message_arrives_all_the_same(bed, text, expected):
     def main_fun(args, ctx):
