@@ -77,7 +77,7 @@ def _serve(options: argparse.Namespace) -> int:
         if options.restore:
             like = Restoring(strict=options.strict)
             step = server.restore(options.restore, step=options.step, like=like)
-            _logger.warning("%s goes on from step %d of %s", server, step, options.restore)
+            _logger.warning("%s resumes from step %d of %s", server, step, options.restore)
         page = _metrics_page(server, options, token)
         with contextlib.closing(page) if page else contextlib.nullcontext():
             metrics_port = page.start(options.metrics_host, options.metrics_port) if page else 0

@@ -1,8 +1,8 @@
 """`spark.read.format("tfrecord")`, `df.write.format("tfrecord")`: Spark's side of TFRecord files.
 
-Covers: telling a session about it. The parts: source (what Spark calls), options, columns (types),
-inference, partition_paths (`key=value` directories), reader, writer, staged_job (what becomes
-visible when).
+Covers: the registration with a session. The parts: source (Spark's entry point), options, columns
+(types), inference, partition_paths (`key=value` directories), reader, writer, staged_job (atomic
+visibility).
 Does not: frame, decode or encode records (feeding), train.
 Runs in: the driver, and Python processes that Spark starts there and on executors.
 """
@@ -15,10 +15,10 @@ from tfos.errors import UnsupportedError
 
 
 def register_data_sources(spark: Any) -> None:
-    """Let a SparkSession know the format "tfrecord".
+    """Register the format "tfrecord" with a SparkSession.
 
-    Not needed where tfos is installed by pip on the driver: Spark 4 finds the package
-    `pyspark_tfrecord` by itself. It is where tfos is only on `sys.path` of the driver's program.
+    Not needed if tfos is installed by pip on the driver: Spark 4 finds the package
+    `pyspark_tfrecord` itself. It is needed if tfos is only on `sys.path` of the driver's program.
 
     Args:
         spark: a SparkSession, classic or Connect.

@@ -1,4 +1,4 @@
-"""Column types: which of Spark's types a record can hold, and Arrow's name for them.
+"""Column types: which of Spark's types a record can hold, and their Arrow types.
 
 Covers: checking a schema, its data columns apart from its partition columns, types for a survey.
 Does not: look at files (tfos.datasource.inference) or values (feeding.formats.tfrecord.to_arrow).
@@ -37,13 +37,16 @@ _ADVICE: tuple[tuple[type[types.DataType], str], ...] = (
     (types.DateType, "cast it to string, or to a number with unix_date"),
     (types.TimestampType, "cast it to string, or to a number with unix_micros"),
     (types.TimestampNTZType, "cast it to string"),
-    (types.UserDefinedType, "vector_to_array of pyspark.ml.functions makes an array of a vector"),
-    (types.StructType, "select its fields as columns of their own"),
-    (types.MapType, "select its values as columns of their own"),
+    (
+        types.UserDefinedType,
+        "vector_to_array of pyspark.ml.functions converts a vector to an array",
+    ),
+    (types.StructType, "select its fields as separate columns"),
+    (types.MapType, "select its values as separate columns"),
     (types.ArrayType, "flatten it; a record holds arrays, not arrays of arrays"),
 )
 RECORD_SCHEMA = types.StructType([types.StructField("byteArray", types.BinaryType())])
-"""Of records that are left alone."""
+"""Schema of raw records."""
 
 
 def check_schema(schema: types.StructType, record_type: RecordType) -> None:
@@ -55,9 +58,7 @@ def check_schema(schema: types.StructType, record_type: RecordType) -> None:
     names = schema.fieldNames()
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise FeedSettingsError(
-            f"columns {twice} are there twice; every feature needs its own name"
-        )
+        raise FeedSettingsError(f"columns {twice} are duplicate; every feature needs its own name")
     if record_type == "ByteArray":
         kinds = [field.dataType for field in schema.fields]
         if kinds != [types.BinaryType()]:
@@ -85,11 +86,11 @@ def check_partition_columns(schema: types.StructType, names: Iterable[str]) -> N
     for name in names:
         if name not in schema.fieldNames():
             raise FeedSettingsError(
-                f"partitionBy names {name!r}; there are the columns {', '.join(schema.names)}"
+                f"partitionBy names {name!r}; the columns are {', '.join(schema.names)}"
             )
         if name.startswith("."):
             raise FeedSettingsError(
-                f"partitionBy names {name!r}; readers pass over directories that begin with a dot, "
+                f"partitionBy names {name!r}; readers skip directories that begin with a dot, "
                 "rename it"
             )
         kind = schema[name].dataType.simpleString()
@@ -101,7 +102,7 @@ def check_partition_columns(schema: types.StructType, names: Iterable[str]) -> N
 
 
 def without(schema: types.StructType, names: Iterable[str]) -> types.StructType:
-    """Return the columns that are in the records, not in the names of directories."""
+    """Return the columns of the records, without those of the directories' names."""
     apart = set(names)
     kept = types.StructType([field for field in schema.fields if field.name not in apart])
     if not kept.fields:

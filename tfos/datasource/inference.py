@@ -28,13 +28,17 @@ _TYPES = {"int": IntegerType(), "bigint": LongType(), "date": DateType(), "strin
 
 
 def infer_schema(listing: Listing, options: TFRecordOptions) -> StructType:
-    """Return the columns that a sample of the records has, then those of the directories.
+    """Return the columns of a sample of the records, then those of the directories.
 
-    Columns are in the order of their names. All may be null: records that were not looked at may
-    lack a feature.
+    Columns are in the order of their names. All may be null: records outside the sample may lack a
+    feature.
+
+    Args:
+        listing: the files of the read.
+        options: size of the sample, binary features, handling of damaged records.
 
     Raises:
-        DataError: a feature has another type in one file than in another, or there is none.
+        DataError: a feature's type differs between files, or there is no feature.
     """
     if options.record_type == "ByteArray":
         columns = RECORD_SCHEMA
@@ -53,7 +57,7 @@ def _surveyed(listing: Listing, options: TFRecordOptions) -> dict[str, FeatureSu
     others = (file for file in listing.files if file.size_bytes and file not in sampled)
     for number, file in enumerate(itertools.chain(sampled, others)):
         if found and number >= len(sampled):
-            break  # others count only where the sample is of empty files
+            break  # others count only if the sample has no records
         records = sample_of(file, options.bad_data(), num_records=options.sample_records)
         try:
             surveyed = survey(records)
@@ -65,7 +69,7 @@ def _surveyed(listing: Listing, options: TFRecordOptions) -> dict[str, FeatureSu
                 raise DataError(
                     f"feature {name!r} is a {before.kind} list in {seen_in[name]} and a "
                     f"{seen.kind} list in {file.path}; give a schema without it, or read the "
-                    "files apart"
+                    "files separately"
                 )
             found[name] = before.merged(seen)
             seen_in.setdefault(name, file.path)

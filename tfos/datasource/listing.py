@@ -1,6 +1,6 @@
 """File listing of a Spark read, each file with the values of its directories.
 
-Covers: paths as Spark means them, `key=value` directories, which files are looked at as a sample.
+Covers: paths in Spark's sense, `key=value` directories, the sample of files.
 Does not: read records.
 Runs in: a Python process on the driver's host.
 """
@@ -28,12 +28,12 @@ from tfos.files.paths import absolute_path
 
 _MAGIC = frozenset("*?[{")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
-"""Hadoop's short way to say a scheme without a host."""
+"""Hadoop's short form of a scheme without a host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Files, sorted by path, and what their directories say."""
+    """Files, sorted by path, and the values of their directories."""
 
     files: Sequence[SourceFile]
     values: Sequence[dict[str, str | None]]
@@ -42,19 +42,19 @@ class Listing:
     """The partition columns, by name."""
 
     def sample(self, count: int) -> list[SourceFile]:
-        """Return some files that are not empty, from all over the list, the first among them."""
+        """Return `count` files that are not empty, spread over the list, including the first."""
         full = [file for file in self.files if file.size_bytes]
         count = min(count, len(full))
         return [full[index * len(full) // count] for index in range(count)]
 
 
 def complete_path(path: str) -> str:
-    """Return a path as Spark would mean it, with what makes it the same on every host.
+    """Return a path as Spark resolves it, complete, so that it is the same on every host.
 
     Without a scheme it is on `fs.defaultFS` of HADOOP_CONF_DIR, else on this host.
 
     Raises:
-        FeedSettingsError: it has a scheme, but no host where one is needed.
+        FeedSettingsError: it has a scheme without the host that it needs.
     """
     settings = read_configuration(configuration_directory(os.environ))
     return path_on(path, settings.get("fs.defaultFS", "file:///"), user_name(os.environ))
@@ -70,7 +70,7 @@ def path_on(path: str, default_fs: str, user: str = "") -> str:
     if short is not None:
         if short[1].lower() != LOCAL:
             raise FeedSettingsError(
-                f"{path!r} names no host; say {short[1]}://host/..., or a path alone, which is on "
+                f"{path!r} names no host; use {short[1]}://host/..., or a path alone, which is on "
                 "fs.defaultFS"
             )
         path = f"file://{short[2]}"

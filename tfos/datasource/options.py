@@ -19,18 +19,18 @@ RecordType = Literal["Example", "ByteArray"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TFRecordOptions:
-    """What a user said of one read or write."""
+    """Options of one read or write."""
 
     paths: tuple[str, ...]
-    """As they were said; a write has one."""
+    """Paths as the user gave them; a write has one."""
     record_type: RecordType = "Example"
-    """What a record is: ByteArray leaves it alone, as one binary column."""
+    """Form of a record; ByteArray: the raw record in one binary column."""
     gzip: bool = False
-    """Whether files are written compressed; on reading every file is looked at."""
+    """Whether to write compressed files; a read detects it per file."""
     partition_by: tuple[str, ...] = ()
     """Columns that become `key=value` directories of a write."""
     if_exists: Literal["append", "error"] = "append"
-    """What a write in Spark's mode "append" does where there are files already."""
+    """Behaviour of a write in Spark's mode "append" if the directory has files."""
     base_path: str = ""
     """Where `key=value` directories begin; empty: at each path that is read."""
     drop_malformed: bool = False
@@ -38,11 +38,11 @@ class TFRecordOptions:
     max_skipped: int = 100
     """Damaged records that one task may leave out."""
     sample_files: int = 8
-    """Files that are looked at to infer a schema, from all over the list."""
+    """Number of files in the sample for schema inference, spread over the list."""
     sample_records: int = 256
-    """Records of each that are looked at."""
+    """Number of records of each file in the sample."""
     binary_features: frozenset[str] = field(default_factory=frozenset)
-    """Bytes features that are inferred as binary even if they look like text."""
+    """Bytes features to infer as binary even if they look like text."""
     partition_bytes: int = 32 * MIB
     """Bytes of files that one task of a read gets."""
 
@@ -52,10 +52,10 @@ class TFRecordOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> TFRecordOptions:
-    """Return the options that Spark collected from a user; their names know no case.
+    """Return the options that Spark collected from a user; names are case-insensitive.
 
     Raises:
-        FeedSettingsError: there is no such option, or it cannot have this value.
+        FeedSettingsError: an unknown option, or an invalid value.
     """
     found: dict[str, Any] = {"paths": _paths(given)}
     for name, value in given.items():
@@ -64,7 +64,7 @@ def parse_options(given: Mapping[str, str]) -> TFRecordOptions:
         option = _OPTIONS.get(name.lower())
         if option is None:
             known = ", ".join(sorted(spelling for _, _, spelling in _OPTIONS.values()))
-            raise FeedSettingsError(f"there is no option {name!r} of tfrecord; there are {known}")
+            raise FeedSettingsError(f"tfrecord has no option {name!r}; it has {known}")
         field_name, read, spelling = option
         try:
             found[field_name] = read(value)
@@ -78,7 +78,7 @@ def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
     paths = [lowered["path"]] if lowered.get("path") else []
     paths += json.loads(lowered.get("paths", "[]"))
     if not paths:
-        raise FeedSettingsError("no path was given; say load(path) or save(path)")
+        raise FeedSettingsError("no path was given; call load(path) or save(path)")
     return tuple(paths)
 
 

@@ -15,7 +15,7 @@ from feeding.errors import DataError, RowError
 from feeding.filesystem.location import MAX_NAME_BYTES, shown
 
 NULL_NAME = "__HIVE_DEFAULT_PARTITION__"
-"""The value's place where it is null or empty."""
+"""Directory value of null and the empty string."""
 _ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
 _CODE = re.compile("%([0-9A-Fa-f]{2})")
 _INT32, _INT64 = 2**31, 2**63
@@ -24,25 +24,27 @@ Kind = Literal["int", "bigint", "date", "string"]
 
 
 def directory_name(column: str, value: Any) -> str:
-    """Return the one path component that stands for a value of a partition column.
+    """Return the path component for a value of a partition column.
 
     Raises:
-        RowError: the name would be longer than file systems take, or holds a NUL.
+        RowError: the name would exceed the limit of file systems, or contains a NUL.
     """
     text = "" if value is None else _text(value)
     name = f"{_escape(column)}={_escape(text) if text else NULL_NAME}"
     if "\0" in name:
-        raise RowError(f"partition column {column!r} holds {shown(text)}: a NUL names no directory")
+        raise RowError(
+            f"partition column {column!r} holds {shown(text)}: a directory name has no NUL"
+        )
     if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
         raise RowError(
-            f"partition column {column!r} holds {shown(text)}, which makes a directory's name of "
-            f"more than {MAX_NAME_BYTES} bytes"
+            f"partition column {column!r} holds {shown(text)}, whose directory name has more than "
+            f"{MAX_NAME_BYTES} bytes"
         )
     return name
 
 
 def partition_values(path: str, base: str) -> dict[str, str | None]:
-    """Return the values that the directories between a base and a file stand for, in order."""
+    """Return the values of the directories between a base and a file, in order."""
     found: dict[str, str | None] = {}
     below = path.removeprefix(base.rstrip("/") + "/")
     if below == path:
@@ -55,7 +57,7 @@ def partition_values(path: str, base: str) -> dict[str, str | None]:
 
 
 def partition_kinds(files: Mapping[str, Mapping[str, str | None]]) -> dict[str, Kind]:
-    """Return the partition columns of files, and what type all of a column's values have.
+    """Return the partition columns of files, and the common type of each column's values.
 
     Args:
         files: by path, its values (see partition_values).
@@ -70,7 +72,7 @@ def partition_kinds(files: Mapping[str, Mapping[str, str | None]]) -> dict[str, 
         elif list(values) != columns:
             raise DataError(
                 f"{first} has the partition columns {columns}, {path} has {list(values)}; read "
-                "them apart, or say basePath"
+                "them separately, or set basePath"
             )
     return {column: _kind(values[column] for values in files.values()) for column in columns or ()}
 

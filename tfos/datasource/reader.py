@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from feeding.reading.bad_records import BadData
 
 _OPEN_BYTES = 4 * MIB
-"""What opening a file costs, in bytes that could be read instead; Spark's own guess."""
+"""Cost of opening a file, in bytes that could be read instead; Spark's own estimate."""
 _BLOCK_BYTES = 2 * MIB
 """An Arrow batch of Spark's is as large as one block of a file."""
 
@@ -46,7 +46,7 @@ class FileRange:
 
 
 class FilePartition(InputPartition):  # type: ignore[misc]  # pyspark is untyped
-    """What one task reads."""
+    """The part of the files that one task reads."""
 
     def __init__(self, ranges: Sequence[FileRange]) -> None:
         super().__init__(tuple(ranges))
@@ -56,8 +56,8 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
     """See pyspark's DataSourceReader.
 
     Args:
-        schema: what Spark expects, partition columns included.
-        options: paths, and how they are read.
+        schema: the schema that Spark expects, partition columns included.
+        options: options of the read, with the paths.
     """
 
     def __init__(self, schema: StructType, options: TFRecordOptions) -> None:
@@ -70,7 +70,7 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
         self._planned = self._plan(listing)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planned": []}  # no task needs what the others read
+        return {**self.__dict__, "_planned": []}  # no task needs the other tasks' files
 
     def partitions(self) -> list[FilePartition]:
         """Return about equal parts of the files' bytes."""
@@ -118,7 +118,7 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
         field = self._schema[name]
         if said is None and not field.nullable:
             raise DataError(
-                f"{path} lies in the directory {name}={NULL_NAME}, which is null; the schema says "
+                f"{path} is in the directory {name}={NULL_NAME}, which is null; the schema says "
                 f"that {name!r} is never null"
             )
         return partition_value(name, said, field.dataType.simpleString())

@@ -18,7 +18,7 @@ class TFRecordDataSource(DataSource):  # type: ignore[misc]  # pyspark is untype
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in `format(…)`."""
+        """Return the name in `format(…)`."""
         return "tfrecord"
 
     def schema(self) -> StructType:
@@ -29,13 +29,13 @@ class TFRecordDataSource(DataSource):  # type: ignore[misc]  # pyspark is untype
         return infer_schema(list_files(options), options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads the files of the paths."""
+        """Return the reader of the files below the paths."""
         from tfos.datasource.reader import RecordFilesReader
 
         return RecordFilesReader(schema, parse_options(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what writes files below the path."""
+        """Return the writer of files below the path."""
         from tfos.datasource.writer import RecordFilesWriter
 
         return RecordFilesWriter(schema, parse_options(self.options), overwrite)

@@ -1,14 +1,14 @@
 """Staged write job: its files become visible together, or not at all.
 
-Covers: where tasks put files, making them visible together, taking everything back.
+Covers: the staging directories of tasks, the commit, the rollback.
 Does not: write records (tfos.datasource.writer).
 Runs in: tasks (`attempt`), a Python process on the driver's host (`commit`, `abort`).
 
     root/_temporary/JOB/ATTEMPT/day=1/part-00000-JOB.c000.tfrecord   while tasks write
     root/_temporary/JOB/replaced/…                                   while the job commits
     root/day=1/part-00000-JOB.c000.tfrecord, root/_SUCCESS           afterwards
-Names that begin with `_` or `.` are hidden from readers. An attempt that nobody commits, because
-Spark repeated its task, goes with its job's directory.
+Names that begin with `_` or `.` are hidden from readers. The job removes uncommitted attempts of
+repeated tasks with its directory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from feeding.filesystem.registry import filesystem_for
 _logger = logging.getLogger(__name__)
 TEMPORARY, SUCCESS = "_temporary", "_SUCCESS"
 _Undo = list[tuple[str | None, str]]
-"""What a commit has done: (where it was, where it is now), None for a directory that it made."""
+"""Moves of a commit, (old path, new path); the old path is None for a created directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that a task has written whole."""
+    """A file that a task has written completely."""
 
     staged: str
-    """Where it is."""
+    """Current path."""
     name: str
-    """Where it belongs, below the root."""
+    """Final path below the root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class StagedJob:
     """One write below one directory.
 
     Args:
-        root: the directory, with what makes it the same on every host.
-        job_id: different for every write.
-        replaces: whether what is there goes when the new files come.
-        makes_root: whether there was nothing at `root` before.
+        root: the directory, complete, so that it is the same on every host.
+        job_id: unique for every write.
+        replaces: whether the commit replaces the existing content.
+        makes_root: whether `root` did not exist before.
     """
 
     root: str
@@ -59,9 +59,9 @@ class StagedJob:
         return f"{self._directory}/{secrets.token_hex(6)}"
 
     def commit(self, files: Iterable[StagedFile]) -> None:
-        """Make files visible, instead of what was there if the job replaces it.
+        """Make files visible; replace the existing content if the job does that.
 
-        When this raises, what was there is there again and nothing new is.
+        When this raises, the old content is restored and no new file is visible.
 
         Raises:
             OSError: a file cannot be moved.
@@ -80,17 +80,19 @@ class StagedJob:
         self._clean(fs)
 
     def abort(self) -> None:
-        """Take back everything; fine if there is nothing.
+        """Remove all staged files; without effect if there are none.
 
-        What a commit set aside and could not move back stays where it is.
+        Content that a commit set aside and could not move back remains there.
         """
         fs = filesystem_for(self.root)
         if self.replaces and status_of(self._aside) is not None and fs.entries(self._aside):
-            _logger.error("what was at %s is in %s; move it back by hand", self.root, self._aside)
+            _logger.error(
+                "the old content of %s is in %s; move it back by hand", self.root, self._aside
+            )
             return
         self._clean(fs)
         if self.makes_root:
-            with contextlib.suppress(OSError):  # another job has files there by now
+            with contextlib.suppress(OSError):  # another job has files there now
                 fs.delete(self.root)
 
     @property
@@ -126,12 +128,12 @@ class StagedJob:
     def _clean(self, fs: FileSystem) -> None:
         with _told(f"{self._directory} could not be removed; remove it by hand"):
             fs.delete(self._directory, recursive=True)
-        with contextlib.suppress(OSError):  # other jobs' directories are in it
+        with contextlib.suppress(OSError):  # it contains other jobs' directories
             fs.delete(f"{self.root}/{TEMPORARY}")
 
 
 def status_of(path: str) -> FileStatus | None:
-    """Return what is at a path, None if there is nothing."""
+    """Return the status of a path, None if it does not exist."""
     try:
         return filesystem_for(path).status(path)
     except FileNotFoundError:
@@ -139,10 +141,10 @@ def status_of(path: str) -> FileStatus | None:
 
 
 def _take_back(fs: FileSystem, undo: _Undo) -> None:
-    """Undo the last step first: what was there needs the places of new directories."""
+    """Undo the last step first: the old content needs the paths of new directories."""
     for before, after in reversed(undo):
         if before is None:
-            with contextlib.suppress(OSError):  # it holds what was there before, or another's files
+            with contextlib.suppress(OSError):  # it contains old content, or files of another job
                 fs.delete(after)
             continue
         with _told(f"{after} could not be moved back to {before}"):

@@ -1,6 +1,6 @@
 """Writer for Spark: Arrow batches as TFRecord files, one or more for each task.
 
-Covers: RecordFilesWriter; rows apart by their partition columns; compression.
+Covers: RecordFilesWriter; grouping of rows by their partition columns; compression.
 Does not: encode records (feeding.formats.tfrecord.from_arrow), make files visible
 (tfos.datasource.staged_job).
 Runs in: `write` on executors, the rest on the driver's host.
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from feeding.columnar.chunk import Array
 
 _MOST_OPEN = 32
-"""Files of one task at a time; more directories than these make more files, not more open ones."""
+"""Open files of one task at a time; more directories make more files, not more open ones."""
 _GZIP_LEVEL = 6
 """zlib's own default, and TensorFlow's."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped
-    """What one task has written."""
+    """Files that one task has written."""
 
     files: tuple[StagedFile, ...]
     num_rows: int
@@ -56,13 +56,13 @@ class RecordFilesWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark
     """See pyspark's DataSourceArrowWriter.
 
     Args:
-        schema: of the DataFrame.
-        options: path, and how it is written.
-        overwrite: whether what is at the path goes.
+        schema: schema of the DataFrame.
+        options: options of the write, with the path.
+        overwrite: whether the write replaces the existing content.
 
     Raises:
-        FeedSettingsError: a column that no record holds, or more than one path.
-        FileExistsError: there are files, and the option ifExists is "error".
+        FeedSettingsError: a column that a record cannot hold, or more than one path.
+        FileExistsError: the directory has files, and the option ifExists is "error".
         NotADirectoryError: the path is a file.
     """
 
@@ -82,7 +82,7 @@ class RecordFilesWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark
         self._job = StagedJob(root, secrets.token_hex(8), overwrite, status is None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
-        """Write the rows of one task and say where they are."""
+        """Write the rows of one task; return their files."""
         from pyspark import TaskContext
 
         task = TaskContext.get()
@@ -107,16 +107,16 @@ class RecordFilesWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark
         self._job.commit(file for message in done for file in message.files)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark's signature
-        """Take everything back."""
+        """Remove all files of the write."""
         self._job.abort()
 
 
 class TaskFiles:
-    """The files that one attempt of a task is writing, a few of them open at a time.
+    """Files of one attempt of a task, a few of them open at a time.
 
     Args:
-        directory: of the attempt.
-        name: of each file, with a place for its number.
+        directory: directory of the attempt.
+        name: name of each file, with a placeholder for its number.
         gzip: whether to compress.
     """
 
@@ -145,7 +145,7 @@ class TaskFiles:
         return self._finished
 
     def close(self) -> None:
-        """Give up files that are not finished."""
+        """Discard unfinished files."""
         for file in self._open.values():
             file.discard()
         self._open.clear()
@@ -190,10 +190,10 @@ class _Discarded(Exception):
 def by_directory(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the rows of a batch apart by their partition columns, without these columns.
+    """Yield the rows of a batch grouped by their partition columns, without these columns.
 
     Raises:
-        RowError: a value names no directory.
+        RowError: a value cannot be a directory name.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Handle of a training stream: numbers, the wait for its end, the ordered stop.
+"""Handle of a training stream: counters, the wait for its end, the ordered stop.
 
 Covers: StreamTraining; the end of the query when the cluster ends.
 Does not: train batches (tfos.streaming).
@@ -26,7 +26,7 @@ from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.streaming.state import QueryState, StreamLag, StreamRun
 
 DEFAULT_STOP_S = 600.0
-"""As long as a batch may stand still before its feed fails."""
+"""Seconds without progress of a batch until its feed fails."""
 _LOOK_S = 0.5
 _POLL_S = 0.02
 _COMMIT_S = 5.0
@@ -108,7 +108,7 @@ class StreamTraining:
 
     @property
     def lag(self) -> StreamLag | None:
-        """How far training is behind the source; None before the first micro-batch."""
+        """Backlog of the source; None before the first micro-batch."""
         progress = self.last_progress
         return None if progress is None else StreamLag.of(progress)
 
@@ -162,7 +162,7 @@ class StreamTraining:
             if self.query.isActive:
                 self._stop(limit_s)
             elif self._run.error is None and not self._coordinator.read(_has_ended):
-                self._save()  # it ended by itself, or a stop() before could not save
+                self._save()  # it ended without stop(), or an earlier stop() could not save
 
         InterruptibleCall("tfos-stop()", stop).result()
         self._raise_error()
@@ -222,7 +222,7 @@ class StreamTraining:
             self._save()
 
     def _await_commit(self) -> None:
-        """Let Spark mark the last batch as done, or it comes again at the next start."""
+        """Wait until Spark marks the last batch as done; it would be repeated at the next start."""
         last_id = self._state.last_id
         deadline_s = time.monotonic() + _COMMIT_S
         while last_id >= 0 and self.query.isActive and time.monotonic() < deadline_s:

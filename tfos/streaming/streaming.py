@@ -1,7 +1,7 @@
 """Structured Streaming: each micro-batch trains the cluster once, also after a restart.
 
-Covers: TFCluster's calls for streams, what foreachBatch calls, batches that come again or are
-missing, saves behind batches.
+Covers: TFCluster's calls for streams, the function of foreachBatch, batches that are repeated or
+missing, saves after batches.
 Does not: feed (tfos.feed.epochs), note or save (tfos.worker.micro_batches in the chief's
 process), watch or stop a query (tfos.streaming.handle).
 Runs in: the driver.
@@ -39,7 +39,7 @@ _RUN_ID = "spark.jobGroup.id"
 """On the thread of a query this is the id of its run."""
 _FEED_TIMEOUT_S = 600.0
 _ANSWER_S = 600.0
-"""For the chief to restore what this run goes on from, or to save; as long as a start may take."""
+"""Seconds for the chief to restore a checkpoint or to save; as long as a start may take."""
 
 
 class Streams:

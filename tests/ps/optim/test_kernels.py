@@ -207,7 +207,7 @@ def test_wrong_arguments_are_an_error_and_not_seconds_of_compiling():
 def test_compiled_code_is_vectorized_and_contracts_no_multiply_and_add():
     script = (
         "import re\n"
-        "from ps import kernels; from ps.manifest.manifest import AdamW\n"
+        "from ps.optim import kernels; from ps.manifest.manifest import AdamW\n"
         "update = kernels.dense_for(AdamW(), 'float32')\n"
         "update_rows = kernels.sparse_for(AdamW(), 'float32')\n"
         "for kernel in (update, update_rows._kernel):\n"

@@ -137,7 +137,7 @@ def test_a_killed_server_goes_on_from_the_last_commit_and_tells_the_loss(
             restarted[0].send(signal.SIGTERM)
             status, errors = restarted[0].wait()
             assert status == 0
-            assert f"ps:1 goes on from step 900 of {root}" in errors
+            assert f"ps:1 resumes from step 900 of {root}" in errors
             found = re.search(r"ps:1: \d+ s, ([\d,]+) updates lost since step 900", errors)
             assert found, errors
             assert int(found[1].replace(",", "")) == lost

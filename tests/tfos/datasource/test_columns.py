@@ -128,7 +128,7 @@ def test_a_path_is_completed_as_listings_name_it(path, default_fs, whole):
 
 
 def test_a_scheme_without_a_host_is_refused():
-    with pytest.raises(FeedSettingsError, match="'hdfs:/a' names no host; say hdfs://host"):
+    with pytest.raises(FeedSettingsError, match="'hdfs:/a' names no host; use hdfs://host"):
         path_on("hdfs:/a", "file:///")
 
 

@@ -2,7 +2,7 @@
 
 Covers: which column is what, dtypes, the user's own mapping.      Does not: read the feed. Pure.
 
-Rows (x, y) or (x, y, weight) need no words. Otherwise `features` and `labels` select:
+Rows (x, y) or (x, y, weight) need no selection. Otherwise `features` and `labels` select:
     an int or a slice    of a row's values by position, or of the row itself where it is one array
     a str                a value by its name (dict, Row, DataFrame column; `struct.field`)
     a list of these      numbers side by side as one matrix; arrays and text as several inputs
@@ -117,7 +117,7 @@ class RowMapper:
             return _by_place(columns)
         if self._features is None:
             raise SettingsError(
-                f"labels={self._labels!r} without features; say which values are the features too, "
+                f"labels={self._labels!r} without features; name the features as well, "
                 "for example features=slice(1, None), labels=0"
             )
         x = _select(columns, self._features, "features")
@@ -153,8 +153,8 @@ def _by_place(columns: Any) -> tuple[Any, ...]:
         return (columns,)
     if len(columns) > 3:
         raise SettingsError(
-            f"rows have {len(columns)} values; ctx.dataset takes rows of (x, y), or say which are "
-            "which: features=slice(1, None), labels=0"
+            f"rows have {len(columns)} values; ctx.dataset takes rows of (x, y), or select them: "
+            "features=slice(1, None), labels=0"
         )
     return tuple(columns)
 
@@ -218,7 +218,7 @@ def _one(columns: Any, selector: Any, what: str) -> Any:
 
 
 def _side_by_side(values: list[Any], what: str) -> Any:
-    """Numbers become the columns of one matrix; anything else stays several inputs."""
+    """Join numbers as the columns of one matrix; keep anything else as several inputs."""
     if not values:
         raise SettingsError(f"{what} selects nothing")
     if all(_is_number(value) for value in values):

@@ -1,12 +1,12 @@
 """Datasets `ctx.dataset(batch_size)` and `ctx.read`: batches that `model.fit` takes directly.
 
-Covers: a Keras data adapter: one epoch of `fit` per epoch of the rows, batches read ahead, no epoch
-cut to the length of another, empty epochs.
+Covers: a Keras data adapter: one epoch of `fit` per epoch of the rows, prefetched batches, epochs
+of different lengths, empty epochs.
 Does not: queue, route or read rows (feeding).   Threads: the thread that runs `fit`; see prefetch.
 
-Fed rows come through `feeding.receiver.batch_reader.BatchReader`; the queue lives in the process's
-feed channel, so nothing is lost when Keras makes new iterators. Rows of files come through
-`feeding.reading.reader.DirectReader`.
+`feeding.receiver.batch_reader.BatchReader` reads fed rows; their queue belongs to the process's
+feed channel, so no row is lost when Keras creates new iterators.
+`feeding.reading.reader.DirectReader` reads rows of files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ready:
 
 
 class Reader(Protocol):
-    """Where batches come from."""
+    """Source of batches."""
 
     def next_batch(self, batch_size: int) -> Batch | EpochEnd | FeedEnd:
         """Return the next batch, EpochEnd once after each epoch, FeedEnd when there are no more."""
@@ -101,7 +101,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """The newest epoch of which every batch was handed out; -1: none yet."""
         weakref.finalize(self, self._prefetcher.close)
         self.pushes_under_way = 0
-        """So many batches, the last ones, may wait for the servers' word: `pipeline=k`."""
+        """Number of last batches whose pushes may be unacknowledged: `pipeline=k`."""
 
     # -- the epoch
 
@@ -169,13 +169,13 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return keras.tree.map_structure(tf.constant, ready.values)
 
     def all_acknowledged(self) -> None:
-        """No push of a batch is under way any more."""
+        """No push of a batch is in flight any more."""
 
     def _hand(self, ready: Ready) -> None:
         """The trainer gets a batch."""
 
     def _came_back(self, end: EpochEnd | None = None) -> None:
-        """The trainer has come back from the batch before, and sees this end."""
+        """Record that the trainer has finished the batch before and has read this end."""
 
     # -- where the rows are
 
@@ -187,7 +187,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return None
 
     def first_notes(self) -> dict[str, Any]:
-        """Return what the chief notes before the first push."""
+        """Return the notes that the chief sets before the first push."""
         return {}
 
     def _begin(self) -> None:
@@ -280,7 +280,7 @@ class FeedDataset(BatchDataset):
                 self._head = None
 
     def all_acknowledged(self) -> None:
-        """No push of a batch is under way any more: all that were handed out are trained."""
+        """No push of a batch is in flight any more: all batches handed out are trained."""
         self._feed.settle()
 
     def _hand(self, ready: Ready) -> None:

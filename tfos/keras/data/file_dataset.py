@@ -51,7 +51,7 @@ class FileDataset(BatchDataset):
         return (self._note, self._position) if self._note else None
 
     def first_notes(self) -> dict[str, Any]:
-        """Return what the chief notes before the first push."""
+        """Return the notes that the chief sets before the first push."""
         return self._first_notes
 
     def _hand(self, ready: Ready) -> None:
@@ -60,7 +60,9 @@ class FileDataset(BatchDataset):
 
     def _came_back(self, end: EpochEnd | None = None) -> None:
         if end is not None:
-            self._position = self._reader.position  # nobody reads on before the next epoch begins
+            self._position = (
+                self._reader.position
+            )  # no reader continues before the next epoch begins
 
 
 def tf_dataset(epoch: Callable[[], Iterator[dict[str, BatchColumn]]], schema: Schema) -> Any:
