@@ -40,6 +40,7 @@ BARS = {
     "P20": "≥ 0.6 of the count, ≥ 1.4 of the UDF",
     "P21": "≤ 1",
     "P22": "≤ 1.1",
+    "P28": "≥ 0.87",
     "ACC": "mean within 0.01",
     "APPLY": "",
     "DECODE": "reported",

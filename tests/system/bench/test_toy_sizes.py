@@ -53,6 +53,7 @@ BENCHMARKS = {
     "feed_df": ["P09"] * 3,
     "inference": ["P20"] * 2,
     "feed_memory": ["P22"] * 4,
+    "feed_parts": ["P28"],
     "feed_rdd": ["P08"],
     "keras_step": ["P13"],
     "learning": ["LRN-async-2"],
