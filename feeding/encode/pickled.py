@@ -17,6 +17,7 @@ Source: Python's pickletools, protocol 5 (PEP 574).
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ _APPENDED_AT_ONCE = 1000
 """Python's pickler appends to a list in lots of so many items."""
 _TUPLES = {2: b"\x86\x94", 3: b"\x87\x94"}
 _NUMBERS = {ord("K"): "u1", ord("M"): "<u2", ord("J"): "<i4", ord("G"): ">f8"}
+_SAME = {
+    opcode: re.compile(b"(?:%c.{%d})+" % (opcode, np.dtype(kind).itemsize), re.DOTALL)
+    for opcode, kind in _NUMBERS.items()
+}
+"""Numbers of one opcode that follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +282,9 @@ class _Parser:
         if opcode not in _NUMBERS:
             return False
         start, stride = self.at, 1 + np.dtype(_NUMBERS[opcode]).itemsize
-        count = 0
-        while count < most and self._body[self.at : self.at + 1] == bytes([opcode]):
-            self.at += stride
-            count += 1
-        self._runs.append(_Run(column, start, count, opcode))
+        found = _SAME[opcode].match(self._body, start, start + most * stride)
+        if found is None:
+            return False
+        self.at = found.end()
+        self._runs.append(_Run(column, start, (self.at - start) // stride, opcode))
         return True

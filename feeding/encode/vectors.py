@@ -173,6 +173,8 @@ def _nested(out: Collector, values: Values, name: str) -> None:
 
 def _check_numbers(out: Collector, values: Values, name: str) -> None:
     """Raise for the first value that is no number."""
+    if all(map(is_number, _kinds(values))):
+        return
     for row, value in enumerate(values):
         for position, item in enumerate(value):
             if not is_number(type(item)):
@@ -180,9 +182,14 @@ def _check_numbers(out: Collector, values: Values, name: str) -> None:
                 raise out.refuse(name, row, text)
 
 
+def _kinds(values: Values) -> set[type]:
+    """Return the types of all numbers of all rows."""
+    return set(map(type, itertools.chain.from_iterable(values)))
+
+
 def _check_int64(out: Collector, values: Values, name: str) -> None:
     """Raise for the first int that int64 does not hold, if there are only ints."""
-    if any(isinstance(item, float | np.floating) for value in values for item in value):
+    if any(issubclass(kind, float | np.floating) for kind in _kinds(values)):
         return
     for row, value in enumerate(values):
         for position, item in enumerate(value):
