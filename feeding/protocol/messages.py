@@ -4,12 +4,13 @@ Covers: requests, replies, their codecs.
 Does not: send or decide anything.
 Threads: any; frozen data.
 
-    Hello   first call on a connection: what will be fed    -> FeedStatus, at once
-    Put     one chunk as payload                            -> FeedStatus, at once: it is accepted
-    Wait    the last FeedStatus had no room, or results are due -> FeedStatus, held until that
-    changes
-    Fetch   inference: the results that a FeedStatus announced  -> Results, payload of `ready_bytes`
-    Recall  exactly once: what a FeedStatus said was accepted   -> Recalled
+    Hello   a greeting: what will be fed                         -> FeedStatus, at once
+    Put     one chunk as payload                                 -> FeedStatus, at once: accepted
+    Wait    the last FeedStatus had no room, or results are due  -> FeedStatus, when that changes
+    Fetch   inference: the results that a FeedStatus announced   -> Results, with `ready_bytes`
+    Recall  exactly once: what a FeedStatus said was accepted    -> Recalled
+A connection begins with a Hello and carries the partitions of one feed, one after the other. A
+feeder sends another Hello where the last status is old, and to claim a partition.
 A feeder sends no Put while the last FeedStatus says that there is no room: that is the
 back-pressure.
 No reply is held longer than the request's `hold_s`: a feeder always hears from a live worker.
@@ -25,7 +26,7 @@ from feeding.columnar.chunk import BAD_META, ChunkMeta, Count
 from feeding.columnar.schema import Name, Schema
 from feeding.errors import ChunkError
 
-VERSION = 3
+VERSION = 4
 """Of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
 MAX_RECALLED = 1000
@@ -42,7 +43,11 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     epoch: Count = 0
     partition: Count = 0
     exactly_once: bool = False
-    """Say what was accepted of this partition, and take it from no older feeder any more."""
+    """Say what was accepted of this partition, and take it from this attempt only from now on."""
+    attempt: Count = 0
+    """Exactly once: the random number of this attempt to feed the partition."""
+    greets_all: bool = False
+    """The feeder sends this greeting to every worker now."""
     reopen: Count = 0
     """Take back the order to end this epoch for this round of feeding lost rows again, if its end
     was not read and the round not ended yet; 0: nothing is fed again."""
@@ -52,6 +57,8 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The request's payload is this chunk."""
 
     chunk: ChunkMeta
+    attempt: Count = 0
+    """Exactly once: which attempt feeds it; see Hello."""
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -103,6 +110,9 @@ class FeedStatus(msgspec.Struct, frozen=True, array_like=True):
     """Put: where the chunk's first row stands among all rows accepted of its epoch."""
     accepted: Count = 0
     """Hello: entries that Recall would get."""
+    greet_all: bool = False
+    """Hello: send it to every worker, so that workers without a row get the schema too; no feeder
+    has done so lately."""
     ended: bool = False
     """Hello with `reopen`: the epoch's end was read, or ordered behind this round, so no row of it
     can be taken any more."""

@@ -8,6 +8,8 @@ Threads: one per feeder; shared state is FeedState, under its condition.
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ from rpc.server.listener import Call
 
 MAX_TEXT_CHARS = 16_000
 """An error frame ends at 64 KiB."""
+GREET_AGAIN_S = 30.0
+"""How long one greeting of all workers counts."""
 
 
 class FeedHandler:
@@ -29,6 +33,8 @@ class FeedHandler:
 
     def __init__(self, state: FeedState) -> None:
         self._state = state
+        self._greeted_s: dict[str, float] = {}
+        """By feed, when a feeder last greeted all workers, or was asked to."""
 
     def handle(self, call: Call) -> None:
         """Answer one call; refusals travel by their code."""
@@ -69,14 +75,14 @@ class FeedHandler:
             call.reply(messages.encode(self._recall(request)))
             return
         elif isinstance(request, Hello):
-            status = self._hello(request, call.peer)
+            status = self._hello(request)
         else:
             with self._state.changed:
                 self._state.queue(request.feed)
                 status = self._hold(call, request)
         call.reply(messages.encode(status))
 
-    def _hello(self, request: Hello, peer: Identity) -> FeedStatus:
+    def _hello(self, request: Hello) -> FeedStatus:
         if request.version != messages.VERSION:
             raise ChunkError(
                 f"{self._state.worker} speaks chunk version {messages.VERSION}, this feeder "
@@ -91,9 +97,25 @@ class FeedHandler:
             accepted = 0
             if request.exactly_once:
                 rows = queue.rows(request.epoch)
-                accepted = len(rows.claim(request.partition, peer.incarnation))
+                accepted = len(rows.claim(request.partition, request.attempt))
             ended = request.reopen > 0 and not queue.reopen(request.epoch, request.reopen)
-            return self._status(request.feed, 0, accepted=accepted, ended=ended)
+            greet_all = self._must_greet_all(request)
+            return self._status(
+                request.feed, 0, accepted=accepted, ended=ended, greet_all=greet_all
+            )
+
+    def _must_greet_all(self, request: Hello) -> bool:
+        """Whether this feeder shall greet the other workers too, so that all know the schema.
+
+        The first feeder of a feed shall, and another one `GREET_AGAIN_S` later: the first may have
+        died, and a worker may be new.
+        """
+        now_s = time.monotonic()
+        greeted_s = self._greeted_s.get(request.feed, -math.inf)
+        if not request.greets_all and now_s - greeted_s < GREET_AGAIN_S:
+            return False
+        self._greeted_s[request.feed] = now_s
+        return not request.greets_all
 
     def _recall(self, request: Recall) -> Recalled:
         with self._state.changed:
@@ -116,7 +138,7 @@ class FeedHandler:
         with state.changed:
             state.check_open()
             queue, answers = state.queue(meta.feed), state.answers_of(meta.feed)
-            position = queue.offer(chunk, call.peer.incarnation)
+            position = queue.offer(chunk, request.attempt)
             if meta.mode == "inference":
                 answers.fed(chunk)
                 if queue.draining:

@@ -1,20 +1,16 @@
 """Sends the rows of one partition to the workers, chunk by chunk.
 
-Covers: routing each chunk, waiting for room, lost workers, giving up; leaving out what earlier
-attempts had fed.
-Does not: pack (packer), shuffle (shuffle), choose rows (selection) or workers (routing), hold
-connections (lane), send rows that need results (inference).
+Covers: which rows are sent (Selection), routing each chunk, waiting for room, lost workers, giving
+up; leaving out what earlier attempts had fed.
+Does not: pack (packer), shuffle (shuffle), choose workers (routing), hold connections (worker_link,
+connection_pool), send rows that need results (inference).
 Runs in: a Spark task.      Threads: one.
-
-[merged feeding/sender/feeder.py] Which rows of a partition a feed task sends: all, or what is
-wanted and was not accepted before.
-
-Covers: Selection.      Does not: make chunks (packer, shuffle), send them (feeder).      Pure.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import time
 from collections import deque
@@ -29,8 +25,10 @@ from feeding.config import FeedConfig
 from feeding.errors import FeedTimeout, NoWorkerLeft, RowsChanged
 from feeding.protocol.messages import Hello, Wait
 from feeding.protocol.row_ranges import AcceptedRows, RowRanges, Span
+from feeding.sender.connection_pool import Purpose
 from feeding.sender.routing import choose
 from feeding.sender.worker_link import (
+    FRESH_S,
     PATIENCE_S,
     FeedTarget,
     LostWorker,
@@ -197,7 +195,7 @@ class Feeder:
             missing = self._selection.num_rows or 0
             return FeedReport(self._partition, rows=missing, dropped_rows=missing)
         try:
-            self._greet(first)
+            self._begin(first)
             wanted = True
             for chunk in itertools.chain([first], chunks):
                 if self._selection.ends_before(chunk.meta.first_row):
@@ -208,35 +206,72 @@ class Feeder:
                     break
             while self._settle() and wanted:
                 wanted = self._send_todo()
-            return self._report(rows)
+            report = self._report(rows)
+            for lane in self._lanes:
+                lane.keep(self._purpose(lane))
+            return report
         finally:
             for lane in self._lanes:
                 lane.close()
 
-    def _greet(self, first: Chunk) -> None:
-        """Connect to all workers, and leave out what they have from earlier attempts."""
+    def _begin(self, first: Chunk) -> None:
+        """Take kept connections; greet all workers where each matters before the first chunk."""
         hello = msgspec.structs.replace(self._hello, schema=first.meta.schema)
-        # Workers tell an attempt from an earlier one by it.
-        incarnation = secrets.randbits(62) + 1 if hello.exactly_once else 0
-        identity = Identity(Role.FEEDER, self._partition, incarnation)
-        timeout_s = self._config.connect_timeout_s
-        greet(self._lanes, identity, self._credentials, hello, timeout_s)
+        if hello.exactly_once:
+            hello = msgspec.structs.replace(hello, attempt=secrets.randbits(62) + 1)
+        self._hello = hello
         for lane in self._lanes:
-            lane.accepted = self._selection.leave_out(lane.recall(hello, timeout_s))
+            lane.take_kept(self._purpose(lane))
+        if not hello.exactly_once and not hello.reopen:
+            return
+        for lane in self._lanes:
+            if lane.pending is not None:  # a Wait, which would hold up this partition
+                lane.close()
+        self._greet_all(hello, self._lanes)
+        for lane in self._lanes:
+            found = lane.recall(hello, self._config.connect_timeout_s)
+            lane.accepted = self._selection.leave_out(found)
+
+    def _greet(self, lane: WorkerLink) -> None:
+        """Ask a worker for its status; greet the others too if the worker says so."""
+        # Without the claim: a later attempt may have claimed the partition meanwhile.
+        hello = msgspec.structs.replace(self._hello, exactly_once=False, reopen=0)
+        self._send_hello(hello, [lane])
+        if lane.alive and lane.status.greet_all:
+            others = [each for each in self._lanes if each is not lane]
+            idle = [each for each in others if each.alive and each.pending is None]
+            self._greet_all(hello, idle)
+
+    def _greet_all(self, hello: Hello, lanes: list[WorkerLink]) -> None:
+        """Greet these workers, which are all but busy ones."""
+        self._send_hello(msgspec.structs.replace(hello, greets_all=True), lanes)
+
+    def _send_hello(self, hello: Hello, lanes: list[WorkerLink]) -> None:
+        identity = Identity(Role.FEEDER, os.getpid())
+        greet(lanes, identity, self._credentials, hello, self._config.connect_timeout_s)
+
+    def _purpose(self, lane: WorkerLink) -> Purpose:
+        return Purpose(self._credentials, lane.target.endpoint, self._feed)
 
     def _send_todo(self) -> bool:
         """Send what is to be sent; False when no trainer wants rows any more."""
         stall = Stall(self._config.feed_timeout_s)
+        # Fixed until a chunk is sent: else the first of many statuses is old when the last arrives.
+        since_s = time.monotonic() - FRESH_S
         while self._todo:
             alive = self._alive()
             if all(lane.wants_none for lane in alive):
                 return False
             chunk = self._todo[0]
-            index = choose([lane.view() for lane in alive], chunk.num_bytes, self._partition)
+            views = [lane.view(since_s) for lane in alive]
+            index = choose(views, chunk.num_bytes, self._partition)
             if index is None:
                 self._wait(stall)
-            elif alive[index].put(chunk, self._config.feed_timeout_s):
+            elif not alive[index].is_usable(since_s):
+                self._greet(alive[index])
+            elif alive[index].put(chunk, self._config.feed_timeout_s, self._hello.attempt):
                 self._todo.popleft()
+                since_s = time.monotonic() - FRESH_S
         return True
 
     def _settle(self) -> bool:
@@ -275,7 +310,8 @@ class Feeder:
 
     def _report(self, rows: Iterator[Any]) -> FeedReport:
         for lane in self._lanes:
-            lane.look()
+            if not lane.is_kept:
+                lane.look()
         lost = tuple(lane.lost for lane in self._lanes if lane.lost is not None)
         accepted = sum(lane.accepted_rows for lane in self._lanes)
         # Rows nobody wants are still read to their end: their count is part of the report.

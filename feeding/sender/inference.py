@@ -93,7 +93,7 @@ class InferenceFeeder:
             return
         try:
             identity = Identity(Role.FEEDER, self._partition, self._session)
-            hello = Hello(self._feed, first.meta.schema)
+            hello = Hello(self._feed, first.meta.schema, greets_all=True)
             greet(self._lanes, identity, self._credentials, hello, self._config.connect_timeout_s)
             lane = self._choose()
             sent = 0

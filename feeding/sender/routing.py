@@ -20,8 +20,8 @@ host is preferred while it is at most so many chunks behind."""
 class LaneView:
     """What is known of one worker."""
 
-    unread_bytes: int
-    """As last reported, plus what was sent since."""
+    unread_bytes: int | None
+    """As last reported, plus what was sent since; None: not known, or too old."""
     sent_bytes: int
     """By this feeder in total; evens out workers that are equally empty."""
     room: bool = True
@@ -39,7 +39,8 @@ def choose(lanes: Sequence[LaneView], chunk_bytes: int, rotation: int = 0) -> in
     Fewest unread bytes wins, in steps of the slack: below it, workers that read as fast as they are
     fed take turns, whichever of them was read a moment ago. Workers that drain get rows only when
     nobody else is left. `rotation` (the partition) breaks ties, so that many small feeders do not
-    all begin with the first worker.
+    all begin with the first worker. A worker whose unread bytes are not known counts as one with
+    the fewest that are known: so each gets its turn, and none is greeted before its turn.
     """
     wanted = [i for i, lane in enumerate(lanes) if not lane.draining] or list(range(len(lanes)))
     eligible = [i for i in wanted if lanes[i].room and lanes[i].responsive]
@@ -47,10 +48,13 @@ def choose(lanes: Sequence[LaneView], chunk_bytes: int, rotation: int = 0) -> in
         return None
 
     slack_bytes = max(1, SLACK_CHUNKS * chunk_bytes)
+    known = [lanes[i].unread_bytes for i in wanted]
+    fewest = min((unread for unread in known if unread is not None), default=0)
 
     def rank(index: int) -> tuple[int, bool, int, int]:
         lane = lanes[index]
-        steps = lane.unread_bytes // slack_bytes - lane.local
+        unread = fewest if lane.unread_bytes is None else lane.unread_bytes
+        steps = unread // slack_bytes - lane.local
         turn = (index - rotation) % len(lanes)
         return steps, not lane.local, lane.sent_bytes, turn
 

@@ -13,6 +13,7 @@ from feeding.config import FeedConfig
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
+from feeding.sender.connection_pool import POOL
 from feeding.sender.task import FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
@@ -62,6 +63,7 @@ def workers(
     finally:
         for worker in started:
             worker.close()
+        POOL.clear()
 
 
 def feed_task(

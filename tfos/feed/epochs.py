@@ -51,7 +51,7 @@ class RouteLog:
             return
         logged.update(ways)
         counts = "; ".join(f"{count} times {way}" for way, count in ways.most_common())
-        self._console.line(f"feed {feed!r}: its tasks reached workers {counts}")
+        self._console.line(f"feed {feed!r}: its tasks connected to workers {counts}")
 
 
 _CANCEL_S = 5.0

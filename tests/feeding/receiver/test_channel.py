@@ -369,7 +369,7 @@ def test_a_feeder_of_another_version_is_refused_with_both_versions():
     with workers(1) as (worker,):
         connection = connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS)
         hello = Hello("input", Schema((ColumnSpec("value", "str", "str"),)), version=1)
-        with connection, pytest.raises(RemoteError, match="speaks chunk version 3, this feeder 1"):
+        with connection, pytest.raises(RemoteError, match="speaks chunk version 4, this feeder 1"):
             connection.call(encode(hello), timeout_s=5.0)
 
 

@@ -27,6 +27,14 @@ TABLE = {
     "all full: wait": ([lane(9, room=False), lane(9, room=False)], None),
     "one that drains is the last choice": ([lane(0, draining=True), lane(900)], 1),
     "not even when the other is full": ([lane(0, draining=True), lane(9, room=False)], None),
+    "one that is not known counts as the emptiest": ([lane(900, 1), lane(400, 1), lane(None)], 2),
+    "and is left in peace while it is no one's turn": ([lane(900), lane(0), lane(None, 1)], 1),
+    "its own host's is preferred to it": ([lane(None), lane(300, local=True)], 1),
+    "nothing is known of any": ([lane(None), lane(None)], 0),
+    "one that drains says nothing of the others": (
+        [lane(0, draining=True), lane(900, 1), lane(None)],
+        2,
+    ),
     "all drain": ([lane(0, 5, draining=True), lane(0, 3, draining=True)], 1),
     "nobody": ([], None),
 }

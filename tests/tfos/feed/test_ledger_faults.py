@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feeding.columnar.schema import Schema
+from feeding.encode.packer import Packer
 from feeding.errors import LateChunk, RowsChanged
+from feeding.protocol.messages import Hello
 from feeding.receiver.data_feed import DataFeed
-from feeding.sender.feeder import FeedReport
+from feeding.sender.feeder import Feeder, FeedReport
 from feeding.sender.shuffle import Shuffle
 from tests.support.feed import Background, Worker, eventually, feed_task, read_epochs, workers
 from tfos.control.messages import EpochRowCounts
@@ -114,6 +117,25 @@ def test_an_attempt_that_spark_gave_up_feeds_nothing_beside_the_one_after_it():
         end(worker)
         assert second[0].rows == 1000
         assert sorted(values(reading)[0]) == ROWS
+
+
+@pytest.mark.fault("F37")
+def test_an_attempt_that_spark_gave_up_takes_its_claim_back_by_no_later_greeting():
+    with workers(1) as (worker,):
+        task = feed_task([worker], exactly_once=True)
+        hello = Hello("input", Schema(()), exactly_once=True)
+        packer = Packer(task.config)
+        first = Feeder(task.targets, task.credentials, task.config, packer, hello)
+        (chunk,) = Packer(task.config).chunks(iter(ROWS[:10]))
+        first._begin(chunk)
+        run(task, 0, ROWS[:100])
+        (link,) = first._lanes
+        first._greet(link)
+        link.put(chunk, 10.0, first._hello.attempt)
+        with pytest.raises(LateChunk, match="another attempt feeds partition 0 of epoch 0 now"):
+            first._settle()
+        link.close()
+        assert worker.channel.stats("input").fed_rows == 100
 
 
 @pytest.mark.fault("F37")

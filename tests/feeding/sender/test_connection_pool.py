@@ -1,0 +1,366 @@
+"""Connections that feed tasks leave to the next partition of their process: when they are used,
+when they are not, and that nothing depends on them."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from feeding.columnar.schema import ColumnSpec, Schema
+from feeding.errors import RowError
+from feeding.protocol.messages import FeedStatus, Hello, encode
+from feeding.receiver.channel import FeedChannel
+from feeding.sender import connection_pool
+from feeding.sender.connection_pool import POOL, ConnectionPool, IdleConnection, Purpose
+from feeding.sender.task import FeedTarget, FeedTask
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.client.connection import connect
+from rpc.endpoint import Endpoint
+from rpc.server.listener import Listener
+from tests.support.feed import (
+    CONFIG,
+    CREDENTIALS,
+    Background,
+    Worker,
+    eventually,
+    feed_task,
+    read_epochs,
+    workers,
+)
+
+pytestmark = pytest.mark.socket
+
+SCHEMA = Schema((ColumnSpec("value", "tensor", "scalar", "int64"),))
+SMALL = dataclasses.replace(CONFIG, max_inflight_bytes=4000, chunk_rows=10)
+WIDE = [[0.5] * 10] * 200  # a chunk is 800 bytes
+
+
+@pytest.fixture(autouse=True)
+def _no_connections_of_other_tests():
+    POOL.clear()
+    yield
+    POOL.clear()
+
+
+def run(task, partition, rows):
+    (report,) = task(partition, iter(rows))
+    return report
+
+
+def accepted(some):
+    return [worker.listener.stats().accepted for worker in some]
+
+
+def open_connections(worker):
+    return worker.listener.stats().open_connections
+
+
+def rows_of(reading):
+    return sorted(v for batches in reading.result() for b in batches for v in b.nest().tolist())
+
+
+def greet_all(some):
+    """Let the workers know what is fed, so that no feed task has to tell them all."""
+    for worker in some:
+        with connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS) as feeder:
+            feeder.call(encode(Hello("input", SCHEMA, greets_all=True)), timeout_s=5.0)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "unix", "tcp"])
+def test_the_partitions_of_a_process_share_a_connection_per_worker(transport):
+    with workers(3, transport=transport) as some:
+        reading = [read_epochs(worker) for worker in some]
+        for epoch in range(2):
+            for partition in range(20):
+                run(feed_task(some, epoch), partition, [partition * 40 + r for r in range(40)])
+            for worker in some:
+                worker.channel.flush("input", epoch)
+        assert accepted(some) == [1, 1, 1]
+        for worker in some:
+            worker.channel.finish("input")
+        read = [rows_of(each) for each in reading]
+        assert sorted(v for values in read for v in values) == sorted(2 * list(range(800)))
+        assert min(map(len, read)) > 0, "each gets a share"
+
+
+def test_a_worker_is_connected_to_when_a_chunk_first_goes_there():
+    with workers(4) as some:
+        greet_all(some)
+        before = accepted(some)
+        for partition, expected in [(2, [0, 0, 1, 0]), (2, [0, 0, 1, 0]), (3, [0, 0, 1, 1])]:
+            assert run(feed_task(some), partition, [1, 2, 3]).worker_rows[partition] == 3
+            assert [now - old for now, old in zip(accepted(some), before, strict=True)] == expected
+
+
+def test_the_first_feeder_tells_all_workers_the_schema_and_the_next_ones_need_not():
+    with workers(3) as some:
+        run(feed_task(some), 0, [1, 2, 3])
+        assert {str(worker.channel.schema("input", 5.0)) for worker in some} == {"(value: int64)"}
+        assert accepted(some) == [1, 1, 1]
+        POOL.clear()  # as another process would see it
+        run(feed_task(some), 1, [1, 2, 3])
+        assert accepted(some) == [1, 2, 1]
+
+
+def test_a_worker_that_comes_later_is_told_the_schema_though_it_gets_no_row(monkeypatch):
+    monkeypatch.setattr("feeding.receiver.handler.GREET_AGAIN_S", 0.0)
+    monkeypatch.setattr("feeding.sender.feeder.FRESH_S", 0.0)
+    with workers(1) as (first,):
+        run(feed_task([first]), 0, [1, 2, 3])
+        with workers(1) as (later,):
+            run(feed_task([first, later]), 0, [1, 2, 3])
+            assert later.channel.stats("input").fed_rows == 0
+            assert later.channel.schema("input", 5.0) is not None
+
+
+def test_a_full_worker_keeps_its_connection_and_is_asked_for_room_on_it():
+    with workers(1, SMALL) as (worker,):
+        run(feed_task([worker], config=SMALL), 0, WIDE[:60])  # more than it takes at once
+        feeding = Background(lambda: run(feed_task([worker], config=SMALL), 1, WIDE))
+        eventually(lambda: worker.channel.stats("input").unread_bytes > 4000, "full")
+        reading = read_epochs(worker)
+        assert feeding.result().worker_rows == {0: 200}
+        worker.channel.finish("input")
+        assert sum(b.num_rows for b in reading.result()[0]) == 260
+        assert accepted([worker]) == [1]
+
+
+def test_tasks_at_the_same_time_have_connections_of_their_own():
+    with workers(2) as both:
+
+        def nested():
+            yield from range(40)
+            run(feed_task(both), 1, range(40))
+            yield from range(40, 80)
+
+        assert sum(run(feed_task(both), 0, nested()).worker_rows.values()) == 80
+        assert accepted(both) == [2, 2]
+        assert len(POOL) == 4
+        assert sum(w.channel.stats("input").fed_rows for w in both) == 120
+
+
+@pytest.mark.fault("F01")
+def test_a_worker_that_dies_while_its_connection_is_idle_is_left_out():
+    with workers(2) as (dying, worker):
+        task = feed_task([dying, worker])
+        assert run(task, 0, range(16)).worker_rows == {0: 16, 1: 0}
+        dying.listener.close()
+        report = run(task, 2, range(16))
+        assert report.worker_rows == {1: 16}
+        (lost,) = report.lost
+        assert (lost.name, lost.accepted_rows, lost.resent_rows) == ("worker:0", 0, 0)
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("is_seen", [True, False], ids=["said", "silent"])
+@pytest.mark.parametrize("exactly_once", [False, True], ids=["", "exactly once"])
+def test_a_connection_that_broke_while_it_was_idle_is_made_anew(monkeypatch, is_seen, exactly_once):
+    """As a firewall does it, which forgets what is idle; the worker is as it was."""
+    with workers(1) as (worker,):
+        reading = read_epochs(worker)
+        task = feed_task([worker], exactly_once=exactly_once)
+        run(task, 0, range(100))
+        for served in list(worker.listener._served):
+            served.shutdown()
+        eventually(lambda: not open_connections(worker), "ended")
+        if not is_seen:
+            monkeypatch.setattr("rpc.transport.stream.SocketStream.peer_closed", lambda _: False)
+            monkeypatch.setattr("feeding.sender.feeder.FRESH_S", 0.0)
+        report = run(task, 1, range(100, 200))
+        assert (report.worker_rows, report.lost) == ({0: 100}, ())
+        worker.channel.finish("input")
+        assert rows_of(reading) == list(range(200))
+
+
+@pytest.mark.fault("F01")
+def test_a_chunk_is_never_sent_twice_on_a_connection_that_breaks_under_it(monkeypatch):
+    """What became of it is not known: the worker counts as lost, as on a connection of its own."""
+    monkeypatch.setattr("rpc.transport.stream.SocketStream.peer_closed", lambda _: False)
+    with workers(2) as (breaking, worker):
+        task = feed_task([breaking, worker])
+        run(task, 0, range(16))
+        offered = []
+
+        def take_and_break(chunk, *rest):
+            offered.append(chunk.num_rows)
+            position = offer(chunk, *rest)
+            for served in list(breaking.listener._served):
+                served.shutdown()
+            return position
+
+        queue = breaking.channel._state.queue("input")
+        offer = queue.offer
+        monkeypatch.setattr(queue, "offer", take_and_break)
+        report = run(task, 0, range(16))
+        assert offered == [16]
+        assert report.lost[0].resent_rows == 16
+        assert report.worker_rows == {1: 16}
+
+
+def test_a_worker_that_replaces_another_gets_its_rows_though_the_old_one_still_listens():
+    with workers(1) as (old,):
+        run(feed_task([old]), 0, range(16))
+        with workers(1) as (new,):
+            report = run(feed_task([new]), 1, range(16))
+            assert report.worker_rows == {0: 16}
+            assert [w.channel.stats("input").fed_rows for w in (old, new)] == [16, 16]
+
+
+def serve(credentials, port=0):
+    """A worker of another cluster."""
+    channel = FeedChannel(CONFIG, worker="worker:0")
+    listener = Listener(channel.handler, credentials, Identity(Role.WORKER, 0))
+    listener.bind_tcp("127.0.0.1", port)
+    listener.start()
+    return channel, listener
+
+
+def test_clusters_side_by_side_and_one_after_the_other_on_a_port_share_no_connection():
+    clusters = [Credentials.generate(), Credentials.generate()]
+    served = [serve(credentials) for credentials in clusters]
+    try:
+        tasks = [
+            FeedTask(
+                targets=(FeedTarget(0, "worker:0", listener.endpoint),),
+                credentials=credentials,
+                epoch=0,
+                config=CONFIG,
+            )
+            for credentials, (_, listener) in zip(clusters, served, strict=True)
+        ]
+        for partition in range(4):
+            for task in tasks:
+                run(task, partition, range(10))
+        assert [channel.stats("input").fed_rows for channel, _ in served] == [40, 40]
+        assert [listener.stats().accepted for _, listener in served] == [1, 1]
+
+        port = served[0][1].endpoint.port
+        served[0][1].close()
+        later = Credentials.generate()
+        served[0] = serve(later, port)
+        run(dataclasses.replace(tasks[0], credentials=later), 0, range(10))
+        assert served[0][0].stats("input").fed_rows == 10
+    finally:
+        for channel, listener in served:
+            channel.close("the test is over")
+            listener.close()
+
+
+def test_a_connection_is_handed_only_to_who_has_all_of_its_purpose():
+    pool = ConnectionPool()
+    purpose = Purpose(CREDENTIALS, Endpoint("127.0.0.1", 1), "input")
+    with workers(1) as (worker,):
+        connection = connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS)
+        pool.give(
+            purpose, IdleConnection(connection, FeedStatus(0, 0, room=True, draining=False), 0.0)
+        )
+        same_name = dataclasses.replace(CREDENTIALS, secret=b"x" * 32)
+        assert pool.take(purpose._replace(credentials=same_name)) is None
+        assert pool.take(purpose._replace(endpoint=Endpoint("127.0.0.1", 2))) is None
+        assert pool.take(purpose._replace(feed="validation")) is None
+        found = pool.take(Purpose(*purpose))
+        assert found is not None
+        assert found.connection is connection
+        assert pool.take(purpose) is None
+        connection.close()
+    pool.clear()
+
+
+def test_a_task_that_fails_leaves_no_connection():
+    with workers(2) as both:
+        with pytest.raises(RowError):
+            run(feed_task(both), 0, [*range(100), None])
+        assert len(POOL) == 0
+        eventually(lambda: not any(map(open_connections, both)), "closed")
+
+
+def test_idle_connections_are_closed_after_a_while(monkeypatch):
+    monkeypatch.setattr(connection_pool, "_LOOK_S", 0.01)
+    with workers(2) as both:
+        run(feed_task(both), 0, range(100))
+        assert len(POOL) == 2
+        monkeypatch.setattr(connection_pool, "IDLE_S", 0.0)
+        eventually(lambda: len(POOL) == 0, "too old")
+        eventually(lambda: not any(map(open_connections, both)), "closed")
+
+
+def test_idle_connections_are_closed_with_their_cluster(monkeypatch):
+    monkeypatch.setattr(connection_pool, "_LOOK_S", 0.01)
+    with workers(2) as both:
+        run(feed_task(both), 0, range(100))
+        for worker in both:
+            worker.close()
+        eventually(lambda: len(POOL) == 0, "the workers have closed")
+
+
+def test_a_process_keeps_so_many_idle_connections_and_no_more(monkeypatch):
+    monkeypatch.setattr(connection_pool, "MAX_IDLE", 3)
+    with workers(5) as some:
+        for worker in some:
+            run(feed_task([worker]), 0, range(10))
+        assert len(POOL) == 3
+        eventually(lambda: [*map(open_connections, some)] == [0, 0, 1, 1, 1], "the oldest closed")
+
+
+FORKING = """
+import os, sys
+from pathlib import Path
+import msgspec
+from feeding.sender.connection_pool import POOL
+from feeding.sender.task import FeedTarget, FeedTask
+from feeding.config import FeedConfig
+from rpc.auth.handshake import Credentials
+
+targets = msgspec.json.decode(sys.argv[1], type=tuple[FeedTarget, ...])
+credentials = Credentials(sys.argv[2], bytes.fromhex(sys.stdin.readline()))
+task = FeedTask(targets=targets, credentials=credentials, epoch=0, config=FeedConfig())
+
+def feed(partition):
+    (report,) = task(partition, iter(range(10)))
+    assert report.worker_rows == {0: 10} and not report.lost, report
+
+feed(0)
+descriptors = len(os.listdir("/proc/self/fd"))
+child = os.fork()
+if not child:
+    assert len(POOL) == 0
+    assert len(os.listdir("/proc/self/fd")) < descriptors
+    feed(1)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert len(POOL) == 1
+feed(2)
+"""
+
+
+def test_a_forked_process_has_connections_of_its_own_and_leaves_its_parents_alone():
+    with workers(1) as (worker,):
+        import msgspec
+
+        program = [sys.executable, "-c", FORKING]
+        arguments = [msgspec.json.encode([worker.target]).decode(), CREDENTIALS.cluster_id]
+        subprocess.run(
+            [*program, *arguments],
+            input=CREDENTIALS.secret.hex(),
+            text=True,
+            check=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        )
+        assert worker.channel.stats("input").fed_rows == 30
+        assert accepted([worker]) == [2]
+
+
+def test_workers_end_without_waiting_for_idle_connections():
+    worker = Worker(0)
+    run(feed_task([worker]), 0, range(10))
+    worker.channel.flush("input", 0)
+    reading = read_epochs(worker)
+    assert worker.channel.wait_flushed("input", 0, 10.0)
+    worker.channel.finish("input")
+    reading.result()
+    eventually(lambda: worker.listener.finish_calls(0.0), "no call is under way")
+    worker.close()
