@@ -1,0 +1,290 @@
+"""How many Python functions does one push, and one fed partition, go through?
+
+Figure: CALLS (explains P05, P17, P28; has no bar of its own).
+Method: server and client, or feed task and two workers, are threads of this process, over loopback
+    TCP, and a profile hook counts each call of a function of this project: a generator that goes on
+    counts too. A push is one `push_pull` of two buckets of 4 KiB with Adam; a feed is one partition
+    of one chunk, 256 rows of 784 ints, and one of nine chunks. Of the pushes the median is
+    reported, with the files that were entered and how often the trace moved from one file to
+    another. Microseconds are measured without the hook, and with the server as a process of its
+    own: the median of single pushes, and the processor time of client and server per push.
+Caveats: calls of numpy, msgspec and compiled kernels are not counted. Waits that are repeated
+    because a byte came late add calls, hence the median.
+Last result: docs/performance.md.
+
+    python -m scripts.benchmarks.calls [--toy] [--list]     --list: each function and its count
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import itertools
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import psutil
+
+from feeding.columnar.batch import FeedEnd
+from feeding.config import FeedConfig
+from feeding.receiver.batch_reader import BatchReader
+from feeding.receiver.channel import FeedChannel
+from feeding.sender.task import FeedTarget, FeedTask
+from ps.client.client import PSClient
+from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.server.server import PSServer, ServerSettings
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.server.listener import Listener
+from tfos.bench.servers import server_group
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("rpc", "ps", "feeding")
+GROUP = "trainable"
+BUCKET_BYTES = 4096
+NUM_BUCKETS = 2
+HYPER = Hyper(1e-3)
+TASK = "task"
+
+
+class Trace:
+    """Counts the calls of this project's functions in all threads started after `install`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, str, str]] = []
+        """Thread, file and function of each, in order."""
+        self._on = False
+        self._prefixes = tuple(f"{ROOT / room}/" for room in ROOMS)
+        self._names: dict[Any, tuple[str, str] | None] = {}
+
+    def install(self) -> None:
+        """Hook into this thread and those that are started from now on."""
+        threading.setprofile(self._hook)
+        sys.setprofile(self._hook)
+
+    def remove(self) -> None:
+        """Hook into nothing any more; threads that have the hook stay cheap."""
+        threading.setprofile(None)
+        sys.setprofile(None)
+        self._on = False
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[list[tuple[int, str, str]]]:
+        """Count during the block; gives the calls in order."""
+        calls: list[tuple[int, str, str]] = []
+        self.calls = calls
+        self._on = True
+        try:
+            yield calls
+        finally:
+            self._on = False
+
+    def _hook(self, frame: FrameType, event: str, _: Any) -> None:
+        if not self._on or event != "call":
+            return
+        code = frame.f_code
+        if code not in self._names:
+            path = code.co_filename
+            is_ours = path.startswith(self._prefixes)
+            name = getattr(code, "co_qualname", code.co_name)
+            self._names[code] = (path[len(str(ROOT)) + 1 :], name) if is_ours else None
+        known = self._names[code]
+        if known is not None:
+            self.calls.append((threading.get_ident(), *known))
+
+
+class Counted:
+    """What one trace holds, as numbers."""
+
+    def __init__(self, calls: Sequence[tuple[int, str, str]], thread: int) -> None:
+        by_thread: dict[int, list[str]] = {}
+        for ident, path, _ in calls:
+            by_thread.setdefault(ident, []).append(path)
+        self.num_calls = len(calls)
+        self.num_here = len(by_thread.get(thread, ()))
+        self.num_functions = len({call[1:] for call in calls})
+        self.num_files = len({path for _, path, _ in calls})
+        self.num_moves = sum(
+            one != other for paths in by_thread.values() for one, other in itertools.pairwise(paths)
+        )
+        self.by_function = collections.Counter((path, name) for _, path, name in calls)
+
+    def row(self, what: str) -> str:
+        """Return one line of the table."""
+        there = self.num_calls - self.num_here
+        return (
+            f"{what:<44} {self.num_calls:>6} {self.num_here:>7} {there:>7} "
+            f"{self.num_functions:>9} {self.num_files:>5} {self.num_moves:>6}"
+        )
+
+
+def manifest(consistency: Any) -> Manifest:
+    """Two buckets of one group."""
+    params = (ParamSpec("w", (NUM_BUCKETS * BUCKET_BYTES // 4,)),)
+    return Manifest(
+        groups=(GroupSpec(GROUP, "float32", Adam(), params),),
+        bucket_bytes=BUCKET_BYTES,
+        consistency=consistency,
+    )
+
+
+@contextlib.contextmanager
+def pushing(consistency: str, num_servers: int = 1) -> Iterator[Callable[[], object]]:
+    """Yield what pushes and pulls once, to servers in this process."""
+    credentials = Credentials.generate()
+    with contextlib.ExitStack() as running:
+        servers: list[PSServer] = []
+        for rank in range(num_servers):
+            settings = ServerSettings(rank=rank, num_servers=num_servers, num_workers=1)
+            servers.append(running.enter_context(PSServer(settings, credentials)))
+            servers[-1].bind_tcp("127.0.0.1")
+            servers[-1].start()
+        endpoints = [server.endpoint for server in servers]
+        client = running.enter_context(
+            PSClient(endpoints, credentials, Identity(Role.WORKER, 0), num_workers=1)
+        )
+        yield push_of(client, consistency)
+
+
+def push_of(client: PSClient, consistency: str) -> Callable[[], object]:
+    """Seed the servers and return one push_pull."""
+    shape = manifest(consistency)
+    values = np.zeros(shape.groups[0].num_elements, np.float32)
+    gradient = np.full_like(values, 1e-3)
+    client.seed(shape, {GROUP: values})
+    grads, into = {GROUP: gradient}, {GROUP: values}
+    return lambda: client.push_pull(grads, into, hyper=HYPER, rows=1)
+
+
+def counted_push(trace: Trace, consistency: str, num_servers: int, repeats: int) -> Counted:
+    """Return the trace with the median number of calls."""
+    found: list[Counted] = []
+    with pushing(consistency, num_servers) as push:
+        for _ in range(10):
+            push()
+        settled = threading.Event()
+        for _ in range(repeats):
+            settled.wait(0.002)  # the server has counted the push before, and waits for this one
+            with trace.on() as calls:
+                push()
+                settled.wait(0.002)
+            found.append(Counted(calls, threading.get_ident()))
+    found.sort(key=lambda each: each.num_calls)
+    return found[len(found) // 2]
+
+
+def counted_feed(trace: Trace, num_rows: int) -> tuple[Counted, int]:
+    """Feed one partition to two workers; return its trace, and the chunks that were sent."""
+    credentials = Credentials.generate()
+    rows = [[(row + column) % 251 for column in range(784)] for row in range(num_rows)]
+    with contextlib.ExitStack() as running:
+        targets, channels = [], []
+        for rank in range(2):
+            channel = FeedChannel(FeedConfig(), worker=f"worker:{rank}")
+            identity = Identity(Role.WORKER, rank)
+            listener = Listener(
+                channel.handler, credentials, identity, on_disconnect=channel.on_disconnect
+            )
+            listener.bind_tcp("127.0.0.1")
+            listener.start()
+            running.callback(listener.close)
+            running.callback(channel.close, "the benchmark is over")
+            targets.append(FeedTarget(rank, f"worker:{rank}", listener.endpoint))
+            channels.append(channel)
+        for channel in channels:
+            thread = threading.Thread(target=_drop_all, args=(channel,), daemon=True)
+            thread.start()
+        task = FeedTask(
+            targets=tuple(targets), credentials=credentials, epoch=0, config=FeedConfig()
+        )
+        list(task(0, iter(rows)))  # imports and caches are warm after it
+        with trace.on() as calls:
+            (report,) = task(1, iter(rows))
+        if sum(report.worker_rows.values()) != len(rows):
+            raise RuntimeError(f"fed {len(rows)} rows, the report says {report}")
+        for channel in channels:
+            channel.finish("input")
+    return Counted(calls, threading.get_ident()), report.chunks
+
+
+def _drop_all(channel: FeedChannel) -> None:
+    reader = BatchReader(channel, dtypes="float32")
+    while not isinstance(reader.next_batch(64), FeedEnd):
+        pass
+
+
+def push_seconds(consistency: str, num_pushes: int) -> tuple[float, float, float]:
+    """Return the median of single pushes, and processor seconds per push of client and server."""
+    with server_group() as group:
+        identity = Identity(Role.WORKER, 0)
+        with PSClient(group.endpoints, group.credentials, identity, num_workers=1) as client:
+            push = push_of(client, consistency)
+            for _ in range(200):
+                push()
+            server = psutil.Process(group.pids[0])
+            before, own = sum(server.cpu_times()[:2]), time.process_time()
+            seconds = []
+            for _ in range(num_pushes):
+                begun_s = time.perf_counter()
+                push()
+                seconds.append(time.perf_counter() - begun_s)
+            used = sum(server.cpu_times()[:2]) - before
+            return (
+                statistics.median(seconds),
+                (time.process_time() - own) / num_pushes,
+                used / num_pushes,
+            )
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--toy", action="store_true", help="only show that it still works")
+    parser.add_argument("--list", action="store_true", help="print every function and its count")
+    args = parser.parse_args()
+    repeats, num_pushes, rounds = (3, 50, 1) if args.toy else (41, 3000, 5)
+    trace = Trace()
+    trace.install()
+    rows: list[tuple[str, Counted]] = []
+    for what, consistency, num_servers in (
+        ("push_pull, 2 buckets, async", "async", 1),
+        ("push_pull, 2 buckets, sync", "sync", 1),
+        ("push_pull, 2 buckets, ssp", "ssp", 1),
+        ("push_pull, 2 buckets, async, 2 servers", "async", 2),
+    ):
+        rows.append((what, counted_push(trace, consistency, num_servers, repeats)))
+    feeds = [counted_feed(trace, num_rows) for num_rows in (256, 9 * 256)]
+    for counted, chunks in feeds:
+        rows.append((f"feed of {chunks} chunk(s) of 256 rows, 2 workers", counted))
+    trace.remove()
+    print(f"{'calls':<44} {'all':>6} {'here':>7} {'there':>7} {'functions':>9} files  moves")
+    for what, counted in rows:
+        print(counted.row(what))
+    (first, few), (last, many) = feeds
+    per_chunk = (last.num_calls - first.num_calls) / (many - few)
+    print(f"{'each further chunk, both sides':<44} {per_chunk:>6.0f}")
+    if args.list:
+        for what, counted in (rows[0], rows[1], rows[-2]):
+            print(f"\n{what}")
+            for (path, name), count in sorted(counted.by_function.items()):
+                print(f"{count:>5}  {path}  {name}")
+    print(f"\n{'us per push_pull of 2 buckets':<44} {'median':>8} {'client CPU':>11} server CPU")
+    for consistency in ("async", "sync"):
+        runs = [push_seconds(consistency, num_pushes) for _ in range(rounds)]
+        median, client, server = (statistics.median(each) * 1e6 for each in zip(*runs, strict=True))
+        least = min(run[0] for run in runs) * 1e6
+        spread = f"(least of {rounds} runs {least:.0f})"
+        print(f"{consistency:<44} {median:>8.0f} {client:>11.0f} {server:>10.0f} {spread}")
+
+
+if __name__ == "__main__":
+    main()
