@@ -37,7 +37,10 @@ class OutgoingRequest(msgspec.Struct, frozen=True):
 
 
 class Exchange:
-    """One request and its reply on one connection."""
+    """One request and its reply on one connection.
+
+    The reply's payload goes into the caller's views in order, or into memory taken frame by frame.
+    """
 
     sending = True
     """Whether request bytes are left."""
@@ -45,8 +48,12 @@ class Exchange:
     """Whether reply bytes are awaited."""
     connection_broken = False
     """Whether the peer closed before it took the whole request; its reply may still come."""
+    is_inside_frame = False
+    """Whether a frame of the reply has begun to arrive and is not complete; after `move`."""
     _frame: Frame | None = None
     _frame_left = 0
+    _at = 0
+    _offset = 0
 
     def __init__(
         self,
@@ -62,46 +69,60 @@ class Exchange:
             LimitExceeded: the request is larger than any peer accepts.
             ValueError: a buffer is not contiguous, or `into` is not writable.
         """
-        views = as_views(request.payload) if request.payload else []
-        payload_bytes = sum(map(len, views)) if views else 0
-        if len(request.meta) > limits.max_meta_bytes:
+        meta, into = request.meta, request.into
+        payload = as_views(request.payload) if request.payload else []
+        payload_bytes = sum(map(len, payload))
+        if len(meta) > limits.max_meta_bytes:
             raise LimitExceeded(
-                f"meta of {len(request.meta)} bytes exceeds max_meta_bytes={limits.max_meta_bytes}"
+                f"meta of {len(meta)} bytes exceeds max_meta_bytes={limits.max_meta_bytes}"
             )
         if payload_bytes > limits.max_payload_bytes:
             raise LimitExceeded(
                 f"payload of {payload_bytes} bytes exceeds"
                 f" max_payload_bytes={limits.max_payload_bytes}"
             )
-        self._sink = _Sink(request.into, limits.max_reply_bytes)
+        self._given = into is not None
+        self._views = as_views(into) if into else []
+        room = 0 if self._given else limits.max_reply_bytes
+        for view in self._views:
+            if view.readonly:
+                raise ValueError("`into` holds a read-only buffer; replies need writable ones")
+            room += len(view)
+        self._room = self._max_bytes = room
         self._request_id = request_id
         self._reader = reader
         self._writer = writer
-        writer.queue(FrameKind.REQUEST, request_id, request.meta, views)
+        writer.queue(FrameKind.REQUEST, request_id, meta, payload)
 
-    @property
-    def mid_frame(self) -> bool:
-        """Whether a frame of the reply has begun to arrive and is not complete."""
-        return self._frame_left > 0 or (self.receiving and self._reader.mid_frame)
-
-    def advance(self) -> bool:
+    def move(self) -> bool:
         """Move what can be moved; True if now it has to wait or is done, False if its turn is over.
 
         Raises:
             TransportError: the peer is gone.
             ProtocolError: the peer's bytes are wrong.
         """
+        reader, writer = self._reader, self._writer
         for _ in range(_STEPS_PER_TURN):
-            sent = self.sending and self._send()
-            # Right after a short request the reply cannot be there yet: poll first, it costs less.
-            if sent and not self.sending and self._frame is None and not self._reader.mid_frame:
-                return True
+            sent = False
+            if self.sending:
+                try:
+                    sent = writer.send_some()
+                    self.sending = writer.pending
+                except PeerGone:
+                    # The reason for the end may stand in a reply that is still to be read.
+                    self.connection_broken = sent = True
+                    self.sending = False
+                # Right after a short request the reply cannot be there yet: poll first, it costs
+                # less.
+                if sent and not self.sending and self._frame is None and reader.end == reader.start:
+                    return True
             received = self.receiving and self._receive()
+            self.is_inside_frame = self._frame_left > 0 or reader.end > reader.start
             if not (sent or received) or not (self.sending or self.receiving):
                 return True
         return False
 
-    def result(self) -> Reply:
+    def outcome(self) -> Reply:
         """Return the reply of a call that is done.
 
         Raises:
@@ -111,9 +132,12 @@ class Exchange:
         final = self._frame
         if final is None or self.receiving:
             raise ProtocolError("the reply is not complete")
-        if final.kind == FrameKind.ERROR:
+        if final.kind is FrameKind.ERROR:
             raise decode_error(final.meta)
-        return Reply(final.meta, self._sink.payload())
+        if self._given or not self._views:
+            return Reply(final.meta, _NOTHING)
+        payload = self._views[0] if len(self._views) == 1 else memoryview(b"".join(self._views))
+        return Reply(final.meta, payload)
 
     def progress(self) -> str:
         """Say how far the call is, for messages."""
@@ -121,73 +145,47 @@ class Exchange:
             return "request not sent to its end"
         return "request sent, no reply" if self._frame is None else "reply not complete"
 
-    def _send(self) -> bool:
-        try:
-            sent = self._writer.send_some()
-        except PeerGone:
-            # The reason for the end may stand in a reply that is still to be read.
-            self.connection_broken = True
-            self.sending = False
-            return True
-        self.sending = self._writer.pending
-        return sent
-
     def _receive(self) -> bool:
-        left = self._frame_left
-        if left:
-            count = self._sink.fill(self._reader, left)
-            if count is None:
-                return False
-            frame, left = self._frame, left - count
-        else:
-            frame = self._reader.next_frame()
+        """Take a frame's head and what has come with it, or more of its payload."""
+        reader, frame, left = self._reader, self._frame, self._frame_left
+        has_bytes = True
+        if not left:
+            frame = reader.next_frame()
             if frame is None:
                 return False
-            left = self._begin_frame(frame)
+            if frame.request_id != self._request_id or frame.kind is FrameKind.REQUEST:
+                raise ProtocolError(
+                    f"expected a reply to request {self._request_id},"
+                    f" got {frame.kind.name} of request {frame.request_id}"
+                )
+            self._frame, left = frame, frame.payload_bytes
+            if left:
+                self._make_room(left)
+            has_bytes = reader.end > reader.start
+        if left and has_bytes:
+            view, offset = self._views[self._at], self._offset
+            count = reader.read_payload(view[offset : offset + left])
+            if count is None:
+                return False
+            left -= count
+            self._offset = offset + count
+            if self._offset == len(view):
+                self._at += 1
+                self._offset = 0
         self._frame_left = left
-        if left == 0 and frame is not None and not frame.more:
-            if frame.kind is FrameKind.REPLY:
-                self._sink.check_full()
+        if not left and frame is not None and not frame.more:
+            if self._given and self._room and frame.kind is FrameKind.REPLY:
+                raise ProtocolError(
+                    f"reply has {self._max_bytes - self._room} payload bytes,"
+                    f" the caller's buffers hold {self._max_bytes}"
+                )
             self.receiving = False
         return True
 
-    def _begin_frame(self, frame: Frame) -> int:
-        """Check a frame and take what has arrived with it; return the payload bytes left."""
-        if frame.request_id != self._request_id or frame.kind == FrameKind.REQUEST:
-            raise ProtocolError(
-                f"expected a reply to request {self._request_id},"
-                f" got {frame.kind.name} of request {frame.request_id}"
-            )
-        self._frame = frame
-        left = frame.payload_bytes
-        if left:
-            self._sink.expect(left)
-            if self._reader.mid_frame:
-                left -= self._sink.fill(self._reader, left) or 0
-        return left
-
-
-class _Sink:
-    """Where reply payload goes: the caller's views in order, or memory taken frame by frame."""
-
-    _at = 0
-    _offset = 0
-
-    def __init__(self, into: Sequence[Buffer] | None, max_bytes: int) -> None:
-        self._given = into is not None
-        self._views = as_views(into) if into else []
-        if self._given:
-            max_bytes = 0
-            for view in self._views:
-                if view.readonly:
-                    raise ValueError("`into` holds a read-only buffer; replies need writable ones")
-                max_bytes += len(view)
-        self._left = self._max_bytes = max_bytes
-
-    def expect(self, num_bytes: int) -> None:
+    def _make_room(self, num_bytes: int) -> None:
         """Make room for the payload of a frame."""
-        if num_bytes > self._left:
-            used = self._max_bytes - self._left
+        if num_bytes > self._room:
+            used = self._max_bytes - self._room
             if self._given:
                 raise ProtocolError(
                     f"reply has at least {used + num_bytes} payload bytes,"
@@ -197,33 +195,9 @@ class _Sink:
                 f"reply has at least {used + num_bytes} payload bytes,"
                 f" max_reply_bytes={self._max_bytes}; give buffers by `into`"
             )
-        self._left -= num_bytes
-        if not self._given and num_bytes:
+        self._room -= num_bytes
+        if not self._given:
             self._views.append(memoryview(bytearray(num_bytes)))
 
-    def fill(self, reader: FrameReader, num_bytes: int) -> int | None:
-        """Receive at most so many bytes into the destination; None if none have arrived."""
-        view, offset = self._views[self._at], self._offset
-        count = reader.read_payload(view[offset : offset + num_bytes])
-        if count is not None:
-            self._offset = offset + count
-            if self._offset == len(view):
-                self._at += 1
-                self._offset = 0
-        return count
 
-    def check_full(self) -> None:
-        """Refuse a reply that is shorter than the caller's buffers."""
-        if self._given and self._left:
-            raise ProtocolError(
-                f"reply has {self._max_bytes - self._left} payload bytes,"
-                f" the caller's buffers hold {self._max_bytes}"
-            )
-
-    def payload(self) -> memoryview:
-        """Return the payload if memory was taken for it."""
-        if self._given or not self._views:
-            return memoryview(b"")
-        if len(self._views) == 1:
-            return self._views[0]
-        return memoryview(b"".join(self._views))
+_NOTHING = memoryview(b"")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rpc.auth.handshake import Credentials, Identity, Role, Session
-from rpc.client.call_io import OutgoingRequest, Reply
+from rpc.client.call_io import Reply
 from rpc.client.connect import dial
 from rpc.client.pending_call import Line, PendingCall, wait_any
 from rpc.endpoint import Endpoint
@@ -44,7 +44,7 @@ class ConnectionStats:
     bytes_received: int
 
 
-class Connection:
+class Connection(Line):
     """An authenticated connection to one peer; made by `connect`.
 
     After a TransportError (a passed deadline is one) or a ProtocolError it is closed; a RemoteError
@@ -52,9 +52,8 @@ class Connection:
     """
 
     def __init__(self, stream: Stream, session: Session, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.peer: Identity = session.peer
+        super().__init__(stream, session, limits)
         self.transport: str = stream.transport
-        self._line = Line(stream, session, limits)
 
     def __enter__(self) -> Connection:
         return self
@@ -64,16 +63,11 @@ class Connection:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
-        return f"<Connection to {self.peer} at {self._line.stream.peer_address}, {state}>"
-
-    @property
-    def closed(self) -> bool:
-        """Whether no call can be made any more."""
-        return self._line.closed
+        return f"<Connection to {self.peer} at {self.stream.peer_address}, {state}>"
 
     def peer_closed(self) -> bool:
         """Tell, without a call, whether either side has closed. A silent peer counts as there."""
-        return self._line.closed or self._line.stream.peer_closed()
+        return self.closed or self.stream.peer_closed()
 
     def call(
         self,
@@ -98,17 +92,7 @@ class Connection:
             LimitExceeded: the request is too large; nothing was sent, the connection stays usable.
             ConnectionClosed: the connection was closed before.
         """
-        return self._line.begin(OutgoingRequest(meta, payload, into)).result(timeout_s)
-
-    def begin(
-        self, meta: bytes, payload: Sequence[Buffer] = (), *, into: Sequence[Buffer] | None = None
-    ) -> PendingCall:
-        """Queue a request; its bytes move while somebody waits for it, by `wait_any` for several.
-
-        Raises:
-            ClosedError, BusyError, LimitExceeded: as `call`.
-        """
-        return self._line.begin(OutgoingRequest(meta, payload, into))
+        return self.begin(meta, payload, into=into).result(timeout_s)
 
     def start(
         self,
@@ -132,20 +116,15 @@ class Connection:
         Raises:
             TransportError, ProtocolError, ConnectionClosed: as `call`.
         """
-        pending = self._line.begin(OutgoingRequest(meta, payload, into))
+        pending = self.begin(meta, payload, into=into)
         pending.finish_sending(timeout_s)
         return pending
 
     def stats(self) -> ConnectionStats:
         """Return totals so far."""
-        line = self._line
         return ConnectionStats(
-            line.calls, line.errors, line.writer.sent_bytes, line.reader.received_bytes
+            self.calls, self.errors, self.writer.sent_bytes, self.reader.received_bytes
         )
-
-    def close(self) -> None:
-        """Close; a call under way in another thread ends with ClosedError. Idempotent."""
-        self._line.close()
 
 
 def connect(

@@ -27,7 +27,7 @@ from rpc.errors import (
 from rpc.limits import Limits
 from rpc.transport.stream import Stream, wait_streams
 from rpc.wire.frame import Opener, Sealer
-from rpc.wire.frame_io import FrameReader, FrameWriter
+from rpc.wire.frame_io import Buffer, FrameReader, FrameWriter
 
 _CLOSING_S = 1.0
 
@@ -50,36 +50,37 @@ class Line:
         self.stall_timeout_s = limits.stall_timeout_s
         self._limits = limits
         self._request_ids = itertools.count(1)
-        self._pending: PendingCall | None = None
+        self.pending: PendingCall | None = None
+        """The call under way."""
 
-    def begin(self, request: OutgoingRequest) -> PendingCall:
-        """Queue a request; nothing is sent yet.
+    def begin(
+        self, meta: bytes, payload: Sequence[Buffer] = (), *, into: Sequence[Buffer] | None = None
+    ) -> PendingCall:
+        """Queue a request; its bytes move while somebody waits for it, by `wait_any` for several.
+
+        Args:
+            meta: small encoded message for the handler.
+            payload: contiguous buffers, sent in order without a copy; leave them alone meanwhile.
+            into: writable buffers that the reply's payload fills exactly, in order.
 
         Raises:
             ConnectionClosed: the connection is closed.
             BusyError: it carries another call.
             LimitExceeded: the request is larger than any peer accepts.
         """
+        request = OutgoingRequest(meta, payload, into)
         with self._beginning:
             if self.closed:
                 raise ConnectionClosed(f"connection to {self.peer} is closed; connect again")
-            if self._pending is not None:
+            if self.pending is not None:
                 raise BusyError(f"a call to {self.peer} is under way; take its result first")
-            exchange = Exchange(
+            pending = PendingCall(
                 next(self._request_ids), request, self.reader, self.writer, self._limits
             )
+            pending.line = self
             self.calls += 1
-            self._pending = pending = PendingCall(self, exchange)
+            self.pending = pending
         return pending
-
-    def settled(self, error: RpcError | None, broken: bool) -> None:
-        """Note that the call under way has ended."""
-        self._pending = None
-        if error is not None:
-            self.errors += 1
-        if broken:
-            self.closed = True
-            self.stream.shutdown()
 
     def hold(self) -> bool:
         """Take the right to move bytes; False if another thread has it."""
@@ -89,7 +90,7 @@ class Line:
         return self.closed and self.driving.acquire(timeout=_CLOSING_S)
 
     def close(self) -> None:
-        """Close; a call under way ends with ConnectionClosed, in whichever thread it waits."""
+        """Close; a call under way in another thread ends with ConnectionClosed. Idempotent."""
         self.closed = True
         self.stream.shutdown()
         self.release_if_closed()
@@ -98,8 +99,8 @@ class Line:
         """Free the descriptor unless a thread is using it; that thread comes here afterwards."""
         if self.closed and self.driving.acquire(blocking=False):
             try:
-                if self._pending is not None:
-                    self._pending.settle(
+                if self.pending is not None:
+                    self.pending.settle(
                         error=ConnectionClosed(f"connection to {self.peer} was closed"), broken=True
                     )
                 self.stream.close()
@@ -107,9 +108,10 @@ class Line:
                 self.driving.release()
 
 
-class PendingCall:
+class PendingCall(Exchange):
     """A call under way; it has an outcome once it is `settled`."""
 
+    line: Line
     settled = False
     """Whether the outcome is known."""
     reply: Reply | None = None
@@ -119,14 +121,10 @@ class PendingCall:
     _heard_bytes = -1
     _heard_s = 0.0
 
-    def __init__(self, line: Line, exchange: Exchange) -> None:
-        self.line = line
-        self.exchange = exchange
-
     def done(self) -> bool:
         """Receive what has arrived, without blocking; True when `result` will not wait."""
         if not self.settled:
-            drive([self], 0.0)
+            drive_one(self, 0.0)
         return self.settled
 
     def result(self, timeout_s: float) -> Reply:
@@ -136,7 +134,7 @@ class PendingCall:
             RpcError: as Connection.call; a passed deadline closes the connection.
         """
         if not self.settled:
-            drive((self,), timeout_s)
+            drive_one(self, timeout_s)
             if not self.settled:
                 self.fail_if_overdue(timeout_s)
         if self.reply is None:
@@ -150,8 +148,8 @@ class PendingCall:
             TransportError, ProtocolError, ConnectionClosed: it cannot; a refusal is left to
             `result`.
         """
-        drive([self], timeout_s, until_sent=True)
-        if self.exchange.sending:
+        drive_one(self, timeout_s, until_sent=True)
+        if self.sending:
             self.fail_if_overdue(timeout_s)
         if self.error is not None and not isinstance(self.error, RemoteError):
             raise self.error
@@ -160,7 +158,7 @@ class PendingCall:
         """Settle with DeadlineExceeded, and close the connection, unless the outcome is known."""
         if not self.settled:
             where = f"{self.line.peer} at {self.line.stream.peer_address}"
-            text = f"{where}: {self.exchange.progress()} within {timeout_s:g} s"
+            text = f"{where}: {self.progress()} within {timeout_s:g} s"
             self.settle(error=DeadlineExceeded(text), broken=True)
             self.line.release_if_closed()
 
@@ -168,21 +166,27 @@ class PendingCall:
         self, *, reply: Reply | None = None, error: RpcError | None = None, broken: bool = False
     ) -> None:
         """Fix the outcome; the first one counts."""
-        if not self.settled:
-            self.reply, self.error, self.settled = reply, error, True
-            self.line.settled(error, broken)
+        if self.settled:
+            return
+        self.reply, self.error, self.settled = reply, error, True
+        line = self.line
+        line.pending = None
+        if error is not None:
+            line.errors += 1
+        if broken:
+            line.closed = True
+            line.stream.shutdown()
 
     def advance(self) -> bool:
         """Move bytes; True if this call has to wait or is settled. The caller holds the line."""
-        exchange = self.exchange
         try:
-            waits = exchange.advance()
-            if not (exchange.sending or exchange.receiving):
-                self.settle(reply=exchange.result(), broken=exchange.connection_broken)
+            waits = self.move()
+            if not (self.sending or self.receiving):
+                self.settle(reply=self.outcome(), broken=self.connection_broken)
             elif waits:
-                self.patience_s = self._patience_s() if exchange.mid_frame else math.inf
+                self.patience_s = self._patience_s() if self.is_inside_frame else math.inf
         except RemoteError as error:
-            self.settle(error=error, broken=exchange.connection_broken)
+            self.settle(error=error, broken=self.connection_broken)
         except RpcError as error:
             self.settle(error=error, broken=True)
         else:
@@ -221,18 +225,52 @@ def wait_any(pending: Sequence[PendingCall], timeout_s: float) -> list[PendingCa
     ready = [call for call in pending if call.settled]
     if ready or not pending:
         return ready
-    drive(pending, timeout_s, until_any=True)
+    if len(pending) == 1:
+        drive_one(pending[0], timeout_s)
+    else:
+        _drive_any(pending, timeout_s)
     return [call for call in pending if call.settled]
 
 
-def drive(
-    calls: Sequence[PendingCall],
-    timeout_s: float,
-    *,
-    until_sent: bool = False,
-    until_any: bool = False,
-) -> None:
-    """Move bytes of all calls until all are settled (or sent, or any is) or the time is over.
+def drive_one(call: PendingCall, timeout_s: float, *, until_sent: bool = False) -> None:
+    """Move bytes of a call until it is settled (or sent) or the time is over.
+
+    Raises:
+        BusyError: another thread drives it.
+    """
+    line = call.line
+    if not line.hold():
+        raise BusyError("another thread is waiting on this call")
+    try:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            waits = call.advance()
+            left_s = deadline - time.monotonic()
+            if call.settled or (until_sent and not call.sending) or left_s <= 0:
+                return
+            if waits:
+                try:
+                    line.stream.wait(
+                        read=call.receiving,
+                        write=call.sending,
+                        timeout_s=min(left_s, call.patience_s),
+                    )
+                except ConnectionClosed:
+                    continue  # by another thread: the next attempt to move bytes says so
+    except RpcError:
+        raise
+    except BaseException:
+        # Interrupted between two bytes of a frame: this connection cannot be used again.
+        call.settle(error=ConnectionClosed("the call was interrupted"), broken=True)
+        raise
+    finally:
+        line.driving.release()
+        if line.closed:
+            line.release_if_closed()
+
+
+def _drive_any(calls: Sequence[PendingCall], timeout_s: float) -> None:
+    """Move bytes of all calls until any is settled or the time is over.
 
     Raises:
         BusyError: another thread drives one of them.
@@ -243,11 +281,7 @@ def drive(
             if not call.line.hold():
                 raise BusyError("another thread is waiting on one of these calls")
             held.append(call)
-        deadline = time.monotonic() + timeout_s
-        if len(calls) == 1:
-            _drive_one(calls[0], deadline, until_sent)
-        else:
-            _drive_several(calls, deadline, until_sent, until_any)
+        _move_until_any(calls, time.monotonic() + timeout_s)
     except RpcError:
         raise
     except BaseException:
@@ -262,52 +296,22 @@ def drive(
                 call.line.release_if_closed()
 
 
-def _drive_several(
-    calls: Sequence[PendingCall], deadline: float, until_sent: bool, until_any: bool
-) -> None:
-    unfinished = [call for call in calls if not call.settled]
-    while unfinished:
-        must_wait = True
-        for call in unfinished:
+def _move_until_any(calls: Sequence[PendingCall], deadline: float) -> None:
+    while True:
+        must_wait, is_any_settled = True, False
+        for call in calls:
             must_wait &= call.advance()
-        unfinished = [call for call in unfinished if not call.settled]
-        if until_any and len(unfinished) < len(calls):
-            return
-        if until_sent:
-            unfinished = [call for call in unfinished if call.exchange.sending]
-        if unfinished:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return
-            if must_wait:
-                _wait(unfinished, min(left_s, *(call.patience_s for call in unfinished)))
-
-
-def _drive_one(call: PendingCall, deadline: float, until_sent: bool) -> None:
-    """The same for the usual number of calls, without the lists: small calls take half the time."""
-    exchange, settled = call.exchange, call.settled
-    while not settled:
-        waits = call.advance()
-        settled = call.settled
-        if settled or (until_sent and not exchange.sending):
-            return
+            is_any_settled |= call.settled
         left_s = deadline - time.monotonic()
-        if left_s <= 0:
+        if left_s <= 0 or is_any_settled:
             return
-        if waits:
-            try:
-                call.line.stream.wait(
-                    read=exchange.receiving,
-                    write=exchange.sending,
-                    timeout_s=min(left_s, call.patience_s),
-                )
-            except ConnectionClosed:
-                continue  # another thread closed the line: the next attempt to move bytes says so
+        if must_wait:
+            _wait(calls, min(left_s, *(call.patience_s for call in calls)))
 
 
 def _wait(calls: Sequence[PendingCall], timeout_s: float) -> None:
     with contextlib.suppress(ConnectionClosed):
         wait_streams(
-            [(call.line.stream, call.exchange.receiving, call.exchange.sending) for call in calls],
+            [(call.line.stream, call.receiving, call.sending) for call in calls],
             timeout_s,
         )

@@ -114,7 +114,7 @@ class ServedConnection:
             self._shared_bytes = 0
 
     def _serve_one(self, frame: Frame) -> None:
-        if frame.kind != FrameKind.REQUEST:
+        if frame.kind is not FrameKind.REQUEST:
             raise ProtocolError(f"expected a REQUEST, got {frame.kind.name}")
         self.calls += 1
         call = Call(self.peer, frame, self._channel, self._limits)
@@ -126,7 +126,8 @@ class ServedConnection:
             self._answer_failure(call, error)
         if self._channel.broken is not None:
             raise self._channel.broken
-        call.discard_rest()
+        if call.remaining:
+            call.discard_rest()
 
     def _answer_failure(self, call: Call, error: Exception) -> None:
         if self._channel.broken is not None:

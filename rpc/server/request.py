@@ -33,12 +33,8 @@ class Call:
         self._request_id = frame.request_id
         self._channel = channel
         self._limits = limits
-        self._answered = False
-
-    @property
-    def answered(self) -> bool:
-        """Whether the last frame of the reply was sent."""
-        return self._answered
+        self.answered = False
+        """Whether the last frame of the reply was sent, or is being sent."""
 
     def read_into(self, view: memoryview) -> None:
         """Fill the view with the next payload bytes, straight from the socket.
@@ -65,7 +61,8 @@ class Call:
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Send a part of the reply's payload now; more follows."""
-        self._check_open()
+        if self.answered:
+            raise _answered_before()
         self._channel.send_frame(
             FrameKind.REPLY, self._request_id, b"", as_views(buffers), more=True
         )
@@ -80,20 +77,22 @@ class Call:
         Raises:
             ValueError: the meta is larger than a frame takes.
         """
-        self._check_open()
+        if self.answered:
+            raise _answered_before()
         if len(meta) > self._limits.max_meta_bytes:
             raise ValueError(
                 f"reply meta has {len(meta)} bytes, max_meta_bytes={self._limits.max_meta_bytes};"
                 " large data belongs into the payload"
             )
-        views = as_views(buffers)
-        self._answered = True
+        views = as_views(buffers) if buffers else ()
+        self.answered = True
         self._channel.send_frame(FrameKind.REPLY, self._request_id, meta, views)
 
     def fail(self, code: str, message: str, details: Mapping[str, str] | None = None) -> None:
         """Answer with an error; parts of the reply that were sent are void."""
-        self._check_open()
-        self._answered = True
+        if self.answered:
+            raise _answered_before()
+        self.answered = True
         meta = encode_error(code, message, dict(details or {}))
         self._channel.send_frame(FrameKind.ERROR, self._request_id, meta)
 
@@ -101,6 +100,6 @@ class Call:
         """Return whether the client or this listener closed; cheap, for handlers that wait long."""
         return self._channel.stream.peer_closed()
 
-    def _check_open(self) -> None:
-        if self._answered:
-            raise ConnectionClosed("this call was answered before; a handler answers exactly once")
+
+def _answered_before() -> ConnectionClosed:
+    return ConnectionClosed("this call was answered before; a handler answers exactly once")

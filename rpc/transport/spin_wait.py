@@ -26,7 +26,7 @@ LOOK_S = 30e-6
 MAX_PATIENCE = 1024
 """Short waits before a watch is tried again where the last ones did not pay."""
 
-_MAX_POLL_MS = 3_600_000
+_MAX_POLL_S = 3600.0
 
 
 class SpinThenPoll:
@@ -47,7 +47,7 @@ class SpinThenPoll:
         if self._num_short >= self.patience and timeout_s > BRISK_S and self._watch():
             return True
         begun = time.monotonic()
-        ready = bool(self._poll.poll(poll_ms(timeout_s)))
+        ready = bool(self._poll.poll(math.ceil(min(max(timeout_s, 0.0), _MAX_POLL_S) * 1000.0)))
         is_short = ready and time.monotonic() - begun < BRISK_S
         self._num_short = self._num_short + 1 if is_short else 0
         return ready
@@ -75,8 +75,4 @@ class SpinThenPoll:
 
 def poll_ms(timeout_s: float) -> int:
     """Return milliseconds for poll: rounded up, so that a wait never ends before its time."""
-    if timeout_s <= 0:
-        return 0
-    if timeout_s == math.inf:
-        return _MAX_POLL_MS
-    return min(_MAX_POLL_MS, math.ceil(timeout_s * 1000.0))
+    return math.ceil(min(max(timeout_s, 0.0), _MAX_POLL_S) * 1000.0)

@@ -179,7 +179,8 @@ class SocketStream:
         descriptor = self._sock.fileno()
         if descriptor < 0:
             raise self._lost(None)
-        return self._poll.wait(descriptor, _events(read, write), timeout_s)
+        events = (select.POLLIN if read else 0) | (select.POLLOUT if write else 0)
+        return self._poll.wait(descriptor, events, timeout_s)
 
     def peer_closed(self) -> bool:
         """See Stream."""

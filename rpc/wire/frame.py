@@ -51,7 +51,8 @@ MORE = 1
 _FIELDS = struct.Struct("<4sBBHQIIQ")
 _COUNTER = struct.Struct("<Q")
 _COUNTED_FIELDS = struct.Struct("<Q4sBBHQIIQ")
-_META_LEN_AT = struct.Struct("<16xI")
+META_LEN_AT = struct.Struct("<16xI")
+"""What a header says of its meta."""
 _MAC_BYTES = 16
 _MAC_AT = HEADER_BYTES - _MAC_BYTES
 
@@ -166,9 +167,10 @@ class Sealer:
 class Opener:
     """Verifies one direction's frames; counts them."""
 
-    __slots__ = ("_counter", "_keyed", "_limits")
+    __slots__ = ("_counter", "_keyed", "_limits", "max_meta_bytes")
 
     def __init__(self, key: bytes, limits: Limits) -> None:
+        self.max_meta_bytes = limits.max_meta_bytes
         self._keyed = _keyed(key)
         self._limits = limits
         self._counter = 0
@@ -180,7 +182,7 @@ class Opener:
             IntegrityError: it is above its limit. The MAC is not checked yet, and no peer with the
                 same limits sends it, so the header was probably changed on the way.
         """
-        meta_len: int = _META_LEN_AT.unpack_from(header)[0]
+        meta_len: int = META_LEN_AT.unpack_from(header)[0]
         if meta_len > self._limits.max_meta_bytes:
             raise IntegrityError(
                 f"frame {self._counter} of this connection announces a meta of {meta_len}"

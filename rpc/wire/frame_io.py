@@ -20,7 +20,7 @@ from rpc.auth.handshake import Session
 from rpc.errors import DeadlineExceeded, RpcError
 from rpc.limits import Limits
 from rpc.transport.stream import IOV_MAX, Stream
-from rpc.wire.frame import HEADER_BYTES, Frame, FrameKind, Opener, Sealer
+from rpc.wire.frame import HEADER_BYTES, META_LEN_AT, Frame, FrameKind, Opener, Sealer
 
 Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
@@ -33,53 +33,51 @@ class FrameReader:
 
     def __init__(self, stream: Stream, opener: Opener) -> None:
         self.received_bytes = 0
+        self.start = self.end = 0
+        """Bytes of a next frame, or of this frame's payload, have arrived unless both are equal."""
         self._stream = stream
         self._opener = opener
+        self._max_meta_bytes = opener.max_meta_bytes
         self._staging = memoryview(bytearray(_STAGING_BYTES))
-        self._start = 0
-        self._end = 0
 
     @property
     def mid_frame(self) -> bool:
         """Whether bytes of a next frame have arrived."""
-        return self._end > self._start
+        return self.end > self.start
 
     def next_frame(self) -> Frame | None:
         """Return the next frame without its payload; None if more bytes must arrive first."""
         while True:
-            start, staged = self._start, self._end - self._start
+            start, staged = self.start, self.end - self.start
             needed = HEADER_BYTES
             if staged >= HEADER_BYTES:
                 meta_at = start + HEADER_BYTES
                 header = bytes(self._staging[start:meta_at])
-                needed += self._opener.meta_bytes(header)
+                meta_bytes = META_LEN_AT.unpack_from(header)[0]
+                needed += meta_bytes
+                if meta_bytes > self._max_meta_bytes:
+                    self._opener.meta_bytes(header)  # which says why it is refused
                 if staged >= needed:
-                    self._start = end = start + needed
+                    self.start = end = start + needed
                     return self._opener.open(header, bytes(self._staging[meta_at:end]))
             if staged:
                 self._make_room(needed)
-            if not self.receive_some():
+            else:
+                self.start = self.end = 0
+            count = self._stream.recv_into(self._staging[self.end :])
+            if count is None:
                 return None
-
-    def receive_some(self) -> bool:
-        """Receive once for headers and metas; False if it would block."""
-        if self._start == self._end:
-            self._start = self._end = 0
-        count = self._stream.recv_into(self._staging[self._end :])
-        if count is None:
-            return False
-        self._end += count
-        self.received_bytes += count
-        return True
+            self.end += count
+            self.received_bytes += count
 
     def read_payload(self, view: memoryview) -> int | None:
         """Receive payload into a view; it is not empty and not longer than the payload's rest."""
-        start = self._start
-        staged = self._end - start
+        start = self.start
+        staged = self.end - start
         if staged:
             count = min(staged, len(view))
             view[:count] = self._staging[start : start + count]
-            self._start = start + count
+            self.start = start + count
             return count
         received = self._stream.recv_into(view)
         if received is not None:
@@ -87,14 +85,14 @@ class FrameReader:
         return received
 
     def _make_room(self, needed: int) -> None:
-        staged = self._end - self._start
-        if self._start + needed <= len(self._staging) and self._end < len(self._staging):
+        staged = self.end - self.start
+        if self.start + needed <= len(self._staging) and self.end < len(self._staging):
             return
-        kept = bytes(self._staging[self._start : self._end])
+        kept = bytes(self._staging[self.start : self.end])
         if needed > len(self._staging):
             self._staging = memoryview(bytearray(needed))
         self._staging[:staged] = kept
-        self._start, self._end = 0, staged
+        self.start, self.end = 0, staged
 
 
 class FrameWriter:
@@ -215,14 +213,14 @@ class FrameChannel:
         """Return the next frame; waits for ever for its first byte, not for the others."""
         reader, budget = self.reader, None
         while True:
-            if not reader.mid_frame:
+            if reader.end == reader.start:
                 # Between calls the next one is rarely there already: poll first.
                 self.stream.wait(read=True, write=False, timeout_s=math.inf)
             frame = reader.next_frame()
             if frame is not None:
                 self._payload_bytes, self._payload_budget = frame.payload_bytes, None
                 return frame
-            if reader.mid_frame:
+            if reader.end > reader.start:
                 budget = budget or Budget(self._limits, 0, "the rest of a frame's header")
                 budget.wait(self.stream, read=True, write=False)
 

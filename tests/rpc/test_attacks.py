@@ -291,9 +291,9 @@ def test_the_secret_is_in_no_log_error_or_repr(caplog):
             raw.authenticate(made.credentials)
             raw.send(bytes(100))
             raw.until_closed()
-            objects = (made.credentials, connection, connection._line, raw.session, made.listener)
+            objects = (made.credentials, connection, raw.session, made.listener)
             shown += [repr(one) for one in objects]
-            shown += [repr(vars(one)) for one in (connection._line, made.listener)]
+            shown += [repr(vars(one)) for one in (connection, made.listener)]
             session_keys = [raw.session.send_key, raw.session.receive_key] if raw.session else []
     text = "".join(shown) + caplog.text
     assert "IntegrityError" in text
