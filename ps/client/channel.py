@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -28,6 +28,10 @@ _logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.02
+ANSWER_SHARE = 0.1
+"""Part of the remaining time that is left for a server's typed answer to arrive after its wait has
+ended."""
+SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.5, 1.0
 LONGEST_PAUSE_S = 1.0
 
 _LIMITS = Limits(max_reply_bytes=MAX_OPEN_BYTES)
@@ -37,10 +41,11 @@ class OutgoingCall(msgspec.Struct):
     """One request to one server, ready to be sent more than once."""
 
     link: Channel
-    request: Callable[[float], messages.Request]
-    """Makes the request for the seconds that the server may let us wait."""
+    request: messages.Request
     payload: Sequence[Buffer] = ()
     into: Sequence[memoryview] | None = None
+    waits: bool = False
+    """Whether the request has a `wait_s`, set to what is left each time it is sent."""
     reply: Reply | None = None
     error: Exception | None = None
     is_open: bool = True
@@ -50,23 +55,29 @@ class OutgoingCall(msgspec.Struct):
     begun_s: float = 0.0
     """When the exchange began (monotonic)."""
     last_cut: RpcError | None = None
-    _kind: type[messages.Request] = messages.Describe
 
-    def meta(self, wait_s: float) -> bytes:
-        """Return the encoded request."""
-        request = self.request(wait_s)
-        self._kind = type(request)
-        return messages.encode(request)
+    def meta(self, left_s: float) -> bytes:
+        """Return the encoded request; the server may let us wait for most of what is left.
+
+        Args:
+            left_s: until the deadline. A part of it is for the answer: a busy machine needs time.
+        """
+        self.left_s = left_s
+        if not self.waits:
+            return messages.encode(self.request)
+        answer_s = min(LONGEST_ANSWER_S, max(SHORTEST_ANSWER_S, ANSWER_SHARE * left_s))
+        wait_s = left_s - min(answer_s, left_s / 2)
+        return messages.encode(msgspec.structs.replace(self.request, wait_s=wait_s))
 
     def succeed(self, reply: Reply) -> None:
         """End with a reply."""
         self.reply, self.is_open = reply, False
-        self._answered(is_refused=False)
+        self.link.answered(type(self.request), self.begun_s, is_refused=False)
 
     def refuse(self, error: Exception) -> None:
         """End with the server's refusal."""
         self.fail(error)
-        self._answered(is_refused=True)
+        self.link.answered(type(self.request), self.begun_s, is_refused=True)
 
     def fail(self, error: Exception) -> None:
         """End with an error that no second attempt can change."""
@@ -76,10 +87,6 @@ class OutgoingCall(msgspec.Struct):
         """Go back to the queue: the connection ended before the reply."""
         self.last_cut = error
         self.link.was_cut()
-
-    def _answered(self, *, is_refused: bool) -> None:
-        latency_s = time.monotonic() - self.begun_s
-        self.link.answered(self._kind, latency_s, is_refused=is_refused)
 
 
 class Channel:
@@ -113,11 +120,6 @@ class Channel:
         self._retired = False
         self._incarnation = 0
         """The newest start of this server that has answered; older ones were replaced."""
-
-    def next_sequence(self) -> int:
-        """Number a new changing request."""
-        self.sequence += 1
-        return self.sequence
 
     def is_due(self) -> bool:
         """Whether the next `open_connection` would connect."""
@@ -193,12 +195,13 @@ class Channel:
         self._next_attempt_s = time.monotonic() + self._pause_s * random.uniform(0.5, 1.0)
 
     def answered(
-        self, request: type[messages.Request], latency_s: float, *, is_refused: bool
+        self, request: type[messages.Request], begun_s: float, *, is_refused: bool
     ) -> None:
-        """Count an answer; the next cut is a new story."""
+        """Count an answer to a call that began at `begun_s`; the next cut is a new story."""
         self._pause_s = 0.0
         self._next_attempt_s = 0.0
-        self._counters.answered(request, latency_s, is_refused=is_refused)
+        self._counters.refused += is_refused
+        self._counters.latencies[request].add(time.monotonic() - begun_s)
 
     def stats(self) -> LinkStats:
         """Return what was counted so far."""

@@ -8,6 +8,8 @@ counts.
 
 from __future__ import annotations
 
+import collections
+
 import msgspec
 
 from ps.protocol import messages
@@ -60,32 +62,24 @@ class LinkCounters:
     def __init__(self, server: int) -> None:
         self.retries = 0
         self._server = server
-        self._refused = 0
+        self.refused = 0
         self._connections = 0
         self._bytes: tuple[int, int, Connection | None] = (0, 0, None)
         """Sent and received by the connections before the last one; the last one."""
-        self._latencies: dict[type[messages.Request], LatencyHistogram] = {}
+        self.latencies = collections.defaultdict[type[messages.Request], LatencyHistogram](
+            LatencyHistogram
+        )
 
     def connected(self, connection: Connection) -> None:
         """A connection was made, in the place of the last one."""
         self._connections += 1
         self._bytes = (*self._totals(), connection)
 
-    def answered(
-        self, request: type[messages.Request], latency_s: float, *, is_refused: bool
-    ) -> None:
-        """An answer has come."""
-        histogram = self._latencies.get(request)
-        if histogram is None:
-            histogram = self._latencies[request] = LatencyHistogram()
-        histogram.add(latency_s)
-        self._refused += is_refused
-
     def snapshot(self) -> LinkStats:
         """Return what was counted so far."""
         latencies = {
             _name(request): histogram.snapshot()
-            for request, histogram in list(self._latencies.items())
+            for request, histogram in list(self.latencies.items())
         }
         bytes_out, bytes_in = self._totals()
         connection = self._bytes[2]
@@ -94,7 +88,7 @@ class LinkCounters:
             server=self._server,
             path=_PATHS.get(transport, transport),
             requests=sum(each.count for each in latencies.values()),
-            refused=self._refused,
+            refused=self.refused,
             retries=self.retries,
             reconnects=max(0, self._connections - 1),
             bytes_out=bytes_out,

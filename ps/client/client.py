@@ -75,8 +75,9 @@ class RendezvousClient:
             is_last = left_s < 2 * LOOK_AFTER_S or not self._fleet.is_inactive
             call = OutgoingCall(
                 self._fleet.links[0],
-                lambda wait_s: messages.Meet(name, wait_s),
+                messages.Meet(name, 0.0),
                 [value] if value else [],
+                waits=True,
             )
             try:
                 return self._fleet.send([call], timeout_s=left_s if is_last else LOOK_AFTER_S)[0]
@@ -195,11 +196,13 @@ class PSClient:
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._lock:
-            calls = [OutgoingCall(link, messages.Describe) for link in self._fleet.links]
+            calls = [
+                OutgoingCall(link, messages.Describe(), waits=True) for link in self._fleet.links
+            ]
             described = self._fleet.answers(calls, Description, timeout_s=limit_s)
             self._fleet.check_size(described)
             check_serving(described, limit_s)
-            call = OutgoingCall(self._fleet.links[0], lambda _: messages.FetchManifest())
+            call = OutgoingCall(self._fleet.links[0], messages.FetchManifest())
             (reply,) = self._fleet.send([call], timeout_s=limit_s)
             self._adopt(Manifest.decode(reply.payload))
             return self.manifest
@@ -340,9 +343,7 @@ class PSClient:
         the first push.
         """
         with self._lock:
-            acks = self._fleet.change(
-                lambda number, _: messages.Join(number), timeout_s=self.timeout_s
-            )
+            acks = self._fleet.change(messages.Join, timeout_s=self.timeout_s)
             self._fleet.declare_inactive(None)
             if self.manifest.consistency != "async":
                 acks = self._fleet.align_clocks(acks, self.manifest, timeout_s=self.timeout_s)
@@ -351,16 +352,14 @@ class PSClient:
     def leave(self) -> Ack:
         """Push no more until join(): nobody waits for this worker meanwhile."""
         with self._lock:
-            acks = self._fleet.change(
-                lambda number, _: messages.Leave(number), timeout_s=self.timeout_s
-            )
+            acks = self._fleet.change(messages.Leave, timeout_s=self.timeout_s)
             self._fleet.declare_inactive(messages.Leave)
             return joined(acks)
 
     def finish(self) -> None:
         """Be done for good: neither barrier nor meeting waits for this worker. Idempotent."""
         with self._lock:
-            self._fleet.change(lambda number, _: messages.Finish(number), timeout_s=self.timeout_s)
+            self._fleet.change(messages.Finish, timeout_s=self.timeout_s)
             self._fleet.declare_inactive(messages.Finish)
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
@@ -398,13 +397,13 @@ class PSClient:
         with self._lock:
             number = Number(self._fleet.session, next(self._note_numbers))
             request = messages.SetNote(number, name)
-            call = OutgoingCall(self._fleet.links[0], lambda _: request, [text])
+            call = OutgoingCall(self._fleet.links[0], request, [text])
             self._fleet.answers([call], Description, timeout_s=self.timeout_s)
 
     def notes(self) -> dict[str, Any]:
         """Every note that is kept, by name; none on servers that are EMPTY."""
         with self._lock:
-            call = OutgoingCall(self._fleet.links[0], lambda _: messages.FetchNotes())
+            call = OutgoingCall(self._fleet.links[0], messages.FetchNotes())
             (reply,) = self._fleet.send([call], timeout_s=self.timeout_s)
         return metadata.decode(reply.payload)
 
@@ -477,7 +476,7 @@ class PSClient:
             str(directory), found.step, digest, len(encoded), like.reset_optimizer
         )
         with self._lock:
-            calls = [OutgoingCall(link, lambda _: request, [encoded]) for link in self._fleet.links]
+            calls = [OutgoingCall(link, request, [encoded]) for link in self._fleet.links]
             self._fleet.check_size(self._fleet.answers(calls, Description, timeout_s=timeout_s))
             self._adopt(manifest)
         return found.step

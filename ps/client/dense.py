@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,15 @@ import numpy as np
 from ps.client.channel import OutgoingCall
 from ps.client.error_feedback import ErrorFeedback
 from ps.client.server_group import ServerGroup, joined
-from ps.client.slices import Slice, check_arrays, slice_by_server, views_of
+from ps.client.slices import Slice, check_arrays, slice_by_server, views_per_server
 from ps.client.two_round_push import ClippedPush
 from ps.errors import NonFiniteGradient, PSError, PSSettingsError, ServerPhaseError
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.optim.clipping import Clipper
 from ps.protocol import messages
-from ps.protocol.messages import MAX_MANIFEST_BYTES, Ack, Description
+from ps.protocol.messages import MAX_MANIFEST_BYTES, Ack, Description, Number
+from rpc.client.connection import Buffer
 
 Array = np.ndarray[Any, Any]
 
@@ -76,7 +76,7 @@ class DenseClient:
         self._hash = digest
         self.layout = Layout.of(manifest)
         self.pieces = slice_by_server(self.layout, len(self._fleet.links))
-        self._clipper = Clipper(manifest, num_workers=self._num_workers)
+        self._clipper = Clipper.if_needed(manifest, num_workers=self._num_workers)
         self._clipped_push = ClippedPush.if_needed(
             self._fleet, manifest, num_workers=self._num_workers
         )
@@ -103,20 +103,19 @@ class DenseClient:
         )
         pieces = [(*first, *rest) for first, rest in pairs]
         calls = [
-            OutgoingCall(link, lambda _: request, [encoded, *views_of(values, pieces[link.server])])
-            for link in self._fleet.links
+            OutgoingCall(link, request, [encoded, *views])
+            for link, views in zip(self._fleet.links, views_per_server(values, pieces), strict=True)
         ]
         self._fleet.answers(calls, Description, timeout_s=self._timeout_s)
 
     def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
         """Fill the arrays with the newest values, or their moving averages where there are any."""
-        request = messages.Pull(self.known_hash(), averages)
+        request = messages.Pull(self._hash or self.known_hash(), averages)
         check_arrays(self.layout, into, "into", writable=True)
-        calls = [
-            OutgoingCall(link, lambda _: request, into=views_of(into, self.pieces[link.server]))
-            for link in self._fleet.links
-        ]
-        return joined(self._fleet.answers(calls, Ack, timeout_s=self._timeout_s))
+        views = views_per_server(into, self.pieces)
+        calls = [OutgoingCall(link, request, (), views[link.server]) for link in self._fleet.links]
+        acks = self._fleet.acks(calls, timeout_s=self._timeout_s)
+        return acks[0] if len(acks) == 1 else joined(acks)
 
     def pull_frozen(self, manifest: Manifest, into: Mapping[str, Array], timeout_s: float) -> None:
         """Fill the arrays with the values of frozen groups. Raises as PSClient.pull_frozen."""
@@ -140,40 +139,45 @@ class DenseClient:
         note: AttachedMetadata | None = None,
     ) -> Ack:
         """Push a gradient, or none, and fill `into` if it is given. Raises as PSClient.push."""
-        digest = self.known_hash()
+        digest = self._hash or self.known_hash()
+        pulls, is_null = into is not None, grads is None
+
+        def request(number: Number) -> messages.Changing:
+            return messages.Push(digest, number, rows, hyper, pulls, is_null, 0.0, lag, note)
+
+        payloads: Sequence[Sequence[Buffer]] = ()
         if grads is not None:
             check_arrays(self.layout, grads, "grads")
-            grads = self._clipper.clip(grads) if self._clipper is not None else grads
+            if self._clipper is not None:
+                grads = self._clipper.clip(grads)
+        intos: Sequence[Sequence[memoryview]] = ()
         if into is not None:
             check_arrays(self.layout, into, "into", writable=True)
-        ready, target = grads, into
-        packing: AbstractContextManager[None] = contextlib.nullcontext()
-        if self._packer is not None and grads is not None:
-            self._pack(self._packer, grads)
-            packing = self._packer.sending(self._fleet.links)
+            intos = views_per_server(into, self.pieces)
         change = self._clipped_push.change if self._clipped_push else self._fleet.change
-        with packing:
-            acks = change(
-                lambda number, wait_s: messages.Push(
-                    digest, number, rows, hyper, into is not None, grads is None, wait_s, lag, note
-                ),
-                timeout_s=self._timeout_s,
-                payload=lambda link: self._payload(link.server, ready) if ready else (),
-                into=lambda link: views_of(target, self.pieces[link.server]) if target else None,
-            )
-        return joined(acks)
+        if self._packer is not None and grads is not None:
+            payloads = self._packed(self._packer, grads)
+            with self._packer.sending(self._fleet.links):
+                acks = change(request, timeout_s=self._timeout_s, payloads=payloads, intos=intos)
+        else:
+            if grads is not None:
+                payloads = views_per_server(grads, self.pieces)
+            acks = change(request, timeout_s=self._timeout_s, payloads=payloads, intos=intos)
+        return acks[0] if len(acks) == 1 else joined(acks)
 
     def assign(self, values: Mapping[str, Array]) -> None:
         """Replace the values."""
         digest = self.known_hash()
         check_arrays(self.layout, values, "values")
         self._fleet.change(
-            lambda number, _: messages.Assign(digest, number),
+            lambda number: messages.Assign(digest, number),
             timeout_s=self._timeout_s,
-            payload=lambda link: views_of(values, self.pieces[link.server]),
+            payloads=views_per_server(values, self.pieces),
         )
 
-    def _pack(self, packer: ErrorFeedback, grads: Mapping[str, Array]) -> None:
+    def _packed(
+        self, packer: ErrorFeedback, grads: Mapping[str, Array]
+    ) -> Sequence[Sequence[memoryview]]:
         """Pack; a gradient that cannot be packed counts as a null push, so barriers stay whole."""
         try:
             packer.pack(grads)
@@ -181,8 +185,4 @@ class DenseClient:
             with contextlib.suppress(PSError):  # the refusal is the news
                 self.push(None, None, None, rows=0)
             raise
-
-    def _payload(self, server: int, grads: Mapping[str, Array]) -> Sequence[memoryview]:
-        if self._packer is not None:
-            return self._packer.payload(server, grads)
-        return views_of(grads, self.pieces[server])
+        return packer.payloads(grads)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from ps.client.channel import Channel
-from ps.client.slices import Slice, slice_by_server, views_of
+from ps.client.slices import Slice, slice_by_server, views_per_server
 from ps.compression.format import Compression, packed_nbytes
 from ps.errors import NonFiniteGradient
 from ps.manifest.manifest import Bucket, Layout, Manifest
@@ -102,11 +102,16 @@ class ErrorFeedback:
                 first = bucket.start + int(error.details["at"])
                 raise self._refused(error.message, bucket.group, first) from None
 
-    def payload(self, server: int, gradients: Mapping[str, Array]) -> Sequence[memoryview]:
-        """Return what to send to a server; packed groups as `pack` has left them."""
+    def payloads(self, gradients: Mapping[str, Array]) -> Sequence[Sequence[memoryview]]:
+        """Return what to send to each server; packed groups as `pack` has left them."""
         return [
-            self._memory[piece].data if piece in self._memory else views_of(gradients, [piece])[0]
-            for piece in self._pieces[server]
+            [
+                self._memory[piece].data if piece in self._memory else view
+                for piece, view in zip(pieces, views, strict=True)
+            ]
+            for pieces, views in zip(
+                self._pieces, views_per_server(gradients, self._pieces), strict=True
+            )
         ]
 
     @contextmanager

@@ -71,12 +71,6 @@ def connect_together(links: Sequence[Channel], left_s: float) -> dict[int, RpcEr
     return failures
 
 
-ANSWER_SHARE = 0.1
-"""Part of the remaining time that is left for a server's typed answer to arrive after its wait has
-ended; see `_server_wait_s`."""
-SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.5, 1.0
-
-
 def exchange(calls: Sequence[OutgoingCall], *, timeout_s: float, reconnect_s: float) -> list[Reply]:
     """Send all requests at once and return all replies, in order.
 
@@ -94,9 +88,16 @@ def exchange(calls: Sequence[OutgoingCall], *, timeout_s: float, reconnect_s: fl
     deadline_s = begun_s + timeout_s
     for call in calls:
         call.begun_s = begun_s
-    if len(calls) == 1:
-        reply = _try_one(calls[0], timeout_s)
-        if reply is not None:
+    connection = calls[0].link.connection if len(calls) == 1 else None
+    if connection is not None and not connection.closed:  # the usual case, without lists
+        call = calls[0]
+        try:
+            meta = call.meta(timeout_s)
+            reply = connection.call(meta, call.payload, into=call.into, timeout_s=timeout_s)
+        except RpcError as error:
+            _settle(call, error)
+        else:
+            call.succeed(reply)
             return [reply]
     _drive(calls, deadline_s, timeout_s=timeout_s, reconnect_s=reconnect_s)
     for call in calls:
@@ -125,32 +126,6 @@ def _drive(
             calls[index].link.close()  # a later call must not meet the reply of this one
 
 
-def _try_one(call: OutgoingCall, timeout_s: float) -> Reply | None:
-    """The first attempt at a single server that is connected: the usual case, without lists."""
-    connection = call.link.connection
-    if connection is None or connection.closed:
-        return None
-    call.left_s = timeout_s
-    try:
-        reply = connection.call(
-            call.meta(_server_wait_s(timeout_s)),
-            call.payload,
-            into=call.into,
-            timeout_s=timeout_s,
-        )
-    except RpcError as error:
-        _settle(call, error)
-        return None
-    call.succeed(reply)
-    return reply
-
-
-def _server_wait_s(left_s: float) -> float:
-    """Return how long a server may let us wait; a busy machine needs time for the answer, too."""
-    answer_s = min(LONGEST_ANSWER_S, max(SHORTEST_ANSWER_S, ANSWER_SHARE * left_s))
-    return left_s - min(answer_s, left_s / 2)
-
-
 def _advance(
     calls: Sequence[OutgoingCall], under_way: dict[int, PendingCall], deadline_s: float
 ) -> None:
@@ -172,15 +147,14 @@ def _advance(
 
 def _begin(call: OutgoingCall, deadline_s: float) -> PendingCall | None:
     """Begin a call if its connection is there or can be made now."""
-    call.left_s = deadline_s - time.monotonic()
-    if call.left_s <= 0:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
         return None  # connecting took all the time
     try:
-        connection = call.link.open_connection(call.left_s)
+        connection = call.link.open_connection(left_s)
         if connection is None:
             return None
-        meta = call.meta(_server_wait_s(call.left_s))
-        return connection.begin(meta, call.payload, into=call.into)
+        return connection.begin(call.meta(left_s), call.payload, into=call.into)
     except (
         RpcError,
         ClosedError,

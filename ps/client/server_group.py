@@ -40,8 +40,9 @@ from rpc.errors import RpcError
 _logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-ChangingRequest = Callable[[Number, float], messages.Changing]
-"""Makes a request from its number and the seconds that the server may let us wait."""
+ChangingRequest = Callable[[Number], messages.Changing]
+"""Makes a request from its number."""
+Buffers = Sequence[Buffer]
 
 
 class ServerGroup:
@@ -79,7 +80,7 @@ class ServerGroup:
         self.session = secrets.randbits(63)
         """Names this client in the servers' records."""
         self._unknown: PSError | None = None
-        self._standing: Callable[[Number], messages.Changing] | None = None
+        self._standing: ChangingRequest | None = None
         self._stood: list[int] = []
         self._closed = False
         self._lane: ServerGroup | None = None
@@ -90,21 +91,28 @@ class ServerGroup:
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
     ) -> list[Answer]:
         """Make the same request to every server."""
-        calls = [OutgoingCall(link, lambda _: request) for link in self.links]
+        calls = [OutgoingCall(link, request) for link in self.links]
         return self.answers(calls, answer, timeout_s=timeout_s)
 
     def stats(self, *, timeout_s: float) -> list[ServerStats]:
         """Ask every server for its counters, which come as payload: they may be many."""
-        calls = [OutgoingCall(link, lambda _: messages.FetchStats()) for link in self.links]
+        calls = [OutgoingCall(link, messages.FetchStats()) for link in self.links]
         replies = self.send(calls, timeout_s=timeout_s)
         return [messages.decode_reply(reply.payload, ServerStats) for reply in replies]
 
     def answers(
         self, calls: Sequence[OutgoingCall], answer: type[Answer], *, timeout_s: float
     ) -> list[Answer]:
-        """Make these requests and decode their replies' meta."""
+        """Make these requests and decode their replies' meta. Raises as `send`."""
         replies = self.send(calls, timeout_s=timeout_s)
         return [messages.decode_reply(reply.meta, answer) for reply in replies]
+
+    def acks(self, calls: Sequence[OutgoingCall], *, timeout_s: float) -> list[Ack]:
+        """As `answers`, of requests that are acknowledged."""
+        if self._closed:
+            raise client_closed()
+        replies = exchange(calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s)
+        return [messages.decode_ack(reply.meta) for reply in replies]
 
     def send(self, calls: Sequence[OutgoingCall], *, timeout_s: float) -> list[Reply]:
         """Make these requests.
@@ -122,13 +130,21 @@ class ServerGroup:
         request: ChangingRequest,
         *,
         timeout_s: float,
-        payload: Callable[[Channel], Sequence[Buffer]] = lambda _: (),
-        into: Callable[[Channel], Sequence[memoryview] | None] = lambda _: None,
+        payloads: Sequence[Buffers] = (),
+        intos: Sequence[Sequence[memoryview]] = (),
         links: Sequence[Channel] | None = None,
     ) -> list[Ack]:
         """Make one changing request, under the next sequence number of each server.
 
+        Args:
+            request: made once per server.
+            timeout_s: for all answers; the servers may let a push wait for most of it.
+            payloads: one per server, by rank; none without it.
+            intos: where the answers' payloads go, as `payloads`.
+            links: the servers that it is for; None: all.
+
         Raises:
+            ClosedError: after close().
             ServerPhaseError: an earlier one got no answer, so the numbers of both sides may differ.
         """
         if self._unknown is not None:
@@ -136,22 +152,30 @@ class ServerGroup:
                 f"an earlier request of this worker got no answer ({self._unknown}): nobody knows "
                 "whether it was applied; restart the worker with a new incarnation"
             )
-        calls = [
-            OutgoingCall(link, self._numbered(request, link), payload(link), into(link))
-            for link in (self.links if links is None else links)
-        ]
+        if self._closed:
+            raise client_closed()
+        calls: list[OutgoingCall] = []
+        for link in self.links if links is None else links:
+            link.sequence += 1
+            number = Number(self.session, link.sequence, link.acknowledged, link.acked_clock)
+            numbered = request(number)
+            payload = payloads[link.server] if payloads else ()
+            into = intos[link.server] if intos else None
+            waits = isinstance(numbered, messages.Push)
+            calls.append(OutgoingCall(link, numbered, payload, into, waits))
         acks: list[Ack] = []
         try:
-            self.send(calls, timeout_s=timeout_s)
+            exchange(calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s)
         except ServerUnavailable as error:
             self._unknown = error
             raise
         finally:
             for call in calls:
                 if call.reply is not None:
-                    ack = messages.decode_reply(call.reply.meta, Ack)
-                    call.link.acknowledged = call.link.sequence
-                    call.link.acked_clock = max(call.link.acked_clock, ack.worker_clock)
+                    ack = messages.decode_ack(call.reply.meta)
+                    link = call.link
+                    link.acknowledged = link.sequence
+                    link.acked_clock = max(link.acked_clock, ack.worker_clock)
                     acks.append(ack)
         return acks
 
@@ -175,15 +199,15 @@ class ServerGroup:
             return list(acks)
         digest = manifest.hash()
 
-        def catch_up(number: Number, wait_s: float) -> messages.Changing:
+        def catch_up(number: Number) -> messages.Changing:
             if manifest.has_barrier:  # at most one clock behind: the open one
                 number = msgspec.structs.replace(number, acked_clock=newest - 1)
-                return messages.Push(digest, number, 0, None, False, True, wait_s)
+                return messages.Push(digest, number, 0, null=True)
             return messages.Join(number, newest)
 
         return [*acks, *self.change(catch_up, timeout_s=timeout_s, links=behind)]
 
-    def declare_inactive(self, request: Callable[[Number], messages.Changing] | None) -> None:
+    def declare_inactive(self, request: ChangingRequest | None) -> None:
         """Note what this worker is beside a member: away or done, in the words of this request.
 
         A server that is started again from a checkpoint takes it for a member, as all are at first.
@@ -213,9 +237,7 @@ class ServerGroup:
                 link.probe_restarts(timeout_s)
                 count = link.num_connections
                 if count != self._stood[link.server]:
-                    self.change(
-                        lambda number, _: request(number), timeout_s=timeout_s, links=[link]
-                    )
+                    self.change(request, timeout_s=timeout_s, links=[link])
                     self._stood[link.server] = count
             except (PSError, RpcError) as error:
                 self._unknown = unknown  # it is said again, under another number
@@ -265,13 +287,6 @@ class ServerGroup:
             self._lane.close()
         for link in self.links:
             link.retire()
-
-    def _numbered(
-        self, request: ChangingRequest, link: Channel
-    ) -> Callable[[float], messages.Changing]:
-        sequence = link.next_sequence()
-        number = Number(self.session, sequence, link.acknowledged, link.acked_clock)
-        return lambda wait_s: request(number, wait_s)
 
 
 def check_serving(described: Sequence[Description], waited_s: float) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ps.errors import ShapeError
-from ps.manifest.manifest import GroupLayout, Layout
+from ps.manifest.manifest import NUMPY_DTYPES, GroupLayout, Layout
 from ps.manifest.sharding import deal
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +59,7 @@ def check_arrays(
             raise _other_groups(layout, arrays, what)
         if not isinstance(array, np.ndarray):
             raise _other_array(group, what, type(array).__name__)
-        if array.dtype != group.numpy_dtype or array.shape != (group.offsets[-1],):
+        if array.dtype != NUMPY_DTYPES[group.dtype] or array.shape != (group.offsets[-1],):
             raise _other_array(
                 group,
                 what,
@@ -74,7 +74,21 @@ def check_arrays(
 
 def views_of(arrays: Mapping[str, Array], pieces: Sequence[Slice]) -> list[memoryview]:
     """Return the bytes of the pieces, as views of the arrays."""
-    return [arrays[piece.group][piece.start : piece.stop].data.cast("B") for piece in pieces]
+    return views_per_server(arrays, [pieces])[0]
+
+
+def views_per_server(
+    arrays: Mapping[str, Array], pieces: Sequence[Sequence[Slice]]
+) -> list[list[memoryview]]:
+    """Return the bytes of each server's pieces, as views of the arrays."""
+    views: list[list[memoryview]] = []
+    for owned in pieces:
+        own: list[memoryview] = []
+        for piece in owned:
+            view = arrays[piece.group][piece.start : piece.stop].data
+            own.append(view.cast("B"))
+        views.append(own)
+    return views
 
 
 def _other_groups(layout: Layout, arrays: Mapping[str, Array], what: str) -> ShapeError:

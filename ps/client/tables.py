@@ -12,7 +12,7 @@ and a lock of its own: it may wait for a permit that a push of another thread gi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,7 +103,7 @@ class TableClient:
         routed = self._routed(ids)
         request = messages.Lookup(self._known_hash(), self._order(routed))
         with self._lock:
-            return self._rows(self._fleet, routed, lambda _: request, timeout_s=self._timeout_s)
+            return self._rows(self._fleet, routed, request, timeout_s=self._timeout_s)
 
     def batch(
         self, ids: Mapping[str, ArrayLike | RoutedIds], *, timeout_s: float | None = None
@@ -138,9 +138,7 @@ class TableClient:
                 rows = self._rows(
                     lane,
                     routed,
-                    lambda wait_s: messages.LookupBatch(
-                        self._hash, named, order, still_open, wait_s
-                    ),
+                    messages.LookupBatch(self._hash, named, order, still_open),
                     timeout_s=limit_s,
                 )
             except BaseException:
@@ -201,7 +199,7 @@ class TableClient:
         self,
         fleet: ServerGroup,
         routed: Mapping[str, RoutedIds],
-        request: Callable[[float], messages.Lookup | messages.LookupBatch],
+        request: messages.Lookup | messages.LookupBatch,
         *,
         timeout_s: float,
     ) -> dict[str, Array]:
@@ -220,6 +218,7 @@ class TableClient:
                     for name, batch in routed.items()
                     if batch.num_own(link.server)
                 ],
+                waits=isinstance(request, messages.LookupBatch),
             )
             for link in fleet.links
             if any(batch.num_own(link.server) for batch in routed.values())
@@ -241,16 +240,19 @@ class TableClient:
             for name, (_, given) in grads.items()
         }
 
-        def payload(link: Channel) -> Sequence[Buffer]:
+        payloads: list[Sequence[Buffer]] = []
+        for link in self._fleet.links:
             parts = [summed[name][routed[name].own(link.server)] for name in routed]
-            return [*_ids_of(routed, link), *(_bytes(part) for part in parts if part.size)]
+            payloads.append(
+                [*_ids_of(routed, link), *[_bytes(part) for part in parts if part.size]]
+            )
 
         with self._lock:
             digest, order = self._known_hash(), self._order(routed)
             acks = self._fleet.change(
-                lambda number, _: messages.PushRows(digest, number, hyper, order, batch),
+                lambda number: messages.PushRows(digest, number, hyper, order, batch),
                 timeout_s=self._timeout_s,
-                payload=payload,
+                payloads=payloads,
             )
             return joined(acks)
 
@@ -261,7 +263,7 @@ class TableClient:
             request = messages.Scan(
                 self._known_hash(), self._numbers[spec.name], *place, with_slots
             )
-            call = OutgoingCall(link, lambda _: request)
+            call = OutgoingCall(link, request)
             (reply,) = self._fleet.send([call], timeout_s=self._timeout_s)
         scanned = messages.decode_reply(reply.meta, Scanned)
         data = np.frombuffer(reply.payload, np.uint8)

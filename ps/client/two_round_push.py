@@ -8,19 +8,17 @@ Threads: as ps.client.server_group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import msgspec
 import numpy as np
 
-from ps.client.channel import Channel
-from ps.client.server_group import ChangingRequest, ServerGroup
+from ps.client.server_group import Buffers, ChangingRequest, ServerGroup
 from ps.manifest.manifest import Manifest
 from ps.optim.clipping import Norms, servers_take_norms
 from ps.protocol import messages
 from ps.protocol.messages import Ack
-from rpc.client.connection import Buffer
 
 Array = np.ndarray[Any, Any]
 
@@ -49,15 +47,15 @@ class ClippedPush:
         request: ChangingRequest,
         *,
         timeout_s: float,
-        payload: Callable[[Channel], Sequence[Buffer]],
-        into: Callable[[Channel], Sequence[memoryview] | None],
+        payloads: Sequence[Buffers],
+        intos: Sequence[Sequence[memoryview]],
     ) -> list[Ack]:
         """Push as ServerGroup.change does; `timeout_s` holds for each round. Raises as that."""
         acks = self._fleet.change(
-            lambda number, wait_s: msgspec.structs.replace(request(number, wait_s), pull=True),
+            lambda number: msgspec.structs.replace(request(number), pull=True),
             timeout_s=timeout_s,
-            payload=payload,
-            into=lambda link: [self._parts[link.server].data.cast("B")],
+            payloads=payloads,
+            intos=[[part.data.cast("B")] for part in self._parts],
         )
         # A server without squares refused its part, or got nothing but null pushes: then the whole
         # gradient is dropped, everywhere.
@@ -66,12 +64,11 @@ class ClippedPush:
             squares = self._parts[0].copy()
             for part in self._parts[1:]:
                 squares += part
-        pulls = into(self._fleet.links[0]) is not None
         # The clock that each server has just answered with: one that was restored may be behind.
         self._fleet.change(
-            lambda number, _: messages.Settle(self._hash, number, number.acked_clock, pulls),
+            lambda number: messages.Settle(self._hash, number, number.acked_clock, bool(intos)),
             timeout_s=timeout_s,
-            payload=lambda _: () if squares is None else (squares,),
-            into=into,
+            payloads=[() if squares is None else (squares,)] * len(self._parts),
+            intos=intos,
         )
         return acks

@@ -14,7 +14,7 @@ import bisect
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Literal, NewType
+from typing import Any, Literal, NewType
 
 import msgspec
 import numpy as np
@@ -105,7 +105,11 @@ MAX_LAG = 64
 """Most pushes of one worker under way at a time; each keeps a gradient and a copy of the values."""
 
 
-_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+"""Of what `DType` names."""
 
 
 class ParamSpec(msgspec.Struct, frozen=True):
@@ -380,9 +384,9 @@ class GroupLayout(msgspec.Struct, frozen=True):
         return self.offsets[-1]
 
     @property
-    def numpy_dtype(self) -> np.dtype[np.float32] | np.dtype[np.float64]:
+    def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype as numpy's object."""
-        return _FLOAT32 if self.dtype == "float32" else _FLOAT64
+        return NUMPY_DTYPES[self.dtype]
 
     def param_at(self, element: int) -> str:
         """Return the name of the parameter that holds this element of the flat buffer."""

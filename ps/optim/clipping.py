@@ -22,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -194,6 +194,12 @@ class Clipper:
             name: np.empty(layout.group(name).num_elements, layout.group(name).numpy_dtype)
             for name in mine
         }
+
+    @classmethod
+    def if_needed(cls, manifest: Manifest, *, num_workers: int) -> Self | None:
+        """Return one where this worker clips anything."""
+        clipper = cls(manifest, num_workers=num_workers)
+        return clipper if clipper._out else None
 
     def clip(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
         """Return the gradients as they are to be pushed.

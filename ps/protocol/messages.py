@@ -35,6 +35,7 @@ server's squares instead, float64 little-endian, and Settle brings their sum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -401,13 +402,12 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 _Reply = TypeVar("_Reply")
-_encoder = msgspec.msgpack.Encoder()
+_ack_decoder = msgspec.msgpack.Decoder(Ack)
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
-def encode(message: msgspec.Struct) -> bytes:
-    """Return the meta bytes of a request or reply."""
-    return _encoder.encode(message)
+encode: Callable[[msgspec.Struct], bytes] = msgspec.msgpack.Encoder().encode
+"""Returns the meta bytes of a request or reply."""
 
 
 def decode_request(meta: bytes) -> Request:
@@ -420,6 +420,14 @@ def decode_request(meta: bytes) -> Request:
         return _request_decoder.decode(meta)
     except UNREADABLE as error:
         raise PSSettingsError(f"not a request that this server knows: {error}") from error
+
+
+def decode_ack(meta: bytes | memoryview) -> Ack:
+    """Return the acknowledgement in a frame's meta; raises as `decode_reply`."""
+    try:
+        return _ack_decoder.decode(meta)
+    except UNREADABLE as error:
+        raise PSSettingsError(f"the server's answer is no Ack: {error}") from error
 
 
 def decode_reply(meta: bytes | memoryview, reply: type[_Reply]) -> _Reply:

@@ -113,7 +113,7 @@ def dies_between_the_rounds(client):
     change = client._fleet.change
 
     def until_the_second(request, **options):
-        if isinstance(request(Number(1, 1), 0.0), messages.Settle):
+        if isinstance(request(Number(1, 1)), messages.Settle):
             raise Died
         return change(request, **options)
 
@@ -250,7 +250,7 @@ def hold_the_second_round(client, reduced, goes_on):
     change = client._fleet.change
 
     def held(request, **options):
-        if isinstance(request(Number(1, 1), 0.0), messages.Settle):
+        if isinstance(request(Number(1, 1)), messages.Settle):
             reduced.wait(15)
             assert goes_on.wait(15)
         return change(request, **options)

@@ -66,7 +66,7 @@ def before_the_second_round(clients, act):
         change = client._fleet.change
 
         def held(request, *, client=client, change=change, **options):
-            if isinstance(request(Number(1, 1), 0.0), messages.Settle):
+            if isinstance(request(Number(1, 1)), messages.Settle):
                 client._fleet.change = change
                 meeting.wait(WAIT_S)
             return change(request, **options)

@@ -59,7 +59,7 @@ def test_servers_that_workers_left_a_clock_apart_are_saved_as_they_are(tmp_path:
         client.push(filled(manifest, 1.0), hyper=Hyper(1.0), rows=1)
         push = partial(messages.Push, manifest.hash(), rows=0, hyper=None, pull=False, null=True)
         client._fleet.change(
-            lambda number, wait_s: push(number=number, wait_s=wait_s),
+            lambda number: push(number=number),
             timeout_s=10,
             links=client._fleet.links[:1],
         )
