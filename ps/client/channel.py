@@ -30,11 +30,17 @@ CONNECT_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.02
 ANSWER_SHARE = 0.1
 """Part of the remaining time that is left for a server's typed answer to arrive after its wait has
-ended."""
+ended; see `server_wait_s`."""
 SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.5, 1.0
 LONGEST_PAUSE_S = 1.0
 
 _LIMITS = Limits(max_reply_bytes=MAX_OPEN_BYTES)
+
+
+def server_wait_s(left_s: float) -> float:
+    """Return how long a server may let us wait; a busy machine needs time for the answer, too."""
+    answer_s = min(LONGEST_ANSWER_S, max(SHORTEST_ANSWER_S, ANSWER_SHARE * left_s))
+    return left_s - min(answer_s, left_s / 2)
 
 
 class OutgoingCall(msgspec.Struct):
@@ -57,17 +63,11 @@ class OutgoingCall(msgspec.Struct):
     last_cut: RpcError | None = None
 
     def meta(self, left_s: float) -> bytes:
-        """Return the encoded request; the server may let us wait for most of what is left.
-
-        Args:
-            left_s: until the deadline. A part of it is for the answer: a busy machine needs time.
-        """
+        """Return the encoded request, sent with `left_s` seconds to the deadline."""
         self.left_s = left_s
         if not self.waits:
             return messages.encode(self.request)
-        answer_s = min(LONGEST_ANSWER_S, max(SHORTEST_ANSWER_S, ANSWER_SHARE * left_s))
-        wait_s = left_s - min(answer_s, left_s / 2)
-        return messages.encode(msgspec.structs.replace(self.request, wait_s=wait_s))
+        return messages.encode(msgspec.structs.replace(self.request, wait_s=server_wait_s(left_s)))
 
     def succeed(self, reply: Reply) -> None:
         """End with a reply."""

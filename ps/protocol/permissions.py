@@ -100,6 +100,16 @@ def name_of(request: messages.Request) -> str:
     return type(request).__name__.lower()
 
 
+def is_allowed(request: messages.Request, caller: Identity, num_workers: int, phase: Phase) -> bool:
+    """Whether this caller may make the request in this phase; the checks below say why not."""
+    rule = _RULES[type(request)]
+    if caller.role not in rule.roles or phase not in rule.phases:
+        return False
+    return caller.role is not Role.WORKER or (
+        caller.rank < num_workers and not (rule.chief_only and caller.rank)
+    )
+
+
 def check_caller(request: messages.Request, caller: Identity, num_workers: int) -> None:
     """Refuse a caller that may not make this request in any phase.
 

@@ -31,14 +31,13 @@ from ps.manifest.manifest import Layout, Manifest, WorkerRank
 from ps.manifest.sharding import deal
 from ps.protocol import messages
 from ps.protocol.messages import Ack, Met
-from ps.protocol.permissions import check_caller, check_phase, name_of
+from ps.protocol.permissions import check_caller, check_phase, is_allowed, name_of
 from ps.server.lifecycle import Lifecycle
 from ps.server.loss_report import RestorePoint
 from ps.server.rendezvous import MAX_VALUE_BYTES, RendezvousBoard
 from ps.server.request import request_id
 from ps.server.save_restore import ShardSaving, restore_into
 from ps.server.shard import ServingShard
-from ps.server.table_handlers import TableRequest
 from ps.stats.counters import Counters
 from ps.stats.server_stats import ServerStats
 from ps.tables.table import Table, make_tables
@@ -59,6 +58,19 @@ def _read_frozen(call: Call, frozen: FrozenValues) -> None:
         call.read_into(view)
 
 
+_OF_SHARD: dict[type, Callable[[ServingShard, Call, Any], None]] = {
+    messages.Pull: ServingShard.pull,
+    messages.Push: ServingShard.push,
+    messages.Settle: ServingShard.settle,
+    messages.Assign: ServingShard.assign,
+    messages.Lookup: ServingShard.answer_tables,
+    messages.LookupBatch: ServingShard.answer_tables,
+    messages.PushRows: ServingShard.answer_tables,
+    messages.Scan: ServingShard.answer_tables,
+}
+"""What a loaded shard answers by itself."""
+
+
 class Service:
     """The handler behind one server's listener."""
 
@@ -67,7 +79,7 @@ class Service:
         settings: ServerSettings,
         *,
         open_connections: Callable[[], int],
-        refuse_if_replaced: Callable[[], None] = lambda: None,
+        refuse_if_replaced: Callable[[], None] | None = None,
         open_storage: OpenStorage = storage_at,
     ) -> None:
         self.settings = settings
@@ -84,15 +96,7 @@ class Service:
             messages.Describe: self._describe,
             messages.FetchManifest: self._fetch_manifest,
             messages.Seed: self._seed,
-            messages.Pull: self._pull,
             messages.PullFrozen: self._pull_frozen,
-            messages.Push: self._push,
-            messages.Settle: self._settle,
-            messages.Lookup: self._answer_tables,
-            messages.LookupBatch: self._answer_tables,
-            messages.PushRows: self._answer_tables,
-            messages.Scan: self._answer_tables,
-            messages.Assign: self._assign,
             messages.Join: self._change_membership,
             messages.Leave: self._change_membership,
             messages.Finish: self._change_membership,
@@ -116,14 +120,21 @@ class Service:
         """
         self._counters.begin_call()
         started_s = time.perf_counter()
-        name, failed = "", True
+        name, failed, life = "", True, self.life
         try:
-            self._refuse_if_replaced()
+            if self._refuse_if_replaced is not None:
+                self._refuse_if_replaced()
             request = messages.decode_request(call.meta)
-            check_caller(request, call.peer, self.settings.num_workers)
+            if not is_allowed(request, call.peer, self.settings.num_workers, life.phase):
+                check_caller(request, call.peer, self.settings.num_workers)
+                name = str(request.__struct_config__.tag)
+                check_phase(request, self.settings.rank, life.phase, life.reason)
             name = str(request.__struct_config__.tag)
-            check_phase(request, self.settings.rank, self.life.phase, self.life.reason)
-            self._handlers[type(request)](call, request)
+            of_shard = _OF_SHARD.get(type(request))
+            if of_shard is not None:
+                of_shard(life.shard or life.loaded(), call, request)
+            else:
+                self._handlers[type(request)](call, request)
             failed = False
         finally:
             self._counters.end_call(name, time.perf_counter() - started_s, failed=failed)
@@ -279,11 +290,6 @@ class Service:
             {"serving": serving.hash(), "seed": manifest.hash()},
         )
 
-    def _pull(self, call: Call, request: messages.Pull) -> None:
-        shard = self.life.loaded()
-        shard.check_manifest(request.manifest_hash)
-        shard.pull(call, averages=request.averages)
-
     def _pull_frozen(self, call: Call, request: messages.PullFrozen) -> None:
         shard = self.life.loaded()
         frozen, rank = shard.dense.frozen, self.settings.rank
@@ -302,20 +308,6 @@ class Service:
             )
         call.reply(messages.encode(Ack(shard.gate.clock)), frozen.views())
         self._counters.add(bytes_out=frozen.nbytes)
-
-    def _push(self, call: Call, request: messages.Push) -> None:
-        self.life.loaded().push(call, request)
-
-    def _answer_tables(self, call: Call, request: TableRequest) -> None:
-        shard = self.life.loaded()
-        shard.check_manifest(request.manifest_hash)
-        shard.tables.answer(call, request)
-
-    def _settle(self, call: Call, request: messages.Settle) -> None:
-        self.life.loaded().settle(call, request)
-
-    def _assign(self, call: Call, request: messages.Assign) -> None:
-        self.life.loaded().assign(call, request)
 
     def _change_membership(
         self, call: Call, request: messages.Join | messages.Leave | messages.Finish

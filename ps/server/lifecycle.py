@@ -36,27 +36,15 @@ class Lifecycle:
         self.stopping = threading.Event()
         """Set as soon as the shard drains."""
         self._changed = threading.Condition()
-        self._phase = Phase.EMPTY
-        self._reason = ""
-        self._shard: ServingShard | None = None
+        self.phase = Phase.EMPTY
+        """Where the shard is in its life; changed here alone."""
+        self.reason = ""
+        """Why it is DRAINING, CLOSED or FAILED; empty before."""
+        self.shard: ServingShard | None = None
+        """The shard once it was seeded or restored."""
         self._fences: dict[WorkerRank, int] = {}
         self._lost: dict[WorkerRank, int | None] = {}
         self._finished: set[WorkerRank] = set()
-
-    @property
-    def phase(self) -> Phase:
-        """Where the shard is in its life."""
-        return self._phase
-
-    @property
-    def reason(self) -> str:
-        """Why it is DRAINING, CLOSED or FAILED; empty before."""
-        return self._reason
-
-    @property
-    def shard(self) -> ServingShard | None:
-        """The shard once it was seeded or restored."""
-        return self._shard
 
     def loaded(self) -> ServingShard:
         """The shard.
@@ -64,22 +52,22 @@ class Lifecycle:
         Raises:
             ServerPhaseError: there is none yet.
         """
-        if self._shard is None:
+        if self.shard is None:
             raise ServerPhaseError(
-                f"ps:{self.settings.rank} is {self._phase.value} and holds no values"
+                f"ps:{self.settings.rank} is {self.phase.value} and holds no values"
             )
-        return self._shard
+        return self.shard
 
     def describe(self) -> Description:
         """This server as it is now."""
         with self._changed:
-            settings, shard = self.settings, self._shard
+            settings, shard = self.settings, self.shard
             description = Description(
                 settings.rank,
                 settings.num_servers,
                 settings.num_workers,
-                self._phase.value,
-                reason=self._reason,
+                self.phase.value,
+                reason=self.reason,
             )
             if shard is None:
                 return description
@@ -93,7 +81,7 @@ class Lifecycle:
     def wait_until_filled(self, deadline_s: float, is_gone: Callable[[], bool]) -> None:
         """Wait while the shard is EMPTY, at the latest until `deadline_s` (monotonic)."""
         with self._changed:
-            while self._phase is Phase.EMPTY and not is_gone():
+            while self.phase is Phase.EMPTY and not is_gone():
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return
@@ -102,10 +90,10 @@ class Lifecycle:
     def install(self, shard: ServingShard) -> bool:
         """Serve this shard from now on; False when another one was faster."""
         with self._changed:
-            if self._shard is not None:
+            if self.shard is not None:
                 return False
             self._move(Phase.SERVING)
-            self._shard = shard
+            self.shard = shard
             fences, lost = tuple(self._fences.items()), tuple(self._lost.items())
             finished = tuple(self._finished)
         for worker, incarnation in fences:
@@ -120,20 +108,20 @@ class Lifecycle:
         """Refuse the worker's incarnations below this one from now on."""
         with self._changed:
             self._fences[worker] = max(incarnation, self._fences.get(worker, 0))
-            shard = self._shard
+            shard = self.shard
         if shard is not None:
             shard.gate.fence(worker, incarnation)
 
     def finish_unfilled(self, worker: WorkerRank) -> None:
         """The worker is done for good: if there is no shard yet, tell it when there is one."""
         with self._changed:
-            if self._shard is None:
+            if self.shard is None:
                 self._finished.add(worker)
 
     def finish(self, worker: WorkerRank) -> None:
         """The worker is done for good, whether it said so itself or not."""
         self.finish_unfilled(worker)
-        shard = self._shard
+        shard = self.shard
         if shard is not None:
             shard.gate.finished(worker)
 
@@ -145,22 +133,22 @@ class Lifecycle:
         """
         with self._changed:
             self._lost[worker] = incarnation
-            shard = self._shard
+            shard = self.shard
         return shard is None or shard.gate.lose(worker, incarnation)
 
     def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
         """Raise StaleIncarnation unless this incarnation of the worker may still act."""
-        shard = self._shard
+        shard = self.shard
         if shard is not None:
             shard.gate.refuse_stale(worker, incarnation)
 
     def stop(self, reason: str) -> None:
         """End all waits and refuse what changes anything; the values can still be pulled."""
         with self._changed:
-            if self._phase in (Phase.DRAINING, Phase.CLOSED):
+            if self.phase in (Phase.DRAINING, Phase.CLOSED):
                 return
             self._move(Phase.DRAINING, reason or "stopped")
-            shard = self._shard
+            shard = self.shard
         if shard is not None:
             where = f"ps:{self.settings.rank} is {Phase.DRAINING.value}"
             shard.gate.close(ServerPhaseError(f"{where} ({reason}); nothing was changed"))
@@ -170,18 +158,18 @@ class Lifecycle:
         """Nothing is answered any more. Idempotent."""
         self.stop("closed")
         with self._changed:
-            if self._phase is not Phase.CLOSED:
-                self._move(Phase.CLOSED, self._reason)
+            if self.phase is not Phase.CLOSED:
+                self._move(Phase.CLOSED, self.reason)
 
     def fail(self, reason: str) -> None:
         """The shard cannot go on."""
         with self._changed:
-            if self._phase not in (Phase.DRAINING, Phase.CLOSED):
+            if self.phase not in (Phase.DRAINING, Phase.CLOSED):
                 self._move(Phase.FAILED, reason)
 
     def _move(self, to: Phase, reason: str = "") -> None:
-        check_move(self.settings.rank, self._phase, to)
-        before, self._phase, self._reason = self._phase, to, reason
+        check_move(self.settings.rank, self.phase, to)
+        before, self.phase, self.reason = self.phase, to, reason
         because = f": {reason}" if reason else ""
         _logger.info("ps:%d %s -> %s%s", self.settings.rank, before.value, to.value, because)
         self._changed.notify_all()

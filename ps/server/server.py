@@ -59,7 +59,7 @@ class PSServer:
         self._service = Service(
             settings,
             open_connections=lambda: self._listener.stats().open_connections,
-            refuse_if_replaced=self._refuse_if_replaced,
+            refuse_if_replaced=None if guard is None else self._refuse_if_replaced,
             open_storage=open_storage,
         )
         self._listener = Listener(self._service.handle, credentials, identity)

@@ -55,7 +55,7 @@ from ps.server.receive import BucketPart, Intake
 from ps.server.reduction import Reduction
 from ps.server.request import Incoming, request_id
 from ps.server.snapshot_trigger import SnapshotTrigger
-from ps.server.table_handlers import TableLog, TableServing
+from ps.server.table_handlers import TableLog, TableRequest, TableServing
 from ps.stats.counters import Counters
 from ps.tables.table import Table
 from rpc.auth.handshake import Role
@@ -132,9 +132,15 @@ class ServingShard:
                 "attach() again to get the shard's"
             )
 
-    def pull(self, call: Incoming, *, averages: bool = False) -> None:
+    def answer_tables(self, call: Incoming, request: TableRequest) -> None:
+        """Answer a request to the tables."""
+        self.check_manifest(request.manifest_hash)
+        self.tables.answer(call, request)
+
+    def pull(self, call: Incoming, request: messages.Pull) -> None:
         """Answer with the newest values, or with their moving averages."""
-        clock = self.gate.clock
+        self.check_manifest(request.manifest_hash)
+        clock, averages = self.gate.clock, request.averages
         told = list(map(self.dense.averages, self.dense.bucket_ids)) if averages else self._values
         call.reply(messages.encode(Ack(clock)), told)
         self._counters.add(bytes_out=self.dense.value_nbytes)

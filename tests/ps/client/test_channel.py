@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.client import channel, fan_out
+from ps.client import channel
 from ps.client.channel_stats import LinkStats
 from ps.client.client import PSClient
 from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, ServerGone
@@ -84,7 +84,7 @@ def test_a_closed_client_makes_no_lane():
 @pytest.mark.parametrize("left_s", [0.01, 0.3, 1.0, 5.0, 60.0])
 def test_a_typed_answer_has_time_to_come(left_s: float):
     """On a busy machine 30 ms are not enough, and the caller would not hear what was waited for."""
-    answer_s = left_s - fan_out._server_wait_s(left_s)
+    answer_s = left_s - channel.server_wait_s(left_s)
     assert min(0.5, left_s / 2) <= answer_s + 1e-9 <= 1.0 + 2e-9
 
 

@@ -78,7 +78,7 @@ def plain(manifest: Manifest) -> Manifest:
 def as_unpacked(packer: ErrorFeedback, manifest: Manifest, gradients: Arrays) -> Arrays:
     """What one server gets of a push, unpacked by hand; keeps what was left out."""
     packer.pack(gradients)
-    (wide, data, statistics) = packer.payload(0, gradients)
+    (wide, data, statistics) = packer.payloads(gradients)[0]
     packer._keep([0])
     out, taken = np.empty(SIZE, np.float32), 0
     kind = manifest.group("trainable").compression
