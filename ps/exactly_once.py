@@ -4,6 +4,7 @@ Covers: incarnations and fencing, sequence numbers, the state of a half-applied 
 Does not: apply anything (ps.dense.shard), decide when (ps.consistency.asp). Pure: no locks, clock
 or I/O.
 Threads: `begin`, `complete`, `fence` need one lock; `needs` and `mark` the lock of their bucket.
+`begin` gives the request a ticket, by which all else asks: the session is looked up once.
 
 Every request that changes something carries a `RequestId`. Per session and bucket the record keeps
 the sequence last applied there:
@@ -153,6 +154,7 @@ class SessionLog:
     __slots__ = (
         "applied",
         "completed",
+        "ended",
         "heard",
         "incarnation",
         "may_jump",
@@ -172,30 +174,94 @@ class SessionLog:
         # The first request since then: it may be one that the restore has undone.
         self.resent = 0
         self.refusal: PSError | None = None
+        # Why the record has put it away; requests that began before hear it.
+        self.ended: PSError | None = None
+
+
+class Ticket(msgspec.Struct, eq=False):
+    """One request that has begun: what it is, and what of it is left to do.
+
+    It holds its session's log, so nobody looks the session up again.
+
+    Threads: `needs` and `mark` take the lock of their bucket, all else the one of `begin`.
+    """
+
+    id: RequestId
+    verdict: Verdict
+    session: SessionLog
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is completed, or its session has gone on to a later request."""
+        session, sequence = self.session, self.id.sequence
+        return sequence <= session.completed or sequence < session.sequence
+
+    @property
+    def is_resent(self) -> bool:
+        """Whether a session that lived before a restore came back with this."""
+        return self.session.resent == self.id.sequence
+
+    @property
+    def refusal(self) -> PSError | None:
+        """Why this request was refused; None: it was not, or its session has gone on."""
+        session = self.session
+        if session.refusal is None or session.sequence != self.id.sequence:
+            return None
+        return session.refusal.again()
+
+    def check(self) -> None:
+        """Raise why its session was put away since `begin`: StaleIncarnation after a fence."""
+        if self.session.ended is not None:
+            raise self.session.ended.again()
+
+    def needs(self, bucket: int) -> bool:
+        """Whether this request still has to change this bucket.
+
+        False too when the session has gone on to a later request: a late copy changes nothing.
+
+        Raises:
+            StaleIncarnation: the worker was fenced since `begin`.
+        """
+        session, sequence = self.session, self.id.sequence
+        if session.ended is not None:
+            raise session.ended.again()
+        if session.sequence != sequence or session.completed >= sequence:
+            return False
+        return session.applied[bucket] < sequence
+
+    def mark(self, bucket: int) -> None:
+        """Note that the request has changed the bucket."""
+        self.session.applied[bucket] = self.id.sequence
+
+    def complete(self) -> None:
+        """Note that nothing of this request is left to do."""
+        session = self.session
+        session.completed = max(session.completed, self.id.sequence)
+
+    def refuse(self, error: PSError | None) -> None:
+        """Remember why its sender is refused this request; None: it is not, after all."""
+        if self.session.sequence == self.id.sequence:
+            self.session.refusal = None if error is None else error.again()
 
 
 class CompletionLog:
     """The record of one server, for the buckets it owns (numbered from 0 in their order here)."""
 
     def __init__(self, num_buckets: int) -> None:
+        self.is_restored = False
+        """Whether it began as a checkpoint's: sessions may be ahead of it."""
         self._num_buckets = num_buckets
         self._sessions: dict[WorkerRank, dict[int, SessionLog]] = {}
         self._least: dict[WorkerRank, int] = {}
         self._lost_requests = 0
         self._num_heard = 0
-        self._is_restored = False
-
-    @property
-    def is_restored(self) -> bool:
-        """Whether it began as a checkpoint's: sessions may be ahead of it."""
-        return self._is_restored
 
     @property
     def lost_requests(self) -> int:
         """Acknowledged requests that a restore has undone; above 0 means: steps were lost."""
         return self._lost_requests
 
-    def begin(self, request: RequestId, acknowledged: int = 0) -> Verdict:
+    def begin(self, request: RequestId, acknowledged: int = 0) -> Ticket:
         """Note that a request has arrived and say what it is.
 
         Numbers may be left out: a request can be refused before it comes here.
@@ -208,103 +274,55 @@ class CompletionLog:
             StaleIncarnation: a newer attempt of the worker is known, or this one was fenced.
             SequenceGap: this record does not know what was acknowledged: the state was lost.
         """
-        self.refuse_stale(request.worker, request.incarnation)
-        is_unheard = self._is_restored and self._begun(request) is None
-        record = self._record_of(request)
-        sequence = request.sequence
-        if sequence <= record.completed or sequence < record.sequence:
-            return Verdict.DUPLICATE
-        if record.may_jump or (is_unheard and acknowledged):
-            record.resent = sequence
-        if sequence == record.sequence:
-            return Verdict.RESUMED
-        lost = acknowledged - record.sequence
-        if lost > 0:
-            is_unknown = self._is_restored and not record.sequence
-            if not record.may_jump and not is_unknown:
-                raise SequenceGap(
-                    f"worker {request.worker} was told that its request {acknowledged} is done, "
-                    f"this server knows requests up to {record.sequence}: it was restarted and has "
-                    "lost updates; restore the last checkpoint and restart the workers",
-                    {"worker": str(request.worker), "acknowledged": str(acknowledged)},
-                )
-            self._lost_requests += lost
-        record.may_jump = False
-        record.sequence = sequence
-        record.refusal = None
-        return Verdict.NEW
+        worker, incarnation, key, sequence = request
+        least = self._least.get(worker, 0)
+        if incarnation < least:
+            raise _replaced(worker, incarnation, least)
+        if incarnation > least:
+            self.fence(worker, incarnation)
+        session = self._sessions.get(worker, _NONE).get(key)
+        is_unheard = session is None or session.incarnation != incarnation
+        if session is None or is_unheard:
+            session = self._open(request)
+        self._num_heard += 1
+        session.heard = self._num_heard
+        if sequence <= session.completed or sequence < session.sequence:
+            return Ticket(request, Verdict.DUPLICATE, session)
+        if session.may_jump or (is_unheard and acknowledged and self.is_restored):
+            session.resent = sequence
+        if sequence == session.sequence:
+            return Ticket(request, Verdict.RESUMED, session)
+        if acknowledged > session.sequence:
+            self._count_lost(request, session, acknowledged)
+        session.may_jump = False
+        session.sequence = sequence
+        session.refusal = None
+        return Ticket(request, Verdict.NEW, session)
 
-    def is_resent(self, request: RequestId) -> bool:
-        """Whether a session that lived before a restore came back with this; ask after `begin`."""
-        record = self._begun(request)
-        return record is not None and record.resent == request.sequence
-
-    def give_up(self, request: RequestId) -> None:
+    def give_up(self, ticket: Ticket) -> None:
         """Note that this request belongs to what a restore has undone: nothing is applied."""
-        self.complete(request)
+        ticket.complete()
         self._lost_requests += 1
-
-    def needs(self, request: RequestId, bucket: int) -> bool:
-        """Whether this request still has to change this bucket; call it after `begin`.
-
-        False too when the session has gone on to a later request: a late copy changes nothing.
-
-        Raises:
-            StaleIncarnation: the worker was fenced since `begin`.
-        """
-        self.refuse_stale(request.worker, request.incarnation)
-        record = self._begun(request)
-        if record is None or record.sequence != request.sequence:
-            return False
-        return max(record.applied[bucket], record.completed) < request.sequence
-
-    def mark(self, request: RequestId, bucket: int) -> None:
-        """Note that the request has changed the bucket; call it under the bucket's lock."""
-        record = self._begun(request)
-        if record is not None:
-            record.applied[bucket] = request.sequence
-
-    def complete(self, request: RequestId) -> None:
-        """Note that nothing of this request is left to do."""
-        record = self._begun(request)
-        if record is not None:
-            record.completed = max(record.completed, request.sequence)
-
-    def refuse(self, request: RequestId, error: PSError | None) -> None:
-        """Remember why its sender is refused this request; None: it is not, after all."""
-        record = self._begun(request)
-        if record is not None and record.sequence == request.sequence:
-            record.refusal = None if error is None else error.again()
-
-    def refusal_of(self, request: RequestId) -> PSError | None:
-        """Return why this request was refused; None: it was not, or its session has gone on."""
-        record = self._begun(request)
-        if record is None or record.sequence != request.sequence or record.refusal is None:
-            return None
-        return record.refusal.again()
 
     def fence(self, worker: WorkerRank, least_incarnation: int) -> None:
         """Refuse every incarnation of the worker below `least_incarnation` from now on."""
         if least_incarnation <= self._least.get(worker, 0):
             return
         self._least[worker] = least_incarnation
-        sessions = self._sessions.get(worker, {})
+        kept: dict[int, SessionLog] = {}
+        for key, session in self._sessions.get(worker, _NONE).items():
+            if session.incarnation >= least_incarnation:
+                kept[key] = session
+            else:
+                session.ended = _replaced(worker, session.incarnation, least_incarnation)
         # A new dict: another thread may be reading the old one for a checkpoint.
-        self._sessions[worker] = {
-            session: record
-            for session, record in sessions.items()
-            if record.incarnation >= least_incarnation
-        }
+        self._sessions[worker] = kept
 
     def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
         """Raise StaleIncarnation if a newer attempt of the worker is known, or this was fenced."""
         least = self._least.get(worker, 0)
         if incarnation < least:
-            raise StaleIncarnation(
-                f"worker {worker} incarnation {incarnation} was replaced: the server accepts "
-                f"{least} and newer; this process must end",
-                {"worker": str(worker), "got": str(incarnation), "expected": str(least)},
-            )
+            raise _replaced(worker, incarnation, least)
 
     def incarnation_of(self, worker: WorkerRank) -> int:
         """The oldest incarnation that is not refused: the newest one seen, unless fenced beyond."""
@@ -326,7 +344,7 @@ class CompletionLog:
         and the jump is counted. Those of another run are never heard of again and make room in
         time.
         """
-        self._is_restored = True
+        self.is_restored = True
         for cut in cuts:
             if len(cut.applied) != self._num_buckets:
                 raise ServerPhaseError(
@@ -340,22 +358,37 @@ class CompletionLog:
             record.may_jump = True
             self._sessions.setdefault(WorkerRank(cut.worker), {})[cut.session] = record
 
-    def _begun(self, request: RequestId) -> SessionLog | None:
-        record = self._sessions.get(request.worker, {}).get(request.session)
-        if record is None or record.incarnation != request.incarnation:
-            return None
-        return record
-
-    def _record_of(self, request: RequestId) -> SessionLog:
-        """Find or make the session's record and note that it is the last one heard of."""
-        self.fence(request.worker, request.incarnation)
+    def _open(self, request: RequestId) -> SessionLog:
+        """Make a session's log; the one that was silent longest makes room."""
         sessions = self._sessions.setdefault(request.worker, {})
-        record = sessions.get(request.session)
-        if record is None or record.incarnation != request.incarnation:
-            record = SessionLog(request.incarnation, self._num_buckets)
-            if len(sessions) >= MAX_SESSIONS:
-                del sessions[min(sessions, key=lambda session: sessions[session].heard)]
-            sessions[request.session] = record
-        self._num_heard += 1
-        record.heard = self._num_heard
-        return record
+        if len(sessions) >= MAX_SESSIONS:
+            silent = min(sessions, key=lambda session: sessions[session].heard)
+            sessions.pop(silent).ended = ServerPhaseError(
+                f"worker {request.worker} has more than {MAX_SESSIONS} clients at this server; the "
+                "one that was silent longest was put away: close clients that are done"
+            )
+        session = sessions[request.session] = SessionLog(request.incarnation, self._num_buckets)
+        return session
+
+    def _count_lost(self, request: RequestId, session: SessionLog, acknowledged: int) -> None:
+        """Count what a restore has undone; without one nothing may be missing."""
+        is_unknown = self.is_restored and not session.sequence
+        if not session.may_jump and not is_unknown:
+            raise SequenceGap(
+                f"worker {request.worker} was told that its request {acknowledged} is done, "
+                f"this server knows requests up to {session.sequence}: it was restarted and has "
+                "lost updates; restore the last checkpoint and restart the workers",
+                {"worker": str(request.worker), "acknowledged": str(acknowledged)},
+            )
+        self._lost_requests += acknowledged - session.sequence
+
+
+_NONE: dict[int, SessionLog] = {}
+
+
+def _replaced(worker: WorkerRank, incarnation: int, least: int) -> StaleIncarnation:
+    return StaleIncarnation(
+        f"worker {worker} incarnation {incarnation} was replaced: the server accepts "
+        f"{least} and newer; this process must end",
+        {"worker": str(worker), "got": str(incarnation), "expected": str(least)},
+    )

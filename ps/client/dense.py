@@ -124,8 +124,8 @@ class DenseClient:
         request = messages.PullFrozen(manifest.frozen_hash())
         pieces = slice_by_server(layout, len(self._fleet.links))
         calls = [
-            OutgoingCall(link, lambda _: request, into=views_of(into, pieces[link.server]))
-            for link in self._fleet.links
+            OutgoingCall(link, request, into=own)
+            for link, own in zip(self._fleet.links, views_per_server(into, pieces), strict=True)
         ]
         self._fleet.answers(calls, Ack, timeout_s=timeout_s)
 

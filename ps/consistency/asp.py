@@ -32,13 +32,9 @@ class ASP:
     """Each push is applied when it arrives; nobody waits for anybody."""
 
     def __init__(self, *, clock: int = 0) -> None:
-        self._clock = clock
-        self._finished: set[WorkerRank] = set()
-
-    @property
-    def clock(self) -> int:
+        self.clock = clock
         """Pushes applied so far."""
-        return self._clock
+        self._finished: set[WorkerRank] = set()
 
     def admit(self, worker: WorkerRank) -> PushDecision:
         """Apply on arrival."""
@@ -48,12 +44,12 @@ class ASP:
     def on_push(self, worker: WorkerRank, rows: int, *, null: bool) -> list[Action]:  # noqa: ARG002 - rows weigh in sync only
         """Count the push and answer it."""
         if not null:
-            self._clock += 1
-        return [Release((worker,), self._clock)]
+            self.clock += 1
+        return [Release((worker,), self.clock)]
 
     def clock_of(self, worker: WorkerRank) -> int:  # noqa: ARG002
         """The server's."""
-        return self._clock
+        return self.clock
 
     def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:  # noqa: ARG002 - no clock of its own
         """Nothing waits for members."""

@@ -42,17 +42,13 @@ class BSP:
     """
 
     def __init__(self, num_workers: int, *, on_lost: OnLost = "fail", clock: int = 0) -> None:
-        self._clock = clock
+        self.clock = clock
+        """Barriers completed so far."""
         self._continues = on_lost == "continue"
         self._members = {WorkerRank(rank) for rank in range(num_workers)}
         self._finished: set[WorkerRank] = set()
         self._arrived: dict[WorkerRank, int | None] = {}  # rows, None for a null push
         self._broken_by: WorkerRank | None = None
-
-    @property
-    def clock(self) -> int:
-        """Barriers completed so far."""
-        return self._clock
 
     @property
     def members(self) -> frozenset[WorkerRank]:
@@ -76,7 +72,7 @@ class BSP:
         self.admit(worker)
         if worker in self._arrived:
             raise ServerPhaseError(
-                f"worker {worker} pushed twice in clock {self._clock}: its first push still waits "
+                f"worker {worker} pushed twice in clock {self.clock}: its first push still waits "
                 f"for {_ranks(self.missing())}; repeat that push or stop"
             )
         self._arrived[worker] = None if null else rows
@@ -84,7 +80,7 @@ class BSP:
 
     def clock_of(self, worker: WorkerRank) -> int:  # noqa: ARG002
         """The barrier's."""
-        return self._clock
+        return self.clock
 
     def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:  # noqa: ARG002 - no clock of its own
         """Wait for this worker from the barrier that is open now."""
@@ -130,9 +126,9 @@ class BSP:
         did not hear that it was applied. It is lost too and waits no longer, or they would stay one
         behind. All else is for the clock that is open now.
         """
-        if clock <= self._clock:
+        if clock <= self.clock:
             return []
-        self._clock = clock
+        self.clock = clock
         undone = tuple(sorted(self._arrived.keys() & behind))
         for worker in undone:
             del self._arrived[worker]
@@ -147,12 +143,12 @@ class BSP:
             return []
         arrived = sorted(self._arrived.items())
         self._arrived.clear()
-        self._clock += 1
+        self.clock += 1
         gradients = tuple(
             Contribution(worker, rows) for worker, rows in arrived if rows is not None
         )
         reduce: list[Action] = [Reduce(gradients)] if gradients else []
-        return [*reduce, Release(tuple(worker for worker, _ in arrived), self._clock)]
+        return [*reduce, Release(tuple(worker for worker, _ in arrived), self.clock)]
 
     def _refuse_broken(self) -> None:
         if self._broken_by is not None:

@@ -1,8 +1,8 @@
 """Between the pure decisions and the threads: one lock, the waits, and the execution of actions.
 
 Covers: exactly-once verdicts, waiting with deadlines, membership, the order of what happens.
-Does not: say how a push's wait ends (ps.consistency.waiting), read sockets or hold parameters;
-reducing is a callable that the shard gives.
+Does not: say how a push's wait ends (ps.consistency.waiting), read sockets or hold parameters: what
+is decided is done by the `Updates` that the shard gives.
 Threads: any. `changed` guards record, policy and waiting pushes;
 a reduction runs under it, so between two clocks nobody sees half of an update.
 
@@ -21,7 +21,6 @@ import contextlib
 import dataclasses
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic
 
@@ -40,14 +39,15 @@ from ps.consistency.policy import (
 from ps.consistency.recovery import ClockRecovery
 from ps.consistency.staleness import StalenessTracker
 from ps.consistency.waiting import (
-    Contributions,
     Gradient,
     PendingPush,
+    Updates,
     WaitingLookups,
     WaitingPushes,
     no_permit,
     still_waits,
 )
+from ps.consistency.waits import Waited, wait_until
 from ps.errors import (
     NonFiniteGradient,
     PSError,
@@ -56,7 +56,7 @@ from ps.errors import (
     ServerGone,
     ServerPhaseError,
 )
-from ps.exactly_once import CompletionLog, RequestId, Verdict
+from ps.exactly_once import CompletionLog, RequestId, Ticket, Verdict
 from ps.manifest.manifest import WorkerRank
 
 
@@ -66,14 +66,12 @@ class RowGate:
     Args:
         gate: of the shard.
         policy: decides; only hybrid lets a lookup wait.
-        record: remembers.
     """
 
-    def __init__(self, gate: Gate[Any], policy: Policy, record: CompletionLog) -> None:
+    def __init__(self, gate: Gate[Any], policy: Policy) -> None:
         self._gate = gate
         self._policy = policy
         self._hybrid = policy if isinstance(policy, Hybrid) else None
-        self._record = record
 
     def look_up(
         self,
@@ -97,61 +95,82 @@ class RowGate:
         """
         gate, hybrid = self._gate, self._hybrid
         with gate.changed:
-            if hybrid is None or gate.begin(batch)[0] is Verdict.DUPLICATE:
+            if hybrid is None:
+                return
+            ticket = gate.begin(batch)
+            if ticket.verdict is Verdict.DUPLICATE:
                 return
             with gate.lookups.entered(batch) as wait:
                 try:
-                    with gate.refusing(batch):
+                    with refusing(ticket):
                         actions = hybrid.on_lookup(batch, still_open)
                     gate.execute(actions)
-                    while not wait.is_granted:
+
+                    def is_granted() -> bool:
+                        if wait.is_granted:
+                            return True
                         gate.refuse_closed()
-                        self._record.refuse_stale(batch.worker, batch.incarnation)
+                        ticket.check()
                         if wait.is_recalled:
-                            with gate.refusing(batch):
+                            with refusing(ticket):
                                 raise self._why_recalled(hybrid, batch)
-                        if time.monotonic() >= deadline_s:
-                            raise no_permit(batch.worker, hybrid.permits.bound)
-                        gate.pause(deadline_s, batch.worker, is_gone)
+                        return False
+
+                    waited = wait_until(gate.changed, is_granted, deadline_s, is_gone)
+                    if waited is Waited.OVERDUE:
+                        raise no_permit(batch.worker, hybrid.permits.bound)
+                    if waited is Waited.GONE:
+                        raise sender_gone(batch.worker)
                 finally:
                     if wait.num_copies == 1:
                         gate.execute(hybrid.on_lookup_ended(batch))
-            self._record.complete(batch)
+            ticket.complete()
 
     def permits_of(self, worker: WorkerRank) -> frozenset[RequestId]:
         """The worker's batches that are under way; none where lookups need no permit."""
         with self._gate.changed:
             return self._hybrid.permits.held(worker) if self._hybrid else frozenset()
 
-    def admit(self, request: RequestId, batch: RequestId | None) -> None:
+    def admit(self, ticket: Ticket, batch: RequestId | None) -> None:
         """Refuse gradients that may not be applied now; others are, as they arrive.
 
         Raises:
             ServerPhaseError, WorkerLost: as for a push to the groups.
             PSSettingsError: hybrid: they are of no batch, so nothing bounds how old they are.
         """
-        with self._gate.changed, self._gate.refusing(request):
-            self._policy.admit(request.worker)
+        with self._gate.changed, refusing(ticket):
+            self._policy.admit(ticket.id.worker)
         if batch is None and self._hybrid is not None:
             raise PSSettingsError(
                 "hybrid takes gradients of rows only for a batch that was looked up to train on; "
                 "use tables.batch(ids) and its push()"
             )
 
-    def applied(self, request: RequestId, batch: RequestId | None) -> bool:
-        """A push is done, and its batch over; False when that was known."""
+    def applied(self, ticket: Ticket, batch: RequestId | None) -> bool:
+        """A push is done, and its batch over; False when that was known.
+
+        All of it was applied as it arrived, so it counts though a copy was refused meanwhile.
+        """
         with self._gate.changed:
-            self._gate.mark_applied(request)
-            if self._gate.begin(request)[0] is Verdict.DUPLICATE:
+            ticket.refuse(None)
+            if not self._gate.is_to_do(ticket):
                 return False
-            self._record.complete(request)
+            ticket.complete()
             self._end(batch)
             return True
 
-    def refused(self, request: RequestId, batch: RequestId | None, error: PSError) -> None:
-        """A push is refused: its number is done, its batch over, and a retry hears why."""
+    def refused(self, ticket: Ticket, batch: RequestId | None, error: PSError) -> None:
+        """A push is refused: its number is done, its batch over, and a retry hears why.
+
+        A late copy leaves what is known of later requests.
+
+        Raises:
+            StaleIncarnation, PSError: as Gate.begin.
+        """
         with self._gate.changed:
-            self._gate.refuse_unstaged(request, error)
+            if self._gate.is_to_do(ticket):
+                ticket.refuse(error)
+                ticket.complete()
             self._end(batch)
 
     def _end(self, batch: RequestId | None) -> None:
@@ -172,44 +191,32 @@ _logger = logging.getLogger(__name__)
 
 Event = Callable[[Policy, WorkerRank], list[Action]]
 
-_CHECK_PEER_S = 0.25
-"""How often a waiting push looks whether its sender is still there; costs one poll() each."""
-
 
 class Gate(Generic[Gradient]):
     """Serialises what workers do to one shard.
 
+    A push goes through it twice: `begin_push` before its gradient is read, `arrive` after. Both
+    work on one object, which holds what the record and the policy have said of it.
+
     Args:
         policy: decides; see ps.consistency.asp.
-        record: remembers; see ps.exactly_once.
-        reduce: applies the staged gradients, in the given order, as one update.
-        on_applied: told once for every push that has become part of the parameters.
-        on_failed: told why the shard cannot go on.
+        log: remembers; see ps.exactly_once.
+        updates: does to the parameters what was decided.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        record: CompletionLog,
-        reduce: Callable[[Contributions[Gradient]], None],
-        on_applied: Callable[[PendingPush[Gradient]], None],
-        on_failed: Callable[[str], None],
-    ) -> None:
+    def __init__(self, policy: Policy, log: CompletionLog, updates: Updates[Gradient]) -> None:
         self.changed = threading.Condition(threading.RLock())
         self._policy = policy
-        self._record = record
-        self._reduce = reduce
-        self._on_failed = on_failed
-        self._views = StalenessTracker(policy.clock)
-        self._waiting: WaitingPushes[Gradient] = WaitingPushes(record, self._views, on_applied)
+        self._log = log
+        self._updates = updates
+        self._tracker = StalenessTracker(policy.clock)
+        self._waiting: WaitingPushes[Gradient] = WaitingPushes(log, self._tracker, updates)
         self.lookups = WaitingLookups()
-        self.rows = RowGate(self, policy, record)
+        self.rows = RowGate(self, policy)
         self._arriving: set[WorkerRank] = set()
         """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
-        self._forgotten = ClockRecovery(policy, record, self._waiting)
+        self._recovery = ClockRecovery(policy, self._waiting)
         self._closed: PSError | None = None
-        self.on_moved: Callable[[], None] = lambda: None
-        """Called under the lock when clock or parameters may have changed."""
 
     @property
     def clock(self) -> int:
@@ -220,7 +227,7 @@ class Gate(Generic[Gradient]):
     def waiting(self) -> frozenset[RequestId]:
         """The pushes that are not answered yet."""
         with self.changed:
-            return self._waiting.requests
+            return frozenset(self._waiting.pushes)
 
     def clock_of(self, worker: WorkerRank) -> int:
         """Where a worker stands; see ps.consistency.policy."""
@@ -232,66 +239,68 @@ class Gate(Generic[Gradient]):
         with self.changed:
             return self._policy.missing()
 
-    def begin(
-        self,
-        request: RequestId,
-        acknowledged: int = 0,
-        acked_clock: int = 0,
-        *,
-        is_push: bool = False,
-    ) -> tuple[Verdict, PendingPush[Gradient] | None]:
-        """Say what a changing request is, and find it if it already waits at the barrier.
+    def begin(self, request: RequestId, acknowledged: int = 0, acked_clock: int = 0) -> Ticket:
+        """Say what a changing request is, unless it is a push to the groups.
 
         Args:
             request: its name.
             acknowledged: the last request that the session was told is done.
             acked_clock: the newest clock that its worker was told; 0: none yet.
-            is_push: it is meant for one clock; after a restore that clock may be past.
 
         Raises:
             StaleIncarnation, SequenceGap: see ps.exactly_once.
-            PSError: what this very request was refused with before, unless it still waits.
+            PSError: what this very request was refused with before.
         """
         with self.changed:
-            self.refuse_closed()
-            verdict = self._record.begin(request, acknowledged)
-            self._drop_replaced(request.worker)
-            if self._record.is_restored:
-                was_done = verdict is Verdict.DUPLICATE
-                news = self._forgotten.learn(
-                    request.worker, acked_clock, counts=is_push and was_done
-                )
-                if news is not None:
-                    self.execute(news)
-                if is_push and not was_done and self._forgotten.is_past(request, acked_clock):
-                    self._record.give_up(request)
-                    return Verdict.DUPLICATE, None
-            return verdict, self._waiting.find(request)
+            ticket = self._begin(request, acknowledged)
+            if self._log.is_restored:
+                self._learn(request.worker, acked_clock)
+            if (refusal := ticket.refusal) is not None:
+                raise refusal
+            return ticket
 
-    def admit(self, request: RequestId) -> PushDecision:
-        """Whether to apply a gradient as it arrives or to stage it.
+    def begin_push(
+        self, push: PendingPush[Gradient], acknowledged: int = 0, lag: int = 0
+    ) -> PendingPush[Gradient] | None:
+        """Begin a push to the groups, and decide what to do with its gradient.
+
+        Args:
+            push: it is meant for one clock; after a restore that clock may be past.
+            acknowledged: as `begin`.
+            lag: see ps.consistency.staleness.
+
+        Returns:
+            None: go on with it, as its `decision` says, and let it `arrive`. Else it is known: what
+            to answer it with, once that is done.
 
         Raises:
-            ServerPhaseError, WorkerLost: neither; every copy of it hears the same.
+            StaleIncarnation, SequenceGap, PSError: as `begin`; of a push that waits no more.
+            ServerPhaseError, WorkerLost: its worker may not push; every copy hears the same.
         """
-        with self.changed, self.refusing(request):
-            admission = self._policy.admit(request.worker)
-            if admission is not PushDecision.STAGE:
-                self._arriving.add(request.worker)
-            return admission
-
-    @contextlib.contextmanager
-    def refusing(self, request: RequestId) -> Iterator[None]:
-        """Remember what ends a request here; its caller holds `changed`.
-
-        Else a copy that is still under way would be taken once its worker has joined, and stand at
-        the barrier in the place of the push that the worker sends next.
-        """
-        try:
-            yield
-        except PSError as error:
-            self._waiting.refuse(request, error)
-            raise
+        with self.changed:
+            worker = push.id.worker
+            push.ticket = ticket = self._begin(push.id, acknowledged)
+            if self._log.is_restored:
+                self._recover(push)
+            waiting = self._waiting.pushes.get(push.id)
+            if waiting is not None:
+                return waiting
+            if ticket.session.refusal is not None and (refusal := ticket.refusal) is not None:
+                raise refusal
+            if ticket.verdict is Verdict.DUPLICATE:
+                push.staleness = self.staleness_of(worker, lag)
+                push.clock = self._policy.clock
+                return push
+            try:
+                push.decision = self._policy.admit(worker)
+            except PSError as error:
+                ticket.refuse(error)
+                raise
+            if push.decision is not PushDecision.STAGE:
+                self._arriving.add(worker)
+            # After the admission, so that two pushes that arrive together each see the other.
+            push.staleness = self.staleness_of(worker, lag)
+            return None
 
     def staleness_of(self, worker: WorkerRank, lag: int = 0) -> int:
         """Updates by others that the worker's gradient lacks, those that arrive just now included.
@@ -301,39 +310,51 @@ class Gate(Generic[Gradient]):
             lag: see ps.consistency.staleness.
         """
         with self.changed:
-            arriving = len(self._arriving - {worker})
-            return self._views.staleness(worker, self._policy.clock + arriving, lag)
+            arriving = len(self._arriving) - (worker in self._arriving)
+            return self._tracker.staleness(worker, self._policy.clock + arriving, lag)
 
     def pulled(self, worker: WorkerRank, clock: int) -> None:
         """Note which clock's parameters the worker has got."""
         with self.changed:
-            self._views.pulled(worker, clock)
+            self._tracker.pulled(worker, clock)
 
-    def arrive(self, arrival: PendingPush[Gradient]) -> PendingPush[Gradient]:
-        """A push is completely here: let the policy decide and execute what it decides.
+    def is_to_do(self, ticket: Ticket) -> bool:
+        """Whether a request that began is still to be done; call it while holding `changed`.
+
+        Raises:
+            StaleIncarnation, PSError: as `begin`.
+        """
+        if self._closed is not None:
+            raise self._closed
+        session, sequence = ticket.session, ticket.id.sequence
+        if session.ended is not None:
+            raise session.ended.again()
+        if session.refusal is not None and (refusal := ticket.refusal) is not None:
+            raise refusal
+        return sequence > session.completed and sequence >= session.sequence
+
+    def arrive(self, push: PendingPush[Gradient]) -> PendingPush[Gradient]:
+        """A push that began is completely here: the policy decides, and that is executed.
 
         Returns:
-            The arrival to wait for; another object if a copy of the same push was faster, and then
-            the given one is not kept.
+            The push to wait for; another object if a copy of the same push was faster, and then the
+            given one is not kept.
         """
         with self.changed:
-            if arrival.is_changing:
-                self.mark_applied(arrival.id)
-            verdict, earlier = self.begin(arrival.id)
-            if earlier is not None:
-                return earlier
-            if verdict is Verdict.DUPLICATE:
-                return dataclasses.replace(arrival, gradient=None, clock=self._policy.clock)
-            self._enter(arrival)
-        return arrival
+            waiting = self._waiting.pushes.get(push.id)
+            if push.hyper is not None and push.gradient is None:
+                # All of it was applied as it arrived, though a copy may have been refused since.
+                push.ticket.refuse(None)
+            if waiting is not None:
+                self.refuse_closed()
+                push.ticket.check()
+                return waiting
+            if not self.is_to_do(push.ticket):
+                return dataclasses.replace(push, gradient=None, clock=self._policy.clock)
+            self._enter(push)
+        return push
 
-    def mark_applied(self, request: RequestId) -> None:
-        """All of it was applied as it arrived, though a copy may have been refused meanwhile."""
-        self._record.refuse(request, None)
-
-    def refuse(
-        self, arrival: PendingPush[Gradient], error: PSError
-    ) -> PendingPush[Gradient] | None:
+    def refuse(self, push: PendingPush[Gradient], error: PSError) -> PendingPush[Gradient] | None:
         """A push is refused for what is in it; it counts as present, without gradient.
 
         So barriers stay whole and all servers agree on the clocks, though one refused its part.
@@ -347,30 +368,20 @@ class Gate(Generic[Gradient]):
             PSError: it was refused before, and that is over; or the gate is closed.
         """
         with self.changed:
-            verdict, earlier = self.begin(arrival.id)
-            if earlier is not None or verdict is Verdict.DUPLICATE:
-                return earlier
-            self._waiting.refuse(arrival.id, error)
-            null = dataclasses.replace(arrival, hyper=None, gradient=None)
-            self._enter(null)
-            return null
-
-    def refuse_unstaged(self, request: RequestId, error: PSError) -> None:
-        """A request that no worker waits for is refused: its number is done, a retry hears why.
-
-        A late copy leaves what is known of later requests.
-
-        Raises:
-            StaleIncarnation, PSError: as `begin`.
-        """
-        with self.changed:
-            if self.begin(request)[0] is Verdict.DUPLICATE:
-                return
-            self._waiting.refuse(request, error)
-            self._record.complete(request)
+            waiting = self._waiting.pushes.get(push.id)
+            if waiting is not None:
+                self.refuse_closed()
+                push.ticket.check()
+                return waiting
+            if not self.is_to_do(push.ticket):
+                return None
+            push.ticket.refuse(error)
+            push.hyper = push.gradient = None
+            self._enter(push)
+            return push
 
     def wait(
-        self, arrival: PendingPush[Gradient], deadline_s: float, is_gone: Callable[[], bool]
+        self, push: PendingPush[Gradient], deadline_s: float, is_gone: Callable[[], bool]
     ) -> int:
         """Wait until the push is part of a clock.
 
@@ -383,13 +394,14 @@ class Gate(Generic[Gradient]):
             PSError: why the barrier broke.
         """
         with self.changed:
-            while not arrival.is_done:
-                if time.monotonic() >= deadline_s:
-                    raise still_waits(self._policy.clock, self._policy.missing())
-                self.pause(deadline_s, arrival.id.worker, is_gone)
-            if arrival.error is not None:
-                raise arrival.error
-            return arrival.clock or 0
+            waited = wait_until(self.changed, lambda: push.is_done, deadline_s, is_gone)
+            if waited is Waited.OVERDUE:
+                raise still_waits(self._policy.clock, self._policy.missing())
+            if waited is Waited.GONE:
+                raise sender_gone(push.id.worker)
+            if push.error is not None:
+                raise push.error
+            return push.clock or 0
 
     def change(
         self,
@@ -407,13 +419,13 @@ class Gate(Generic[Gradient]):
         with self.changed:
             if leaves and self._closed is not None:
                 return False
-            verdict, _ = self.begin(request, acknowledged, acked_clock)
-            if verdict is Verdict.DUPLICATE:
+            ticket = self.begin(request, acknowledged, acked_clock)
+            if ticket.verdict is Verdict.DUPLICATE:
                 return False
             if leaves:
                 self._arriving.discard(request.worker)
             self.execute(event(self._policy, request.worker))
-            self._record.complete(request)
+            ticket.complete()
             return True
 
     def finished(self, worker: WorkerRank) -> None:
@@ -425,14 +437,14 @@ class Gate(Generic[Gradient]):
     def fence(self, worker: WorkerRank, least_incarnation: int) -> None:
         """Refuse older incarnations of the worker from now on, also in the middle of a push."""
         with self.changed:
-            self._record.fence(worker, least_incarnation)
+            self._log.fence(worker, least_incarnation)
             self._drop_replaced(worker)
             self.changed.notify_all()  # its lookups hear that they are fenced
 
     def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
         """Raise StaleIncarnation unless this incarnation of the worker may still act."""
         with self.changed:
-            self._record.refuse_stale(worker, incarnation)
+            self._log.refuse_stale(worker, incarnation)
 
     def lose(self, worker: WorkerRank, incarnation: int | None = None) -> bool:
         """The worker is gone: fence what is left of it and let the policy decide about the others.
@@ -446,11 +458,11 @@ class Gate(Generic[Gradient]):
             Whether anything happened.
         """
         with self.changed:
-            known = self._record.incarnation_of(worker)
+            known = self._log.incarnation_of(worker)
             lost = known if incarnation is None else incarnation
             if lost < known:
                 return False
-            self._record.fence(worker, lost + 1)
+            self._log.fence(worker, lost + 1)
             self._arriving.discard(worker)
             if self._closed is None:  # else nobody waits any more
                 self.execute(self._policy.on_lost(worker))
@@ -462,7 +474,7 @@ class Gate(Generic[Gradient]):
         """Hold all barriers open: no reduction runs meanwhile. Yields the clock."""
         with self.changed:
             yield self._policy.clock
-            self.on_moved()
+            self._updates.moved()
             self.changed.notify_all()
 
     def close(self, error: PSError) -> None:
@@ -472,29 +484,6 @@ class Gate(Generic[Gradient]):
             self._waiting.close(error, self._policy.clock)
             self.changed.notify_all()
 
-    def _drop_replaced(self, worker: WorkerRank) -> None:
-        """Let nothing wait that an attempt of the worker has pushed which is fenced by now.
-
-        Else it would stand in the barrier for the newer attempt, whose own push had no place.
-        """
-        if self._waiting.has_fenced(worker):
-            self._arriving.discard(worker)
-            self.execute(self._policy.on_replaced(worker))
-
-    def _enter(self, arrival: PendingPush[Gradient]) -> None:
-        self._arriving.discard(arrival.id.worker)
-        is_null = arrival.hyper is None
-        with self.refusing(arrival.id):
-            actions = self._policy.on_push(arrival.id.worker, arrival.rows, null=is_null)
-        self._waiting.enter(arrival)
-        self.execute(actions)
-
-    def pause(self, deadline_s: float, worker: WorkerRank, is_gone: Callable[[], bool]) -> None:
-        """Wait for a change, but not longer than until the sender is to be looked after."""
-        if is_gone():
-            raise ServerGone(f"worker {worker} closed its connection while waiting")
-        self.changed.wait(max(0.0, min(deadline_s - time.monotonic(), _CHECK_PEER_S)))
-
     def refuse_closed(self) -> None:
         """Raise what the gate was closed with."""
         if self._closed is not None:
@@ -503,10 +492,10 @@ class Gate(Generic[Gradient]):
     def execute(self, actions: Sequence[Action]) -> None:
         """Do what the policy has decided; call it while holding `changed`."""
         for action in actions:
-            if isinstance(action, Reduce):
-                self._reduce_staged(action)
-            elif isinstance(action, Release):
+            if isinstance(action, Release):
                 self._waiting.release(action)
+            elif isinstance(action, Reduce):
+                self._reduce_staged(action)
             elif isinstance(action, Undo):
                 self._waiting.undo(action)
             elif isinstance(action, Drop):
@@ -517,18 +506,80 @@ class Gate(Generic[Gradient]):
                 self.lookups.recall(action)
             else:
                 self._waiting.break_up(action)
-        self.on_moved()
+        self._updates.moved()
         self.changed.notify_all()
+
+    def _begin(self, request: RequestId, acknowledged: int) -> Ticket:
+        if self._closed is not None:
+            raise self._closed
+        ticket = self._log.begin(request, acknowledged)
+        if request.incarnation:  # a first attempt replaces nobody
+            self._drop_replaced(request.worker)
+        return ticket
+
+    def _learn(self, worker: WorkerRank, acked_clock: int, *, counts: bool = False) -> None:
+        """After a restore: hear from a request how far its worker was."""
+        news = self._recovery.learn(worker, acked_clock, counts=counts)
+        if news is not None:
+            self.execute(news)
+
+    def _recover(self, push: PendingPush[Gradient]) -> None:
+        """After a restore: a push that was not applied may be for a clock that is past."""
+        ticket = push.ticket
+        was_done = ticket.verdict is Verdict.DUPLICATE
+        self._learn(push.id.worker, push.acked_clock, counts=was_done)
+        if not was_done and self._recovery.is_past(ticket, push.acked_clock):
+            self._log.give_up(ticket)
+            ticket.verdict = Verdict.DUPLICATE
+
+    def _drop_replaced(self, worker: WorkerRank) -> None:
+        """Let nothing wait that an attempt of the worker has pushed which is fenced by now.
+
+        Else it would stand in the barrier for the newer attempt, whose own push had no place.
+        """
+        if self._waiting.has_fenced(worker):
+            self._arriving.discard(worker)
+            self.execute(self._policy.on_replaced(worker))
+
+    def _enter(self, push: PendingPush[Gradient]) -> None:
+        worker = push.id.worker
+        self._arriving.discard(worker)
+        try:
+            actions = self._policy.on_push(worker, push.rows, null=push.hyper is None)
+        except PSError as error:
+            push.ticket.refuse(error)
+            raise
+        self._waiting.enter(push)
+        self.execute(actions)
 
     def _reduce_staged(self, action: Reduce) -> None:
         staged = self._waiting.staged(action)
         try:
-            self._reduce(staged)
+            self._updates.reduce(staged)
         except NonFiniteGradient as error:  # finite gradients whose sum is not
             self._waiting.fail(staged, error)
         except Exception as error:  # whatever it is, the waiting workers must hear of it
             _logger.exception("reducing clock %d failed", self._policy.clock)
             reason = f"reducing clock {self._policy.clock} failed: {type(error).__name__}: {error}"
             self.close(ServerError(reason))
-            self._on_failed(reason)
+            self._updates.failed(reason)
             raise
+
+
+@contextlib.contextmanager
+def refusing(ticket: Ticket) -> Iterator[None]:
+    """Remember what ends a request here; its caller holds the gate's lock.
+
+    Else a copy that is still under way would be taken once its worker has joined, and stand at the
+    barrier in the place of the push that the worker sends next.
+    """
+    try:
+        yield
+    except PSError as error:
+        ticket.refuse(error)
+        raise
+
+
+def sender_gone(worker: WorkerRank) -> ServerGone:
+    """The error that ends a wait whose sender has hung up; nobody hears it."""
+    return ServerGone(f"worker {worker} closed its connection while waiting")

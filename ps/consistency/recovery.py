@@ -18,18 +18,15 @@ from ps.consistency.bsp import BSP
 from ps.consistency.policy import Action, Policy
 from ps.consistency.ssp import SSP
 from ps.consistency.waiting import Gradient, WaitingPushes
-from ps.exactly_once import CompletionLog, RequestId, is_first
+from ps.exactly_once import Ticket, is_first
 from ps.manifest.manifest import WorkerRank
 
 
 class ClockRecovery(Generic[Gradient]):
     """What the requests to one shard say of its past; asked only where the record was restored."""
 
-    def __init__(
-        self, policy: Policy, record: CompletionLog, waiting: WaitingPushes[Gradient]
-    ) -> None:
+    def __init__(self, policy: Policy, waiting: WaitingPushes[Gradient]) -> None:
         self._policy = policy
-        self._record = record
         self._waiting = waiting
         self._told_clock = 0
         """The newest of the barrier's that the server before the restore has told."""
@@ -55,11 +52,11 @@ class ClockRecovery(Generic[Gradient]):
             return policy.catch_up(acked_clock, self._waiting.pushes_for_clock_at_most(acked_clock))
         return None
 
-    def is_past(self, push: RequestId, acked_clock: int) -> bool:
+    def is_past(self, push: Ticket, acked_clock: int) -> bool:
         """Whether a push that was not applied is for a barrier that was completed without it.
 
         Workers at a barrier are told of the same clocks, but the one whose answer was lost does not
         know of the last: its push comes again, for a clock that is past.
         """
-        is_old = self._record.is_resent(push) or is_first(push, acked_clock)
+        is_old = push.is_resent or is_first(push.id, acked_clock)
         return is_old and acked_clock < self._told_clock

@@ -48,16 +48,12 @@ class SSP:
         if bound < 0:
             raise PSSettingsError(f"the staleness bound must be at least 0, got {bound}")
         self._bound = bound
-        self._clock = clock
+        self.clock = clock
+        """Pushes applied so far."""
         self._clocks = {WorkerRank(rank): 0 for rank in range(num_workers)}
         self._finished: set[WorkerRank] = set()
         self._waiting: set[WorkerRank] = set()
         self._slowest = 0
-
-    @property
-    def clock(self) -> int:
-        """Pushes applied so far."""
-        return self._clock
 
     @property
     def clocks(self) -> dict[WorkerRank, int]:
@@ -77,7 +73,7 @@ class SSP:
         A worker that left while its push was on its way is answered at once.
         """
         if not null:
-            self._clock += 1
+            self.clock += 1
         if worker in self._clocks:
             self._clocks[worker] += 1
         self._waiting.add(worker)
@@ -120,7 +116,7 @@ class SSP:
 
     def catch_up(self, worker: WorkerRank, clock: int) -> list[Action]:
         """After a restore: a member had got to this clock of its own, which never goes back."""
-        if worker not in self._clocks or clock <= self._clocks[worker]:
+        if worker not in self._clocks or clock <= self.clocks[worker]:
             return []
         self._clocks[worker] = clock
         return self._release()
@@ -140,4 +136,4 @@ class SSP:
             worker for worker in self._waiting if self._clocks.get(worker, limit) <= limit
         )
         self._waiting.difference_update(free)
-        return [Release(tuple(free), self._clock)] if free else []
+        return [Release(tuple(free), self.clock)] if free else []

@@ -36,7 +36,7 @@ class StalenessTracker:
     def pulled(self, worker: WorkerRank, clock: int) -> None:
         """Note which clock's parameters the worker has got."""
         seen = self._seen_others.setdefault(worker, deque(maxlen=MAX_LAG + 1))
-        seen.append(self._others(worker, clock))
+        seen.append(clock - self._pushes.get(worker, 0))
 
     def staleness(self, worker: WorkerRank, clock: int, lag: int = 0) -> int:
         """Return the updates by others up to `clock` that were not in the worker's parameters.
@@ -48,7 +48,4 @@ class StalenessTracker:
         """
         seen = self._seen_others.get(worker)
         known = seen[max(0, len(seen) - 1 - lag)] if seen else self._first_clock
-        return self._others(worker, clock) - known
-
-    def _others(self, worker: WorkerRank, clock: int) -> int:
-        return clock - self._pushes.get(worker, 0)
+        return clock - self._pushes.get(worker, 0) - known

@@ -21,14 +21,15 @@ Threads: belongs to one thread until it arrives at the gate; then the gate's loc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from ps.consistency.policy import (
     Break,
     Drop,
     Grant,
+    PushDecision,
     RecallLookups,
     Reduce,
     Release,
@@ -37,7 +38,7 @@ from ps.consistency.policy import (
 )
 from ps.consistency.staleness import StalenessTracker
 from ps.errors import PSError, RequestTimeout, StaleIncarnation
-from ps.exactly_once import CompletionLog, RequestId, is_first
+from ps.exactly_once import CompletionLog, RequestId, Ticket, is_first
 from ps.manifest.manifest import Hyper, WorkerRank
 from ps.metadata import AttachedMetadata
 
@@ -99,7 +100,11 @@ Gradient = TypeVar("Gradient")
 
 @dataclass(slots=True)
 class PendingPush(Generic[Gradient]):
-    """A push that is completely here, and later its outcome: `clock` or `error`."""
+    """One push from its arrival to its answer.
+
+    Whoever reads it from a connection makes it; the gate gives it its ticket and its decision when
+    it begins, and its outcome at the end: `clock` or `error`.
+    """
 
     id: RequestId
     rows: int
@@ -107,20 +112,19 @@ class PendingPush(Generic[Gradient]):
     """None: a null push."""
     gradient: Gradient | None = None
     """What was staged; None for a null push and for one that was applied as it arrived."""
-    staleness: int = 0
     acked_clock: int = 0
     """The newest clock that its sender was told before it; a staged push is for the next one."""
     note: AttachedMetadata | None = None
     """What is kept once it is part of the parameters."""
+    ticket: Ticket = field(init=False)
+    """What of it is left to do."""
+    decision: PushDecision = field(init=False)
+    """What to do with its gradient; of one that is not known already."""
+    staleness: int = 0
     is_applied: bool = False
     """Whether it is part of the parameters; in ssp before its sender is answered."""
     clock: int | None = None
     error: PSError | None = None
-
-    @property
-    def is_changing(self) -> bool:
-        """Whether its buckets were changed as they arrived."""
-        return self.hyper is not None and self.gradient is None
 
     @property
     def is_done(self) -> bool:
@@ -128,7 +132,31 @@ class PendingPush(Generic[Gradient]):
         return self.clock is not None or self.error is not None
 
 
-Contributions = Sequence[PendingPush[Gradient]]
+StagedPushes = Sequence[PendingPush[Gradient]]
+
+
+class Updates(Protocol[Gradient]):
+    """What a gate's decisions do to the parameters.
+
+    The gate calls them under its lock: what others see between two of its calls is whole, and a
+    reduction's outcome decides how the pushes are answered.
+    """
+
+    def reduce(self, staged: StagedPushes[Gradient]) -> None:
+        """Apply the staged gradients, in the given order, as one update.
+
+        Raises:
+            NonFiniteGradient: refused; nothing is applied.
+        """
+
+    def applied(self, push: PendingPush[Gradient]) -> None:
+        """A push has become part of the parameters; called once for each."""
+
+    def moved(self) -> None:
+        """The clock or the parameters may have changed."""
+
+    def failed(self, reason: str) -> None:
+        """The shard cannot go on."""
 
 
 def still_waits(clock: int, missing: Sequence[WorkerRank]) -> RequestTimeout:
@@ -145,127 +173,103 @@ class WaitingPushes(Generic[Gradient]):
     """The pushes that have arrived at a gate and are not answered yet.
 
     Args:
-        record: told when a push is done.
-        views: told whose updates the clock counts.
-        on_applied: told once for every push that has become part of the parameters.
+        log: told when a restore has undone a push.
+        tracker: told whose updates the clock counts.
+        updates: told of every push that has become part of the parameters.
     """
 
     def __init__(
-        self,
-        record: CompletionLog,
-        views: StalenessTracker,
-        on_applied: Callable[[PendingPush[Gradient]], None],
+        self, log: CompletionLog, tracker: StalenessTracker, updates: Updates[Gradient]
     ) -> None:
-        self._record = record
-        self._views = views
-        self._on_applied = on_applied
-        self._arrivals: dict[RequestId, PendingPush[Gradient]] = {}
-
-    @property
-    def requests(self) -> frozenset[RequestId]:
-        """The names of those that wait."""
-        return frozenset(self._arrivals)
-
-    def find(self, request: RequestId) -> PendingPush[Gradient] | None:
-        """Return the push of this name if it waits.
-
-        Raises:
-            PSError: what this very request was refused with, when it waits no more.
-        """
-        waiting = self._arrivals.get(request)
-        refusal = self._record.refusal_of(request)
-        if waiting is None and refusal is not None:
-            raise refusal
-        return waiting
+        self._log = log
+        self._tracker = tracker
+        self._updates = updates
+        self.pushes: dict[RequestId, PendingPush[Gradient]] = {}
+        """By their names."""
 
     def pushes_for_clock_at_most(self, clock: int) -> set[WorkerRank]:
         """Return whose waiting push was for this clock or one before it."""
         return {
-            arrival.id.worker
-            for arrival in self._arrivals.values()
-            if arrival.acked_clock < clock
-            and (
-                arrival.acked_clock
-                or is_first(arrival.id, arrival.acked_clock)
-                or self._record.is_resent(arrival.id)
-            )
+            push.id.worker
+            for push in self.pushes.values()
+            if push.acked_clock < clock
+            and (push.acked_clock or is_first(push.id, push.acked_clock) or push.ticket.is_resent)
         }
 
     def has_fenced(self, worker: WorkerRank) -> bool:
         """Whether something waits that an attempt of the worker has pushed which is fenced."""
-        least = self._record.incarnation_of(worker)
-        return any(one.worker == worker and one.incarnation < least for one in self._arrivals)
+        least = self._log.incarnation_of(worker)
+        return any(one.worker == worker and one.incarnation < least for one in self.pushes)
 
-    def enter(self, arrival: PendingPush[Gradient]) -> None:
+    def enter(self, push: PendingPush[Gradient]) -> None:
         """A push has arrived; one that was applied on its way in counts at once."""
-        self._arrivals[arrival.id] = arrival
-        if arrival.is_changing:
-            self._note_applied(arrival)
+        self.pushes[push.id] = push
+        if push.hyper is not None and push.gradient is None:
+            self._note_applied(push)
 
-    def refuse(self, request: RequestId, error: PSError) -> None:
-        """Let every copy of this request be refused, whatever its worker does meanwhile."""
-        self._record.refuse(request, error)
-
-    def staged(self, action: Reduce) -> Contributions[Gradient]:
+    def staged(self, action: Reduce) -> StagedPushes[Gradient]:
         """Return the pushes of a reduction, in its order."""
-        waiting = {arrival.id.worker: arrival for arrival in self._arrivals.values()}
+        waiting = {push.id.worker: push for push in self.pushes.values()}
         return [waiting[part.worker] for part in action.contributions]
 
-    def fail(self, staged: Contributions[Gradient], error: PSError) -> None:
+    def fail(self, staged: StagedPushes[Gradient], error: PSError) -> None:
         """Their reduction was refused: nothing of them is applied, and each sender hears why."""
-        for arrival in staged:
-            arrival.error = error
-            self._record.refuse(arrival.id, error)
+        for push in staged:
+            push.error = error
+            push.ticket.refuse(error)
 
     def release(self, action: Release) -> None:
         """Answer: they are part of a clock, or were refused before it was complete."""
-        for arrival in [one for worker in action.workers for one in self._take(worker)]:
-            arrival.clock = action.clock
-            if arrival.gradient is not None and arrival.error is None:
-                self._note_applied(arrival)
-            elif not arrival.is_applied:  # a null push, or one that was refused
-                self._record.complete(arrival.id)
-                arrival.error = arrival.error or self._record.refusal_of(arrival.id)
+        for push in self._take(action.workers):
+            push.clock = action.clock
+            if push.is_applied:
+                continue
+            if push.gradient is not None and push.error is None:
+                self._note_applied(push)
+            else:  # a null push, or one that was refused
+                push.ticket.complete()
+                push.error = push.error or push.ticket.refusal
 
     def undo(self, action: Undo) -> None:
         """Answer: they were part of a clock that a restore has undone, so nothing is applied."""
-        for arrival in [one for worker in action.workers for one in self._take(worker)]:
-            arrival.clock = action.clock
-            arrival.error = arrival.error or self._record.refusal_of(arrival.id)
-            self._record.give_up(arrival.id)
+        for push in self._take(action.workers):
+            push.clock = action.clock
+            push.error = push.error or push.ticket.refusal
+            self._log.give_up(push.ticket)
 
     def drop(self, action: Drop) -> None:
         """Forget a lost worker's pushes; if it was only frozen, it hears that it is fenced."""
-        for arrival in self._take(action.worker):
+        for push in self._take((action.worker,)):
             try:
-                self._record.refuse_stale(action.worker, arrival.id.incarnation)
+                self._log.refuse_stale(action.worker, push.id.incarnation)
             except StaleIncarnation as error:
-                arrival.error = error
+                push.error = error
 
     def break_up(self, action: Break) -> None:
         """End the waits of a barrier that will never be complete."""
-        for worker in action.workers:
-            for arrival in self._take(worker):
-                arrival.error = worker_lost(action.lost)
+        for push in self._take(action.workers):
+            push.error = worker_lost(action.lost)
 
     def close(self, error: PSError, clock: int) -> None:
         """End all waits: with `error` where nothing was applied."""
-        for arrival in self._arrivals.values():
-            if arrival.is_applied:
-                arrival.clock = clock
+        for push in self.pushes.values():
+            if push.is_applied:
+                push.clock = clock
             else:
-                arrival.error = error
-        self._arrivals.clear()
+                push.error = error
+        self.pushes.clear()
 
-    def _note_applied(self, arrival: PendingPush[Gradient]) -> None:
-        arrival.is_applied = True
-        self._record.complete(arrival.id)
-        self._views.pushed(arrival.id.worker)
-        self._on_applied(arrival)
+    def _note_applied(self, push: PendingPush[Gradient]) -> None:
+        push.is_applied = True
+        push.ticket.complete()
+        self._tracker.pushed(push.id.worker)
+        self._updates.applied(push)
 
-    def _take(self, worker: WorkerRank) -> list[PendingPush[Gradient]]:
-        """Remove and return what waits of one worker; more than one only of several sessions."""
-        taken = [arrival for arrival in self._arrivals.values() if arrival.id.worker == worker]
-        for arrival in taken:
-            del self._arrivals[arrival.id]
+    def _take(self, workers: Sequence[WorkerRank]) -> list[PendingPush[Gradient]]:
+        """Remove and return what waits of these workers, worker by worker."""
+        taken: list[PendingPush[Gradient]] = []
+        for worker in workers:
+            for name in tuple(self.pushes):
+                if name.worker == worker:
+                    taken += (self.pushes.pop(name),)
         return taken

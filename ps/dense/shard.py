@@ -52,7 +52,11 @@ class _Group:
         self.values: Array = np.zeros(size, self.dtype)
         self.slots = tuple(self._new_slot(size, start) for start in self.rule.kept_starts)
         self.update = kernels.dense_for(spec.rule, spec.dtype)
+        self.num_slots = len(self.rule.slots)
         self.average = MovingAverage.if_kept(spec.rule, self.dtype)
+        self.is_average = isinstance(spec.rule, Average)
+        clip = clip_of(spec.rule)
+        self.clip_value = clip[1] if clip is not None and clip[0] == "clipvalue" else None
         self._last: tuple[Hyper, int, Array] | None = None
 
     def _new_slot(self, size: int, start: float) -> Array:
@@ -71,14 +75,19 @@ class _Group:
 
 
 @dataclass(slots=True)
-class _Slice:
-    """One bucket's views into its group's arrays, and its state."""
+class DenseBucket:
+    """One bucket: views into its group's arrays, its state, and the one lock of all of it.
+
+    The lock is reentrant: what has to be one step, such as an update and its note in the
+    exactly-once record, holds it around calls that take it themselves.
+    """
 
     bucket: Bucket
     group: _Group
     values: Array
     slots: tuple[Array, ...]
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of the whole rule, what is kept beside the values."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
     step: int = 0
     """Updates applied; the t of Adam's formula."""
     version: int = 0
@@ -112,7 +121,7 @@ class DenseShard:
         self.buckets: tuple[Bucket, ...] = self.layout.buckets[owned.start : owned.stop]
         """Owned buckets by ascending id."""
         self._groups: list[_Group] = []
-        self._slices: dict[int, _Slice] = {}
+        self._slices: dict[int, DenseBucket] = {}
         for spec in manifest.pushed_groups:
             mine = [bucket for bucket in self.buckets if bucket.group == spec.name]
             if not mine:
@@ -122,7 +131,12 @@ class DenseShard:
             for bucket in mine:
                 piece = slice(bucket.start - group.start, bucket.stop - group.start)
                 slots = tuple(slot[piece] for slot in group.slots)
-                self._slices[bucket.id] = _Slice(bucket, group, group.values[piece], slots)
+                self._slices[bucket.id] = DenseBucket(bucket, group, group.values[piece], slots)
+
+        self.owned = tuple(self._slices[bucket.id] for bucket in self.buckets)
+        """What the owned buckets hold, in the order of `buckets`."""
+        self.value_nbytes = sum(bucket.nbytes for bucket in self.buckets)
+        """Bytes of the owned values: what one whole pull of this server moves."""
 
     @property
     def manifest(self) -> Manifest:
@@ -133,11 +147,6 @@ class DenseShard:
     def bucket_ids(self) -> tuple[int, ...]:
         """Ids of the owned buckets, ascending."""
         return tuple(bucket.id for bucket in self.buckets)
-
-    @property
-    def value_nbytes(self) -> int:
-        """Bytes of the owned values: what one whole pull of this server moves."""
-        return sum(bucket.nbytes for bucket in self.buckets)
 
     @property
     def nbytes(self) -> int:
@@ -217,18 +226,9 @@ class DenseShard:
 
     def check_finite(self, bucket_id: int, pushed: Array) -> None:
         """Raise NonFiniteGradient, naming the first parameter, unless all values are finite."""
-        piece = self._slice(bucket_id)
         count = kernels.count_nonfinite(pushed)
-        if not count:
-            return
-        bucket = piece.bucket
-        first = bucket.start + int(np.argmin(np.isfinite(pushed)))
-        name = piece.group.layout.param_at(first)
-        raise NonFiniteGradient(
-            f"{count} of {bucket.num_elements} values pushed to bucket {bucket.id} of group "
-            f"{bucket.group!r} are NaN or infinite, the first in {name!r}; the bucket is unchanged",
-            {"bucket": str(bucket.id), "group": bucket.group, "param": name, "count": str(count)},
-        )
+        if count:
+            raise _nonfinite(self._slice(bucket_id), pushed, count)
 
     def apply(self, bucket_id: int, gradient: Array, hyper: Hyper) -> None:
         """Update one bucket by its rule; all or nothing.
@@ -246,44 +246,41 @@ class DenseShard:
             SettingsError: the push's scalars do not fit the rule.
         """
         piece = self._slice(bucket_id)
-        group = piece.group
         self._check_like(piece, gradient, "pushed")
-        if not gradient.flags.aligned or not gradient.flags.c_contiguous:
+        with piece.lock:
+            self.update(piece, gradient, hyper)
+
+    def update(self, piece: DenseBucket, gradient: Array, hyper: Hyper) -> None:
+        """As `apply`, under the bucket's lock, with a gradient of its dtype and size."""
+        group = piece.group
+        flags = gradient.flags
+        if not flags.aligned or not flags.c_contiguous:
             gradient = np.require(gradient, requirements=("A", "C"))
-        self.check_finite(bucket_id, gradient)
-        if isinstance(group.spec.rule, Average):
+        count = kernels.count_nonfinite(gradient)
+        if count:
+            raise _nonfinite(piece, gradient, count)
+        if group.is_average:
             self._average(piece, gradient)
             return
-        gradient = self._clipped(group, gradient)
-        with piece.lock:
-            scalars = group.scalars(hyper, piece.step + 1)
-            slots = piece.slots[: len(group.rule.slots)]
-            group.update(gradient, piece.values, *slots, scalars)
-            piece.step += 1
-            piece.version += 1
-            if group.average is not None:
-                group.average.follow(piece.values, piece.slots[-1], piece.step)
+        if group.clip_value is not None and self.manifest.has_barrier:
+            gradient = _clipped(group, gradient)  # the reduced one
+        scalars = group.scalars(hyper, piece.step + 1)
+        group.update(gradient, piece.values, *piece.slots[: group.num_slots], scalars)
+        piece.step += 1
+        piece.version += 1
+        if group.average is not None:
+            group.average.follow(piece.values, piece.slots[-1], piece.step)
 
-    def _average(self, piece: _Slice, pushed: Array) -> None:
-        with piece.lock:
-            if self._num_pushers == 1:
-                np.copyto(piece.values, pushed)
-            else:
-                divisor = np.array([self._num_pushers], piece.group.dtype)
-                piece.group.update(pushed, piece.values, divisor)
-            piece.step += 1
-            piece.version += 1
+    def _average(self, piece: DenseBucket, pushed: Array) -> None:
+        if self._num_pushers == 1:
+            np.copyto(piece.values, pushed)
+        else:
+            divisor = np.array([self._num_pushers], piece.group.dtype)
+            piece.group.update(pushed, piece.values, divisor)
+        piece.step += 1
+        piece.version += 1
 
-    def _clipped(self, group: _Group, gradient: Array) -> Array:
-        """Clip by value in sync mode, where the gradient is the reduced one."""
-        clip = clip_of(group.spec.rule) if self.manifest.has_barrier else None
-        if clip is None or clip[0] != "clipvalue":
-            return gradient
-        out = np.empty_like(gradient)
-        kernels.clip(gradient, out, np.array([clip[1]], group.dtype))
-        return out
-
-    def _slice(self, bucket_id: int) -> _Slice:
+    def _slice(self, bucket_id: int) -> DenseBucket:
         try:
             return self._slices[bucket_id]
         except KeyError:
@@ -294,7 +291,7 @@ class DenseShard:
                 f"of {len(self.layout.buckets)}; do both sides use the same servers?"
             ) from None
 
-    def _check_like(self, piece: _Slice, array: Array, verb: str) -> None:
+    def _check_like(self, piece: DenseBucket, array: Array, verb: str) -> None:
         values = piece.values
         if array.dtype != values.dtype or array.shape != values.shape:
             bucket = piece.bucket
@@ -302,3 +299,20 @@ class DenseShard:
                 f"bucket {bucket.id} of group {bucket.group!r} is {values.dtype}"
                 f"[{bucket.num_elements}], {verb} was {array.dtype}{list(array.shape)}"
             )
+
+
+def _clipped(group: _Group, gradient: Array) -> Array:
+    out = np.empty_like(gradient)
+    kernels.clip(gradient, out, np.array([group.clip_value], group.dtype))
+    return out
+
+
+def _nonfinite(piece: DenseBucket, pushed: Array, count: int) -> NonFiniteGradient:
+    bucket = piece.bucket
+    first = bucket.start + int(np.argmin(np.isfinite(pushed)))
+    name = piece.group.layout.param_at(first)
+    return NonFiniteGradient(
+        f"{count} of {bucket.num_elements} values pushed to bucket {bucket.id} of group "
+        f"{bucket.group!r} are NaN or infinite, the first in {name!r}; the bucket is unchanged",
+        {"bucket": str(bucket.id), "group": bucket.group, "param": name, "count": str(count)},
+    )

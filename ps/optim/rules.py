@@ -8,6 +8,7 @@ Pure; no numba here, so that clients may import it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -134,6 +135,7 @@ def _parameters(formula: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(formula).parameters)
 
 
+@functools.cache
 def single(setting: float) -> float:
     """Round a setting as Keras does where it casts it: through float32, for float64 too."""
     return float(np.float32(setting))
@@ -241,6 +243,7 @@ _RULES: dict[type, Callable[[Any], Rule]] = {
 }
 
 
+@functools.cache
 def rule_of(config: RuleConfig) -> Rule:
     """Return the rule that a configuration means."""
     for kind, make in _RULES.items():

@@ -205,7 +205,7 @@ class Service:
             shard = self._new_shard(self._new_dense(manifest), self._new_tables(manifest))
             _read_frozen(call, shard.dense.frozen)
             shard.fill(call)
-            self._counters.add(bytes_in=expected)
+            self._counters.add_received(expected)
             self.life.install(shard)
         self._refuse_other(manifest)
         self._take_missing_frozen(call, manifest)
@@ -307,7 +307,7 @@ class Service:
                 "on every worker"
             )
         call.reply(messages.encode(Ack(shard.gate.clock)), frozen.views())
-        self._counters.add(bytes_out=frozen.nbytes)
+        self._counters.add_sent(frozen.nbytes)
 
     def _change_membership(
         self, call: Call, request: messages.Join | messages.Leave | messages.Finish

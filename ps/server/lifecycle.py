@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 import msgspec
 
 from ps.config import ServerSettings
+from ps.consistency.waits import wait_until
 from ps.errors import ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.messages import Description
@@ -24,8 +24,6 @@ from ps.protocol.permissions import Phase, check_move
 from ps.server.shard import ServingShard
 
 _logger = logging.getLogger(__name__)
-
-_CHECK_PEER_S = 0.25
 
 
 class Lifecycle:
@@ -81,11 +79,7 @@ class Lifecycle:
     def wait_until_filled(self, deadline_s: float, is_gone: Callable[[], bool]) -> None:
         """Wait while the shard is EMPTY, at the latest until `deadline_s` (monotonic)."""
         with self._changed:
-            while self.phase is Phase.EMPTY and not is_gone():
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    return
-                self._changed.wait(min(left_s, _CHECK_PEER_S))
+            wait_until(self._changed, lambda: self.phase is not Phase.EMPTY, deadline_s, is_gone)
 
     def install(self, shard: ServingShard) -> bool:
         """Serve this shard from now on; False when another one was faster."""

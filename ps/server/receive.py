@@ -9,18 +9,17 @@ Threads: any; every call reads into memory of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ps.compression import kernels
 from ps.compression.format import Compression, packed_nbytes
-from ps.dense.shard import DenseShard
+from ps.dense.shard import DenseBucket, DenseShard
 from ps.dense.staging import BucketRun, StagedGradient, cut_runs
 from ps.errors import PackingError, ShapeError
-from ps.manifest.manifest import Bucket
 from ps.server.request import Incoming
 
 Array = np.ndarray[Any, Any]
@@ -30,18 +29,29 @@ READ_BYTES = 1 << 19
 beside the buckets that they change (1 MiB made a push 25 % slower)."""
 
 
-@dataclass(frozen=True, slots=True)
-class BucketPart:
-    """One bucket's part of a payload; the array is overwritten when the next part is taken."""
+class BucketPart(msgspec.Struct, frozen=True):
+    """One bucket's part of a payload."""
 
-    index: int
+    at: int
     """Of the bucket, in the shard's order."""
-    bucket: Bucket
-    array: Array
+    bucket: DenseBucket
+    kind: Compression
+    dtype: np.dtype[Any]
+    start: int
+    """Its bytes [start, stop) in what is read with its run."""
+    stop: int
+
+
+class PayloadRun(msgspec.Struct, frozen=True):
+    """Neighbouring buckets that are read with one call."""
+
+    buckets: BucketRun
+    nbytes: int
+    parts: tuple[BucketPart, ...]
 
 
 class Intake:
-    """Reads payloads that have something for each bucket of one shard.
+    """The layout of payloads that have something for each bucket of one shard.
 
     Args:
         dense: the shard's buckets; its values are not touched.
@@ -50,42 +60,54 @@ class Intake:
 
     def __init__(self, dense: DenseShard, *, packed: bool) -> None:
         self._dense = dense
-        self._runs = cut_runs(dense.buckets, READ_BYTES)
         kinds = {spec.name: spec.compression for spec in dense.manifest.groups if packed}
-        self._kinds: list[Compression] = [
-            kinds.get(bucket.group, "none") for bucket in dense.buckets
-        ]
-        kernels.warm_server({kind for kind in self._kinds if kind != "none"})
-        self._sizes = [
-            bucket.nbytes if kind == "none" else packed_nbytes(kind, bucket.num_elements)
-            for bucket, kind in zip(dense.buckets, self._kinds, strict=True)
-        ]
-        self._run_sizes = [sum(self._sizes[run.start : run.stop]) for run in self._runs]
-        pairs = zip(dense.buckets, self._kinds, strict=True)
-        packed_elements = (bucket.num_elements for bucket, kind in pairs if kind != "none")
-        self._most_unpacked = max(packed_elements, default=0)
+        self.runs = tuple(_run_of(dense, run, kinds) for run in cut_runs(dense.buckets, READ_BYTES))
+        parts = [part for run in self.runs for part in run.parts]
+        self._kinds = {part.kind for part in parts if part.kind != "none"}
+        kernels.warm_server(self._kinds)
+        self.nbytes = sum(run.nbytes for run in self.runs)
+        """Of a whole payload."""
+        self._scratch_nbytes = max((run.nbytes for run in self.runs), default=0)
+        packed_sizes = [part.bucket.values.size for part in parts if part.kind != "none"]
+        self._most_unpacked = max(packed_sizes, default=0)
 
     def check_size(self, got: int, what: str) -> None:
         """Refuse a payload that has not exactly what every owned bucket takes."""
-        expected = sum(self._sizes)
-        if got != expected:
-            packed = sorted({kind for kind in self._kinds if kind != "none"})
-            how = f", packed as {', '.join(packed)}" if packed else ""
+        if got != self.nbytes:
+            how = f", packed as {', '.join(sorted(self._kinds))}" if self._kinds else ""
             raise ShapeError(
-                f"{what} brought {got} bytes, this shard's {len(self._sizes)} buckets take "
-                f"{expected}{how}; slice the flat buffers as ps.client.slices does"
+                f"{what} brought {got} bytes, this shard's {len(self._dense.buckets)} buckets take "
+                f"{self.nbytes}{how}; slice the flat buffers as ps.client.slices does"
             )
 
-    def runs(self, call: Incoming) -> Iterator[tuple[BucketRun, Iterator[BucketPart]]]:
-        """Read the payload run by run; take what one holds before the next.
+    def scratch(self) -> tuple[Array, Array]:
+        """Return memory of the caller's own: for the bytes of a run, and for an unpacked bucket."""
+        return np.empty(self._scratch_nbytes, np.uint8), np.empty(self._most_unpacked, np.float32)
 
-        A part raises PackingError instead of coming if it is packed as no packer does.
+    def unpack(self, part: BucketPart, data: Array, out: Array) -> Array:
+        """Unpack one part into the first elements of `out`, and return those.
+
+        Raises:
+            PackingError: it is packed as no packer does.
         """
-        scratch = self._scratch()
-        unpacked = np.empty(self._most_unpacked, np.float32)
-        for run, size in zip(self._runs, self._run_sizes, strict=True):
-            call.read_into(scratch.data[:size])
-            yield run, self._parts(run, scratch, unpacked)
+        out = out[: part.bucket.values.size]
+        try:
+            kernels.unpack(part.kind, data, out)
+        except PackingError as error:
+            bucket = part.bucket.bucket
+            raise PackingError(
+                f"bucket {bucket.id} of group {bucket.group!r} is unchanged: {error.message}",
+                {**error.details, "bucket": str(bucket.id), "group": bucket.group},
+            ) from None
+        return out
+
+    def values(self, call: Incoming) -> Iterator[tuple[int, Array]]:
+        """Read values as they are; give each bucket's id, and its part until the next is taken."""
+        scratch, _ = self.scratch()
+        for run in self.runs:
+            call.read_into(scratch.data[: run.nbytes])
+            for part in run.parts:
+                yield part.bucket.bucket.id, scratch[part.start : part.stop].view(part.dtype)
 
     def stage(self, call: Incoming, staged: StagedGradient) -> None:
         """Read the whole payload into staging memory.
@@ -93,44 +115,26 @@ class Intake:
         Raises:
             NonFiniteGradient, PackingError: the rest of the payload is not read.
         """
-        scratch = self._scratch()
-        for run, size in zip(self._runs, self._run_sizes, strict=True):
-            if self._kinds[run.start] == "none":
-                call.read_into(staged.window(run))
+        scratch, _ = self.scratch()
+        for run in self.runs:
+            if run.parts[0].kind == "none":
+                call.read_into(staged.window(run.buckets))
             else:
-                call.read_into(scratch.data[:size])
-                for index, data in self._cut(run, scratch):
-                    self._unpack(index, data, staged.arrays[index])
-            for index in range(run.start, run.stop):
-                self._dense.check_finite(self._dense.buckets[index].id, staged.arrays[index])
+                call.read_into(scratch.data[: run.nbytes])
+                for part in run.parts:
+                    self.unpack(part, scratch[part.start : part.stop], staged.arrays[part.at])
+            for part in run.parts:
+                self._dense.check_finite(part.bucket.bucket.id, staged.arrays[part.at])
 
-    def _scratch(self) -> Array:
-        return np.empty(max(self._run_sizes, default=0), np.uint8)
 
-    def _parts(self, run: BucketRun, scratch: Array, unpacked: Array) -> Iterator[BucketPart]:
-        for index, data in self._cut(run, scratch):
-            bucket = self._dense.buckets[index]
-            if self._kinds[index] == "none":
-                array = data.view(self._dense.dtype(bucket.id))
-            else:
-                array = unpacked[: bucket.num_elements]
-                self._unpack(index, data, array)
-            yield BucketPart(index, bucket, array)
-
-    def _cut(self, run: BucketRun, scratch: Array) -> Iterator[tuple[int, Array]]:
-        """Give each bucket of a run, by its index, with its bytes in what was read."""
-        offset = 0
-        for index in range(run.start, run.stop):
-            stop = offset + self._sizes[index]
-            yield index, scratch[offset:stop]
-            offset = stop
-
-    def _unpack(self, index: int, data: Array, out: Array) -> None:
-        try:
-            kernels.unpack(self._kinds[index], data, out)
-        except PackingError as error:
-            bucket = self._dense.buckets[index]
-            raise PackingError(
-                f"bucket {bucket.id} of group {bucket.group!r} is unchanged: {error.message}",
-                {**error.details, "bucket": str(bucket.id), "group": bucket.group},
-            ) from None
+def _run_of(dense: DenseShard, run: BucketRun, kinds: Mapping[str, Compression]) -> PayloadRun:
+    parts: list[BucketPart] = []
+    stop = 0
+    for index in range(run.start, run.stop):
+        owned = dense.owned[index]
+        kind = kinds.get(owned.bucket.group, "none")
+        plain = kind == "none"
+        size = owned.bucket.nbytes if plain else packed_nbytes(kind, owned.values.size)
+        parts.append(BucketPart(index, owned, kind, owned.values.dtype, stop, stop + size))
+        stop += size
+    return PayloadRun(run, stop, tuple(parts))

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 from ps.checkpoint.snapshot import CopyOnWrite
-from ps.consistency.waiting import Contributions
+from ps.consistency.waiting import StagedPushes
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
 from ps.errors import NonFiniteGradient
-from ps.manifest.manifest import Average, Bucket, Hyper
+from ps.manifest.manifest import Hyper
 from ps.optim import kernels
 from ps.optim.clipping import Norms, servers_take_norms
 from ps.stats.counters import Counters
@@ -77,13 +77,11 @@ class Reduction:
         self._counters = counters
         self._on_failed = on_failed
         self._norms = Norms(dense.manifest)
+        self._is_mean = dense.manifest.reduction == "mean"
         self._clips = servers_take_norms(dense.manifest, num_workers=dense.num_workers)
-        self._last: _Reduced | None = None
-
-    @property
-    def in_rounds(self) -> bool:
+        self.in_rounds = self._clips and dense.num_servers > 1
         """Whether a reduced gradient waits for the squares of other servers."""
-        return self._clips and self._dense.num_servers > 1
+        self._last: _Reduced | None = None
 
     @property
     def num_squares(self) -> int:
@@ -100,7 +98,7 @@ class Reduction:
         last = self._last
         return last.squares if last is not None and last.clock == clock else None
 
-    def reduce(self, staged: Contributions[StagedGradient], clock: int) -> None:
+    def reduce(self, staged: StagedPushes[StagedGradient], clock: int) -> None:
         """Reduce in the given order, and apply unless other servers' squares are needed.
 
         Raises:
@@ -138,21 +136,26 @@ class Reduction:
         finally:
             self._pool.give(gradient)
 
-    def _apply_each(self, staged: Contributions[StagedGradient], hyper: Hyper) -> None:
+    def _apply_each(self, staged: StagedPushes[StagedGradient], hyper: Hyper) -> None:
+        gradients, shares, ones = _weighed(staged)
         overflow: NonFiniteGradient | None = None
-        for index, bucket in enumerate(self._dense.buckets):
-            parts, weights = self._parts(staged, index, bucket)
-            if len(parts) > 1:
+        for index, bucket in enumerate(self._dense.owned):
+            part = gradients[0].arrays[index]
+            if len(gradients) > 1:
+                parts = [gradient.arrays[index] for gradient in gradients]
+                weights = shares if self._is_mean or bucket.group.is_average else ones
                 # In place: the first gradient's buffer is not read again.
-                kernels.reduce_weighted(parts[0], parts, weights)
+                kernels.reduce_weighted(part, parts, weights)
             try:
-                self._apply(index, parts[0], hyper)
+                with bucket.lock:
+                    self._guard.before(index)
+                    self._dense.update(bucket, part, hyper)
             except NonFiniteGradient as error:
                 overflow = overflow or error
         if overflow is not None:
             raise _after_reduction(overflow)
 
-    def _keep(self, staged: Contributions[StagedGradient], hyper: Hyper, clock: int) -> None:
+    def _keep(self, staged: StagedPushes[StagedGradient], hyper: Hyper, clock: int) -> None:
         """Reduce into memory of its own, and take the squares."""
         if not self.is_settled and self._last is not None:
             _logger.warning(
@@ -162,10 +165,12 @@ class Reduction:
             )
             self.settle(self._last.clock, None)
         mean, squares = self._pool.take(), self._norms.zeros()
+        gradients, shares, ones = _weighed(staged)
         try:
             for index, bucket in enumerate(self._dense.buckets):
-                parts, weights = self._parts(staged, index, bucket)
-                kernels.reduce_weighted(mean.arrays[index], parts, weights)
+                parts = [gradient.arrays[index] for gradient in gradients]
+                is_mean = self._is_mean or self._dense.owned[index].group.is_average
+                kernels.reduce_weighted(mean.arrays[index], parts, shares if is_mean else ones)
                 self._dense.check_finite(bucket.id, mean.arrays[index])
                 self._norms.add(squares, bucket.group, bucket.start, mean.arrays[index])
         except NonFiniteGradient as error:
@@ -178,32 +183,27 @@ class Reduction:
     def _apply_scaled(self, gradient: StagedGradient, hyper: Hyper, squares: Array) -> None:
         started_s = time.perf_counter()
         try:
-            for index, bucket in enumerate(self._dense.buckets):
-                part = gradient.arrays[index]
+            for index, owned in enumerate(self._dense.owned):
+                bucket, part = owned.bucket, gradient.arrays[index]
                 self._norms.scale(squares, bucket.group, bucket.start, part, part)
-                self._apply(index, part, hyper)
+                with owned.lock:
+                    self._guard.before(index)
+                    self._dense.update(owned, part, hyper)
         except Exception as error:  # some buckets are updated, some are not
             self._on_failed(f"applying a clipped gradient failed: {type(error).__name__}: {error}")
             raise
         finally:
             self._counters.applied(time.perf_counter() - started_s)
 
-    def _apply(self, index: int, gradient: Array, hyper: Hyper) -> None:
-        with self._guard.locks[index]:
-            self._guard.before(index)
-            self._dense.apply(self._dense.buckets[index].id, gradient, hyper)
 
-    def _parts(
-        self, staged: Contributions[StagedGradient], index: int, bucket: Bucket
-    ) -> tuple[list[Array], list[float]]:
-        """Return everybody's part of a bucket, and its weight."""
-        manifest = self._dense.manifest
-        total_rows = sum(arrival.rows for arrival in staged)
-        is_statistic = isinstance(manifest.group(bucket.group).rule, Average)
-        is_mean = manifest.reduction == "mean" or is_statistic
-        found = [(one.gradient, one.rows) for one in staged if one.gradient is not None]
-        parts = [gradient.arrays[index] for gradient, _ in found]
-        return parts, [rows / total_rows if is_mean else 1.0 for _, rows in found]
+def _weighed(
+    staged: StagedPushes[StagedGradient],
+) -> tuple[list[StagedGradient], list[float], list[float]]:
+    """Return the gradients, their shares of all rows, and as many ones."""
+    total_rows = sum([push.rows for push in staged])
+    found = [(push.gradient, push.rows) for push in staged if push.gradient is not None]
+    shares = [rows / total_rows for _, rows in found]
+    return [gradient for gradient, _ in found], shares, [1.0] * len(found)
 
 
 def _after_reduction(error: NonFiniteGradient) -> NonFiniteGradient:

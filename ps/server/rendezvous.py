@@ -18,10 +18,10 @@ Threads: any; `_changed` guards the rendezvous.
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
+from ps.consistency.waits import Waited, wait_until
 from ps.errors import PSSettingsError, RequestTimeout, ServerGone, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.messages import MAX_KEY_LENGTH, MAX_OPEN_BYTES
@@ -129,9 +129,6 @@ def _check(key: str, value: bytes) -> None:
         )
 
 
-_CHECK_PEER_S = 0.25
-
-
 class RendezvousBoard:
     """All meetings of one cluster's workers."""
 
@@ -156,24 +153,29 @@ class RendezvousBoard:
             ServerGone: the caller is gone.
             ServerPhaseError: the worker has finished, or the server is stopping.
         """
+        values: Mapping[WorkerRank, bytes] | None = None
+
+        def is_complete() -> bool:
+            nonlocal values
+            values = self._rendezvous.result(key)
+            if values is None and self._ended:
+                raise ServerPhaseError(f"meeting {key!r} ends: {self._ended}")
+            return values is not None
+
         with self._changed:
             if self._rendezvous.arrive(key, worker, value):
                 self._changed.notify_all()
-            while (values := self._rendezvous.result(key)) is None:
-                if self._ended:
-                    raise ServerPhaseError(f"meeting {key!r} ends: {self._ended}")
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    missing = ", ".join(str(rank) for rank in self._rendezvous.missing(key))
-                    raise RequestTimeout(
-                        f"meeting {key!r} still waits for worker {missing}; raise the timeout, or "
-                        "let workers that are done call finish()",
-                        {"missing": missing},
-                    )
-                if is_gone():
-                    raise ServerGone(f"worker {worker} closed its connection while waiting")
-                self._changed.wait(min(left_s, _CHECK_PEER_S))
-            return values
+            waited = wait_until(self._changed, is_complete, deadline_s, is_gone)
+            if values is not None:
+                return values
+            if waited is Waited.GONE:
+                raise ServerGone(f"worker {worker} closed its connection while waiting")
+            missing = ", ".join(str(rank) for rank in self._rendezvous.missing(key))
+            raise RequestTimeout(
+                f"meeting {key!r} still waits for worker {missing}; raise the timeout, or let "
+                "workers that are done call finish()",
+                {"missing": missing},
+            )
 
     def finish(self, worker: WorkerRank) -> None:
         """The worker is done for good."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -34,7 +34,7 @@ from ps.checkpoint.snapshot import CopyOnWrite
 from ps.consistency.asp import slowed
 from ps.consistency.gate import Gate
 from ps.consistency.policy import Policy, PushDecision
-from ps.consistency.waiting import Contributions, PendingPush
+from ps.consistency.waiting import PendingPush, StagedPushes
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
 from ps.errors import (
@@ -45,13 +45,13 @@ from ps.errors import (
     PSSettingsError,
     ShapeError,
 )
-from ps.exactly_once import CompletionLog, RequestId, SessionCut, Verdict
+from ps.exactly_once import CompletionLog, SessionCut, Verdict
 from ps.manifest.manifest import Hyper, Manifest, WorkerRank
 from ps.metadata import Metadata
 from ps.optim.rules import step_scalars
 from ps.protocol import messages
 from ps.protocol.messages import Ack
-from ps.server.receive import BucketPart, Intake
+from ps.server.receive import Intake
 from ps.server.reduction import Reduction
 from ps.server.request import Incoming, request_id
 from ps.server.snapshot_trigger import SnapshotTrigger
@@ -90,21 +90,21 @@ class ServingShard:
         self.dense = dense
         self.manifest_hash = dense.manifest.hash()
         self._counts_workers = dense.manifest.consistency == "ssp"
+        self._is_staleness_aware = dense.manifest.staleness_aware
+        self.failed = on_failed
         self._counters = counters
         self._values = [dense.value_bytes(bucket.id) for bucket in dense.buckets]
         self._values_in = Intake(dense, packed=False)
         self._gradients_in = Intake(dense, packed=True)
         self._pool = StagingPool(dense.buckets, dense.dtype)
         num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
-        self._record = CompletionLog(num_units)
+        self._log = CompletionLog(num_units)
         if cuts is not None:
-            self._record.restore(cuts)
-        self.gate: Gate[StagedGradient] = Gate(
-            policy, self._record, self._reduce, self._count, on_failed
-        )
+            self._log.restore(cuts)
+        self.gate: Gate[StagedGradient] = Gate(policy, self._log, self)
         self.notes = Metadata(is_kept=dense.rank == 0)
-        self._guard = CopyOnWrite(dense, tables, self._record, self.notes)
-        notebook = TableLog(self._record, self.gate, self._guard, first_unit=len(dense.buckets))
+        self._guard = CopyOnWrite(dense, tables, self._log, self.notes)
+        notebook = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
         self.tables = TableServing(tables, notebook, counters)
         self.reduction = Reduction(dense, self._guard, self._pool, counters, on_failed)
         self.cutting = SnapshotTrigger(self._guard, self.gate, lambda: self.reduction.is_settled)
@@ -122,7 +122,7 @@ class ServingShard:
     @property
     def lost_requests(self) -> int:
         """See ps.exactly_once."""
-        return self._record.lost_requests
+        return self._log.lost_requests
 
     def check_manifest(self, manifest_hash: str) -> None:
         """Refuse a caller that means other parameters."""
@@ -139,11 +139,12 @@ class ServingShard:
 
     def pull(self, call: Incoming, request: messages.Pull) -> None:
         """Answer with the newest values, or with their moving averages."""
-        self.check_manifest(request.manifest_hash)
+        if request.manifest_hash != self.manifest_hash:
+            self.check_manifest(request.manifest_hash)
         clock, averages = self.gate.clock, request.averages
         told = list(map(self.dense.averages, self.dense.bucket_ids)) if averages else self._values
         call.reply(messages.encode(Ack(clock)), told)
-        self._counters.add(bytes_out=self.dense.value_nbytes)
+        self._counters.add_sent(self.dense.value_nbytes)
         if call.peer.role is Role.WORKER and not averages:
             self.gate.pulled(WorkerRank(call.peer.rank), clock)
 
@@ -151,58 +152,59 @@ class ServingShard:
         """Take a gradient (or a null push) and answer when it is part of the parameters."""
         self._check_push(call, request)
         deadline_s = time.monotonic() + request.wait_s
-        sender = request_id(call.peer, request.number)
-        number = request.number
-        verdict, arrival = self.gate.begin(
-            sender, number.acknowledged, number.acked_clock, is_push=True
+        number, gate = request.number, self.gate
+        push: PendingPush[StagedGradient] = PendingPush(
+            request_id(call.peer, number),
+            request.rows,
+            None if request.null else request.hyper,
+            acked_clock=number.acked_clock,
+            note=request.note,
         )
-        is_known = verdict is Verdict.DUPLICATE or arrival is not None
-        admission = None if is_known else self.gate.admit(sender)
-        # After the admission, so that two pushes that arrive together each see the other.
-        staleness = self.gate.staleness_of(sender.worker, request.lag)
-        sent = 0
-        if is_known:
-            self._counters.count(sender.worker, repeated=1)
+        worker, sent = push.id.worker, 0
+        known = gate.begin_push(push, number.acknowledged, request.lag)
+        if known is not None:
+            self._counters.count(worker, repeated=1)
             call.discard_rest()
-            arrival = arrival or self._arrival(sender, request, clock=self.gate.clock)
+            push = known
         elif request.null:
-            self._counters.count(sender.worker, null_pushes=1)
-            arrival = self.gate.arrive(self._arrival(sender, request))
-        elif admission is PushDecision.STAGE:
-            arrival = self._stage(call, request, sender, deadline_s)
+            self._counters.count(worker, null_pushes=1)
+            push = gate.arrive(push)
+        elif push.decision is PushDecision.STAGE:
+            push = self._stage(call, push, deadline_s)
         else:
-            request = self._slowed(request, staleness)
-            early = request.pull and admission is PushDecision.APPLY
-            sent = self._apply_arriving(call, request, sender, deadline_s, answers_early=early)
-            arrival = self.gate.arrive(self._arrival(sender, request, staleness=staleness))
-        clock = self._wait(call, arrival, deadline_s)
-        worker_clock = self.gate.clock_of(sender.worker) if self._counts_workers else clock
-        ack = Ack(clock, not request.null, staleness, worker_clock=worker_clock)
+            early = request.pull and push.decision is PushDecision.APPLY
+            sent = self._apply_arriving(call, push, deadline_s, answers_early=early)
+            push = gate.arrive(push)
+        clock = push.clock
+        if clock is None or push.error is not None:
+            with self._counters.waiting(worker):
+                clock = gate.wait(push, deadline_s, call.peer_gone)
+        worker_clock = gate.clock_of(worker) if self._counts_workers else clock
+        ack = Ack(clock, not request.null, push.staleness, worker_clock=worker_clock)
         if self.reduction.in_rounds:
             self._reply_squares(call, request, ack)
             return
-        rest = self._values[sent:] if request.pull else ()
-        call.reply(messages.encode(ack), rest)
+        call.reply(messages.encode(ack), self._values[sent:] if request.pull else ())
         if request.pull:
-            self._counters.add(bytes_out=self.dense.value_nbytes)
-            self.gate.pulled(sender.worker, clock)
+            self._counters.add_sent(self.dense.value_nbytes)
+            gate.pulled(worker, clock)
 
     def settle(self, call: Incoming, request: messages.Settle) -> None:
         """Apply what a barrier has reduced, once the squares of all servers are known."""
         self.check_manifest(request.manifest_hash)
         squares = self._read_squares(call)
-        sender = request_id(call.peer, request.number)
         number = request.number
+        sender = request_id(call.peer, number)
         with self.gate.between_clocks():
-            verdict, _ = self.gate.begin(sender, number.acknowledged, number.acked_clock)
-            if verdict is not Verdict.DUPLICATE:
+            ticket = self.gate.begin(sender, number.acknowledged, number.acked_clock)
+            if ticket.verdict is not Verdict.DUPLICATE:
                 self.reduction.settle(request.clock, squares)
-                self._record.complete(sender)
+                ticket.complete()
             clock = self.gate.clock
         ack = Ack(clock, applied=squares is not None, worker_clock=clock)
         call.reply(messages.encode(ack), self._values if request.pull else ())
         if request.pull:
-            self._counters.add(bytes_out=self.dense.value_nbytes)
+            self._counters.add_sent(self.dense.value_nbytes)
             self.gate.pulled(sender.worker, clock)
 
     def assign(self, call: Incoming, request: messages.Assign) -> None:
@@ -213,26 +215,43 @@ class ServingShard:
         staged = self._pool.take()
         try:
             self._values_in.stage(call, staged)
-            self._counters.add(bytes_in=call.payload_bytes)
+            self._counters.add_received(call.payload_bytes)
             with self.gate.between_clocks():
                 number = request.number
-                verdict, _ = self.gate.begin(sender, number.acknowledged, number.acked_clock)
-                if verdict is not Verdict.DUPLICATE:
-                    for index, array in enumerate(staged.arrays):
-                        with self._guard.locks[index]:
+                ticket = self.gate.begin(sender, number.acknowledged, number.acked_clock)
+                if ticket.verdict is not Verdict.DUPLICATE:
+                    for index, bucket in enumerate(self.dense.owned):
+                        with bucket.lock:
                             self._guard.before(index)
-                            self.dense.set_values(self.dense.buckets[index].id, array)
-                    self._record.complete(sender)
+                            self.dense.set_values(bucket.bucket.id, staged.arrays[index])
+                    ticket.complete()
         finally:
             self._pool.give(staged)
         call.reply(messages.encode(Ack(self.gate.clock, applied=True)))
 
     def fill(self, call: Incoming) -> None:
         """Read the first values from a seed's payload; nobody else sees the shard yet."""
-        for _, parts in self._values_in.runs(call):
-            for part in parts:
-                self.dense.check_finite(part.bucket.id, part.array)
-                self.dense.set_values(part.bucket.id, part.array)
+        for bucket_id, values in self._values_in.values(call):
+            self.dense.check_finite(bucket_id, values)
+            self.dense.set_values(bucket_id, values)
+
+    def reduce(self, staged: StagedPushes[StagedGradient]) -> None:
+        """See ps.consistency.waiting.Updates."""
+        self.reduction.reduce(staged, self.gate.clock)
+
+    def applied(self, push: PendingPush[StagedGradient]) -> None:
+        """See ps.consistency.waiting.Updates."""
+        if push.gradient is not None:
+            self._pool.give(push.gradient)
+            push.gradient = None
+        self._counters.count_push(push.id.worker, push.rows, push.staleness)
+        if push.note is not None:
+            self.notes.put_pushed(push.id.session, push.note)
+
+    def moved(self) -> None:
+        """See ps.consistency.waiting.Updates."""
+        if self.cutting.wanted is not None:
+            self.cutting.look()
 
     def _reply_squares(self, call: Incoming, request: messages.Push, ack: Ack) -> None:
         squares = self.reduction.squares(ack.clock)
@@ -254,93 +273,99 @@ class ServingShard:
         return squares
 
     def _check_push(self, call: Incoming, request: messages.Push) -> None:
-        self.check_manifest(request.manifest_hash)
+        if request.manifest_hash != self.manifest_hash:
+            self.check_manifest(request.manifest_hash)
         if request.null:
             if call.payload_bytes:
                 raise ShapeError(f"a null push takes no payload, got {call.payload_bytes} bytes")
             return
-        self._gradients_in.check_size(call.payload_bytes, "push")
-        if request.hyper is None:
+        if call.payload_bytes != self._gradients_in.nbytes:
+            self._gradients_in.check_size(call.payload_bytes, "push")
+        hyper = request.hyper
+        if hyper is None:
             raise PSSettingsError("a push needs the learning rate: send `hyper`, or push_null()")
         if request.rows < 1:
             raise PSSettingsError(f"a push stands for at least 1 row, got {request.rows}")
         if request.note is not None:
             self.notes.check_room(request.note.name, request.note.text)
-        self._check_hyper(request.hyper)
+        if hyper.scalars:
+            self._check_scalars(hyper)
 
-    def _check_hyper(self, hyper: Hyper) -> None:
+    def _check_scalars(self, hyper: Hyper) -> None:
         """Refuse scalars that do not fit rule or mode, before anything is applied."""
-        if hyper.scalars and self.manifest.staleness_aware:
+        if self._is_staleness_aware:
             raise PSSettingsError(
                 "staleness_aware scales a push's learning rate on the server, so its step scalars "
                 "cannot come with it; send the learning rate alone"
             )
-        for group in self.manifest.groups if hyper.scalars else ():
+        for group in self.manifest.groups:
             step_scalars(group.rule, group.name, hyper, 1, np.dtype(group.dtype))
-
-    def _slowed(self, request: messages.Push, staleness: int) -> messages.Push:
-        if not self.manifest.staleness_aware or request.hyper is None:
-            return request
-        return msgspec.structs.replace(request, hyper=slowed(request.hyper, staleness))
 
     def _apply_arriving(
         self,
         call: Incoming,
-        request: messages.Push,
-        sender: RequestId,
+        push: PendingPush[StagedGradient],
         deadline_s: float,
         *,
         answers_early: bool,
     ) -> int:
         """Apply each bucket when it is here; returns how many buckets' values were sent back."""
-        hyper = request.hyper or Hyper(0.0)
-        if request.note is not None:
-            self.notes.expect(sender.session, sender.sequence, request.note)
+        ticket, hyper = push.ticket, push.hyper or Hyper(0.0)
+        if self._is_staleness_aware:
+            hyper = slowed(hyper, push.staleness)
+        if push.note is not None:
+            self.notes.expect(push.id.session, push.id.sequence, push.note)
+        dense, guard, intake = self.dense, self._guard, self._gradients_in
+        scratch, unpacked = intake.scratch()
         sent, unsent_bytes, apply_s = 0, 0, 0.0
         try:
-            for run, parts in self._gradients_in.runs(call):
+            for run in intake.runs:
+                call.read_into(scratch.data[: run.nbytes])
                 started_s = time.perf_counter()
-                self._apply_parts(parts, hyper, sender)
+                for part in run.parts:
+                    gradient = scratch[part.start : part.stop]
+                    if part.kind == "none":
+                        gradient = gradient.view(part.dtype)
+                    else:
+                        gradient = intake.unpack(part, gradient, unpacked)
+                    with part.bucket.lock:
+                        if ticket.needs(part.at):
+                            if guard.cut is not None:
+                                guard.before(part.at)
+                            dense.update(part.bucket, gradient, hyper)
+                            ticket.mark(part.at)
                 apply_s += time.perf_counter() - started_s
-                unsent_bytes += run.nbytes
+                unsent_bytes += run.buckets.nbytes
                 if answers_early and unsent_bytes >= SEND_BYTES:
-                    call.send(self._values[sent : run.stop])
-                    sent, unsent_bytes = run.stop, 0
+                    call.send(self._values[sent : run.buckets.stop])
+                    sent, unsent_bytes = run.buckets.stop, 0
         except (NonFiniteGradient, PackingError) as error:
-            self._refuse(call, self._arrival(sender, request), error, deadline_s)
+            self._refuse(call, push, error, deadline_s)
         finally:
             self._counters.applied(apply_s, call.payload_bytes)
         return sent
 
-    def _apply_parts(self, parts: Iterator[BucketPart], hyper: Hyper, sender: RequestId) -> None:
-        for part in parts:
-            with self._guard.locks[part.index]:
-                if self._record.needs(sender, part.index):
-                    self._guard.before(part.index)
-                    self.dense.apply(part.bucket.id, part.array, hyper)
-                    self._record.mark(sender, part.index)
-
     def _stage(
-        self, call: Incoming, request: messages.Push, sender: RequestId, deadline_s: float
+        self, call: Incoming, push: PendingPush[StagedGradient], deadline_s: float
     ) -> PendingPush[StagedGradient]:
         """Receive a whole gradient and bring it to the barrier."""
         staged = self._pool.take()
-        arrival = self._arrival(sender, request, gradient=staged)
         try:
             self._gradients_in.stage(call, staged)
-            self._counters.add(bytes_in=call.payload_bytes)
+            self._counters.add_received(call.payload_bytes)
         except (NonFiniteGradient, PackingError) as error:
             self._pool.give(staged)
-            self._refuse(call, self._arrival(sender, request), error, deadline_s)
-        taken = self.gate.arrive(arrival)
-        if taken is not arrival:
+            self._refuse(call, push, error, deadline_s)
+        push.gradient = staged
+        taken = self.gate.arrive(push)
+        if taken is not push:
             self._pool.give(staged)
         return taken
 
     def _refuse(
         self,
         call: Incoming,
-        arrival: PendingPush[StagedGradient],
+        push: PendingPush[StagedGradient],
         error: NonFiniteGradient | PackingError,
         deadline_s: float,
     ) -> None:
@@ -348,51 +373,18 @@ class ServingShard:
 
         The refusal is told when that barrier is complete, so its worker may push again at once.
         """
+        worker, sequence = push.id.worker, push.id.sequence
         call.discard_rest()
         refused = type(error)(
-            f"{error.message} (worker:{arrival.id.worker}, request {arrival.id.sequence})",
-            {**error.details, "worker": str(arrival.id.worker)},
+            f"{error.message} (worker:{worker}, request {sequence})",
+            {**error.details, "worker": str(worker)},
         )
-        self._counters.count(arrival.id.worker, refused=1)
-        null = self.gate.refuse(arrival, refused)
+        self._counters.count(worker, refused=1)
+        null = self.gate.refuse(push, refused)
         if null is not None:
-            with contextlib.suppress(PSError):  # the refusal is the news, not what ended the wait
-                self._wait(call, null, deadline_s)
+            with (
+                contextlib.suppress(PSError),  # the refusal is the news, not what ended the wait
+                self._counters.waiting(worker),
+            ):
+                self.gate.wait(null, deadline_s, call.peer_gone)
         raise refused from error
-
-    def _wait(self, call: Incoming, arrival: PendingPush[StagedGradient], deadline_s: float) -> int:
-        if arrival.is_done and arrival.error is None:
-            return arrival.clock or 0
-        with self._counters.waiting(arrival.id.worker):
-            return self.gate.wait(arrival, deadline_s, call.peer_gone)
-
-    def _arrival(
-        self,
-        sender: RequestId,
-        request: messages.Push,
-        *,
-        gradient: StagedGradient | None = None,
-        clock: int | None = None,
-        staleness: int = 0,
-    ) -> PendingPush[StagedGradient]:
-        return PendingPush(
-            sender,
-            request.rows,
-            None if request.null else request.hyper,
-            gradient,
-            staleness=staleness,
-            acked_clock=request.number.acked_clock,
-            note=request.note,
-            clock=clock,
-        )
-
-    def _reduce(self, staged: Contributions[StagedGradient]) -> None:
-        self.reduction.reduce(staged, self.gate.clock)
-
-    def _count(self, arrival: PendingPush[StagedGradient]) -> None:
-        if arrival.gradient is not None:
-            self._pool.give(arrival.gradient)
-            arrival.gradient = None
-        self._counters.count_push(arrival.id.worker, arrival.rows, arrival.staleness)
-        if arrival.note is not None:
-            self.notes.put_pushed(arrival.id.session, arrival.note)

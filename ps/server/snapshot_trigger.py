@@ -12,18 +12,16 @@ Threads: any; what is wanted is guarded by the gate's lock, under which all cuts
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ps.checkpoint.snapshot import CopyOnWrite, ShardSnapshot, UnitKey
 from ps.consistency.gate import Gate
+from ps.consistency.waits import wait_until
 from ps.errors import CheckpointError, RequestTimeout
-
-_CHECK_PEER_S = 0.25
 
 
 class SnapshotTaken(NamedTuple):
@@ -34,7 +32,7 @@ class SnapshotTaken(NamedTuple):
     is_made: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SnapshotRequest:
     """What a save asks of one server."""
 
@@ -45,8 +43,8 @@ class SnapshotRequest:
     """When; None: now."""
     as_it_is: bool = False
     """Also when something reduced is missing in the parameters, and will be missing in the save."""
-    done: threading.Event = field(default_factory=threading.Event)
-    """Set when it is clear what comes of it."""
+    is_done: bool = False
+    """Whether it is clear what comes of it."""
 
 
 class SnapshotTrigger:
@@ -62,8 +60,8 @@ class SnapshotTrigger:
         self._guard = guard
         self._gate = gate
         self._is_settled = is_settled
-        self._wanted: SnapshotRequest | None = None
-        gate.on_moved = self._look
+        self.wanted: SnapshotRequest | None = None
+        """What waits for its moment; `look` is called while there is one."""
 
     def make(
         self, order: SnapshotRequest, wait_s: float, is_gone: Callable[[], bool]
@@ -81,15 +79,12 @@ class SnapshotTrigger:
             if (found := self._found(order, clock)).is_made:
                 return found
             self._guard.close()
-            self._wanted = order  # looked at when this block ends
-        while not order.done.is_set():
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or is_gone():
-                break
-            order.done.wait(min(left_s, _CHECK_PEER_S))
+            self.wanted = order  # looked at when this block ends
+        with self._gate.changed:
+            wait_until(self._gate.changed, lambda: order.is_done, deadline_s, is_gone)
         with self._gate.between_clocks() as clock:
-            if self._wanted is order:
-                self._wanted = None
+            if self.wanted is order:
+                self.wanted = None
             found = self._found(order, clock)
             if not found.is_made and not self._is_settled():
                 raise RequestTimeout(
@@ -124,14 +119,14 @@ class SnapshotTrigger:
             return SnapshotTaken(clock, is_made=False)
         return SnapshotTaken(cut.clock, is_made=True)
 
-    def _look(self) -> None:
-        """Take the snapshot if its moment has come; called under the gate's lock."""
-        order, clock = self._wanted, self._gate.clock
+    def look(self) -> None:
+        """Take the snapshot if its moment has come; called under the gate's lock when it may."""
+        order, clock = self.wanted, self._gate.clock
         if order is None or not (order.as_it_is or self._is_settled()):
             return
         if order.clock is not None and clock < order.clock:
             return
         if order.clock in (None, clock):
             self._guard.open(ShardSnapshot(self._guard, clock, order.save_id, order.base))
-        self._wanted = None
-        order.done.set()
+        self.wanted = None
+        order.is_done = True

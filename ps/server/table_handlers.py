@@ -25,7 +25,7 @@ import numpy as np
 from ps.checkpoint.snapshot import CopyOnWrite
 from ps.consistency.gate import Gate
 from ps.errors import ManifestMismatch, PushError, ShapeError
-from ps.exactly_once import CompletionLog, RequestId, Verdict
+from ps.exactly_once import RequestId, Ticket, Verdict
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
 from ps.protocol.messages import Ack, BatchName
@@ -48,7 +48,6 @@ SCAN_BYTES = 8 << 20
 class TableLog:
     """What tables use of their shard's exactly-once record."""
 
-    record: CompletionLog
     gate: Gate[Any]
     guard: CopyOnWrite
     first_unit: int
@@ -77,7 +76,6 @@ class TableServing:
 
     def __init__(self, tables: Sequence[Table], notebook: TableLog, counters: Counters) -> None:
         self.tables = tuple(tables)
-        self._record = notebook.record
         self._gate = notebook.gate
         self._guard = notebook.guard
         self._counters = counters
@@ -123,7 +121,8 @@ class TableServing:
                     call.send(ready)
                     num_sent, num_ready, ready = num_sent + num_ready, 0, []
         call.reply(messages.encode(Ack(self._gate.clock)), ready)
-        self._counters.add(bytes_in=call.payload_bytes, bytes_out=num_sent + num_ready)
+        self._counters.add_received(call.payload_bytes)
+        self._counters.add_sent(num_sent + num_ready)
 
     def _push(self, call: Incoming, request: messages.PushRows) -> None:
         """Update the rows that a push brings gradients for, each once."""
@@ -133,22 +132,22 @@ class TableServing:
         sender = request_id(call.peer, request.number)
         number = request.number
         batch = _batch_of(sender, request.batch)
-        verdict, _ = self._gate.begin(sender, number.acknowledged, number.acked_clock)
-        if verdict is Verdict.DUPLICATE:
+        ticket = self._gate.begin(sender, number.acknowledged, number.acked_clock)
+        if ticket.verdict is Verdict.DUPLICATE:
             self._counters.count(sender.worker, repeated=1)
             call.discard_rest()
         else:
             if request.tables:  # else a batch is given up, which nothing forbids
-                self._gate.rows.admit(sender, batch)
+                self._gate.rows.admit(ticket, batch)
             apply_s = 0.0
             try:
                 for part in parts:
-                    apply_s += self._apply(call, part, request.hyper, sender)
+                    apply_s += self._apply(call, part, request.hyper, ticket)
             except PushError as error:
-                self._refuse(call, sender, batch, error)
+                self._refuse(call, ticket, batch, error)
             finally:
                 self._counters.applied(apply_s, call.payload_bytes)
-            if self._gate.rows.applied(sender, batch):
+            if self._gate.rows.applied(ticket, batch):
                 self._counters.count(sender.worker, table_pushes=1)
         call.reply(messages.encode(Ack(self._gate.clock, applied=True)))
 
@@ -166,9 +165,9 @@ class TableServing:
             rows = np.ascontiguousarray(rows[:, : table.spec.dim])
         payload = [batch.ids, rows] if batch.ids.size else []
         call.reply(messages.encode(messages.Scanned(batch.ids.size, stop)), payload)
-        self._counters.add(bytes_out=sum(array.nbytes for array in payload))
+        self._counters.add_sent(sum(array.nbytes for array in payload))
 
-    def _apply(self, call: Incoming, part: TablePart, hyper: Hyper, sender: RequestId) -> float:
+    def _apply(self, call: Incoming, part: TablePart, hyper: Hyper, ticket: Ticket) -> float:
         """Read the gradients of one table, segment by segment, and apply those that are new.
 
         Segments without ids count the push too: it is a step of its tables' rule. Returns the
@@ -184,42 +183,43 @@ class TableServing:
             started_s = time.perf_counter()
             try:
                 with table.segments[at].lock:
-                    if self._record.needs(sender, unit):
+                    if ticket.needs(unit):
                         self._guard.before(unit)
                         table.push(at, ids, grads, hyper)
-                        self._record.mark(sender, unit)
+                        ticket.mark(unit)
             except NoRoom as error:
                 room = table.room_elsewhere(error, part.ids)
                 push = partial(table.push, at, ids, grads, hyper, room)
-                self._apply_in_full(part, at, push, sender)
+                self._apply_in_full(part, at, push, ticket)
             apply_s += time.perf_counter() - started_s
         return apply_s
 
     def _apply_in_full(
-        self, part: TablePart, at: int, push: Callable[[], None], sender: RequestId
+        self, part: TablePart, at: int, push: Callable[[], None], ticket: Ticket
     ) -> None:
         """Update rows of segment number `at` where rows of other segments have to go."""
         with part.table.locked():
-            if self._record.needs(sender, part.first_unit + at):
+            if ticket.needs(part.first_unit + at):
                 for unit in range(len(part.slices)):
                     self._guard.before(part.first_unit + unit)
                 push()
-                self._record.mark(sender, part.first_unit + at)
+                ticket.mark(part.first_unit + at)
 
     def _wait_for_permit(self, call: Incoming, request: messages.LookupBatch) -> None:
         batch, deadline_s = request_id(call.peer, request.number), time.monotonic() + request.wait_s
         self._gate.rows.look_up(batch, request.still_open, deadline_s, call.peer_gone)
 
     def _refuse(
-        self, call: Incoming, sender: RequestId, batch: RequestId | None, error: PushError
+        self, call: Incoming, ticket: Ticket, batch: RequestId | None, error: PushError
     ) -> None:
         """Remember why the push was refused, then say so."""
+        sender = ticket.id
         refused = type(error)(
             f"{error.message} (worker:{sender.worker}, request {sender.sequence})",
             {**error.details, "worker": str(sender.worker)},
         )
         self._counters.count(sender.worker, refused=1)
-        self._gate.rows.refused(sender, batch, refused)
+        self._gate.rows.refused(ticket, batch, refused)
         call.discard_rest()
         raise refused from error
 

@@ -33,7 +33,7 @@ class Counters:
         self._lock = threading.Lock()
         self._started_s = time.monotonic()
         self._start = secrets.randbits(_START_BITS)
-        self._bytes = {"bytes_in": 0, "bytes_out": 0}
+        self._bytes_in = self._bytes_out = 0
         self._calls = 0
         self._errors = 0
         self._in_service = 0
@@ -67,17 +67,21 @@ class Counters:
                     histogram = self._requests[request] = LatencyHistogram()
                 histogram.add(seconds)
 
-    def add(self, **amounts: int) -> None:
-        """Add to `bytes_in` or `bytes_out`."""
+    def add_received(self, num_bytes: int) -> None:
+        """Payload has come."""
         with self._lock:
-            for name, amount in amounts.items():
-                self._bytes[name] += amount
+            self._bytes_in += num_bytes
+
+    def add_sent(self, num_bytes: int) -> None:
+        """Payload was sent."""
+        with self._lock:
+            self._bytes_out += num_bytes
 
     def applied(self, seconds: float, bytes_in: int = 0) -> None:
         """Update kernels ran for so long, for a gradient of this size."""
         with self._lock:
             self._apply.add(seconds)
-            self._bytes["bytes_in"] += bytes_in
+            self._bytes_in += bytes_in
 
     @contextlib.contextmanager
     def waiting(self, worker: WorkerRank) -> Iterator[None]:
@@ -97,7 +101,9 @@ class Counters:
     def count_push(self, worker: WorkerRank, rows: int, staleness: int) -> None:
         """A gradient has become part of the parameters."""
         with self._lock:
-            self._count(worker, pushes=1, rows=rows)
+            counts = self._workers.setdefault(worker, {})
+            counts["pushes"] = counts.get("pushes", 0) + 1
+            counts["rows"] = counts.get("rows", 0) + rows
             self._staleness[min(staleness.bit_length(), NUM_STALENESS_BINS - 1)] += 1
 
     def count(self, worker: WorkerRank, **amounts: int) -> None:
@@ -121,7 +127,8 @@ class Counters:
                 in_service=self._in_service,
                 waiting=self._waiting,
                 barrier_wait_s=self._barrier_wait_s,
-                **self._bytes,
+                bytes_in=self._bytes_in,
+                bytes_out=self._bytes_out,
             )
             requests = sorted(self._requests.items())
         # Percentiles take a while; a histogram may be read while it is filled.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from ps.exactly_once import (
     LogSnapshot,
     RequestId,
     SessionCut,
+    Ticket,
     Verdict,
 )
 from ps.manifest.manifest import WorkerRank
@@ -29,16 +31,16 @@ def request(sequence: int, *, worker: WorkerRank = W0, incarnation: int = 0, ses
 
 
 def apply_whole(record: CompletionLog, name: RequestId) -> Verdict:
-    verdict = record.begin(name)
+    ticket = record.begin(name)
     for bucket in range(NUM_BUCKETS):
-        if record.needs(name, bucket):
-            record.mark(name, bucket)
-    record.complete(name)
-    return verdict
+        if ticket.needs(bucket):
+            ticket.mark(bucket)
+    ticket.complete()
+    return ticket.verdict
 
 
-def needed(record: CompletionLog, name: RequestId) -> list[bool]:
-    return [record.needs(name, bucket) for bucket in range(NUM_BUCKETS)]
+def needed(ticket: Ticket) -> list[bool]:
+    return [ticket.needs(bucket) for bucket in range(NUM_BUCKETS)]
 
 
 def sessions_of(cut: LogSnapshot, buckets: Sequence[int] = range(NUM_BUCKETS)):
@@ -65,44 +67,51 @@ def test_numbers_in_order_are_new(record: CompletionLog):
 @pytest.mark.fault("F24")
 def test_a_completed_request_is_repeated(record: CompletionLog):
     apply_whole(record, request(1))
-    assert record.begin(request(1)) is Verdict.DUPLICATE
-    assert needed(record, request(1)) == [False, False, False]
+    again = record.begin(request(1))
+    assert again.verdict is Verdict.DUPLICATE
+    assert again.is_over
+    assert needed(again) == [False, False, False]
 
 
 @pytest.mark.fault("F28")
 def test_a_half_applied_push_is_resumed_where_it_was_cut(record: CompletionLog):
-    record.begin(request(1))
-    record.mark(request(1), 0)
-    assert record.begin(request(1)) is Verdict.RESUMED
-    assert needed(record, request(1)) == [False, True, True]
+    record.begin(request(1)).mark(0)
+    again = record.begin(request(1))
+    assert again.verdict is Verdict.RESUMED
+    assert needed(again) == [False, True, True]
 
 
 def test_workers_do_not_share_numbers(record: CompletionLog):
     apply_whole(record, request(1))
-    assert record.begin(request(1, worker=W1)) is Verdict.NEW
+    assert record.begin(request(1, worker=W1)).verdict is Verdict.NEW
 
 
 def test_two_clients_of_one_worker_do_not_share_numbers(record: CompletionLog):
     apply_whole(record, request(1, session=1))
     assert apply_whole(record, request(1, session=2)) is Verdict.NEW
     assert apply_whole(record, request(2, session=1)) is Verdict.NEW
-    assert record.begin(request(1, session=2)) is Verdict.DUPLICATE
+    assert record.begin(request(1, session=2)).verdict is Verdict.DUPLICATE
 
 
 @pytest.mark.attack("A10")
 def test_the_session_that_was_silent_longest_makes_room(record: CompletionLog):
     for session in range(MAX_SESSIONS):
         apply_whole(record, request(1, session=session))
+    under_way = record.begin(request(2, session=1))
     record.begin(request(1, session=0))  # heard of again
+    for session in range(2, MAX_SESSIONS):
+        record.begin(request(1, session=session))
     apply_whole(record, request(1, session=1000))
-    assert record.begin(request(1, session=0)) is Verdict.DUPLICATE
-    assert record.begin(request(1, session=1)) is Verdict.NEW
+    with pytest.raises(ServerPhaseError, match="more than 16 clients"):
+        under_way.needs(0)  # half of it would be forgotten
+    assert record.begin(request(1, session=0)).verdict is Verdict.DUPLICATE
+    assert record.begin(request(1, session=1)).verdict is Verdict.NEW
     assert len(sessions_of(record.cut())) == MAX_SESSIONS
 
 
 def test_numbers_of_requests_that_were_refused_before_may_be_left_out(record: CompletionLog):
     apply_whole(record, request(1))
-    assert record.begin(request(4), acknowledged=1) is Verdict.NEW
+    assert record.begin(request(4), acknowledged=1).verdict is Verdict.NEW
 
 
 @pytest.mark.fault("F30")
@@ -112,16 +121,17 @@ def test_a_server_that_lost_what_it_acknowledged_says_so(record: CompletionLog):
 
 
 def test_a_late_copy_of_an_older_push_changes_nothing(record: CompletionLog):
-    record.begin(request(1))  # cut before any bucket
+    late = record.begin(request(1))  # cut before any bucket
     record.begin(request(2))  # the client gave the first one up
-    assert needed(record, request(1)) == [False, False, False]
-    assert record.begin(request(1)) is Verdict.DUPLICATE
+    assert late.is_over
+    assert needed(late) == [False, False, False]
+    assert record.begin(request(1)).verdict is Verdict.DUPLICATE
 
 
 @pytest.mark.fault("F20")
 def test_a_newer_incarnation_replaces_the_older(record: CompletionLog):
     apply_whole(record, request(1))
-    assert record.begin(request(1, incarnation=1, session=2)) is Verdict.NEW
+    assert record.begin(request(1, incarnation=1, session=2)).verdict is Verdict.NEW
     with pytest.raises(StaleIncarnation, match="incarnation 0 was replaced"):
         record.begin(request(2))
     assert [each.incarnation for each in sessions_of(record.cut())] == [1]
@@ -129,12 +139,13 @@ def test_a_newer_incarnation_replaces_the_older(record: CompletionLog):
 
 @pytest.mark.fault("F06")
 def test_a_fence_stops_a_push_between_two_buckets(record: CompletionLog):
-    record.begin(request(1))
-    record.mark(request(1), 0)
+    ticket = record.begin(request(1))
+    ticket.mark(0)
     record.fence(W0, 1)
-    with pytest.raises(StaleIncarnation):
-        record.needs(request(1), 1)
-    assert record.begin(request(1, incarnation=1)) is Verdict.NEW
+    for ask in (ticket.check, partial(ticket.needs, 1)):
+        with pytest.raises(StaleIncarnation, match="incarnation 0 was replaced"):
+            ask()
+    assert record.begin(request(1, incarnation=1)).verdict is Verdict.NEW
 
 
 def test_a_fence_before_the_first_push_holds(record: CompletionLog):
@@ -155,37 +166,40 @@ def test_a_fence_never_goes_back(record: CompletionLog):
 def test_sequence_numbers_do_not_wrap(record: CompletionLog, last: int):
     old = request(last, incarnation=2**62)
     record.restore([SessionCut(W0, 2**62, 77, (last,) * NUM_BUCKETS)])
-    assert record.begin(old) is Verdict.DUPLICATE
+    assert record.begin(old).verdict is Verdict.DUPLICATE
     new = old._replace(sequence=last + 1)
-    assert record.begin(new) is Verdict.NEW
-    record.mark(new, 0)
-    assert needed(record, new) == [False, True, True]
+    ticket = record.begin(new)
+    assert ticket.verdict is Verdict.NEW
+    ticket.mark(0)
+    assert needed(ticket) == [False, True, True]
 
 
 def test_a_checkpoint_in_the_middle_of_a_push_resumes_bucket_by_bucket(record: CompletionLog):
     apply_whole(record, request(1))
-    record.begin(request(2))
-    record.mark(request(2), 0)
+    ticket = record.begin(request(2))
+    ticket.mark(0)
     cut = record.cut()
     for bucket in (1, 2):
         cut.note(bucket)  # as whoever changes it after the cut lets be done
-        record.mark(request(2), bucket)
-    record.complete(request(2))
+        ticket.mark(bucket)
+    ticket.complete()
     apply_whole(record, request(1, session=7))  # begun after the cut
     record.fence(request(2).worker, 1)
     restored = CompletionLog(NUM_BUCKETS)
     restored.restore(sessions_of(cut, [0]))
-    assert restored.begin(request(2)) is Verdict.RESUMED
-    assert needed(restored, request(2)) == [False, True, True]
+    again = restored.begin(request(2))
+    assert again.verdict is Verdict.RESUMED
+    assert needed(again) == [False, True, True]
 
 
 @pytest.mark.fault("F08")
 def test_after_a_restore_the_lost_requests_are_counted(record: CompletionLog):
     apply_whole(record, request(1))
     restored = saved_and_restored(record)
-    assert restored.begin(request(7), acknowledged=6) is Verdict.NEW
+    ticket = restored.begin(request(7), acknowledged=6)
+    assert ticket.verdict is Verdict.NEW
     assert restored.lost_requests == 5
-    restored.complete(request(7))
+    ticket.complete()
     with pytest.raises(SequenceGap):
         restored.begin(request(10), acknowledged=9)
 
@@ -193,7 +207,7 @@ def test_after_a_restore_the_lost_requests_are_counted(record: CompletionLog):
 def test_another_run_is_not_taken_for_the_one_that_was_saved(record: CompletionLog):
     apply_whole(record, request(1, incarnation=4))
     restored = saved_and_restored(record)
-    assert restored.begin(request(1, incarnation=0, session=1)) is Verdict.NEW
+    assert restored.begin(request(1, incarnation=0, session=1)).verdict is Verdict.NEW
 
 
 def test_a_record_of_another_cut_is_refused(record: CompletionLog):
@@ -205,11 +219,10 @@ def test_a_record_of_another_cut_is_refused(record: CompletionLog):
 def test_a_server_without_buckets_and_rows_has_lost_nothing_by_a_restore():
     empty, restored = CompletionLog(0), CompletionLog(0)
     for sequence in range(1, 6):
-        empty.begin(request(sequence), sequence - 1)
-        empty.complete(request(sequence))
+        empty.begin(request(sequence), sequence - 1).complete()
     restored.restore(empty.cut().sessions())
-    assert restored.begin(request(5), 4) is Verdict.DUPLICATE
-    assert restored.begin(request(6), 5) is Verdict.NEW
+    assert restored.begin(request(5), 4).verdict is Verdict.DUPLICATE
+    assert restored.begin(request(6), 5).verdict is Verdict.NEW
     assert restored.lost_requests == 0
 
 
@@ -218,12 +231,12 @@ def test_a_server_without_buckets_and_rows_has_lost_nothing_by_a_restore():
 def test_a_push_in_flight_at_a_cut_counts_once_there_or_after_the_restore(num_buckets: int):
     """Units behind the buckets are a table's; a push to the groups never changes them."""
     record, restored, name = CompletionLog(NUM_BUCKETS), CompletionLog(NUM_BUCKETS), request(1)
-    record.begin(name)
+    ticket = record.begin(name)
     for bucket in range(num_buckets):
-        record.mark(name, bucket)
+        ticket.mark(bucket)
     cut = record.cut()
     restored.restore(sessions_of(cut))
-    is_counted_again = restored.begin(name) is not Verdict.DUPLICATE
+    is_counted_again = restored.begin(name).verdict is not Verdict.DUPLICATE
     assert cut.num_uncounted(num_buckets) + is_counted_again == 1
 
 
@@ -235,13 +248,13 @@ def test_whatever_is_cut_every_bucket_changes_once_per_push(pushes: list[list[in
 
     def deliver(sequence: int, reach: int) -> None:
         name = request(sequence)
-        record.begin(name)
+        ticket = record.begin(name)
         for bucket in range(reach):
-            if record.needs(name, bucket):
+            if ticket.needs(bucket):
                 applied[bucket] += 1
-                record.mark(name, bucket)
+                ticket.mark(bucket)
         if reach == NUM_BUCKETS:
-            record.complete(name)
+            ticket.complete()
 
     for sequence, cuts in enumerate(pushes, 1):
         for reach in [*cuts, NUM_BUCKETS]:

@@ -34,13 +34,13 @@ class Bench:
         return self.guard.cut
 
     def push(self, *units: int) -> None:
-        self.record.begin(REQUEST)
+        self.ticket = self.record.begin(REQUEST)
         for unit in units:
             with self.guard.locks[unit]:
                 self.guard.before(unit)
                 gradient = np.ones(self.dense.buckets[unit].num_elements, np.float32)
                 self.dense.apply(unit, gradient, HYPER)
-                self.record.mark(REQUEST, unit)
+                self.ticket.mark(unit)
 
     def taken(self, cut: ShardSnapshot) -> list[tuple[int, list[np.ndarray]]]:
         found = []
@@ -61,7 +61,7 @@ def test_a_cut_is_of_its_moment_whatever_is_pushed_before_each_bucket_is_taken(b
     before = [bench.dense.values(i).copy() for i in bench.dense.bucket_ids]
     cut = bench.cut()
     bench.push(*range(1, len(before)))
-    bench.record.complete(REQUEST)
+    bench.ticket.complete()
     taken = bench.taken(cut)
     assert [step for step, _ in taken] == [1] + [0] * (len(before) - 1)
     for (_, arrays), values in zip(taken, before, strict=True):
@@ -93,7 +93,7 @@ def test_what_changes_after_a_cut_is_not_counted_in_it(bench: Bench):
 def test_a_push_in_all_buckets_counts_though_it_was_not_completed(bench: Bench, is_whole: bool):
     bench.push(*range(len(bench.dense.buckets) - (not is_whole)))
     cut = bench.cut()
-    bench.record.complete(REQUEST)
+    bench.ticket.complete()
     bench.taken(cut)
     assert cut.num_updates() == (6 if is_whole else 5)
     bench.guard.close()

@@ -30,7 +30,7 @@ import os, pathlib, signal, sys
 import numpy as np
 from ps import checkpoint as saving
 from ps import storage
-from ps.exactly_once import AppliedRecord
+from ps.exactly_once import CompletionLog
 from ps.dense.shard import DenseShard
 from ps.manifest.manifest import Hyper, Manifest
 from ps.checkpoint.snapshot import CopyOnWrite, ShardCut
@@ -73,7 +73,7 @@ shard = DenseShard(manifest, rank=0, num_servers=1, num_workers=1)
 dump_live = shard.dump
 (table,) = make_tables(manifest, rank=0, num_servers=1)
 units = len(shard.buckets)
-guard = CopyOnWrite(shard, [table], AppliedRecord(units + 2))
+guard = CopyOnWrite(shard, [table], CompletionLog(units + 2))
 ids = np.arange(100)
 
 def push():

@@ -34,9 +34,7 @@ class Bench:
         self.dense = DenseShard(MANIFEST, rank=0, num_servers=1, num_workers=1)
         self.record = CompletionLog(len(self.dense.buckets))
         self.guard = CopyOnWrite(self.dense, (), self.record)
-        self.gate: Gate[Any] = Gate(
-            BSP(1), self.record, self._reduce, lambda _: None, lambda _: None
-        )
+        self.gate: Gate[Any] = Gate(BSP(1), self.record, self)
         self.is_settled = True
         self.cutting = SnapshotTrigger(self.guard, self.gate, lambda: self.is_settled)
         self.sequence = 0
@@ -44,10 +42,21 @@ class Bench:
     def step(self) -> None:
         self.sequence += 1
         request = RequestId(WorkerRank(0), 0, 1, self.sequence)
-        self.gate.begin(request, self.sequence - 1)
-        self.gate.arrive(PendingPush(request, 1, Hyper(0.1), object()))
+        push: PendingPush[Any] = PendingPush(request, 1, Hyper(0.1), object())
+        assert self.gate.begin_push(push, self.sequence - 1) is None
+        self.gate.arrive(push)
 
-    def _reduce(self, _: object) -> None:
+    def applied(self, push: PendingPush[Any]) -> None:
+        """Counted by nobody."""
+
+    def moved(self) -> None:
+        if self.cutting.wanted is not None:
+            self.cutting.look()
+
+    def failed(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def reduce(self, _: object) -> None:
         for unit, bucket in enumerate(self.dense.buckets):
             with self.guard.locks[unit]:
                 self.guard.before(unit)
@@ -87,7 +96,7 @@ def test_a_clock_to_come_is_cut_by_the_push_that_completes_it(bench: Bench):
     order = SnapshotRequest("save", {}, 3)
     waiter = threading.Thread(target=lambda: made.append(bench.make(order, 10.0)))
     waiter.start()
-    wait_until(lambda: bench.cutting._wanted is not None, "the order")
+    wait_until(lambda: bench.cutting.wanted is not None, "the order")
     for _ in range(6):
         bench.step()
     waiter.join(10)

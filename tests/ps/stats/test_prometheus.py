@@ -128,7 +128,7 @@ def test_counters_count():
     counters.begin_call()
     counters.end_call("", 0.001, failed=True)
     counters.applied(0.5, bytes_in=10)
-    counters.add(bytes_out=7)
+    counters.add_sent(7)
     counters.count_push(WorkerRank(3), rows=32, staleness=5)
     with counters.waiting(WorkerRank(3)):
         during = counters.snapshot(ServerStats(0, "SERVING", clock=0, uptime_s=0.0))

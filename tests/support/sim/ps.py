@@ -27,11 +27,19 @@ from ps.client import channel, client, fan_out
 from ps.client.client import PSClient
 from ps.client.lookup_batch import TrainingBatch
 from ps.config import ServerSettings
-from ps.consistency import gate
+from ps.consistency import gate, waits
 from ps.errors import WorkerLost
 from ps.manifest.manifest import SGD, Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.manifest.sharding import deal
-from ps.server import handlers, lifecycle, receive, rendezvous, shard, table_handlers
+from ps.server import (
+    handlers,
+    lifecycle,
+    receive,
+    rendezvous,
+    shard,
+    snapshot_trigger,
+    table_handlers,
+)
 from ps.server.handlers import Service
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
@@ -41,8 +49,8 @@ from tests.support.sim.world import Task, World, end_runners
 from tests.support.tables import ones, table
 
 MODULES = (
-    table_handlers, fan_out, gate, lifecycle, channel, client, rendezvous, handlers,
-    shard,
+    table_handlers, fan_out, gate, waits, lifecycle, channel, client, rendezvous, handlers,
+    shard, snapshot_trigger,
 )  # fmt: skip
 BUCKET_ELEMENTS = 16
 TIMEOUT_S = 60.0
