@@ -1,6 +1,7 @@
 """The exactly-once record: which request of which worker has already changed which bucket.
 
-Covers: incarnations and fencing, sequence numbers, the state of a half-applied push.
+Covers: incarnations and fencing, sequence numbers, the state of a half-applied push, the record in
+a checkpoint.
 Does not: apply anything (ps.dense.shard), decide when (ps.consistency.asp). Pure: no locks, clock
 or I/O.
 Threads: `begin`, `complete`, `fence` need one lock; `needs` and `mark` the lock of their bucket.
@@ -18,15 +19,10 @@ A connection cut in the middle therefore leaves a record from which the retry go
 one client object, named by a random number: two clients of one worker, or a client of another run
 that meets a restored record, never mix up their numbers.
 
-[merged ps/exactly_once.py] The exactly-once record at one moment, read unit by unit while pushes
-go on.
-
-A push that ends after the moment has changed every unit that was still to be read, and whoever
-changes one lets it be read first. So a unit's own number is still the one of the moment when it is
-read; only what was completed as a whole is remembered at once.
-
-Covers: the sessions of a cut.      Does not: know buckets or rows (ps.checkpoint.snapshot).
-Threads: any; `note` under the lock of its unit.
+A snapshot of the record is read unit by unit while pushes go on. A push that ends after the moment
+has changed every unit that was still to be read, and whoever changes one lets it be read first. So
+a unit's own number is still the one of the moment when it is read; only what was completed as a
+whole is remembered at once.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
-"""What a worker uses: pull, push and meet, over all servers at once.
+"""The client of all servers: pull, push, tables, rendezvous, saves and control.
 
-Covers: the public calls, one at a time; meetings, saves and restores, control.
+Covers: the public calls, one at a time; keys of rendezvous that are used again, probing the other
+servers during a long wait.
 Does not: cut flat buffers (ps.client.dense), reconnect or wait (ps.client.channel,
 ps.client.fan_out), import numba, keras or tensorflow.
 Runs in: worker processes, and drivers for stats and control.
 Threads: any; one call at a time, `_lock` makes others wait. `close` waits for the call under way.
-
-[merged ps/client/client.py] A worker's side of meetings: bring a value to ps:0, get everybody's.
-
-Covers: keys that are used again, looking after the other servers during a long wait.
-Does not: wait for others (ps.server.rendezvous does, at the server).
-Runs in: worker processes.
-Threads: one at a time; ps.client holds its lock around every call.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """One exchange with several servers at once, which survives cut connections.
 
-Covers: sending again with the same numbers, waiting for whoever answers first, deadlines.
-Does not: connect (ps.client.channel), know what the requests mean (ps.client).
-Threads: one at a time; ps.client holds its lock around every exchange.
+Covers: connecting to several servers together, sending again with the same numbers, waiting for
+whichever server answers first, deadlines.
+Does not: make a connection (ps.client.channel), know what the requests mean (ps.client).
+Threads: one at a time; ps.client holds its lock around every exchange. A thread per server connects
+when several have to, and ends before the exchange goes on.
 
 A cut connection is no error yet: the request is sent again, with the same sequence number, until
 the deadline. A server that cannot be reached for `reconnect_s` is gone.
-
-[merged ps/client/fan_out.py] Connecting to several servers at once.
-
-Covers: one thread per server for the time of connecting, so that a slow one costs the others
-nothing.
-Does not: decide when to connect again (ps.client.channel), send (ps.client.fan_out).
-Threads: its own ones end before it returns.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""Between the pure decisions and the threads: one lock, the waits, and the execution of actions.
+"""The gate of a shard: one lock around record and policy, and the execution of what they decide.
 
-Covers: exactly-once verdicts, waiting with deadlines, membership, the order of what happens.
-Does not: say how a push's wait ends (ps.consistency.waiting), read sockets or hold parameters: what
-is decided is done by the `Updates` that the shard gives.
-Threads: any. `changed` guards record, policy and waiting pushes;
-a reduction runs under it, so between two clocks nobody sees half of an update.
+Covers: exactly-once verdicts, membership, fences and losses, the order of what happens; for tables
+whose gradients of rows are taken, and which lookups wait for a permit.
+Does not: say how a push's wait ends (ps.consistency.waiting), read sockets or hold parameters: the
+shard's `Updates` apply what is decided.
+Runs in: PS processes.
+Threads: any. `changed` guards record, policy and waiting pushes; a reduction runs under it, so
+between two clocks nobody sees half of an update. Lock order: `changed`, then one bucket's.
 
-[merged ps/consistency/gate.py] The gate's part for tables: whose gradients of rows are taken, and
-which lookups wait.
-
-Covers: permits of hybrid mode, the end of a push of rows in every mode.
-Does not: decide (ps.consistency.hybrid), hold rows (ps.tables.table), apply them
-(ps.server.table_handlers).
-Threads: any; the gate's `changed` guards everything.
+    begin_push   before a gradient is read: ticket, decision, staleness
+    arrive       after it: the policy decides, and that is executed
+    wait         until the push has its clock or its error
 """
 
 from __future__ import annotations

@@ -1,21 +1,11 @@
-"""Pushes that wait for the policy's word, and how each wait ends.
+"""Pending pushes and lookups: what is known of each, and how its wait ends.
 
-Covers: who waits, who was refused, what each of the policy's words does to a push and the record.
-Does not: decide (ps.consistency.policy), wait or wake (ps.consistency.gate).
-Threads: the gate's lock guards it.
-
-[merged ps/consistency/waiting.py] Lookups that wait for a permit: how many copies of each, and
-what the policy has said of it.
-
-Covers: the state of each wait.      Does not: decide (ps.consistency.hybrid), wait or wake
-(ps.consistency.gate).
-Threads: the gate's lock guards it.
-
-[merged ps/consistency/waiting.py] A push that has arrived at a server, on its way to being part
-of the parameters.
-
-Covers: what is known of it, its outcome.      Does not: wait or decide (ps.consistency.gate).
-Threads: belongs to one thread until it arrives at the gate; then the gate's lock guards it.
+Covers: a push from its arrival to its answer; which pushes and lookups wait, and what each action
+of the policy does to them and to the record.
+Does not: decide (ps.consistency.policy, ps.consistency.hybrid), block a thread
+(ps.consistency.waits), lock (ps.consistency.gate).
+Threads: a push belongs to the thread that reads it until it arrives at the gate; then, as all else
+here, to the gate's lock.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Does not: decide when to apply (ps.consistency.asp), talk to anybody (ps.server.
 files.
 Runs in: PS processes.
 
-Threads: any. Each bucket has a lock and everything that reads or writes its numbers takes it, one
-bucket at a time, so there is no lock order to keep. Compiled loops run without the GIL: threads
+Threads: any. Each bucket has one reentrant lock, and all that reads or writes its numbers takes it,
+one bucket at a time, so there is no lock order to keep. Compiled loops run without the GIL: threads
 that apply different buckets run in parallel.
 """
 

@@ -1,6 +1,6 @@
-"""What a request's payload holds for a shard's buckets, read piece by piece and unpacked.
+"""The layout of a payload for a shard's buckets: sizes, runs that are read at once, unpacking.
 
-Covers: the sizes that are accepted, reading in runs, unpacking, the views of the buckets.
+Covers: the sizes that are accepted, where each bucket's bytes lie, unpacking, whole payloads.
 Does not: decide what becomes of it (ps.server.shard), apply (ps.dense.shard), own staging memory
 (ps.dense.staging).
 Runs in: PS processes.

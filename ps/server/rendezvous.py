@@ -1,18 +1,12 @@
-"""Where workers meet: each brings a value under a key, all get all values when the last has come.
+"""Rendezvous: each worker brings a value under a key, all get all values when the last has come.
 
-Covers: who is waited for, answers that stay the same on retry, bounded memory.
-Does not: wait or answer (ps.server.rendezvous). Pure: no locks, clock or I/O; the server serialises
-calls.
+Covers: which workers a key waits for, answers that stay the same on retry, bounded memory; the
+threads that wait.
+Does not: answer requests (ps.server.handlers).
+Threads: `Rendezvous` is pure; `RendezvousBoard` may be used from any thread, `_changed` guards it.
 
 A key is open from its first arrival and closed when every worker that is still live has arrived;
 the values are frozen then. A worker that finished or was lost is not waited for.
-
-[merged ps/server/rendezvous.py] The waits of a rendezvous: threads that have arrived and are
-answered when the last one comes.
-
-Covers: waiting with a deadline, waking.      Does not: decide who is waited for
-(ps.server.rendezvous).
-Threads: any; `_changed` guards the rendezvous.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """A seeded shard at work: gradients in, fresh values out, exactly once.
 
-Covers: the data path of push, pull and assign on one server's buckets.
-Does not: phases, roles, membership calls (ps.server.handlers), reading of payloads
-(ps.server.receive), arithmetic
-(ps.dense.shard, ps.server.reduction), decisions (ps.consistency.gate).
+Covers: the data path of push, pull and assign on one server's buckets; what the gate's decisions do
+to them.
+Does not: phases, roles, membership calls (ps.server.handlers), the layout of payloads
+(ps.server.receive), arithmetic (ps.dense.shard, ps.server.reduction), decisions
+(ps.consistency.gate).
 Runs in: PS processes.
 
-Threads: one per connection calls `push`, `settle`, `pull`, `assign`. A bucket's lock here makes
-"apply and note it in the record" one step, for late copies of a push and for checkpoints;
-ps.dense.shard
-has its own locks below it. Lock order: the gate's, a bucket's here, the bucket's in ps.dense.shard.
+Threads: one per connection calls `push`, `settle`, `pull`, `assign`. A bucket's lock makes "apply
+and note it in the record" one step, for late copies of a push and for snapshots. Lock order: the
+gate's, then one bucket's; no socket is read under either.
 
 A push in async mode, with `pull`:
 
