@@ -28,12 +28,11 @@ MANIFEST = Manifest(
 SAVER = """
 import os, pathlib, signal, sys
 import numpy as np
-from ps import checkpoint as saving
-from ps import storage
+from ps.checkpoint import storage, writer as saving
 from ps.exactly_once import CompletionLog
 from ps.dense.shard import DenseShard
 from ps.manifest.manifest import Hyper, Manifest
-from ps.checkpoint.snapshot import CopyOnWrite, ShardCut
+from ps.checkpoint.snapshot import CopyOnWrite, ShardSnapshot
 from ps.tables.table import make_tables
 
 def die(*args, **kwargs):
@@ -86,7 +85,7 @@ def push():
         table.push(at, own, np.ones((own.size, 4), np.float32), Hyper(0.1))
 
 push()
-guard.open(ShardCut(guard, 900, "ab"))
+guard.open(ShardSnapshot(guard, 900, "ab"))
 cut = guard.cut
 for point in sys.argv[2:]:
     child = os.fork()  # importing everything takes longer than all of these saves
