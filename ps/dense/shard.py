@@ -109,8 +109,7 @@ class DenseShard:
     def __init__(
         self, manifest: Manifest, *, rank: int, num_servers: int, num_workers: int
     ) -> None:
-        self.frozen = FrozenValues(manifest, rank=rank, num_servers=num_servers)
-        """Replaced as a whole if they come after a restore without them."""
+        self.take_frozen(FrozenValues(manifest, rank=rank, num_servers=num_servers))
         self.num_servers = num_servers
         self.num_workers = num_workers
         self.layout = Layout.of(manifest)
@@ -138,10 +137,10 @@ class DenseShard:
         self.value_nbytes = sum(bucket.nbytes for bucket in self.buckets)
         """Bytes of the owned values: what one whole pull of this server moves."""
 
-    @property
-    def manifest(self) -> Manifest:
-        """What is trained, with the frozen groups that are here."""
-        return self.frozen.manifest
+    def take_frozen(self, frozen: FrozenValues) -> None:
+        """Hold these frozen values; also later, where a restore had none."""
+        self.frozen = frozen
+        self.manifest = frozen.manifest
 
     @property
     def bucket_ids(self) -> tuple[int, ...]:

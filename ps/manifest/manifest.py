@@ -152,9 +152,12 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
                 f"is {self.dtype}; use compression='none' there, or float32"
             )
         if self.compression != "none" and isinstance(self.rule, Average | Frozen):
+            what = (
+                "frozen weights have none" if self.is_frozen else "a running average pushes values"
+            )
             raise PSSettingsError(
-                f"group {self.name!r}: compression={self.compression!r} is for gradients, and a "
-                "group of running averages or frozen weights has none; use compression='none' there"
+                f"group {self.name!r}: compression={self.compression!r} is for gradients, {what}; "
+                "use compression='none' there"
             )
         _check_unique(f"group {self.name!r}", [param.name for param in self.params])
         if self.nbytes > MAX_GROUP_BYTES:

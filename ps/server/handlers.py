@@ -225,7 +225,7 @@ class Service:
                 f"take {frozen.nbytes}"
             )
         _read_frozen(call, frozen)
-        dense.frozen = frozen
+        dense.take_frozen(frozen)
 
     def _new_dense(self, manifest: Manifest) -> DenseShard:
         """Make the values of this server; loads or compiles the kernels, before SERVING."""

@@ -245,7 +245,7 @@ def test_they_count_in_a_servers_memory():
 
 
 def test_nothing_is_packed_and_no_row_is_frozen():
-    with pytest.raises(PSSettingsError, match="frozen weights has none"):
+    with pytest.raises(PSSettingsError, match="is for gradients, frozen weights have none"):
         GroupSpec("frozen", "float32", Frozen(), (ParamSpec("a", (2,)),), "fp16")
     with pytest.raises(PSSettingsError, match="Frozen is for groups"):
         TableSpec(name="t", dim=2, rule=Frozen())
