@@ -1,4 +1,4 @@
-"""One process among all that there ever were: its pid, its start, and where both mean something.
+"""Process identity: names one process uniquely by pid, start time, boot id and pid namespace.
 
 Covers: naming this process in files that others read, and whether a named process has ended.
 Does not: list, watch or end processes (tfos.node.procfs).
@@ -21,13 +21,13 @@ MAX_PID = 1 << 22
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """A process, named so that no later one is taken for it. Files on disk have these fields."""
+    """Identity of a process, which no later process can have. Files on disk have these fields."""
 
     kernel: str
-    """Boot id and pid namespace: where `pid` means something."""
+    """Boot id and pid namespace in which `pid` is valid."""
     pid: Annotated[int, msgspec.Meta(ge=1, le=MAX_PID)]
     started: str
-    """The process's start in clock ticks since boot; tells it from a later one of this pid."""
+    """Start of the process in clock ticks since boot; differs for a later process of this pid."""
 
     @classmethod
     def of_this(cls, **fields: Any) -> Self:
