@@ -27,7 +27,7 @@ from feeding.columnar.schema import Name, Schema
 from feeding.errors import ChunkError
 
 VERSION = 4
-"""Of these messages and of the chunk format; a worker refuses others."""
+"""Version of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
 MAX_RECALLED = 1000
 """Entries of one Recalled: a reply's meta ends at 64 KiB."""
@@ -35,7 +35,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_HOLD_S)]
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A feeder has rows of this schema; a worker that gets none of them knows it all the same."""
+    """A feeder announces the schema of its rows, also to workers that will get none of them."""
 
     feed: Name
     schema: Schema
@@ -43,14 +43,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     epoch: Count = 0
     partition: Count = 0
     exactly_once: bool = False
-    """Say what was accepted of this partition, and take it from this attempt only from now on."""
+    """Report the accepted rows of this partition, and accept it from this attempt only."""
     attempt: Count = 0
-    """Exactly once: the random number of this attempt to feed the partition."""
+    """With exactly_once: the random number of this attempt to feed the partition."""
     greets_all: bool = False
-    """The feeder sends this greeting to every worker now."""
+    """The feeder sends this Hello to every worker."""
     reopen: Count = 0
-    """Take back the order to end this epoch for this round of feeding lost rows again, if its end
-    was not read and the round not ended yet; 0: nothing is fed again."""
+    """Reopen this epoch for this round of feeding lost rows again, unless its end was read or the
+    round is over; 0: nothing is fed again."""
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -58,7 +58,7 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     chunk: ChunkMeta
     attempt: Count = 0
-    """Exactly once: which attempt feeds it; see Hello."""
+    """With exactly_once: the attempt that feeds the chunk; see Hello."""
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -69,18 +69,18 @@ class Wait(msgspec.Struct, frozen=True, array_like=True, tag=True):
     session: Count = 0
     room: bool = True
     drained: bool = False
-    """Reply, too, when the worker has taken every row of this session."""
+    """Reply also when the consumer has read every row of this session."""
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Hand out the results that the last FeedStatus announced."""
+    """Send the results that the last FeedStatus announced."""
 
     feed: Name
     session: Count
 
 
 class Recall(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Say which rows of a partition were accepted, from entry number `start` on."""
+    """Report the accepted rows of a partition, from entry number `start` on."""
 
     feed: Name
     epoch: Count
@@ -92,14 +92,14 @@ Request = Hello | Put | Wait | Fetch | Recall
 
 
 class FeedStatus(msgspec.Struct, frozen=True, array_like=True):
-    """How the worker's feed stands."""
+    """State of the worker's feed."""
 
     unread_bytes: Count
     taken_bytes: Count
-    """Grows whenever the trainer consumes: the sign of life that feeders look for."""
+    """Grows whenever the trainer reads rows: feeders use it to detect progress."""
     room: bool
     draining: bool
-    """The trainer wants no more rows; those that come are counted and dropped."""
+    """The trainer has stopped reading; rows that arrive are counted and dropped."""
     ready: bool = False
     ready_bytes: Count = 0
     answered_rows: Count = 0
@@ -107,19 +107,19 @@ class FeedStatus(msgspec.Struct, frozen=True, array_like=True):
     session_bytes: Count = 0
     """Inference: unread bytes of the session."""
     position: Count = 0
-    """Put: where the chunk's first row stands among all rows accepted of its epoch."""
+    """Put: position of the chunk's first row among all accepted rows of its epoch."""
     accepted: Count = 0
-    """Hello: entries that Recall would get."""
+    """Hello: number of entries for Recall."""
     greet_all: bool = False
     """Hello: send it to every worker, so that workers without a row get the schema too; no feeder
     has done so lately."""
     ended: bool = False
-    """Hello with `reopen`: the epoch's end was read, or ordered behind this round, so no row of it
-    can be taken any more."""
+    """Hello with `reopen`: the epoch's end was read, or ordered after this round, so the worker
+    refuses its rows."""
 
 
 class Results(msgspec.Struct, frozen=True, array_like=True):
-    """The payload holds these results; `status` is how things are after them."""
+    """The payload holds these results; `status` is the state after them."""
 
     chunk: ChunkMeta
     status: FeedStatus

@@ -77,7 +77,7 @@ class EpochRows:
 
         Args:
             partition: of the feed.
-            owner: incarnation of the feeder.
+            owner: number of the attempt that feeds it.
         """
         found = self._partitions.setdefault(partition, _Partition())
         found.owner = owner

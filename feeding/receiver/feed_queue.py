@@ -139,7 +139,7 @@ class FeedQueue:
 
         Args:
             chunk: from a feeder.
-            owner: incarnation of the feeder, for claimed partitions.
+            owner: number of the attempt that feeds the chunk, for claimed partitions.
 
         Returns:
             Position of the chunk's first row among all accepted rows of its epoch.

@@ -25,7 +25,7 @@ from rpc.server.listener import Call
 MAX_TEXT_CHARS = 16_000
 """An error frame ends at 64 KiB."""
 GREET_AGAIN_S = 30.0
-"""How long one greeting of all workers counts."""
+"""How long one Hello to all workers counts."""
 
 
 class FeedHandler:
@@ -34,10 +34,10 @@ class FeedHandler:
     def __init__(self, state: FeedState) -> None:
         self._state = state
         self._greeted_s: dict[str, float] = {}
-        """By feed, when a feeder last greeted all workers, or was asked to."""
+        """By feed: monotonic time of the last Hello to all workers, or of the order to send it."""
 
     def handle(self, call: Call) -> None:
-        """Answer one call; refusals travel by their code."""
+        """Answer one call; a refusal is sent as the code of its error."""
         try:
             if call.peer.role is not Role.FEEDER:
                 raise FeedError(f"{call.peer} may not feed {self._state.worker}; only feeders may")
@@ -49,7 +49,7 @@ class FeedHandler:
             call.fail(error.code, str(error)[:MAX_TEXT_CHARS])
 
     def disconnected(self, peer: Identity) -> None:
-        """A feeder's connection ended; its inference session, if it had one, is over."""
+        """End the inference session of a feeder whose connection has ended."""
         if peer.role is not Role.FEEDER or not peer.incarnation:
             return
         state = self._state
@@ -105,9 +105,9 @@ class FeedHandler:
             )
 
     def _must_greet_all(self, request: Hello) -> bool:
-        """Whether this feeder shall greet the other workers too, so that all know the schema.
+        """Return whether this feeder has to greet all other workers, so that they get the schema.
 
-        The first feeder of a feed shall, and another one `GREET_AGAIN_S` later: the first may have
+        The first feeder of a feed does, and another one `GREET_AGAIN_S` later: the first may have
         died, and a worker may be new.
         """
         now_s = time.monotonic()
@@ -147,7 +147,7 @@ class FeedHandler:
             return position
 
     def _hold(self, call: Call, request: Wait) -> FeedStatus:
-        """Keep the reply until there is room or a result, the time is over, or nobody waits."""
+        """Delay the reply until there is room or a result, at most for `hold_s`."""
         feed, number = request.feed, request.session
         session = self._state.answers_of(feed).session
 
@@ -164,8 +164,8 @@ class FeedHandler:
         queue = self._state.queue(feed)
         if queue.draining or queue.unread_bytes <= self._state.config.max_inflight_bytes:
             return True
-        # A batch holds rows of one session only: were other sessions allowed to keep this one out
-        # when all its rows are taken, a half full batch would wait for ever.
+        # A batch has rows of one session only. If other sessions could fill the worker while all
+        # rows of this one are read, its half full batch would wait for ever.
         return bool(number) and not queue.session_bytes(number)
 
     def _status(self, feed: str, number: int, **fields: Any) -> FeedStatus:

@@ -1,8 +1,10 @@
-"""Record batches in, their results out, alone or as columns beside theirs.
+"""Arrow inference: sends record batches to a worker and joins its results with their rows.
 
-Covers: ArrowInferenceTask; rows that wait for their results, in which pieces they leave.
-Does not: import pyspark; convert rows (arrow_columns) or results (arrow_results), talk (inference).
-Runs in: a Spark task, as an `arrow_udf` or as `df.mapInArrow(...)`.      Threads: one.
+Covers: ArrowInferenceTask, UnansweredBatches (batches that wait for their results).
+Does not: import pyspark; convert rows (arrow.encoder) or results (arrow.results), talk to workers
+(inference).
+Runs in: a Spark task, as an `arrow_udf` or as `df.mapInArrow(...)`.
+Threads: one.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from rpc.auth.handshake import Credentials
 
 
 class UnansweredBatches:
-    """Batches whose rows wait for their results, in order; iterate to take them from their source.
+    """Queue of batches that wait for their results; iterating takes batches from the source.
 
     Args:
         batches: the source.
-        names: of the columns of its batches, when they leave.
+        names: of the columns of its batches in the output.
 
     Attributes:
-        num_bytes: of the batches that wait.
+        num_bytes: of the waiting batches.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> None:
@@ -52,7 +54,7 @@ class UnansweredBatches:
         return batch
 
     def answered(self, results: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Take results for the rows that wait longest; yield batches with all their results."""
+        """Take results for the oldest waiting rows; yield each batch that has all its results."""
         while results.num_rows:
             batch = self._waiting[0]
             if not self._results:
@@ -62,9 +64,9 @@ class UnansweredBatches:
             self._results.append(part)
             results = results.slice(part.num_rows)
             if not self._missing:
-                yield self._leave()
+                yield self._complete()
 
-    def _leave(self) -> pa.RecordBatch:
+    def _complete(self) -> pa.RecordBatch:
         batch = self._waiting.popleft()
         self.num_bytes -= batch.nbytes
         parts, self._results = self._results, []
@@ -75,7 +77,7 @@ class UnansweredBatches:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrowInferenceTask:
-    """Has a partition's rows answered by one worker."""
+    """Sends a partition's rows to one worker for inference."""
 
     targets: tuple[FeedTarget, ...]
     credentials: Credentials
@@ -84,7 +86,7 @@ class ArrowInferenceTask:
     fields: tuple[pa.Field, ...]
     """The result columns."""
     packer: Callable[..., Packer] = ArrowPacker
-    """Makes what packs the sent columns."""
+    """Makes the packer of the sent columns."""
 
     def results(
         self,
@@ -92,10 +94,10 @@ class ArrowInferenceTask:
         batches: Iterable[pa.RecordBatch],
         held_bytes: Callable[[], int] = lambda: 0,
     ) -> Generator[pa.RecordBatch]:
-        """Yield results, some rows at a time, altogether one per row and in their order.
+        """Yield results in blocks of rows, one per row, in the order of the rows.
 
         Args:
-            partition: its number.
+            partition: number of the partition.
             batches: the sent columns of its rows.
             held_bytes: see feeding.sender.inference.InferenceFeeder.
 
@@ -125,13 +127,13 @@ class ArrowInferenceTask:
         names: Sequence[str],
         places: Sequence[int],
     ) -> Iterator[pa.RecordBatch]:
-        """Yield each batch, with the result columns beside its own, once all its rows have results.
+        """Yield each batch with its result columns appended, once all its rows have results.
 
         Args:
-            partition: its number.
-            batches: its rows.
-            names: what the batches' columns are called, whatever the batches say.
-            places: which of the columns are sent.
+            partition: number of the partition.
+            batches: of the partition.
+            names: of the batches' columns in the output, in place of their own names.
+            places: indexes of the columns that are sent.
 
         Raises:
             ResultTypeError, FeedError: as `results`.

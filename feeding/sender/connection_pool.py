@@ -25,7 +25,7 @@ from rpc.client.connection import Connection, PendingCall
 from rpc.endpoint import Endpoint
 
 IDLE_S = 60.0
-"""How long a connection may be idle: each costs its worker a thread."""
+"""Longest idle time of a connection: each costs its worker a thread."""
 MAX_IDLE = 256
 """Most idle connections of one process; one more closes the one that is idle the longest."""
 _LOOK_S = 1.0
@@ -69,7 +69,7 @@ class ConnectionPool:
             return self._count()
 
     def take(self, purpose: Purpose) -> IdleConnection | None:
-        """Return the connection that was used last for this purpose; None if there is none."""
+        """Return the most recently used idle connection for a purpose; None if there is none."""
         with self._changed:
             found = self._idle.get(purpose)
             if not found:
@@ -80,7 +80,12 @@ class ConnectionPool:
             return idle
 
     def give(self, purpose: Purpose, idle: IdleConnection) -> None:
-        """Keep a connection without a call but a Wait; the caller must not use it any more."""
+        """Keep a connection for the next partition; the caller must not use it any more.
+
+        Args:
+            purpose: the key.
+            idle: a connection without a call in flight, except a Wait.
+        """
         with self._changed:
             self._idle.setdefault(purpose, []).append(idle)
             closing = self._oldest() if self._count() > MAX_IDLE else []
@@ -152,5 +157,5 @@ def _close(some: list[IdleConnection]) -> None:
 
 
 POOL = ConnectionPool()
-"""Of this process."""
+"""The pool of this process."""
 os.register_at_fork(after_in_child=POOL.forget)

@@ -1,10 +1,11 @@
-"""Sends the rows of one partition to the workers, chunk by chunk.
+"""Feeder: sends the rows of one partition to the workers, chunk by chunk.
 
-Covers: which rows are sent (Selection), routing each chunk, waiting for room, lost workers, giving
-up; leaving out what earlier attempts had fed.
-Does not: pack (packer), shuffle (shuffle), choose workers (routing), hold connections (worker_link,
-connection_pool), send rows that need results (inference).
-Runs in: a Spark task.      Threads: one.
+Covers: which rows are sent (Selection), routing each chunk, waiting for room, lost workers, time
+limits; skipping the rows that earlier attempts have fed.
+Does not: pack (encode.packer), shuffle (shuffle), choose workers (routing), hold connections
+(worker_link, connection_pool), send rows that need results (inference).
+Runs in: a Spark task.
+Threads: one.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from feeding.sender.worker_link import (
     WorkerLink,
     greet,
     hold_s,
-    wait_lanes,
+    wait_links,
 )
 from rpc.auth.handshake import Credentials, Identity, Role
 
 
 class Selection:
-    """Rows by number, in the order in which the partition is fed.
+    """Which rows of a partition are sent, by their number in the order of feeding.
 
     Args:
-        only: these rows; None: all.
+        only: ranges of the wanted rows; None: all.
     """
 
     def __init__(self, only: Iterable[Span] | None = None) -> None:
@@ -53,20 +54,20 @@ class Selection:
 
     @property
     def num_rows(self) -> int | None:
-        """How many rows are wanted; None: all of the partition."""
+        """Number of wanted rows; None: all of the partition."""
         return None if self._only is None else self._only.num_rows
 
     @property
     def last_done(self) -> int:
-        """One more than the last row that was accepted before."""
+        """Last row that an earlier attempt has fed, plus one."""
         return self._done.stop
 
     def ends_before(self, row: int) -> bool:
-        """Whether no row from this one on is wanted."""
+        """Return whether no row from `row` on is wanted."""
         return self._only is not None and row >= self._only.stop
 
-    def leave_out(self, accepted: AcceptedRows) -> AcceptedRows:
-        """Leave out what a worker accepted before; return what of it is wanted here."""
+    def exclude(self, accepted: AcceptedRows) -> AcceptedRows:
+        """Exclude the rows that a worker accepted before; return the wanted ones of them."""
         found = AcceptedRows()
         for row, count, position in accepted:
             for start, stop in self._wanted(row, row + count):
@@ -75,8 +76,8 @@ class Selection:
         return found
 
     def pick(self, chunk: Chunk) -> Iterator[Chunk]:
-        """Yield the parts of a chunk that are to be sent."""
-        if self._only is None and not self._done:  # as nearly always
+        """Yield the parts of a chunk to send."""
+        if self._only is None and not self._done:  # the usual case
             yield chunk
             return
         first = chunk.meta.first_row
@@ -90,30 +91,29 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class FeedReport:
-    """What became of one partition.
+    """Counts of one fed partition.
 
     rows = sum of worker_rows + dropped_rows + rows accepted by workers that were lost later.
-    Rows that earlier attempts of the task had fed are in them where they are fed exactly once.
+    With exactly_once, the rows that earlier attempts of the task have fed count too.
     """
 
     partition: int
     rows: int = 0
-    """Of the partition, or those of them that were wanted."""
+    """Wanted rows of the partition."""
     partition_rows: int = 0
-    """Of the partition as it was read now, wanted or not."""
+    """Rows of the partition as this attempt has read it, wanted or not."""
     num_bytes: int = 0
     chunks: int = 0
     dropped_rows: int = 0
-    """Rows that were not sent because no trainer wanted any more."""
+    """Rows that were not sent, because every trainer had stopped reading."""
     worker_rows: dict[int, int] = field(default_factory=dict)
-    """Rows accepted by each worker that was still there at the end."""
+    """Rows accepted by each worker that was connected at the end."""
     lost: tuple[LostWorker, ...] = ()
-    """Workers that hung up or broke off before this partition's end, whether or not rows were
-    still to be sent to them."""
+    """Workers whose connection ended before the partition's end, also without rows to send."""
     accepted: dict[int, bytes] = field(default_factory=dict)
-    """By worker, the lost ones included: `feeding.protocol.row_ranges.AcceptedRows`, packed."""
+    """By worker, lost ones included: packed `feeding.protocol.row_ranges.AcceptedRows`."""
     ways: tuple[str, ...] = ()
-    """How each worker was reached that was reached at all: shared memory, socket, network."""
+    """The transport to each connected worker: shared memory, socket or network."""
 
 
 class RowPacker(Protocol):
@@ -131,7 +131,7 @@ class RowPacker(Protocol):
 
 
 class Stall:
-    """Notices that nothing moved for too long; runs only while the feeder waits."""
+    """Deadline that each progress restarts; only the feeder's waits count."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -139,23 +139,24 @@ class Stall:
 
     @property
     def left_s(self) -> float:
-        """Seconds until it is too long."""
+        """Seconds until the deadline."""
         return self._deadline - time.monotonic()
 
     def moved(self) -> None:
-        """Something moved: begin again."""
+        """Restart the deadline after progress."""
         self._deadline = time.monotonic() + self._timeout_s
 
 
 class Feeder:
-    """Feeds one partition with the chunks that `packer` makes of its rows; used once.
+    """Feeds one partition; used once.
 
     Args:
         targets: the workers.
-        credentials, config: for connecting to them and feeding.
-        packer: for this partition.
-        hello: what is fed; the schema is filled in.
-        only: rows to feed, by their number in the order of feeding; None: all.
+        credentials: of the cluster.
+        config: limits and deadlines.
+        packer: makes chunks of this partition's rows.
+        hello: feed, epoch and partition; the feeder fills in the schema.
+        only: ranges of the rows to feed, numbered in the order of feeding; None: all.
     """
 
     def __init__(
@@ -175,11 +176,11 @@ class Feeder:
         self._partition = hello.partition
         self._packer = packer
         self._selection = Selection(only)
-        self._lanes = [WorkerLink(target) for target in targets]
-        self._todo: deque[Chunk] = deque()
+        self._links = [WorkerLink(target) for target in targets]
+        self._queued: deque[Chunk] = deque()
 
     def run(self, rows: Iterator[Any]) -> FeedReport:
-        """Send all rows; returns once every chunk was accepted.
+        """Send all rows; return once every chunk was accepted.
 
         Raises:
             RowError: a row does not fit a chunk.
@@ -187,7 +188,7 @@ class Feeder:
             FeedTimeout: no worker consumed anything for `feed_timeout_s`.
             NoWorkerLeft: every worker is gone.
             FeedClosed: the cluster is stopping.
-            RowsChanged: an earlier attempt found more rows; see `_check_end`.
+            RowsChanged: the partition has fewer rows than an earlier attempt has fed.
         """
         chunks = self._packer.chunks(rows)
         first = next(chunks, None)
@@ -200,102 +201,103 @@ class Feeder:
             for chunk in itertools.chain([first], chunks):
                 if self._selection.ends_before(chunk.meta.first_row):
                     break
-                self._todo.extend(self._selection.pick(chunk))
-                wanted = self._send_todo()
+                self._queued.extend(self._selection.pick(chunk))
+                wanted = self._send_queued()
                 if not wanted:
                     break
             while self._settle() and wanted:
-                wanted = self._send_todo()
+                wanted = self._send_queued()
             report = self._report(rows)
-            for lane in self._lanes:
-                lane.keep(self._purpose(lane))
+            for link in self._links:
+                link.keep(self._purpose(link))
             return report
         finally:
-            for lane in self._lanes:
-                lane.close()
+            for link in self._links:
+                link.close()
 
     def _begin(self, first: Chunk) -> None:
-        """Take kept connections; greet all workers where each matters before the first chunk."""
+        """Take kept connections; greet all workers first if their answers decide what is sent."""
         hello = msgspec.structs.replace(self._hello, schema=first.meta.schema)
         if hello.exactly_once:
             hello = msgspec.structs.replace(hello, attempt=secrets.randbits(62) + 1)
         self._hello = hello
-        for lane in self._lanes:
-            lane.take_kept(self._purpose(lane))
+        for link in self._links:
+            link.take_kept(self._purpose(link))
         if not hello.exactly_once and not hello.reopen:
             return
-        for lane in self._lanes:
-            if lane.pending is not None:  # a Wait, which would hold up this partition
-                lane.close()
-        self._greet_all(hello, self._lanes)
-        for lane in self._lanes:
-            found = lane.recall(hello, self._config.connect_timeout_s)
-            lane.accepted = self._selection.leave_out(found)
+        for link in self._links:
+            if link.pending is not None:  # a Wait, whose reply would delay this partition
+                link.close()
+        self._greet_all(hello, self._links)
+        for link in self._links:
+            found = link.recall(hello, self._config.connect_timeout_s)
+            link.accepted = self._selection.exclude(found)
 
-    def _greet(self, lane: WorkerLink) -> None:
-        """Ask a worker for its status; greet the others too if the worker says so."""
+    def _greet(self, link: WorkerLink) -> None:
+        """Greet a worker for its status; greet the others too if its reply asks for it."""
         # Without the claim: a later attempt may have claimed the partition meanwhile.
         hello = msgspec.structs.replace(self._hello, exactly_once=False, reopen=0)
-        self._send_hello(hello, [lane])
-        if lane.alive and lane.status.greet_all:
-            others = [each for each in self._lanes if each is not lane]
+        self._send_hello(hello, [link])
+        if link.alive and link.status.greet_all:
+            others = [each for each in self._links if each is not link]
             idle = [each for each in others if each.alive and each.pending is None]
             self._greet_all(hello, idle)
 
-    def _greet_all(self, hello: Hello, lanes: list[WorkerLink]) -> None:
-        """Greet these workers, which are all but busy ones."""
-        self._send_hello(msgspec.structs.replace(hello, greets_all=True), lanes)
+    def _greet_all(self, hello: Hello, links: list[WorkerLink]) -> None:
+        """Send Hello to several workers: to all except busy ones."""
+        self._send_hello(msgspec.structs.replace(hello, greets_all=True), links)
 
-    def _send_hello(self, hello: Hello, lanes: list[WorkerLink]) -> None:
+    def _send_hello(self, hello: Hello, links: list[WorkerLink]) -> None:
         identity = Identity(Role.FEEDER, os.getpid())
-        greet(lanes, identity, self._credentials, hello, self._config.connect_timeout_s)
+        greet(links, identity, self._credentials, hello, self._config.connect_timeout_s)
 
-    def _purpose(self, lane: WorkerLink) -> Purpose:
-        return Purpose(self._credentials, lane.target.endpoint, self._feed)
+    def _purpose(self, link: WorkerLink) -> Purpose:
+        return Purpose(self._credentials, link.target.endpoint, self._feed)
 
-    def _send_todo(self) -> bool:
-        """Send what is to be sent; False when no trainer wants rows any more."""
+    def _send_queued(self) -> bool:
+        """Send the queued chunks; False once every trainer has stopped reading."""
         stall = Stall(self._config.feed_timeout_s)
-        # Fixed until a chunk is sent: else the first of many statuses is old when the last arrives.
+        # Fixed until a chunk is sent: otherwise the first of many statuses is stale when the last
+        # one arrives.
         since_s = time.monotonic() - FRESH_S
-        while self._todo:
+        while self._queued:
             alive = self._alive()
-            if all(lane.wants_none for lane in alive):
+            if all(link.wants_none for link in alive):
                 return False
-            chunk = self._todo[0]
-            views = [lane.view(since_s) for lane in alive]
+            chunk = self._queued[0]
+            views = [link.view(since_s) for link in alive]
             index = choose(views, chunk.num_bytes, self._partition)
             if index is None:
                 self._wait(stall)
             elif not alive[index].is_usable(since_s):
                 self._greet(alive[index])
             elif alive[index].put(chunk, self._config.feed_timeout_s, self._hello.attempt):
-                self._todo.popleft()
+                self._queued.popleft()
                 since_s = time.monotonic() - FRESH_S
         return True
 
     def _settle(self) -> bool:
-        """Wait until no chunk is under way; True if some must be sent again."""
+        """Wait until no chunk is in flight; True if some must be sent again."""
         stall = Stall(self._config.feed_timeout_s)
-        while any(lane.chunk for lane in self._lanes):
+        while any(link.chunk for link in self._links):
             self._wait(stall)
-        return bool(self._todo)
+        return bool(self._queued)
 
     def _wait(self, stall: Stall) -> None:
-        """Wait a while for replies, and ask full workers to say when they have room."""
+        """Wait for replies, after a Wait to each full worker, which it answers once it has room."""
         alive = self._alive()
-        for lane in alive:
-            if lane.pending is None and not lane.status.room:
-                lane.ask(Wait(self._feed, hold_s(self._config)), self._config.feed_timeout_s)
-        for lane in wait_lanes(alive, min(stall.left_s, PATIENCE_S)):
-            taken_bytes = lane.status.taken_bytes
-            chunk = lane.receive_reply()
+        for link in alive:
+            if link.pending is None and not link.status.room:
+                link.ask(Wait(self._feed, hold_s(self._config)), self._config.feed_timeout_s)
+        for link in wait_links(alive, min(stall.left_s, PATIENCE_S)):
+            taken_bytes = link.status.taken_bytes
+            chunk = link.receive_reply()
             if chunk is not None:
-                self._todo.append(chunk)
-            if not lane.alive or lane.status.taken_bytes != taken_bytes or lane.status.room:
+                self._queued.append(chunk)
+            if not link.alive or link.status.taken_bytes != taken_bytes or link.status.room:
                 stall.moved()
         if stall.left_s <= 0:
-            state = "; ".join(lane.describe() for lane in alive)
+            state = "; ".join(link.describe() for link in alive)
             raise FeedTimeout(
                 f"no worker consumed anything of feed {self._feed!r} for "
                 f"{self._config.feed_timeout_s:g} s: {state}. If a step takes that long, raise "
@@ -303,18 +305,18 @@ class Feeder:
             )
 
     def _alive(self) -> list[WorkerLink]:
-        alive = [lane for lane in self._lanes if lane.alive]
+        alive = [link for link in self._links if link.alive]
         if not alive:
-            raise NoWorkerLeft(no_worker_left_text(self._lanes, f"partition {self._partition}"))
+            raise NoWorkerLeft(no_worker_left_text(self._links, f"partition {self._partition}"))
         return alive
 
     def _report(self, rows: Iterator[Any]) -> FeedReport:
-        for lane in self._lanes:
-            if not lane.is_kept:
-                lane.look()
-        lost = tuple(lane.lost for lane in self._lanes if lane.lost is not None)
-        accepted = sum(lane.accepted_rows for lane in self._lanes)
-        # Rows nobody wants are still read to their end: their count is part of the report.
+        for link in self._links:
+            if not link.is_kept:
+                link.check_closed()
+        lost = tuple(link.lost for link in self._links if link.lost is not None)
+        accepted = sum(link.accepted_rows for link in self._links)
+        # Unwanted rows are still read to their end: the report has their number.
         read = self._packer.rows_read + self._packer.skip(rows)
         total = self._selection.num_rows
         if total is None:
@@ -324,21 +326,21 @@ class Feeder:
             partition=self._partition,
             rows=total,
             partition_rows=read,
-            num_bytes=sum(lane.sent_bytes for lane in self._lanes),
-            chunks=sum(lane.sent_chunks for lane in self._lanes),
+            num_bytes=sum(link.sent_bytes for link in self._links),
+            chunks=sum(link.sent_chunks for link in self._links),
             dropped_rows=total - accepted,
             worker_rows={
-                lane.target.worker: lane.accepted_rows for lane in self._lanes if lane.alive
+                link.target.worker: link.accepted_rows for link in self._links if link.alive
             },
             lost=lost,
             accepted={
-                lane.target.worker: lane.accepted.pack() for lane in self._lanes if lane.accepted
+                link.target.worker: link.accepted.pack() for link in self._links if link.accepted
             },
-            ways=tuple(lane.way for lane in self._lanes if lane.way),
+            ways=tuple(link.way for link in self._links if link.way),
         )
 
     def _check_end(self, total: int) -> None:
-        """Refuse a partition that has fewer rows than an earlier attempt has fed."""
+        """Refuse a partition with fewer rows than an earlier attempt has fed."""
         if self._selection.last_done > total:
             raise RowsChanged(
                 f"partition {self._partition} of feed {self._feed!r} has {total} rows, and had at "
@@ -348,9 +350,14 @@ class Feeder:
             )
 
 
-def no_worker_left_text(lanes: Sequence[WorkerLink], what: str) -> str:
-    """Say why no worker is left."""
-    if not lanes:
+def no_worker_left_text(links: Sequence[WorkerLink], what: str) -> str:
+    """Return why no worker is left, for an error.
+
+    Args:
+        links: of all workers.
+        what: was to be sent, such as "partition 3".
+    """
+    if not links:
         return f"{what} has no worker to go to; the cluster has none"
-    reasons = "; ".join(f"{lane.lost.name}: {lane.lost.reason}" for lane in lanes if lane.lost)
+    reasons = "; ".join(f"{link.lost.name}: {link.lost.reason}" for link in links if link.lost)
     return f"{what} has no worker left to go to: {reasons}. Their own failures say why"

@@ -1,12 +1,13 @@
-"""Sends the rows of one partition to one worker and yields its results, one per row, in order.
+"""Inference feeder: sends the rows of one partition to one worker and yields one result per row.
 
-Covers: choosing the worker, sending ahead while results come back, giving up.
-Does not: pack (packer), make rows or Arrow arrays of results (rows, arrow_results), hold the
-connection (lane).
-Runs in: a Spark task.      Threads: one.
+Covers: choosing the worker, sending ahead while results come back, time limits.
+Does not: pack (encode.packer), make rows or Arrow arrays of results (columnar.rows, arrow.results),
+hold the connection (worker_link).
+Runs in: a Spark task.
+Threads: one.
 
-The whole partition goes to one worker, so results need no merging; rows are sent ahead of their
-results up to `max_inflight_bytes`, so that batches cross chunk borders.
+The whole partition goes to one worker, so results need no merging. Rows are sent ahead of their
+results, up to `max_inflight_bytes`, so that batches cross chunk borders.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from feeding.encode.packer import Packer
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError
 from feeding.protocol.messages import Hello, Wait
 from feeding.sender.feeder import Stall, no_worker_left_text
-from feeding.sender.worker_link import FeedTarget, WorkerLink, greet, hold_s, wait_lanes
+from feeding.sender.worker_link import FeedTarget, WorkerLink, greet, hold_s, wait_links
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import RpcError
 
@@ -39,21 +40,21 @@ class MakePacker(Protocol):
         mode: Literal["inference"],
         session: int,
     ) -> Packer:
-        """Return it."""
+        """Return a packer."""
 
 
 class InferenceFeeder:
-    """Answers one partition; used once.
+    """Runs inference on one partition; used once.
 
     Args:
         targets: the workers.
         credentials: of the cluster.
         config: limits and deadlines.
-        feed: which feed.
-        partition: its number.
-        make_packer: what packs the rows.
-        held_bytes: bytes of rows that wait here for their results. Beyond `max_inflight_bytes`
-            nothing is sent but what a worker needs to fill its batch.
+        feed: name of the feed.
+        partition: number of the partition.
+        make_packer: returns the packer of the rows.
+        held_bytes: returns the bytes of rows that wait here for their results. Beyond
+            `max_inflight_bytes`, only rows are sent that a worker needs to fill its batch.
     """
 
     def __init__(  # noqa: PLR0913 - keywords
@@ -71,17 +72,18 @@ class InferenceFeeder:
         self._config = config
         self._feed = feed
         self._partition = partition
-        # 0 means "no session"; the worker tells from the connection's incarnation whose it was.
+        # 0 means "no session". The connection's incarnation is the session's number: the worker
+        # ends the session with the connection.
         self._session = secrets.randbits(62) + 1
         self._packer = make_packer(
             config, feed=feed, partition=partition, mode="inference", session=self._session
         )
-        self._lanes = [WorkerLink(target) for target in targets]
+        self._links = [WorkerLink(target) for target in targets]
         self._held_bytes = held_bytes
         self._received = 0
 
     def run(self, rows: Iterator[Any]) -> Generator[Chunk]:
-        """Yield chunks of results, altogether one per row.
+        """Yield chunks of results, one result per row.
 
         Raises:
             ResultCountError: `main_fun` returned more or fewer results than rows.
@@ -94,102 +96,110 @@ class InferenceFeeder:
         try:
             identity = Identity(Role.FEEDER, self._partition, self._session)
             hello = Hello(self._feed, first.meta.schema, greets_all=True)
-            greet(self._lanes, identity, self._credentials, hello, self._config.connect_timeout_s)
-            lane = self._choose()
+            greet(self._links, identity, self._credentials, hello, self._config.connect_timeout_s)
+            link = self._choose()
             sent = 0
             for chunk in itertools.chain([first], chunks):
-                yield from self._put(lane, chunk)
+                yield from self._put(link, chunk)
                 sent += chunk.num_rows
             stall = Stall(self._config.feed_timeout_s)
             while self._received < sent:
-                self._ask(lane, stall, None)
-                yield from self._results(lane, stall)
+                self._ask(link, stall, None)
+                yield from self._results(link, stall)
         finally:
-            for lane in self._lanes:
-                lane.close()
+            for link in self._links:
+                link.close()
 
     def _choose(self) -> WorkerLink:
-        """Return the worker with the fewest unread bytes and leave the others."""
-        alive = [lane for lane in self._lanes if lane.alive]
+        """Return the worker with the fewest unread bytes; close the other connections."""
+        alive = [link for link in self._links if link.alive]
         if not alive:
-            raise NoWorkerLeft(no_worker_left_text(self._lanes, f"partition {self._partition}"))
-        wanted = [lane for lane in alive if not lane.status.draining]
+            raise NoWorkerLeft(no_worker_left_text(self._links, f"partition {self._partition}"))
+        wanted = [link for link in alive if not link.status.draining]
         if not wanted:
             raise NoWorkerLeft(
                 f"partition {self._partition}: no worker takes rows for inference any more, "
                 "main_fun has returned or called terminate() on all of them"
             )
         turn = self._partition % len(wanted)
-        best = min(wanted[turn:] + wanted[:turn], key=lambda lane: lane.status.unread_bytes)
-        for lane in self._lanes:
-            if lane is not best:
-                lane.close()
+        best = min(wanted[turn:] + wanted[:turn], key=lambda link: link.status.unread_bytes)
+        for link in self._links:
+            if link is not best:
+                link.close()
         return best
 
-    def _put(self, lane: WorkerLink, chunk: Chunk) -> Iterator[Chunk]:
-        """Send a chunk, and yield results until the next may follow."""
+    def _put(self, link: WorkerLink, chunk: Chunk) -> Iterator[Chunk]:
+        """Send a chunk, and yield results until the next chunk may be sent."""
         stall = Stall(self._config.feed_timeout_s)
-        self._ask(lane, stall, chunk)
-        yield from self._results(lane, stall)
+        self._ask(link, stall, chunk)
+        yield from self._results(link, stall)
         while not chunk.meta.last_in_partition:
             is_full = self._held_bytes() > self._config.max_inflight_bytes
-            # A worker that has taken all rows may wait for more to fill its batch.
-            if not lane.status.session_bytes or (lane.status.room and not is_full):
+            # A worker that has read all rows may wait for more to fill its batch.
+            if not link.status.session_bytes or (link.status.room and not is_full):
                 return
-            self._ask(lane, stall, None, room=not is_full, drained=is_full)
-            yield from self._results(lane, stall)
+            self._ask(link, stall, None, room=not is_full, drained=is_full)
+            yield from self._results(link, stall)
 
-    def _results(self, lane: WorkerLink, stall: Stall) -> Iterator[Chunk]:
-        while lane.status.ready:
+    def _results(self, link: WorkerLink, stall: Stall) -> Iterator[Chunk]:
+        while link.status.ready:
             try:
-                chunk = lane.fetch(self._feed, self._session, self._config.feed_timeout_s)
+                chunk = link.fetch(self._feed, self._session, self._config.feed_timeout_s)
             except RpcError as error:
-                lane.lose(f"{type(error).__name__}: {error}")
+                link.lose(f"{type(error).__name__}: {error}")
                 raise self._lost() from error
             self._received += chunk.num_rows
             if self._received > self._packer.rows_read:
                 raise ResultCountError(
-                    f"{lane.target.name} returned {self._received} results for "
+                    f"{link.target.name} returned {self._received} results for "
                     f"{self._packer.rows_read} rows"
                 )
             yield chunk
-            # The task that takes the results may be slow: that is no stall of the trainer.
+            # The consumer of the results may be slow; that is no stall of the trainer.
             stall.moved()
 
     def _ask(
         self,
-        lane: WorkerLink,
+        link: WorkerLink,
         stall: Stall,
         chunk: Chunk | None,
         *,
         room: bool = False,
         drained: bool = False,
     ) -> None:
-        """Send a chunk or ask for news, and hear the answer."""
-        before = (lane.status.taken_bytes, lane.status.answered_rows)
+        """Send a chunk or a Wait, and receive the reply.
+
+        Args:
+            link: to the worker.
+            stall: the deadline for progress.
+            chunk: to send; None: a Wait.
+            room: whether the Wait ends once the worker has room.
+            drained: whether it ends once the worker has read all rows of the session.
+        """
+        before = (link.status.taken_bytes, link.status.answered_rows)
         if chunk is not None:
-            sent = lane.put(chunk, self._config.feed_timeout_s)
+            sent = link.put(chunk, self._config.feed_timeout_s)
         else:
             wait = Wait(self._feed, hold_s(self._config), self._session, room, drained)
-            sent = lane.ask(wait, self._config.feed_timeout_s)
-        while sent and lane.pending is not None and stall.left_s > 0:
-            for done in wait_lanes([lane], stall.left_s):
+            sent = link.ask(wait, self._config.feed_timeout_s)
+        while sent and link.pending is not None and stall.left_s > 0:
+            for done in wait_links([link], stall.left_s):
                 done.receive_reply()
-        if not lane.alive:
+        if not link.alive:
             raise self._lost()
-        if (lane.status.taken_bytes, lane.status.answered_rows) != before:
+        if (link.status.taken_bytes, link.status.answered_rows) != before:
             stall.moved()
         if stall.left_s <= 0:
             raise FeedTimeout(
                 f"partition {self._partition}: {self._received} of {self._packer.rows_read} rows "
                 f"answered, then nothing for {self._config.feed_timeout_s:g} s: "
-                f"{lane.describe()}. If a batch takes that long, raise feed_timeout"
+                f"{link.describe()}. If a batch takes that long, raise feed_timeout"
             )
 
     def _lost(self) -> NoWorkerLeft:
         return NoWorkerLeft(
             no_worker_left_text(
-                [lane for lane in self._lanes if lane.lost], f"partition {self._partition}"
+                [link for link in self._links if link.lost], f"partition {self._partition}"
             )
             + f"; {self._received} of {self._packer.rows_read} rows were answered"
         )

@@ -1,9 +1,12 @@
-"""Which worker gets the next chunk.
+"""Routing: which worker gets the next chunk.
 
-Covers: choose.      Does not: send, wait, know time or sockets (feeder).      Pure.
+Covers: choose.
+Does not: send, wait, use time or sockets (feeder).
+Threads: any; pure.
 
-Per chunk, not per partition: with whole partitions a synchronous trainer would deadlock (worker 0
-waits at the barrier for worker 1, worker 1 for rows, the only feeder for worker 0).
+Chunks are routed, not partitions: with whole partitions a synchronous trainer would deadlock
+(worker 0 waits at the barrier for worker 1, worker 1 for rows, the only feeder for worker 0).
+Source: join the shortest queue, with slack against oscillation.
 """
 
 from __future__ import annotations
@@ -12,51 +15,57 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SLACK_CHUNKS = 2
-"""Differences of unread bytes below so many chunks do not count, and a worker on the feeder's own
-host is preferred while it is at most so many chunks behind."""
+"""Differences of unread bytes below so many chunks do not count. A worker on the feeder's own host
+is preferred while it has at most so many chunks more to read."""
 
 
 @dataclass(frozen=True, slots=True)
-class LaneView:
-    """What is known of one worker."""
+class LinkView:
+    """What routing knows of one worker."""
 
     unread_bytes: int | None
-    """As last reported, plus what was sent since; None: not known, or too old."""
+    """As last reported, plus the bytes sent since; None: unknown, or too old."""
     sent_bytes: int
-    """By this feeder in total; evens out workers that are equally empty."""
+    """Total bytes from this feeder; breaks ties between workers with equally few unread bytes."""
     room: bool = True
     busy: bool = False
-    """A call is under way: nothing can be sent now."""
+    """A call is in flight, so nothing can be sent now."""
     responsive: bool = True
-    """False when the call has been under way for long: do not wait for this one."""
+    """False if the call is in flight for long: do not wait for this worker."""
     draining: bool = False
     local: bool = False
 
 
-def choose(lanes: Sequence[LaneView], chunk_bytes: int, rotation: int = 0) -> int | None:
-    """Return the index of the worker for the next chunk; None if the best one is busy: wait.
+def choose(links: Sequence[LinkView], chunk_bytes: int, rotation: int = 0) -> int | None:
+    """Choose the worker for the next chunk: the one with the fewest unread bytes.
 
-    Fewest unread bytes wins, in steps of the slack: below it, workers that read as fast as they are
-    fed take turns, whichever of them was read a moment ago. Workers that drain get rows only when
-    nobody else is left. `rotation` (the partition) breaks ties, so that many small feeders do not
-    all begin with the first worker. A worker whose unread bytes are not known counts as one with
-    the fewest that are known: so each gets its turn, and none is greeted before its turn.
+    Args:
+        links: one per worker.
+        chunk_bytes: size of the chunk.
+        rotation: breaks ties; the partition, so that many small feeders do not all begin with the
+            first worker.
+
+    Returns:
+        The index of the worker; None to wait, because the best one is busy or none has room.
     """
-    wanted = [i for i, lane in enumerate(lanes) if not lane.draining] or list(range(len(lanes)))
-    eligible = [i for i in wanted if lanes[i].room and lanes[i].responsive]
+    # Workers that drain drop rows, so they get some only if all of them drain.
+    wanted = [i for i, link in enumerate(links) if not link.draining] or list(range(len(links)))
+    eligible = [i for i in wanted if links[i].room and links[i].responsive]
     if not eligible:
         return None
 
     slack_bytes = max(1, SLACK_CHUNKS * chunk_bytes)
-    known = [lanes[i].unread_bytes for i in wanted]
+    # An unknown worker counts as the emptiest: each gets its turn, none is greeted before its turn.
+    known = [links[i].unread_bytes for i in wanted]
     fewest = min((unread for unread in known if unread is not None), default=0)
 
     def rank(index: int) -> tuple[int, bool, int, int]:
-        lane = lanes[index]
-        unread = fewest if lane.unread_bytes is None else lane.unread_bytes
-        steps = unread // slack_bytes - lane.local
-        turn = (index - rotation) % len(lanes)
-        return steps, not lane.local, lane.sent_bytes, turn
+        link = links[index]
+        unread = fewest if link.unread_bytes is None else link.unread_bytes
+        # In steps of the slack: workers that read as fast as they are fed take turns.
+        steps = unread // slack_bytes - link.local
+        turn = (index - rotation) % len(links)
+        return steps, not link.local, link.sent_bytes, turn
 
     best = min(eligible, key=rank)
-    return None if lanes[best].busy else best
+    return None if links[best].busy else best

@@ -1,10 +1,12 @@
-"""Rows of a partition in another order in each epoch: a stage between packer and feeder.
+"""Shuffling: rows of a partition in another order in each epoch, between packer and feeder.
 
 Covers: Shuffle; permuting the columns of a window of chunks.
-Does not: order partitions (tfos.feed.sources), look at Python rows.      Pure.
+Does not: order partitions (tfos.feed.sources), read Python rows.
+Threads: any; pure.
 
 The order is a pure function of seed, epoch, partition and the partition's rows. Rows are numbered
-in the new order. Rows of different types are not mixed: a window ends where the schema changes.
+in the new order. A window ends where the schema changes, so rows of different types do not mix.
+Source: PCG64 (O'Neill 2014), seeded with seed, epoch, partition and window.
 """
 
 from __future__ import annotations
@@ -21,21 +23,26 @@ from feeding.columnar.schema import ColumnSpec
 from feeding.encode.packer import Packer
 
 _PARTITIONS = -1
-"""Stands for a partition's number where partitions themselves are ordered."""
+"""In place of a partition's number, for the order of the partitions themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How one feed's rows are shuffled."""
+    """Order of one feed's rows."""
 
     seed: int
     """From 0 to 2**64 - 1."""
     window_rows: int = 1
-    """Rows within so many are permuted; they are held in memory by the feed task. 1: none are,
-    and only the order of the partitions changes."""
+    """Rows per permuted window, which the feed task holds in memory. 1: only the order of the
+    partitions changes."""
 
     def partitions(self, epoch: int, count: int) -> list[int]:
-        """Return the order in which the partitions of an epoch are fed."""
+        """Return the order of an epoch's partitions.
+
+        Args:
+            epoch: from 0.
+            count: number of partitions.
+        """
         return [
             int(index) for index in _random(self.seed, epoch, _PARTITIONS, 0).permutation(count)
         ]
@@ -45,7 +52,7 @@ class Shuffle:
 
         Args:
             chunks: of one partition, in row order.
-            most_bytes: a window that holds more ends early.
+            most_bytes: of a window; a larger window ends early.
         """
         if self.window_rows == 1:
             yield from chunks
@@ -61,8 +68,8 @@ class ShuffledPacker:
 
     Args:
         packer: of one partition.
-        shuffle: how.
-        most_bytes: of the windows.
+        shuffle: the order.
+        most_bytes: of a window.
     """
 
     def __init__(self, packer: Packer, shuffle: Shuffle, most_bytes: int) -> None:
@@ -72,7 +79,7 @@ class ShuffledPacker:
 
     @property
     def rows_read(self) -> int:
-        """Rows taken from the partition so far; those of a window under way included."""
+        """Rows taken from the partition so far; those of the current window included."""
         return self._packer.rows_read
 
     def chunks(self, rows: Iterator[Any]) -> Iterator[Chunk]:
@@ -93,7 +100,7 @@ def _random(seed: int, epoch: int, partition: int, window: int) -> np.random.Gen
 
 
 def _windows(chunks: Iterator[Chunk], most_rows: int, most_bytes: int) -> Iterator[Sequence[Chunk]]:
-    """Cut the rows into windows, whatever the chunks' own borders are."""
+    """Group the rows into windows, across the borders of chunks."""
     window: list[Chunk] = []
     num_rows = num_bytes = 0
     for whole in chunks:
@@ -117,7 +124,7 @@ def _windows(chunks: Iterator[Chunk], most_rows: int, most_bytes: int) -> Iterat
 
 
 def _permuted(window: Sequence[Chunk], random: np.random.Generator) -> Iterator[Chunk]:
-    """Yield the window's rows, permuted, in chunks as large as its own were."""
+    """Yield the window's rows, permuted, in chunks as large as its largest."""
     schema, first_row = window[0].meta.schema, window[0].meta.first_row
     columns = [
         _joined([chunk.columns[index] for chunk in window], spec)
@@ -163,7 +170,7 @@ def _joined(columns: Sequence[Column], spec: ColumnSpec) -> Column:
 
 
 def _taken(column: Column, rows: Array) -> Column:
-    """Return some rows of a column, in this order."""
+    """Return the rows of a column with indexes `rows`, int64[k], in that order."""
     if column.offsets is None:
         return Column(column.values[rows])
     lengths = np.diff(column.offsets)[rows]

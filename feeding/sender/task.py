@@ -1,8 +1,9 @@
-"""What Spark ships to its tasks: feed a partition, or have it answered.
+"""Feed tasks: what Spark ships to its tasks, to feed a partition or to run inference on it.
 
 Covers: FeedTask, InferenceTask; used as `rdd.mapPartitionsWithIndex(task)`.
-Does not: import pyspark, or anything of the user's.
+Does not: import pyspark, or any code of the user.
 Runs in: a Spark task.
+Threads: one.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ class FeedTask:
     config: FeedConfig
     feed: str = "input"
     packer: Callable[..., Packer] = Packer
-    """Makes what packs a partition; decides what `rows` may hold."""
+    """Makes the packer of a partition; defines what `rows` may hold."""
     shuffle: Shuffle | None = None
-    """The order of rows; None: that of the partition."""
+    """Order of the rows; None: that of the partition."""
     exactly_once: bool = False
-    """Leave out what earlier attempts of a partition's task have fed to workers that live."""
+    """Skip rows that earlier attempts of a partition's task have fed to live workers."""
     again: Mapping[int, tuple[Span, ...]] | None = None
-    """Feed only these rows of these partitions, which were lost with a worker."""
+    """Feed only these rows of these partitions: they were lost with a worker."""
     round_number: int = 0
-    """Counts, from 1 on, how often rows of this epoch are fed again."""
+    """Number of this round of feeding lost rows again, from 1; 0: the first feeding."""
 
     @property
     def feeds_all_in_order(self) -> bool:
-        """Whether all partitions are run, one after the other."""
+        """Whether all partitions are fed in their own order."""
         return self.again is None and self.shuffle is None
 
     def order(self, num_partitions: int) -> list[int]:
-        """Return which partitions to run, in this order."""
+        """Return the numbers of the partitions to feed, in order."""
         if self.again is not None:
             return [partition for partition in self.again if partition < num_partitions]
         if self.shuffle is not None:
@@ -62,6 +63,10 @@ class FeedTask:
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[FeedReport]:
         """Feed all rows of a partition.
+
+        Args:
+            partition: its number.
+            rows: of the partition, as `packer` takes them.
 
         Raises:
             FeedError: see feeding.sender.feeder.Feeder.run.
@@ -91,7 +96,7 @@ class FeedTask:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceTask:
-    """Has a partition's rows answered by one worker; yields one result per row, in order."""
+    """Sends a partition's rows to one worker for inference; yields one result per row, in order."""
 
     targets: tuple[FeedTarget, ...]
     credentials: Credentials
@@ -100,6 +105,10 @@ class InferenceTask:
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
         """Yield the results of a partition's rows.
+
+        Args:
+            partition: its number.
+            rows: of the partition.
 
         Raises:
             FeedError: see feeding.sender.inference.InferenceFeeder.run.

@@ -1,8 +1,9 @@
-"""A feeder's connection to one worker, and what it last heard from there.
+"""Worker link: a feeder's connection to one worker, and the last status received from it.
 
 Covers: connecting, one call at a time, losing the worker.
-Does not: choose workers (routing), decide when to give up (feeder, inference), hold connections
+Does not: choose workers (routing), decide when to fail (feeder, inference), keep connections
 between two partitions (connection_pool).
+Runs in: a Spark task.
 Threads: one.
 """
 
@@ -21,7 +22,7 @@ from feeding.protocol import messages
 from feeding.protocol.messages import FeedStatus, Hello, Put, Recall, Request
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.connection_pool import POOL, IdleConnection, Purpose
-from feeding.sender.routing import LaneView
+from feeding.sender.routing import LinkView
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connect import way_text
 from rpc.client.connection import Connection, PendingCall, connect, wait_any
@@ -31,13 +32,13 @@ from rpc.errors import RemoteError, RpcError
 PATIENCE_S = 1.0
 """A worker that has not answered for this long gets no more chunks until it does."""
 FRESH_S = 0.25
-"""An older status is asked for again before the next chunk is sent to that worker: one small call.
-A longer time would avoid a worker that was read meanwhile. The call also finds a kept connection
-that has broken, while nothing depends on it."""
+"""The feeder renews an older status, by one small call, before it sends that worker a chunk. With a
+longer time it would avoid workers that have been read meanwhile. The call also finds a kept
+connection that has broken, before a chunk depends on it."""
 
 
 class FeedTarget(msgspec.Struct, frozen=True):
-    """A worker that takes rows."""
+    """A worker that accepts rows: its number, its name in errors, where it listens."""
 
     worker: int
     name: str
@@ -46,64 +47,64 @@ class FeedTarget(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LostWorker:
-    """A worker that went away while it was fed."""
+    """A worker whose connection ended while it was fed."""
 
     worker: int
     name: str
     reason: str
     accepted_rows: int
-    """Rows it had accepted from this feeder; the trainer may or may not have seen them."""
+    """Rows that it had accepted from this feeder; they may or may not be trained."""
     resent_rows: int
-    """Rows under way to it, sent to another worker; it may have accepted them before it went."""
+    """Rows in flight to it that went to another worker; it may have accepted them too."""
 
 
 @dataclass(slots=True)
 class WorkerLink:
-    """One worker as one feeder sees it."""
+    """One worker from the view of one feeder."""
 
     target: FeedTarget
     connection: Connection | None = None
     pending: PendingCall | None = None
     chunk: Chunk | None = None
-    """What the pending call carries."""
+    """The chunk of the pending call."""
     asked_at_s: float = 0.0
     status: FeedStatus = field(default_factory=lambda: FeedStatus(0, 0, room=True, draining=False))
     replied_at_s: float = -math.inf
     """When the status was received, monotonic."""
     is_kept: bool = False
-    """The connection is from an earlier partition and has not answered a call of this one yet."""
+    """Whether the connection is from an earlier partition and has not answered this one yet."""
     way: str = ""
-    """How the worker was reached, for people; empty if no connection was made."""
+    """Transport to the worker, for people; empty without a connection."""
     sent_bytes: int = 0
     sent_chunks: int = 0
     accepted: AcceptedRows = field(default_factory=AcceptedRows)
     ended: bool = False
-    """It has read the end of the epoch and can take none of its rows."""
+    """Whether the worker has read the end of the epoch, and refuses its rows."""
     lost: LostWorker | None = None
 
     @property
     def accepted_rows(self) -> int:
-        """Rows of this partition that it accepted."""
+        """Rows of this partition that the worker accepted."""
         return self.accepted.num_rows
 
     @property
     def wants_none(self) -> bool:
-        """Whether rows are better sent to others."""
+        """Whether the worker drops or refuses rows."""
         return self.ended or self.status.draining
 
     @property
     def alive(self) -> bool:
-        """Whether rows may be sent there: it is connected, or connecting was not tried yet."""
+        """Whether rows may be sent: the worker is connected, or no connection was tried yet."""
         return self.lost is None
 
     def is_fresh(self, since_s: float) -> bool:
-        """Whether the worker is connected, and its status is newer or a call is under way."""
+        """Return whether the worker is connected with a newer status or a call in flight."""
         return self.connection is not None and (
             self.pending is not None or self.replied_at_s >= since_s
         )
 
     def is_usable(self, since_s: float) -> bool:
-        """Whether a chunk may be sent without a greeting first."""
+        """Return whether a chunk may be sent without a Hello first."""
         if not self.is_fresh(since_s):
             return False
         return not self.is_kept or (
@@ -124,11 +125,11 @@ class WorkerLink:
         self.pending, self.asked_at_s = idle.pending, idle.asked_at_s
         if self.pending is not None and self.pending.done():
             self.receive_reply()
-            # The reply may be as old as the call: no task of this process has looked since.
+            # The reply may be as old as the call: no task of this process has polled since.
             self.replied_at_s, self.is_kept = idle.asked_at_s, self.connection is not None
 
     def keep(self, purpose: Purpose) -> None:
-        """Leave the connection to the next partition, unless a chunk is under way on it."""
+        """Give the connection to the pool, unless a chunk is in flight on it."""
         if self.connection is None or self.connection.closed or self.chunk is not None:
             return
         idle = IdleConnection(
@@ -138,7 +139,13 @@ class WorkerLink:
         POOL.give(purpose, idle)
 
     def open(self, identity: Identity, credentials: Credentials, timeout_s: float) -> None:
-        """Connect if it is not connected; a failure makes the worker lost."""
+        """Connect if not connected; a failure makes the worker lost.
+
+        Args:
+            identity: of this feeder.
+            credentials: of the cluster.
+            timeout_s: for connecting.
+        """
         if self.is_kept and self.connection is not None and self.connection.peer_closed():
             self.close()
         if self.connection is not None:
@@ -156,7 +163,13 @@ class WorkerLink:
             self.lose(f"{type(error).__name__}: {error}")
 
     def ask(self, request: Request, timeout_s: float, chunk: Chunk | None = None) -> bool:
-        """Send a request, with the chunk of a Put; False if the worker is lost by it."""
+        """Send a request; False if that lost the worker.
+
+        Args:
+            request: to send.
+            timeout_s: for sending.
+            chunk: payload of a Put.
+        """
         if self.connection is None:
             return False
         payload = [] if chunk is None else chunk.encode()
@@ -176,11 +189,17 @@ class WorkerLink:
         return True
 
     def put(self, chunk: Chunk, timeout_s: float, attempt: int = 0) -> bool:
-        """Send a chunk; False if the worker is lost by it."""
+        """Send a chunk; False if that lost the worker.
+
+        Args:
+            chunk: to send.
+            timeout_s: for sending.
+            attempt: with exactly_once, the number of this attempt; see Hello.
+        """
         return self.ask(Put(chunk.meta, attempt), timeout_s, chunk)
 
     def receive_reply(self) -> Chunk | None:
-        """Take the reply of the pending call, which is done; return its chunk if it went nowhere.
+        """Take the reply of the completed call; return its chunk if the worker did not accept it.
 
         Raises:
             FeedError: the worker refused.
@@ -203,7 +222,11 @@ class WorkerLink:
         return None
 
     def recall(self, hello: Hello, timeout_s: float) -> AcceptedRows:
-        """Ask what the worker accepted of this partition from earlier feeders.
+        """Return the rows of this partition that the worker accepted from earlier feeders.
+
+        Args:
+            hello: names feed, epoch and partition.
+            timeout_s: per call.
 
         Raises:
             FeedError: the worker refused.
@@ -227,8 +250,13 @@ class WorkerLink:
     def fetch(self, feed: str, session: int, timeout_s: float) -> Chunk:
         """Fetch the results that the last status announced.
 
+        Args:
+            feed: name of the feed.
+            session: of the results.
+            timeout_s: for the call.
+
         Raises:
-            FeedError: the worker refused, or sent something else.
+            FeedError: the worker refused, or sent other bytes than announced.
             RpcError: the worker is gone.
         """
         if self.connection is None:
@@ -247,10 +275,14 @@ class WorkerLink:
         return decode(results.chunk, buffer)
 
     def lose(self, reason: str, chunk: Chunk | None = None) -> None:
-        """The worker is gone; `chunk` was under way.
+        """Mark the worker as lost.
 
-        A kept connection that broke before it carried anything of this partition says nothing of
-        the worker: the next greeting connects anew.
+        A kept connection that broke before its first call of this partition does not mean that the
+        worker is lost: the next Hello connects again.
+
+        Args:
+            reason: for errors.
+            chunk: in flight, if any.
         """
         if self.is_kept and chunk is None:
             self.close()
@@ -261,8 +293,8 @@ class WorkerLink:
         )
         self.close()
 
-    def look(self) -> None:
-        """Notice that a worker has hung up to whom nothing more is sent.
+    def check_closed(self) -> None:
+        """Mark the worker as lost if it has closed the connection.
 
         Raises:
             FeedError: as `receive_reply`.
@@ -279,12 +311,12 @@ class WorkerLink:
         self.connection = self.pending = None
         self.is_kept = False
 
-    def view(self, since_s: float) -> LaneView:
-        """Return what routing needs to know; a status from before `since_s` does not count."""
+    def view(self, since_s: float) -> LinkView:
+        """Return the worker's state for routing; a status from before `since_s` does not count."""
         in_flight = 0 if self.chunk is None else self.chunk.num_bytes
         waited_s = time.monotonic() - self.asked_at_s
         is_fresh = self.is_fresh(since_s)
-        return LaneView(
+        return LinkView(
             unread_bytes=self.status.unread_bytes + in_flight if is_fresh else None,
             sent_bytes=self.sent_bytes,
             room=self.status.room or not is_fresh,
@@ -295,7 +327,7 @@ class WorkerLink:
         )
 
     def describe(self) -> str:
-        """Say how the worker stands, for messages."""
+        """Return the worker's state, for errors."""
         unread = f"{self.target.name} has {self.status.unread_bytes} bytes unread"
         if self.pending is None:
             return unread
@@ -303,44 +335,56 @@ class WorkerLink:
 
 
 def hold_s(config: FeedConfig) -> float:
-    """Return how long a worker may keep a reply: often enough to notice a stuck trainer in time."""
+    """Return how long a worker may delay a reply: short, to detect a stuck trainer in time."""
     return min(5.0, config.feed_timeout_s / 4)
 
 
-def wait_lanes(lanes: list[WorkerLink], timeout_s: float) -> list[WorkerLink]:
-    """Wait until any pending call is done; return the lanes whose calls are."""
-    pending = {id(lane.pending): lane for lane in lanes if lane.pending is not None}
-    calls = [lane.pending for lane in pending.values() if lane.pending is not None]
+def wait_links(links: list[WorkerLink], timeout_s: float) -> list[WorkerLink]:
+    """Wait until any pending call is done; return the links with completed calls.
+
+    Args:
+        links: to wait on.
+        timeout_s: longest wait.
+    """
+    pending = {id(link.pending): link for link in links if link.pending is not None}
+    calls = [link.pending for link in pending.values() if link.pending is not None]
     return [pending[id(call)] for call in wait_any(calls, max(0.0, timeout_s))]
 
 
 def greet(
-    lanes: list[WorkerLink],
+    links: list[WorkerLink],
     identity: Identity,
     credentials: Credentials,
     hello: Request,
     timeout_s: float,
 ) -> None:
-    """Connect to workers and hear how they stand; those that do not answer are lost.
+    """Connect to workers and get their status; workers that do not answer are lost.
+
+    Args:
+        links: to the workers.
+        identity: of this feeder.
+        credentials: of the cluster.
+        hello: the first request.
+        timeout_s: per worker for connecting, then for all answers together.
 
     Raises:
         FeedError: a worker refused: its trainer failed, or the cluster is stopping.
     """
-    asked = lanes
-    while asked:
-        for lane in asked:
-            lane.open(identity, credentials, timeout_s)
-            lane.ask(hello, timeout_s)
+    waiting = links
+    while waiting:
+        for link in waiting:
+            link.open(identity, credentials, timeout_s)
+            link.ask(hello, timeout_s)
         deadline = time.monotonic() + timeout_s
-        while any(lane.pending for lane in asked):
-            done = wait_lanes(asked, deadline - time.monotonic())
-            for lane in done:
-                lane.receive_reply()
+        while any(link.pending for link in waiting):
+            done = wait_links(waiting, deadline - time.monotonic())
+            for link in done:
+                link.receive_reply()
             if not done:
                 break
-        for lane in asked:
-            if lane.pending is not None:
-                lane.is_kept = False
-                lane.lose(f"no answer within {timeout_s:g} s of connecting")
+        for link in waiting:
+            if link.pending is not None:
+                link.is_kept = False
+                link.lose(f"no answer within {timeout_s:g} s of connecting")
         # Their kept connection had broken; a new one that breaks makes the worker lost.
-        asked = [lane for lane in asked if lane.alive and lane.connection is None]
+        waiting = [link for link in waiting if link.alive and link.connection is None]
