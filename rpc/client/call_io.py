@@ -45,7 +45,7 @@ class Exchange:
     sending = True
     """Whether request bytes are left."""
     receiving = True
-    """Whether reply bytes are awaited."""
+    """Whether the reply is not complete."""
     connection_broken = False
     """Whether the peer closed before it took the whole request; its reply may still come."""
     is_inside_frame = False
@@ -95,7 +95,10 @@ class Exchange:
         writer.queue(FrameKind.REQUEST, request_id, meta, payload)
 
     def move(self) -> bool:
-        """Move what can be moved; True if now it has to wait or is done, False if its turn is over.
+        """Send and receive what is possible without waiting.
+
+        Returns:
+            True if the call has to wait or is done; False if its turn is over and more can move.
 
         Raises:
             TransportError: the peer is gone.
@@ -109,13 +112,14 @@ class Exchange:
                     sent = writer.send_some()
                     self.sending = writer.pending
                 except PeerGone:
-                    # The reason for the end may stand in a reply that is still to be read.
+                    # The peer may have sent a reply with the reason before it closed: read it.
                     self.connection_broken = sent = True
                     self.sending = False
                 # Right after a short request the reply cannot be there yet: poll first, it costs
                 # less.
                 if sent and not self.sending and self._frame is None and reader.end == reader.start:
                     return True
+            # Receive also while sending: the server may reply before it has read the request.
             received = self.receiving and self._receive()
             self.is_inside_frame = self._frame_left > 0 or reader.end > reader.start
             if not (sent or received) or not (self.sending or self.receiving):
@@ -140,15 +144,16 @@ class Exchange:
         return Reply(final.meta, payload)
 
     def progress(self) -> str:
-        """Say how far the call is, for messages."""
+        """Return how far the call is, for errors."""
         if self.sending:
             return "request not sent to its end"
         return "request sent, no reply" if self._frame is None else "reply not complete"
 
     def _receive(self) -> bool:
-        """Take a frame's head and what has come with it, or more of its payload."""
+        """Receive a frame's head with its first payload bytes, or more of its payload."""
         reader, frame, left = self._reader, self._frame, self._frame_left
         has_bytes = True
+        # Between frames: the next head has to be complete before any payload is taken.
         if not left:
             frame = reader.next_frame()
             if frame is None:
@@ -161,6 +166,7 @@ class Exchange:
             self._frame, left = frame, frame.payload_bytes
             if left:
                 self._make_room(left)
+            # Only what came with the head: one more system call would mostly find nothing yet.
             has_bytes = reader.end > reader.start
         if left and has_bytes:
             view, offset = self._views[self._at], self._offset
@@ -174,6 +180,7 @@ class Exchange:
                 self._offset = 0
         self._frame_left = left
         if not left and frame is not None and not frame.more:
+            # An ERROR frame has no payload, so it may leave the buffers empty.
             if self._given and self._room and frame.kind is FrameKind.REPLY:
                 raise ProtocolError(
                     f"reply has {self._max_bytes - self._room} payload bytes,"

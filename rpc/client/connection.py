@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rpc.auth.handshake import Credentials, Identity, Role, Session
 from rpc.client.call_io import Reply
 from rpc.client.connect import dial
-from rpc.client.pending_call import Line, PendingCall, wait_any
+from rpc.client.pending_call import BaseConnection, PendingCall, wait_any
 from rpc.endpoint import Endpoint
 from rpc.errors import AuthError
 from rpc.limits import DEFAULT_LIMITS, Limits
@@ -44,7 +44,7 @@ class ConnectionStats:
     bytes_received: int
 
 
-class Connection(Line):
+class Connection(BaseConnection):
     """An authenticated connection to one peer; made by `connect`.
 
     After a TransportError (a passed deadline is one) or a ProtocolError it is closed; a RemoteError
@@ -66,7 +66,7 @@ class Connection(Line):
         return f"<Connection to {self.peer} at {self.stream.peer_address}, {state}>"
 
     def peer_closed(self) -> bool:
-        """Tell, without a call, whether either side has closed. A silent peer counts as there."""
+        """Return, without a call, whether either side has closed. A silent peer counts as open."""
         return self.closed or self.stream.peer_closed()
 
     def call(

@@ -1,8 +1,9 @@
 """RPC calls in flight at the client, and the loop that waits for any number of them.
 
-Covers: a connection's state as its calls see it (Line), a call's outcome, waiting with deadlines.
+Covers: the state of a connection that its calls share (BaseConnection), a call's outcome, waiting
+with deadlines.
 Does not: move bytes (call_io), connect (connect).
-Threads: none of its own. The waiting thread moves the bytes; `Line.close` may come from any thread.
+Threads: none of its own. The waiting thread moves the bytes; `close` may come from any thread.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ from rpc.wire.frame_io import Buffer, FrameReader, FrameWriter
 _CLOSING_S = 1.0
 
 
-class Line:
-    """One connection's stream and state: open or closed, and the call that it carries."""
+class BaseConnection:
+    """State of a connection: its stream, whether it is open, and the call in flight.
+
+    Lock order: `_beginning`, then `driving`.
+    """
 
     def __init__(self, stream: Stream, session: Session, limits: Limits) -> None:
         self.peer = session.peer
@@ -44,19 +48,19 @@ class Line:
         self.calls = 0
         self.errors = 0
         # Held by the thread that moves bytes or waits: `close` from another thread must not free
-        # the descriptor under it.
+        # the descriptor meanwhile.
         self.driving = threading.Lock()
         self._beginning = threading.Lock()
         self.stall_timeout_s = limits.stall_timeout_s
         self._limits = limits
         self._request_ids = itertools.count(1)
         self.pending: PendingCall | None = None
-        """The call under way."""
+        """The call in flight."""
 
     def begin(
         self, meta: bytes, payload: Sequence[Buffer] = (), *, into: Sequence[Buffer] | None = None
     ) -> PendingCall:
-        """Queue a request; its bytes move while somebody waits for it, by `wait_any` for several.
+        """Queue a request. Its bytes move while a thread waits for it, by `wait_any` for several.
 
         Args:
             meta: small encoded message for the handler.
@@ -77,26 +81,26 @@ class Line:
             pending = PendingCall(
                 next(self._request_ids), request, self.reader, self.writer, self._limits
             )
-            pending.line = self
+            pending.connection = self
             self.calls += 1
             self.pending = pending
         return pending
 
     def hold(self) -> bool:
-        """Take the right to move bytes; False if another thread has it."""
+        """Acquire the right to move bytes; False if another thread has it."""
         if self.driving.acquire(False):
             return True
-        # Another thread may be in the middle of closing, which takes no time.
+        # Another thread may be closing, which takes a moment only.
         return self.closed and self.driving.acquire(timeout=_CLOSING_S)
 
     def close(self) -> None:
-        """Close; a call under way in another thread ends with ConnectionClosed. Idempotent."""
+        """Close; a call in flight in another thread ends with ConnectionClosed. Idempotent."""
         self.closed = True
         self.stream.shutdown()
         self.release_if_closed()
 
     def release_if_closed(self) -> None:
-        """Free the descriptor unless a thread is using it; that thread comes here afterwards."""
+        """Free the descriptor, unless a thread uses it; that thread calls this when it is done."""
         if self.closed and self.driving.acquire(blocking=False):
             try:
                 if self.pending is not None:
@@ -109,20 +113,20 @@ class Line:
 
 
 class PendingCall(Exchange):
-    """A call under way; it has an outcome once it is `settled`."""
+    """A call in flight; it has an outcome once it is `settled`."""
 
-    line: Line
+    connection: BaseConnection
     settled = False
     """Whether the outcome is known."""
     reply: Reply | None = None
     error: RpcError | None = None
-    patience_s = math.inf
-    """How long to wait before the peer counts as stalled; without end between frames."""
-    _heard_bytes = -1
-    _heard_s = 0.0
+    stall_left_s = math.inf
+    """Seconds until the peer counts as stalled; infinite between frames."""
+    _received_bytes = -1
+    _received_s = 0.0
 
     def done(self) -> bool:
-        """Receive what has arrived, without blocking; True when `result` will not wait."""
+        """Receive what has arrived, without blocking; True if `result` will not wait."""
         if not self.settled:
             drive_one(self, 0.0)
         return self.settled
@@ -142,11 +146,11 @@ class PendingCall(Exchange):
         return self.reply
 
     def finish_sending(self, timeout_s: float) -> None:
-        """Wait until the request has left.
+        """Wait until the request is sent.
 
         Raises:
-            TransportError, ProtocolError, ConnectionClosed: it cannot; a refusal is left to
-            `result`.
+            TransportError, ProtocolError, ConnectionClosed: it cannot be sent. `result` raises a
+                refusal by the handler.
         """
         drive_one(self, timeout_s, until_sent=True)
         if self.sending:
@@ -157,34 +161,43 @@ class PendingCall(Exchange):
     def fail_if_overdue(self, timeout_s: float) -> None:
         """Settle with DeadlineExceeded, and close the connection, unless the outcome is known."""
         if not self.settled:
-            where = f"{self.line.peer} at {self.line.stream.peer_address}"
+            where = f"{self.connection.peer} at {self.connection.stream.peer_address}"
             text = f"{where}: {self.progress()} within {timeout_s:g} s"
             self.settle(error=DeadlineExceeded(text), broken=True)
-            self.line.release_if_closed()
+            self.connection.release_if_closed()
 
     def settle(
         self, *, reply: Reply | None = None, error: RpcError | None = None, broken: bool = False
     ) -> None:
-        """Fix the outcome; the first one counts."""
+        """Set the outcome, once: later calls are ignored.
+
+        Args:
+            reply: of a successful call.
+            error: of a failed one.
+            broken: whether the connection cannot be used any more.
+        """
         if self.settled:
             return
         self.reply, self.error, self.settled = reply, error, True
-        line = self.line
-        line.pending = None
+        connection = self.connection
+        connection.pending = None
         if error is not None:
-            line.errors += 1
+            connection.errors += 1
         if broken:
-            line.closed = True
-            line.stream.shutdown()
+            connection.closed = True
+            connection.stream.shutdown()
 
     def advance(self) -> bool:
-        """Move bytes; True if this call has to wait or is settled. The caller holds the line."""
+        """Move bytes; True if this call has to wait or is settled. The caller holds `driving`."""
         try:
             waits = self.move()
+            # Both directions are done: a peer that closed after its reply has still answered.
             if not (self.sending or self.receiving):
                 self.settle(reply=self.outcome(), broken=self.connection_broken)
             elif waits:
-                self.patience_s = self._patience_s() if self.is_inside_frame else math.inf
+                # Only inside a frame: between frames the handler may take as long as it needs.
+                self.stall_left_s = self._stall_left_s() if self.is_inside_frame else math.inf
+        # A refusal by the handler leaves the connection usable, any other error does not.
         except RemoteError as error:
             self.settle(error=error, broken=self.connection_broken)
         except RpcError as error:
@@ -193,21 +206,21 @@ class PendingCall(Exchange):
             return waits
         return True
 
-    def _patience_s(self) -> float:
-        """Return what is left of the time for the next byte of a frame.
+    def _stall_left_s(self) -> float:
+        """Return the seconds left for the next byte of a frame.
 
         Raises:
-            PeerGone: it is over. A frame is sent without a pause, so its length was changed on the
-                way, or the network is down.
+            PeerGone: none is left. A frame is sent without a pause, so its length was changed on
+                the way, or the network is down.
         """
-        now_s, heard_bytes = time.monotonic(), self.line.reader.received_bytes
-        if heard_bytes != self._heard_bytes:
-            self._heard_bytes, self._heard_s = heard_bytes, now_s
-        left_s = self._heard_s + self.line.stall_timeout_s - now_s
+        now_s, received_bytes = time.monotonic(), self.connection.reader.received_bytes
+        if received_bytes != self._received_bytes:
+            self._received_bytes, self._received_s = received_bytes, now_s
+        left_s = self._received_s + self.connection.stall_timeout_s - now_s
         if left_s <= 0:
             raise PeerGone(
-                f"{self.line.peer} at {self.line.stream.peer_address} stopped inside a frame of its"
-                f" reply for stall_timeout_s={self.line.stall_timeout_s:g}"
+                f"{self.connection.peer} at {self.connection.stream.peer_address} stopped inside a"
+                f" frame of its reply for stall_timeout_s={self.connection.stall_timeout_s:g}"
             )
         return left_s
 
@@ -235,38 +248,45 @@ def wait_any(pending: Sequence[PendingCall], timeout_s: float) -> list[PendingCa
 def drive_one(call: PendingCall, timeout_s: float, *, until_sent: bool = False) -> None:
     """Move bytes of a call until it is settled (or sent) or the time is over.
 
+    Args:
+        call: to drive.
+        timeout_s: longest wait; 0 only moves what can move now.
+        until_sent: return once the request is sent.
+
     Raises:
         BusyError: another thread drives it.
     """
-    line = call.line
-    if not line.hold():
+    connection = call.connection
+    if not connection.hold():
         raise BusyError("another thread is waiting on this call")
     try:
         deadline = time.monotonic() + timeout_s
         while True:
+            # First move, then look at the clock: a timeout of 0 still takes what has arrived.
             waits = call.advance()
             left_s = deadline - time.monotonic()
             if call.settled or (until_sent and not call.sending) or left_s <= 0:
                 return
+            # Not at the end of a turn (`advance` was False): there is more to move at once.
             if waits:
                 try:
-                    line.stream.wait(
+                    connection.stream.wait(
                         read=call.receiving,
                         write=call.sending,
-                        timeout_s=min(left_s, call.patience_s),
+                        timeout_s=min(left_s, call.stall_left_s),
                     )
                 except ConnectionClosed:
-                    continue  # by another thread: the next attempt to move bytes says so
+                    continue  # closed by another thread: the next `advance` settles the call
     except RpcError:
         raise
     except BaseException:
-        # Interrupted between two bytes of a frame: this connection cannot be used again.
+        # An interrupt may fall between two bytes of a frame: the connection cannot be used again.
         call.settle(error=ConnectionClosed("the call was interrupted"), broken=True)
         raise
     finally:
-        line.driving.release()
-        if line.closed:
-            line.release_if_closed()
+        connection.driving.release()
+        if connection.closed:
+            connection.release_if_closed()
 
 
 def _drive_any(calls: Sequence[PendingCall], timeout_s: float) -> None:
@@ -275,30 +295,31 @@ def _drive_any(calls: Sequence[PendingCall], timeout_s: float) -> None:
     Raises:
         BusyError: another thread drives one of them.
     """
-    held: list[PendingCall] = []
+    driven: list[PendingCall] = []
     try:
         for call in calls:
-            if not call.line.hold():
+            if not call.connection.hold():
                 raise BusyError("another thread is waiting on one of these calls")
-            held.append(call)
+            driven.append(call)
         _move_until_any(calls, time.monotonic() + timeout_s)
     except RpcError:
         raise
     except BaseException:
-        # Interrupted between two bytes of a frame: these connections cannot be used again.
-        for call in held:
+        # An interrupt may fall between two bytes of a frame, so no connection can be used again.
+        for call in driven:
             call.settle(error=ConnectionClosed("the call was interrupted"), broken=True)
         raise
     finally:
-        for call in held:
-            call.line.driving.release()
-            if call.line.closed:
-                call.line.release_if_closed()
+        for call in driven:
+            call.connection.driving.release()
+            if call.connection.closed:
+                call.connection.release_if_closed()
 
 
 def _move_until_any(calls: Sequence[PendingCall], deadline: float) -> None:
     while True:
         must_wait, is_any_settled = True, False
+        # All calls get a turn before any wait: one large reply must not starve the others.
         for call in calls:
             must_wait &= call.advance()
             is_any_settled |= call.settled
@@ -306,12 +327,12 @@ def _move_until_any(calls: Sequence[PendingCall], deadline: float) -> None:
         if left_s <= 0 or is_any_settled:
             return
         if must_wait:
-            _wait(calls, min(left_s, *(call.patience_s for call in calls)))
+            _wait(calls, min(left_s, *(call.stall_left_s for call in calls)))
 
 
 def _wait(calls: Sequence[PendingCall], timeout_s: float) -> None:
     with contextlib.suppress(ConnectionClosed):
         wait_streams(
-            [(call.line.stream, call.receiving, call.sending) for call in calls],
+            [(call.connection.stream, call.receiving, call.sending) for call in calls],
             timeout_s,
         )

@@ -19,12 +19,12 @@ import os
 import select
 import time
 
-BRISK_S = 150e-6
-"""A wait is short, and is watched, for so long."""
-LOOK_S = 30e-6
-"""A look alone on its core and in its interpreter takes 1-2 us; a longer one was not alone."""
-MAX_PATIENCE = 1024
-"""Short waits before a watch is tried again where the last ones did not pay."""
+SHORT_WAIT_S = 150e-6
+"""A wait up to this is short; a spin takes at most this."""
+SLOW_POLL_S = 30e-6
+"""A poll takes 1-2 us; a longer one had to share its core or the GIL."""
+MAX_SHORT_WAITS = 1024
+"""Most short waits before spinning is tried again."""
 
 _MAX_POLL_S = 3600.0
 
@@ -33,42 +33,56 @@ class SpinThenPoll:
     """Waits for events of one descriptor."""
 
     def __init__(self) -> None:
-        self.patience = 1
-        """Short waits, one after the other, before the next one is watched."""
+        self.short_waits_before_spin = 1
+        """Consecutive short waits before the next wait spins; doubles when a spin does not pay."""
         self._num_short = 0
         self._poll = select.poll()
         self._events = 0
 
     def wait(self, descriptor: int, events: int, timeout_s: float) -> bool:
-        """Wait until one of the events has come; False when the time is over."""
+        """Wait for an event of a descriptor.
+
+        Args:
+            descriptor: the same in every call.
+            events: poll events to wait for.
+            timeout_s: longest wait.
+
+        Returns:
+            False if `timeout_s` passed first.
+        """
         if events != self._events:
             self._poll.register(descriptor, events)
             self._events = events
-        if self._num_short >= self.patience and timeout_s > BRISK_S and self._watch():
+        if (
+            self._num_short >= self.short_waits_before_spin
+            and timeout_s > SHORT_WAIT_S
+            and self._spin()
+        ):
             return True
         begun = time.monotonic()
         ready = bool(self._poll.poll(math.ceil(min(max(timeout_s, 0.0), _MAX_POLL_S) * 1000.0)))
-        is_short = ready and time.monotonic() - begun < BRISK_S
+        is_short = ready and time.monotonic() - begun < SHORT_WAIT_S
         self._num_short = self._num_short + 1 if is_short else 0
         return ready
 
-    def _watch(self) -> bool:
-        """Wait without sleeping, giving the core away to whoever can use it."""
-        poll, now, give_way = self._poll.poll, time.monotonic, os.sched_yield
+    def _spin(self) -> bool:
+        """Poll without sleeping, and yield the core between polls; return whether it is ready."""
+        poll, now, yield_core = self._poll.poll, time.monotonic, os.sched_yield
         ready = False
-        begun = look = now()
-        while not ready and look - begun < BRISK_S:
+        begun = polled = now()
+        while not ready and polled - begun < SHORT_WAIT_S:
             ready = bool(poll(0))
             if not ready:
-                give_way()
-            before, look = look, now()
-            if look - before > LOOK_S:
+                yield_core()
+            before, polled = polled, now()
+            # The core or the GIL is shared: sleeping is faster here.
+            if polled - before > SLOW_POLL_S:
                 break
         else:
             if ready:
-                self.patience = max(1, self.patience - 1)
+                self.short_waits_before_spin = max(1, self.short_waits_before_spin - 1)
                 return True
-        self.patience = min(MAX_PATIENCE, 2 * self.patience)
+        self.short_waits_before_spin = min(MAX_SHORT_WAITS, 2 * self.short_waits_before_spin)
         self._num_short = 0
         return ready
 

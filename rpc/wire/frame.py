@@ -52,7 +52,7 @@ _FIELDS = struct.Struct("<4sBBHQIIQ")
 _COUNTER = struct.Struct("<Q")
 _COUNTED_FIELDS = struct.Struct("<Q4sBBHQIIQ")
 META_LEN_AT = struct.Struct("<16xI")
-"""What a header says of its meta."""
+"""Length of the meta, at its place in a header."""
 _MAC_BYTES = 16
 _MAC_AT = HEADER_BYTES - _MAC_BYTES
 

@@ -34,7 +34,7 @@ class FrameReader:
     def __init__(self, stream: Stream, opener: Opener) -> None:
         self.received_bytes = 0
         self.start = self.end = 0
-        """Bytes of a next frame, or of this frame's payload, have arrived unless both are equal."""
+        """Bounds of the staged bytes, of a next frame or of this frame's payload; equal: none."""
         self._stream = stream
         self._opener = opener
         self._max_meta_bytes = opener.max_meta_bytes
@@ -56,7 +56,7 @@ class FrameReader:
                 meta_bytes = META_LEN_AT.unpack_from(header)[0]
                 needed += meta_bytes
                 if meta_bytes > self._max_meta_bytes:
-                    self._opener.meta_bytes(header)  # which says why it is refused
+                    self._opener.meta_bytes(header)  # raises
                 if staged >= needed:
                     self.start = end = start + needed
                     return self._opener.open(header, bytes(self._staging[meta_at:end]))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc.transport.spin_wait import BRISK_S, LOOK_S, MAX_PATIENCE, SpinThenPoll
+from rpc.transport.spin_wait import MAX_SHORT_WAITS, SHORT_WAIT_S, SLOW_POLL_S, SpinThenPoll
 from rpc.transport.stream import SocketStream
 from tests.support.rpc import WAIT_S
 
@@ -28,7 +28,7 @@ def after_a_short_wait(stream: SocketStream, peer: socket.socket) -> None:
     deadline = time.monotonic() + WAIT_S
     poll = stream._poll
     # A wait for what is there already is short, unless preempted.
-    while poll._num_short < poll.patience:
+    while poll._num_short < poll.short_waits_before_spin:
         assert time.monotonic() < deadline
         peer.send(b"x")
         assert stream.wait(read=True, write=False, timeout_s=WAIT_S)
@@ -113,7 +113,7 @@ def test_a_wait_after_a_short_one_is_watched_and_no_other(monkeypatch):
     looks, sleeps = core.wait(50e-6)
     assert (looks > 20, sleeps) == (True, 0)
     looks, sleeps = core.wait(0.1)
-    assert core.num_looks < 2 * BRISK_S / core.look_s
+    assert core.num_looks < 2 * SHORT_WAIT_S / core.look_s
     assert sleeps == 1
     assert core.wait(50e-6) == (0, 1)
 
@@ -122,25 +122,25 @@ def test_a_wait_after_a_short_one_is_watched_and_no_other(monkeypatch):
 def test_who_shares_core_or_interpreter_sleeps(monkeypatch, slow):
     """One slow look ends a watch, and the next watch is ever further away."""
     core = Core(monkeypatch)
-    setattr(core, slow, 100 * LOOK_S)
-    for _ in range(20 * MAX_PATIENCE):
+    setattr(core, slow, 100 * SLOW_POLL_S)
+    for _ in range(20 * MAX_SHORT_WAITS):
         core.wait(50e-6)
-    assert core.tested.patience == MAX_PATIENCE
+    assert core.tested.short_waits_before_spin == MAX_SHORT_WAITS
     assert core.num_looks <= 10 + 20
 
 
 def test_watching_comes_back_with_a_core_of_its_own(monkeypatch):
     core = Core(monkeypatch)
-    core.tested.patience = MAX_PATIENCE
-    for _ in range(2 * MAX_PATIENCE):
+    core.tested.short_waits_before_spin = MAX_SHORT_WAITS
+    for _ in range(2 * MAX_SHORT_WAITS):
         core.wait(50e-6)
-    assert core.tested.patience == 1
+    assert core.tested.short_waits_before_spin == 1
     assert core.wait(50e-6)[1] == 0
 
 
 def test_a_watch_that_was_slow_keeps_what_it_found(monkeypatch):
     core = Core(monkeypatch)
     core.wait(0.0)
-    core.look_s = 2 * LOOK_S
+    core.look_s = 2 * SLOW_POLL_S
     assert core.wait(0.0) == (1, 0)
-    assert core.tested.patience == 2
+    assert core.tested.short_waits_before_spin == 2
