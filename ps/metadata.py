@@ -1,15 +1,16 @@
 """Metadata: small named values that are saved and restored together with the parameters.
 
-    set_note        a client sets one: it is in every checkpoint whose cut comes after the answer
-    push(note=...)  it is kept at the moment at which the gradient becomes part of the parameters:
-                    a checkpoint has both or neither (in sync and hybrid: all of one clock)
+    set_metadata        a client sets one: it is in every snapshot that is taken after the answer
+    push(metadata=...)  it is kept at the moment at which the gradient becomes part of the
+                        parameters:
+                        a checkpoint has both or neither (in sync and hybrid: all of one clock)
 
-A note is a JSON text under a name; ps:0 keeps them all, the last one set under a name counts.
+Metadata is JSON texts by name; ps:0 keeps them all, the last one set under a name counts.
 
 Covers: bounds, exactly-once, encoding.      Does not: choose the moment (ps.consistency.gate,
 ps.checkpoint.snapshot).
-Threads: the gate's lock guards a server's notes, but `expect`, which is called by the thread of a
-session before its push changes anything; the functions stand alone.
+Threads: the gate's lock guards a server's metadata, but `expect`, which the thread of a session
+calls before its push changes anything; the functions stand alone.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from ps import codec
 from ps.codec import UNREADABLE
 from ps.errors import PSSettingsError
 
-MAX_NOTES = 4096
-MAX_NOTE_BYTES = 1 << 20
+MAX_ENTRIES = 4096
+MAX_ENTRY_BYTES = 1 << 20
 MAX_PUSHED_LENGTH = 4096
-"""Of a note that comes with a push: it stands in the request's meta."""
+"""Of metadata that comes with a push: it stands in the request's meta."""
 MAX_ALL_BYTES = 16 << 20
 """They are held in memory, copied by every snapshot and read by any client."""
 _MAX_SESSIONS = 1024
 
-NoteName = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._:/-]{1,200}\Z")]
+MetadataName = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._:/-]{1,200}\Z")]
 REMOVED = "null"
-"""The text that removes a note."""
+"""The text that removes a name."""
 
 
 class Payload(Protocol):
-    """The part of rpc's Call that brings a note."""
+    """The part of rpc's Call that brings metadata."""
 
     payload_bytes: int
 
@@ -47,9 +48,9 @@ class Payload(Protocol):
 
 
 class AttachedMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """A note that comes with a push."""
+    """Metadata that comes with a push."""
 
-    name: NoteName
+    name: MetadataName
     text: Annotated[str, msgspec.Meta(max_length=MAX_PUSHED_LENGTH)]
 
 
@@ -57,7 +58,7 @@ class Metadata:
     """What one server keeps.
 
     Args:
-        is_kept: False on servers other than ps:0, which get the notes of pushes as well.
+        is_kept: False on servers other than ps:0, which get the metadata of pushes as well.
     """
 
     def __init__(self, *, is_kept: bool = True) -> None:
@@ -73,18 +74,18 @@ class Metadata:
         """Return a copy: texts by name."""
         return self._texts.copy()
 
-    def expect(self, session: int, sequence: int, note: AttachedMetadata) -> None:
+    def expect(self, session: int, sequence: int, attached: AttachedMetadata) -> None:
         """Hear of a push before it changes its first bucket; `put_pushed` follows."""
-        self._coming[session] = sequence, note
+        self._coming[session] = sequence, attached
 
     def coming(self) -> dict[int, tuple[int, AttachedMetadata]]:
         """Return a copy: by session the push that is under way, and what it brings."""
         return self._coming.copy()
 
-    def put_pushed(self, session: int, note: AttachedMetadata) -> None:
+    def put_pushed(self, session: int, attached: AttachedMetadata) -> None:
         """Keep what a push has brought, which is part of the parameters now."""
         self._coming.pop(session, None)
-        self.put(note.name, note.text)
+        self.put(attached.name, attached.text)
 
     def fill(self, texts: Mapping[str, str]) -> None:
         """Take over those of a checkpoint."""
@@ -92,21 +93,21 @@ class Metadata:
             self.put(name, text)
 
     def check_room(self, name: str, text: str) -> None:
-        """Refuse a note for which there is no room.
+        """Refuse a text for which there is no room.
 
         Raises:
             PSSettingsError: there are too many, or they are too large.
         """
-        if name not in self._texts and len(self._texts) >= MAX_NOTES:
+        if name not in self._texts and len(self._texts) >= MAX_ENTRIES:
             raise PSSettingsError(
-                f"note {name!r} would be one more than the {MAX_NOTES} that a cluster may have; "
-                "use a name again, or remove notes: set_note(name, None)"
+                f"metadata {name!r} would be one more than the {MAX_ENTRIES} that may be kept; "
+                "use a name again, or remove some: set_metadata(name, None)"
             )
         total = self._num_bytes + _size(name, text)
         if total > MAX_ALL_BYTES:
             raise PSSettingsError(
-                f"with note {name!r} all notes would have {total} bytes, the limit is "
-                f"{MAX_ALL_BYTES}; keep large things in a file and note its path"
+                f"with {name!r} all metadata would have {total} bytes, the limit is "
+                f"{MAX_ALL_BYTES}; keep large things in a file, its path here"
             )
 
     def put(self, name: str, text: str) -> None:
@@ -138,7 +139,7 @@ class Metadata:
 
 
 def pushed(name: str, value: Any) -> AttachedMetadata:
-    """Return a note for a push.
+    """Return metadata for a push.
 
     Raises:
         PSSettingsError: see `text_of`; or it is too long to come with a push.
@@ -146,7 +147,7 @@ def pushed(name: str, value: Any) -> AttachedMetadata:
     text = text_of(name, value)
     if len(text) > MAX_PUSHED_LENGTH:
         raise PSSettingsError(
-            f"note {name!r} has {len(text)} characters; one that comes with a push may have "
+            f"metadata {name!r} has {len(text)} characters; one that comes with a push may have "
             f"{MAX_PUSHED_LENGTH}"
         )
     return AttachedMetadata(name, text)
@@ -159,13 +160,13 @@ def text_of(name: str, value: Any) -> str:
         PSSettingsError: the name is none, JSON has no such value, or its text is too long.
     """
     try:
-        msgspec.convert(name, NoteName)
+        msgspec.convert(name, MetadataName)
         encoded = msgspec.json.encode(value)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
-        raise PSSettingsError(f"note {name!r} cannot be kept: {error}") from error
-    if len(encoded) > MAX_NOTE_BYTES:
+        raise PSSettingsError(f"metadata {name!r} cannot be kept: {error}") from error
+    if len(encoded) > MAX_ENTRY_BYTES:
         raise PSSettingsError(
-            f"note {name!r} has {len(encoded)} bytes, the limit is {MAX_NOTE_BYTES}"
+            f"metadata {name!r} has {len(encoded)} bytes, the limit is {MAX_ENTRY_BYTES}"
         )
     return encoded.decode()
 
@@ -176,9 +177,9 @@ def read_text(name: str, call: Payload) -> str:
     Raises:
         PSSettingsError: it is too long, or no JSON.
     """
-    if call.payload_bytes > MAX_NOTE_BYTES:
+    if call.payload_bytes > MAX_ENTRY_BYTES:
         raise PSSettingsError(
-            f"note {name!r} has {call.payload_bytes} bytes, the limit is {MAX_NOTE_BYTES}"
+            f"metadata {name!r} has {call.payload_bytes} bytes, the limit is {MAX_ENTRY_BYTES}"
         )
     data = bytearray(call.payload_bytes)
     call.read_into(memoryview(data))
@@ -186,11 +187,11 @@ def read_text(name: str, call: Payload) -> str:
         msgspec.json.decode(data)
         return data.decode()
     except UNREADABLE as error:
-        raise PSSettingsError(f"note {name!r} is no JSON: {error}") from error
+        raise PSSettingsError(f"metadata {name!r} is no JSON: {error}") from error
 
 
 def encode(texts: Mapping[str, str]) -> bytes:
-    """Return notes as the payload of an answer."""
+    """Return metadata as the payload of an answer."""
     return msgspec.msgpack.encode(texts)
 
 
@@ -204,7 +205,7 @@ def decode(payload: bytes | memoryview) -> dict[str, Any]:
         texts = codec.msgpack(payload, dict[str, str])
         return {name: msgspec.json.decode(text) for name, text in texts.items()}
     except UNREADABLE as error:
-        raise PSSettingsError(f"the server's notes cannot be read: {error}") from error
+        raise PSSettingsError(f"the server's metadata cannot be read: {error}") from error
 
 
 def _size(name: str, text: str) -> int:

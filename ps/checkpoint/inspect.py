@@ -129,7 +129,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[TableReport, ...] = ()
     files: dict[str, int] = {}
     """Bytes of each server's file."""
-    notes: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     """JSON texts by name; see ps.metadata."""
 
 
@@ -203,7 +203,7 @@ def _inspect_step(storage: Storage, step: int, unsound: dict[int, str]) -> StepR
         groups=tuple(_groups(checkpoint)),
         tables=tables,
         files={shard.file_name: shard.nbytes for shard in checkpoint.shards},
-        notes=cut.notes,
+        metadata=cut.notes,
     )
 
 

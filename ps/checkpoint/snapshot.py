@@ -136,9 +136,9 @@ class ShardSnapshot:
         self.buckets = dense.buckets
         self.clock = clock
         self.save_id = save_id
-        self._notes = guard.notes.texts()
-        self._num_note_changes = guard.notes.num_changes
-        self._coming_notes = guard.notes.coming()
+        self._metadata = guard.metadata.texts()
+        self._num_metadata_changes = guard.metadata.num_changes
+        self._coming_metadata = guard.metadata.coming()
         self._ending = threading.Lock()
         self._is_written = self._is_released = False
         self._expires_s = time.monotonic() + UNWRITTEN_S
@@ -223,14 +223,14 @@ class ShardSnapshot:
         """The record, once all buckets and segments were copied."""
         return self._record.sessions()
 
-    def notes(self) -> dict[str, str]:
-        """The notes by name, once all buckets were copied; also of a push that all contain."""
-        notes = Metadata()
-        notes.fill(self._notes)
-        for session, (sequence, note) in self._coming_notes.items():
+    def metadata(self) -> dict[str, str]:
+        """The metadata by name, once all buckets were copied; also of a push that all contain."""
+        found = Metadata()
+        found.fill(self._metadata)
+        for session, (sequence, attached) in self._coming_metadata.items():
             if self._record.has_changed_all(session, sequence, len(self.buckets)):
-                notes.put(note.name, note.text)
-        return notes.texts()
+                found.put(attached.name, attached.text)
+        return found.texts()
 
     def versions(self) -> dict[UnitKey, int]:
         """Version of each bucket and segment in the save or its base, once all are copied."""
@@ -242,7 +242,7 @@ class ShardSnapshot:
     def num_changes(self) -> int:
         """`CopyOnWrite.num_changes` at the snapshot, once all are copied."""
         units = sum(self.versions().values()) + self.frozen.num_changes
-        return self.clock + self._num_note_changes + units
+        return self.clock + self._num_metadata_changes + units
 
     def begin_writing(self) -> bool:
         """Whether the snapshot still exists; from now on it does not expire."""
@@ -285,7 +285,7 @@ class CopyOnWrite:
         dense: the buckets, which are the first units.
         tables: the tables, whose segments are the units after them.
         record: exactly-once record of all units.
-        notes: notes that are saved with them.
+        metadata: what is saved with them.
     """
 
     def __init__(
@@ -293,12 +293,12 @@ class CopyOnWrite:
         dense: DenseShard,
         tables: Sequence[Table],
         record: CompletionLog,
-        notes: Metadata | None = None,
+        metadata: Metadata | None = None,
     ) -> None:
         self.dense = dense
         self.tables = tuple(tables)
         self.record = record
-        self.notes = Metadata() if notes is None else notes
+        self.metadata = Metadata() if metadata is None else metadata
         self.locks = tuple(threading.Lock() for _ in dense.buckets)
         """Locks of the buckets, which make "apply, and mark it in the record" one step."""
         self.cut: ShardSnapshot | None = None
@@ -315,7 +315,7 @@ class CopyOnWrite:
         """
         segments = (segment for table in self.tables for segment in table.segments)
         rows = sum(segment.version for segment in segments)
-        return clock + self.dense.num_changes + rows + self.notes.num_changes
+        return clock + self.dense.num_changes + rows + self.metadata.num_changes
 
     def before(self, unit: int) -> None:
         """Let a save copy the part of a unit that it needs; call it under the unit's lock."""

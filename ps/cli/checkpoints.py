@@ -21,7 +21,7 @@ from ps.checkpoint.restore import newest_sound
 from ps.checkpoint.storage import OpenStorage
 
 NOTHING = "no step can be restored"
-_NOTE_CHARS = 200
+_METADATA_CHARS = 200
 _DIRECTORY_HELP = "The checkpoint directory; with `tfos` also a URL such as hdfs://…"
 
 
@@ -125,5 +125,5 @@ def _step_lines(step: StepReport) -> Iterator[str]:
             f"  table {table.name}: {table.dtype}[{table.dim}], rule {table.rule}{slots}, "
             f"{table.rows:,} {kind}rows, {table.nbytes:,} bytes"
         )
-    for name, text in sorted(step.notes.items()):
-        yield f"  note {name}: {textwrap.shorten(text, _NOTE_CHARS)}"
+    for name, text in sorted(step.metadata.items()):
+        yield f"  metadata {name}: {textwrap.shorten(text, _METADATA_CHARS)}"

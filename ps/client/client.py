@@ -136,7 +136,7 @@ class PSClient:
         self._open_storage = open_storage
         self._saver = Saver(credentials.cluster_id, open_storage)
         self._meetings = RendezvousClient(self._fleet)
-        self._note_numbers = itertools.count(1)
+        self._metadata_numbers = itertools.count(1)
 
     def __enter__(self) -> PSClient:
         return self
@@ -253,11 +253,11 @@ class PSClient:
         *,
         hyper: Hyper,
         rows: int,
-        note: AttachedMetadata | None = None,
+        metadata: AttachedMetadata | None = None,
     ) -> Ack:
         """Bring a gradient of `rows` rows; in sync mode wait until everybody's is applied.
 
-        `note` (ps.metadata.pushed) is kept at the moment at which the gradient is part of the
+        `metadata` (ps.metadata.pushed) is kept at the moment at which the gradient is part of the
         parameters of ps:0: a checkpoint holds both or neither.
 
         In ssp it is applied at once, and the call waits while this worker is more than the
@@ -267,7 +267,7 @@ class PSClient:
             grads: by group name a flat array [num_elements] of the group's dtype.
             hyper: the learning rate of this push.
             rows: rows behind the gradient, 0 or more; weights the mean of sync.
-            note: kept with the parameters from this push on.
+            metadata: kept with the parameters from this push on.
 
         Returns:
             The servers' clock after it, and how stale the gradient was.
@@ -280,7 +280,7 @@ class PSClient:
             RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
         """
         with self._lock:
-            return self._dense.push(grads, None, hyper, rows, note=note)
+            return self._dense.push(grads, None, hyper, rows, metadata=metadata)
 
     def push_pull(
         self,
@@ -290,7 +290,7 @@ class PSClient:
         hyper: Hyper,
         rows: int,
         lag: int = 0,
-        note: AttachedMetadata | None = None,
+        metadata: AttachedMetadata | None = None,
     ) -> Ack:
         """Push, and fill `into` with the values after it, in one round trip. Raises as push().
 
@@ -301,13 +301,13 @@ class PSClient:
             rows: rows behind the gradient, 0 or more; weights the mean of sync.
             lag: earlier pushes of this client, 0 to 64, that the parameters of the gradients did
                 not contain.
-            note: kept with the parameters from this push on.
+            metadata: kept with the parameters from this push on.
 
         Returns:
             The servers' clock after it, and how stale the gradient was.
         """
         with self._lock:
-            return self._dense.push(grads, into, hyper, rows, lag, note)
+            return self._dense.push(grads, into, hyper, rows, lag, metadata)
 
     def push_null(self, *, rows: int = 0, into: Mapping[str, Array] | None = None) -> Ack:
         """Push nothing, so that a barrier stays whole and ssp's clock goes on. Raises as push().
@@ -376,28 +376,28 @@ class PSClient:
         with self._lock:
             return self._meetings.rendezvous(key, value, timeout_s)
 
-    def set_note(self, name: str, value: Any) -> None:
+    def set_metadata(self, name: str, value: Any) -> None:
         """Keep a value under a name; checkpoints from now on hold it, and a restore brings it back.
 
         Args:
             name: 1 to 200 of the characters 0-9 A-Z a-z . _ : / -; what it named before is gone.
-            value: what JSON has, up to 1 MiB; None removes the note.
+            value: what JSON has, up to 1 MiB; None removes it.
 
         Raises:
-            PSSettingsError: another name or value, or no room: 4096 notes, 16 MiB.
+            PSSettingsError: another name or value, or no room: 4096 names, 16 MiB.
             PhaseError: the servers are not seeded yet.
         """
         text = metadata.text_of(name, value).encode()
         with self._lock:
-            number = Number(self._fleet.session, next(self._note_numbers))
-            request = messages.SetNote(number, name)
+            number = Number(self._fleet.session, next(self._metadata_numbers))
+            request = messages.SetMetadata(number, name)
             call = OutgoingCall(self._fleet.links[0], request, [text])
             self._fleet.answers([call], Description, timeout_s=self.timeout_s)
 
-    def notes(self) -> dict[str, Any]:
-        """Every note that is kept, by name; none on servers that are EMPTY."""
+    def metadata(self) -> dict[str, Any]:
+        """All metadata by name; none on servers that are EMPTY."""
         with self._lock:
-            call = OutgoingCall(self._fleet.links[0], messages.FetchNotes())
+            call = OutgoingCall(self._fleet.links[0], messages.FetchMetadata())
             (reply,) = self._fleet.send([call], timeout_s=self.timeout_s)
         return metadata.decode(reply.payload)
 

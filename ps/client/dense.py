@@ -136,14 +136,14 @@ class DenseClient:
         hyper: Hyper | None,
         rows: int,
         lag: int = 0,
-        note: AttachedMetadata | None = None,
+        metadata: AttachedMetadata | None = None,
     ) -> Ack:
         """Push a gradient, or none, and fill `into` if it is given. Raises as PSClient.push."""
         digest = self._hash or self.known_hash()
         pulls, is_null = into is not None, grads is None
 
         def request(number: Number) -> messages.Changing:
-            return messages.Push(digest, number, rows, hyper, pulls, is_null, 0.0, lag, note)
+            return messages.Push(digest, number, rows, hyper, pulls, is_null, 0.0, lag, metadata)
 
         payloads: Sequence[Sequence[Buffer]] = ()
         if grads is not None:

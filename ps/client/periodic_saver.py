@@ -167,7 +167,7 @@ class PeriodicSaver:
             return False  # the next save will tell
 
     def _save(self) -> str:
-        """Save if anything has changed, rows and notes too; what failed is soon tried again.
+        """Save if anything has changed, rows and metadata too; what failed is soon tried again.
 
         A server that is dead fails all saves until it is back, and what it holds is not safe then.
 

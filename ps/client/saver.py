@@ -233,7 +233,7 @@ def _cut(
 def next_step(clock: int, on_disk: Collection[int], passed_over: Collection[int]) -> int:
     """Return the number of a save to which nobody has given one: its clock if that is above all.
 
-    Else the next one: rows, notes and assigned values change while the clock stands, and a step is
+    Else the next one: rows, metadata and assigned values change at one clock, and a step is
     only gone on from if none has a greater number.
 
     Args:

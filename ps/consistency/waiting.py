@@ -104,7 +104,7 @@ class PendingPush(Generic[Gradient]):
     """What was staged; None for a null push and for one that was applied as it arrived."""
     acked_clock: int = 0
     """The newest clock that its sender was told before it; a staged push is for the next one."""
-    note: AttachedMetadata | None = None
+    metadata: AttachedMetadata | None = None
     """What is kept once it is part of the parameters."""
     ticket: Ticket = field(init=False)
     """What of it is left to do."""

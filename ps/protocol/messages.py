@@ -18,8 +18,8 @@ Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), exec
     Scan                                            Scanned        ids, rows
     Join, Leave, Finish                             Ack
     Meet           the value                        Met            the values, as in `ranks`
-    SetNote        the note's JSON                  Description
-    FetchNotes                                      Description    the notes, ps.metadata.encode
+    SetMetadata    the value's JSON                 Description
+    FetchMetadata                                   Description    all metadata, ps.metadata.encode
     TakeSnapshot                                    CutMade
     Save                                            Saved
     Restore        manifest                         Description
@@ -47,7 +47,7 @@ from ps.errors import PSSettingsError
 from ps.exactly_once import MAX_SEQUENCE
 from ps.manifest.manifest import MAX_LAG, MAX_PERMITS, Hyper
 from ps.manifest.table_spec import MAX_SEGMENTS, MAX_TABLES
-from ps.metadata import AttachedMetadata, NoteName
+from ps.metadata import AttachedMetadata, MetadataName
 
 MAX_KEY_LENGTH = 256
 MAX_OPEN_BYTES = 64 << 20
@@ -137,7 +137,7 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     lag: Annotated[int, msgspec.Meta(ge=0, le=MAX_LAG)] = 0
     """The worker's own last pushes that its parameters did not contain; see
     ps.consistency.staleness."""
-    note: AttachedMetadata | None = None
+    metadata: AttachedMetadata | None = msgspec.field(default=None, name="note")
     """To keep once the gradient is part of the parameters: both are in a checkpoint, or neither."""
 
 
@@ -230,16 +230,16 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
     wait_s: Seconds
 
 
-class SetNote(msgspec.Struct, frozen=True, tag="set_note"):
+class SetMetadata(msgspec.Struct, frozen=True, tag="set_note"):
     """Keep the payload, a JSON text, under a name, in the place of what was there; ps:0 only."""
 
     number: Number
     """Of a sequence of its own; see ps.metadata."""
-    name: NoteName
+    name: MetadataName
 
 
-class FetchNotes(msgspec.Struct, frozen=True, tag="notes"):
-    """Ask for all notes; an EMPTY shard has none."""
+class FetchMetadata(msgspec.Struct, frozen=True, tag="notes"):
+    """Ask for all metadata; an EMPTY shard has none."""
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, tag="cut"):
@@ -316,8 +316,8 @@ Request = (
     | Leave
     | Finish
     | Meet
-    | SetNote
-    | FetchNotes
+    | SetMetadata
+    | FetchMetadata
     | TakeSnapshot
     | Save
     | Restore

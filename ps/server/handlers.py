@@ -101,8 +101,8 @@ class Service:
             messages.Leave: self._change_membership,
             messages.Finish: self._change_membership,
             messages.Meet: self._meet,
-            messages.SetNote: self._set_note,
-            messages.FetchNotes: self._fetch_notes,
+            messages.SetMetadata: self._set_metadata,
+            messages.FetchMetadata: self._fetch_metadata,
             messages.TakeSnapshot: self._cut,
             messages.Save: self._save,
             messages.Restore: self._restore,
@@ -350,22 +350,22 @@ class Service:
             messages.encode(Met(tuple(values), sizes)), [item for item in values.values() if item]
         )
 
-    def _set_note(self, call: Call, request: messages.SetNote) -> None:
+    def _set_metadata(self, call: Call, request: messages.SetMetadata) -> None:
         if self.settings.rank != 0:
-            raise PSSettingsError(f"notes are kept on ps:0, this is ps:{self.settings.rank}")
+            raise PSSettingsError(f"metadata is kept on ps:0, this is ps:{self.settings.rank}")
         text = metadata.read_text(request.name, call)
         shard = self.life.loaded()
         if call.peer.role is Role.WORKER:
             self.life.refuse_stale(WorkerRank(call.peer.rank), call.peer.incarnation)
         with shard.gate.between_clocks():
-            shard.notes.put_once(
+            shard.metadata.put_once(
                 request.number.session, request.number.sequence, request.name, text
             )
         self._reply_description(call)
 
-    def _fetch_notes(self, call: Call, _request: messages.FetchNotes) -> None:
+    def _fetch_metadata(self, call: Call, _request: messages.FetchMetadata) -> None:
         shard = self.life.shard
-        kept = {} if shard is None else shard.notes.texts()
+        kept = {} if shard is None else shard.metadata.texts()
         call.reply(messages.encode(self.life.describe()), [metadata.encode(kept)])
 
     def _cut(self, call: Call, request: messages.TakeSnapshot) -> None:
@@ -406,7 +406,7 @@ class Service:
         reset, place = like.reset_optimizer, self.settings
         extra = restore_into(dense, tables, root, checkpoint, place=place, reset_optimizer=reset)
         shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
-        shard.notes.fill(extra.notes)
+        shard.metadata.fill(extra.notes)
         if like.job is not None:  # in another run the attempts count from 0 again
             for session in extra.sessions or ():
                 shard.gate.fence(WorkerRank(session.worker), session.incarnation)

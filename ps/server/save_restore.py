@@ -51,7 +51,7 @@ class ShardExtra(msgspec.Struct, frozen=True):
     saved_at_s: float = 0.0
     """When the cut was made, in seconds since 1970: only to tell users how much was lost."""
     notes: dict[str, str] = {}
-    """Of ps:0: JSON texts by name. Versions that know no notes pass them over."""
+    """Of ps:0: JSON texts by name. Versions that know no metadata pass it over."""
 
 
 class SavedVersions:
@@ -164,7 +164,7 @@ class ShardSaving:
 
             def extra() -> bytes:
                 return msgspec.msgpack.encode(
-                    ShardExtra(cut.num_updates(), cut.sessions(), saved_at_s, cut.notes())
+                    ShardExtra(cut.num_updates(), cut.sessions(), saved_at_s, cut.metadata())
                 )
 
             record = write_shard(
@@ -188,7 +188,7 @@ def restore_into(
     place: ServerSettings,
     reset_optimizer: bool = False,
 ) -> ShardExtra:
-    """Fill a shard and tables that nobody uses yet; returns its clock, record and notes.
+    """Fill a shard and tables that nobody uses yet; returns its clock, record and metadata.
 
     With another number of servers or segments the sessions are not taken over: their numbers count
     requests to one server, and those servers are gone.

@@ -102,8 +102,8 @@ class ServingShard:
         if cuts is not None:
             self._log.restore(cuts)
         self.gate: Gate[StagedGradient] = Gate(policy, self._log, self)
-        self.notes = Metadata(is_kept=dense.rank == 0)
-        self._guard = CopyOnWrite(dense, tables, self._log, self.notes)
+        self.metadata = Metadata(is_kept=dense.rank == 0)
+        self._guard = CopyOnWrite(dense, tables, self._log, self.metadata)
         notebook = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
         self.tables = TableServing(tables, notebook, counters)
         self.reduction = Reduction(dense, self._guard, self._pool, counters, on_failed)
@@ -158,7 +158,7 @@ class ServingShard:
             request.rows,
             None if request.null else request.hyper,
             acked_clock=number.acked_clock,
-            note=request.note,
+            metadata=request.metadata,
         )
         worker, sent = push.id.worker, 0
         known = gate.begin_push(push, number.acknowledged, request.lag)
@@ -245,8 +245,8 @@ class ServingShard:
             self._pool.give(push.gradient)
             push.gradient = None
         self._counters.count_push(push.id.worker, push.rows, push.staleness)
-        if push.note is not None:
-            self.notes.put_pushed(push.id.session, push.note)
+        if push.metadata is not None:
+            self.metadata.put_pushed(push.id.session, push.metadata)
 
     def moved(self) -> None:
         """See ps.consistency.waiting.Updates."""
@@ -286,8 +286,8 @@ class ServingShard:
             raise PSSettingsError("a push needs the learning rate: send `hyper`, or push_null()")
         if request.rows < 1:
             raise PSSettingsError(f"a push stands for at least 1 row, got {request.rows}")
-        if request.note is not None:
-            self.notes.check_room(request.note.name, request.note.text)
+        if request.metadata is not None:
+            self.metadata.check_room(request.metadata.name, request.metadata.text)
         if hyper.scalars:
             self._check_scalars(hyper)
 
@@ -313,8 +313,8 @@ class ServingShard:
         ticket, hyper = push.ticket, push.hyper or Hyper(0.0)
         if self._is_staleness_aware:
             hyper = slowed(hyper, push.staleness)
-        if push.note is not None:
-            self.notes.expect(push.id.session, push.id.sequence, push.note)
+        if push.metadata is not None:
+            self.metadata.expect(push.id.session, push.id.sequence, push.metadata)
         dense, guard, intake = self.dense, self._guard, self._gradients_in
         scratch, unpacked = intake.scratch()
         sent, unsent_bytes, apply_s = 0, 0, 0.0

@@ -19,8 +19,8 @@ from ps.errors import PSSettingsError, RoleError, ServerPhaseError
 from ps.manifest.manifest import Hyper
 from ps.metadata import (
     MAX_ALL_BYTES,
-    MAX_NOTE_BYTES,
-    MAX_NOTES,
+    MAX_ENTRIES,
+    MAX_ENTRY_BYTES,
     MAX_PUSHED_LENGTH,
     Metadata,
     pushed,
@@ -47,55 +47,55 @@ MANIFEST = make_manifest(60, rule=ADD)
 HYPER = Hyper(0.1)
 
 
-def test_notes_are_set_replaced_and_removed_by_workers_and_the_driver():
+def test_metadata_is_set_replaced_and_removed_by_workers_and_the_driver():
     with cluster(num_servers=2, num_workers=2) as bed:
-        assert bed.client(0).notes() == {}
-        with pytest.raises(ServerPhaseError, match="setnote needs a shard that is SERVING"):
-            bed.client(0).set_note("a", 1)
+        assert bed.client(0).metadata() == {}
+        with pytest.raises(ServerPhaseError, match="setmetadata needs a shard that is SERVING"):
+            bed.client(0).set_metadata("a", 1)
         workers = bed.workers(MANIFEST, filled(MANIFEST))
         driver = bed.driver()
-        workers[0].set_note("a", {"batch": 3, "of": ["x", None, 0.5]})
-        workers[1].set_note("b", "ü" * 9)
-        driver.set_note("b", 2)
-        workers[1].set_note("c", [])
-        workers[1].set_note("c", None)
-        workers[1].set_note("never/there", None)
+        workers[0].set_metadata("a", {"batch": 3, "of": ["x", None, 0.5]})
+        workers[1].set_metadata("b", "ü" * 9)
+        driver.set_metadata("b", 2)
+        workers[1].set_metadata("c", [])
+        workers[1].set_metadata("c", None)
+        workers[1].set_metadata("never/there", None)
         for client in (*workers, driver, bed.client(role=Role.SUPERVISOR)):
-            assert client.notes() == {"a": {"batch": 3, "of": ["x", None, 0.5]}, "b": 2}
-        with pytest.raises(RoleError, match="may not call setnote"):
-            bed.client(role=Role.SUPERVISOR).set_note("a", 1)
+            assert client.metadata() == {"a": {"batch": 3, "of": ["x", None, 0.5]}, "b": 2}
+        with pytest.raises(RoleError, match="may not call setmetadata"):
+            bed.client(role=Role.SUPERVISOR).set_metadata("a", 1)
 
 
 def test_a_checkpoint_holds_the_notes_of_its_moment(tmp_path: Path, capsys):
     with cluster(num_servers=2) as bed:
         (client,) = bed.workers(MANIFEST, filled(MANIFEST))
         client.save(tmp_path, 0)
-        client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1, note=pushed("at", 1))
-        client.set_note("who", ["me"])
+        client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1, metadata=pushed("at", 1))
+        client.set_metadata("who", ["me"])
         client.save(tmp_path, 1)
-        client.set_note("who", "later")
-        client.set_note("long", "x" * 5000)
-        client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1, note=pushed("at", 2))
+        client.set_metadata("who", "later")
+        client.set_metadata("long", "x" * 5000)
+        client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1, metadata=pushed("at", 2))
     for num_servers, (step, expected) in itertools.product(
         (1, 3), ((0, {}), (1, {"at": 1, "who": ["me"]}))
     ):
         with cluster(num_servers=num_servers) as bed:
             client = bed.client()
             client.restore(tmp_path, step=step)
-            assert client.notes() == expected
+            assert client.metadata() == expected
             client.save(tmp_path / f"again-{num_servers}-{step}", 5)
         with cluster() as bed:
             client = bed.client()
             client.restore(tmp_path / f"again-{num_servers}-{step}")
-            assert client.notes() == expected
+            assert client.metadata() == expected
     assert main(["inspect", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert '  note at: 1\n  note who: ["me"]\n' in text
-    assert text.count("note ") == 2
+    assert '  metadata at: 1\n  metadata who: ["me"]\n' in text
+    assert text.count("metadata ") == 2
 
 
 def test_a_note_and_the_gradient_it_came_with_are_saved_together(tmp_path: Path):
-    """Async, one bucket: what the parameters count is what the notes say, in every save."""
+    """Async, one bucket: what the parameters count is what the metadata says, in every save."""
     manifest = make_manifest(3, rule=ADD)
     ended = threading.Event()
     with cluster("tcp", num_workers=2) as bed:
@@ -119,8 +119,8 @@ def test_a_note_and_the_gradient_it_came_with_are_saved_together(tmp_path: Path)
             for step in itertools.count(1):
                 if ended.is_set():
                     return
-                note = pushed(f"steps/{rank}", step)
-                clients[rank].push(filled(manifest, 1.0), hyper=HYPER, rows=1, note=note)
+                metadata = pushed(f"steps/{rank}", step)
+                clients[rank].push(filled(manifest, 1.0), hyper=HYPER, rows=1, metadata=metadata)
 
         succeeded(run_all(save, partial(work, 0), partial(work, 1), timeout_s=60))
     steps = steps_on_disk(storage_at(tmp_path))
@@ -129,7 +129,7 @@ def test_a_note_and_the_gradient_it_came_with_are_saved_together(tmp_path: Path)
         with cluster() as bed:
             client = bed.client()
             client.restore(tmp_path, step=step)
-            assert bed.pulled(client)["trainable"][0] == sum(client.notes().values())
+            assert bed.pulled(client)["trainable"][0] == sum(client.metadata().values())
 
 
 def test_a_refused_gradient_brings_no_note():
@@ -137,8 +137,8 @@ def test_a_refused_gradient_brings_no_note():
         (client,) = bed.workers(MANIFEST, filled(MANIFEST))
         bad = filled(MANIFEST, np.nan)
         with pytest.raises(Exception, match=r"NaN|finite"):
-            client.push(bad, hyper=HYPER, rows=1, note=pushed("at", 1))
-        assert client.notes() == {}
+            client.push(bad, hyper=HYPER, rows=1, metadata=pushed("at", 1))
+        assert client.metadata() == {}
 
 
 @pytest.mark.attack("A10")
@@ -149,27 +149,27 @@ def test_what_is_no_note_is_refused():
         cyclic.append(cyclic)
         for name, value in (
             ("", 1), ("a b", 1), ("a\n", 1), ("x" * 201, 1),
-            ("a", object()), ("a", cyclic), ("a", "x" * MAX_NOTE_BYTES),
+            ("a", object()), ("a", cyclic), ("a", "x" * MAX_ENTRY_BYTES),
         ):  # fmt: skip
             with pytest.raises(
-                PSSettingsError, match=r"note .* (cannot be kept|has 1048578 bytes)"
+                PSSettingsError, match=r"metadata .* (cannot be kept|has 1048578 bytes)"
             ):
-                client.set_note(name, value)
+                client.set_metadata(name, value)
         with pytest.raises(PSSettingsError, match="comes with a push may have 4096"):
             pushed("a", "x" * MAX_PUSHED_LENGTH)
-        request = messages.SetNote(Number(1, 1), "a")
+        request = messages.SetMetadata(Number(1, 1), "a")
         for server, payload, match in (
-            (0, b"{", "note 'a' is no JSON"),
-            (0, b'"\xff"', "note 'a' is no JSON"),
-            (0, b"1" * (MAX_NOTE_BYTES + 1), "the limit is 1048576"),
-            (1, b"1", "notes are kept on ps:0, this is ps:1"),
+            (0, b"{", "metadata 'a' is no JSON"),
+            (0, b'"\xff"', "metadata 'a' is no JSON"),
+            (0, b"1" * (MAX_ENTRY_BYTES + 1), "the limit is 1048576"),
+            (1, b"1", "metadata is kept on ps:0, this is ps:1"),
         ):
             with pytest.raises(RemoteError, match=match):
                 raw(bed, server, messages.encode(request), payload)
         meta = msgspec.msgpack.encode({"type": "set_note", "number": [1, 1], "name": "a b"})
         with pytest.raises(RemoteError, match="not a request"):
             raw(bed, 0, meta, b"1")
-        assert client.notes() == {}
+        assert client.metadata() == {}
 
 
 def raw(bed: Cluster, server: int, meta: bytes, payload: bytes) -> None:
@@ -179,26 +179,26 @@ def raw(bed: Cluster, server: int, meta: bytes, payload: bytes) -> None:
 
 
 def test_their_number_and_size_are_bounded():
-    notes = Metadata()
-    for number in range(MAX_NOTES):
-        notes.put_once(1, number + 1, f"n{number}", "1")
+    kept = Metadata()
+    for number in range(MAX_ENTRIES):
+        kept.put_once(1, number + 1, f"n{number}", "1")
     with pytest.raises(PSSettingsError, match="one more than the 4096"):
-        notes.check_room("other", "1")
-    notes.check_room("n5", "22")
-    notes.put("n5", "null")
-    notes.check_room("other", "1")
+        kept.check_room("other", "1")
+    kept.check_room("n5", "22")
+    kept.put("n5", "null")
+    kept.check_room("other", "1")
     large = Metadata()
     for number in range(15):
-        large.put(f"n{number}", "x" * MAX_NOTE_BYTES)
+        large.put(f"n{number}", "x" * MAX_ENTRY_BYTES)
     with pytest.raises(PSSettingsError, match=f"the limit is {MAX_ALL_BYTES}"):
-        large.check_room("more", "x" * MAX_NOTE_BYTES)
+        large.check_room("more", "x" * MAX_ENTRY_BYTES)
 
 
 def test_a_request_that_comes_again_changes_nothing_that_came_after_it():
-    notes = Metadata()
-    notes.put_once(1, 1, "n", '"first"')
-    notes.put_once(2, 1, "n", '"other"')
-    notes.put_once(1, 1, "n", '"first"')
-    assert notes.texts() == {"n": '"other"'}
-    notes.put_once(1, 2, "n", "null")
-    assert notes.texts() == {}
+    kept = Metadata()
+    kept.put_once(1, 1, "n", '"first"')
+    kept.put_once(2, 1, "n", '"other"')
+    kept.put_once(1, 1, "n", '"first"')
+    assert kept.texts() == {"n": '"other"'}
+    kept.put_once(1, 2, "n", "null")
+    assert kept.texts() == {}

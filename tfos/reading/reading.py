@@ -332,7 +332,7 @@ class FileRows:
         """
         from tfos.keras.data.columns import ColumnRoles
         from tfos.keras.data.file_dataset import FileDataset
-        from tfos.reading.resume import files_note, position_note
+        from tfos.reading.resume import files_metadata, position_name
 
         columns = ColumnRoles(
             feature_cols=feature_cols,
@@ -349,8 +349,8 @@ class FileRows:
             self._reader(),
             batch_size,
             columns,
-            note=position_note(self._name, self._ctx.rank),
-            first_notes=dict([files_note(self._name, self._source.files())]),
+            position_name=position_name(self._name, self._ctx.rank),
+            first_metadata=dict([files_metadata(self._name, self._source.files())]),
         )
 
     def batches(self, batch_size: int, epochs: int = 1) -> Iterator[dict[str, BatchColumn]]:

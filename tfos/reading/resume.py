@@ -4,8 +4,9 @@
     `Course`: the history of earlier runs reading/NAME/files paths and sizes, to name changed files
 
 The structs are those of feeding.reading.positions.
-Covers: the chief's reading of the notes (ps.metadata), the workers' rendezvous, the names.
-Does not: read (feeding.reading), push notes (tfos.keras.step.trainer), restore (tfos.worker.saver).
+Covers: the chief's reading of the metadata (ps.metadata), the workers' rendezvous, the names.
+Does not: read (feeding.reading), push metadata (tfos.keras.step.trainer), restore
+(tfos.worker.saver).
 Runs in: workers.      Threads: main_fun's.
 """
 
@@ -68,13 +69,13 @@ def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: 
     return msgspec.json.decode(found, type=Course)
 
 
-def position_note(name: str, worker: int) -> str:
-    """Return the name of the note that holds a worker's position."""
+def position_name(name: str, worker: int) -> str:
+    """Return the name of the metadata that holds a worker's position."""
     return _key(name, f"worker/{worker}")
 
 
-def files_note(name: str, files: Iterable[SourceFile]) -> tuple[str, Any]:
-    """Return name and value of the note that holds the files; value None: too many files."""
+def files_metadata(name: str, files: Iterable[SourceFile]) -> tuple[str, Any]:
+    """Return name and value of the files' metadata; value None: too many files."""
     listed = [(file.path, file.size_bytes) for file in files]
     is_short = len(msgspec.json.encode(listed)) <= _MAX_LISTED_BYTES
     return _key(name, "files"), listed if is_short else None
@@ -86,28 +87,28 @@ def _key(name: str, what: str) -> str:
 
 def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position) -> Course:
     """Return the course that the chief finds, and store it for runs that resume this one."""
-    notes: dict[str, Any] = client.notes()
+    metadata: dict[str, Any] = client.metadata()
     prefix = _key(name, "worker/")
     try:
-        before = msgspec.convert(notes.get(_key(name, "course"), START), Course)
+        before = msgspec.convert(metadata.get(_key(name, "course"), START), Course)
         saved = {
             key: msgspec.convert(value, Position)
-            for key, value in notes.items()
+            for key, value in metadata.items()
             if key.startswith(prefix)
         }
-        listed = msgspec.convert(notes.get(_key(name, "files")), list[tuple[str, int]] | None)
+        listed = msgspec.convert(metadata.get(_key(name, "files")), list[tuple[str, int]] | None)
     except msgspec.ValidationError as error:
         raise SettingsError(
-            f"the checkpoint's notes {_key(name, '')}... are no positions of files: {error}. Use "
-            "another name"
+            f"the checkpoint's metadata {_key(name, '')}... are no positions of files: {error}. "
+            "Use another name"
         ) from error
     if saved and listed is not None:  # too many files to list have only their fingerprint
         refuse_changed(listed, files)
     course = course_after(before, saved.values(), files, own)
     if course != before:
-        client.set_note(_key(name, "course"), course)  # first: then the positions mean nothing
+        client.set_metadata(_key(name, "course"), course)  # first: then the positions mean nothing
         for key in saved:
-            client.set_note(key, None)
+            client.set_metadata(key, None)
     if course.generation:
         _logger.info(
             "rows %r: reading resumes in epoch %d, where %d workers have stopped%s",

@@ -1,15 +1,15 @@
 """Micro-batches at the chief: which one the parameters contain, recorded and saved.
 
-Covers: the order that an epoch is a micro-batch, its id as a note with the parameters once every
+Covers: the order that an epoch is a micro-batch, its id beside the parameters once every
 worker has trained its rows, the save after it, the reports to the driver. Does not: feed (feeding),
 detect that rows were trained (tfos.keras.fit.epochs), save (tfos.worker.saver).
 Runs in: the chief's process.
 Threads: orders come from `tfos-obey` and are carried out on short-lived threads; `trained` comes
 from the thread that runs `fit`; `_lock` guards the tables, not the servers' calls.
 
-    TrainBatch ─► no save begins ─► "its rows may come" ─► every worker trained them ─► note ─► save
+    TrainBatch ─► no save begins ─► "its rows may come" ─► every worker trained them ─► kept ─► save
                ─► "done"
-The note is set while no worker trains: all are past the rendezvous at the end of the epoch, and
+It is set while no worker trains: all are past the rendezvous at the end of the epoch, and
 none begins the next one before the chief. So a checkpoint holds a whole batch and its id, or
 neither. The driver revokes a batch whose feed failed (LeaveBatch) before its epoch ends, so its
 id is never recorded.
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ps.client.client import PSClient
     from tfos.worker.saver import ChiefSaver
 
-NOTE = "tfos.streams"
-"""Name of the note: a mapping of query id to the last batch id."""
+METADATA_NAME = "tfos.streams"
+"""Name of the metadata: a mapping of query id to the last batch id."""
 _MAX_QUERIES = 16
-"""Ids of the queries trained last; a note is small."""
+"""Ids of the queries trained last; metadata is small."""
 
 
 class MicroBatches:
@@ -63,7 +63,7 @@ class MicroBatches:
         """
         self._saver, self._client = saver, client
         if saver is not None:
-            found = saver.restored_notes().get(NOTE, {})
+            found = saver.restored_metadata().get(METADATA_NAME, {})
             self._trained = {str(query): int(batch) for query, batch in found.items()}
             self._saved = dict(self._trained)
         self._answer("", 0)
@@ -160,7 +160,7 @@ class MicroBatches:
                 del self._trained[next(iter(self._trained))]
             value = dict(self._trained)
         if self._client is not None:
-            self._client().set_note(NOTE, value)
+            self._client().set_metadata(METADATA_NAME, value)
 
     def _save(self) -> str:
         if self._saver is None:

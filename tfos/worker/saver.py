@@ -73,9 +73,9 @@ class ChiefSaver:
             _logger.info("going on from step %d in %s", step, directory)
         self._saver.start(saved_step=step)
 
-    def restored_notes(self) -> dict[str, Any]:
-        """Return the notes of the checkpoint that this run resumes from; none for a new run."""
-        return dict(self._client.notes()) if self._is_restored else {}
+    def restored_metadata(self) -> dict[str, Any]:
+        """Return the metadata of the checkpoint that this run resumes from; none for a new run."""
+        return dict(self._client.metadata()) if self._is_restored else {}
 
     def hold(self) -> None:
         """Prevent periodic saves until `release`; wait for a running one."""

@@ -67,7 +67,7 @@ def test_groups_rows_and_notes_are_as_they_were(saved, expected, num_servers):
             for number, row in zip(ids, rows, strict=True)
         ]
         assert sorted(batches) == [(number, row) for number, row in expected["rows"]]
-        assert client.notes() == expected["notes"]
+        assert client.metadata() == expected["notes"]
         assert {stats.clock for stats in client.stats()} == {expected["clock"]}
 
 

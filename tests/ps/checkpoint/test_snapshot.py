@@ -72,11 +72,11 @@ def test_a_cut_is_of_its_moment_whatever_is_pushed_before_each_bucket_is_taken(b
 
 def test_what_changes_after_a_cut_is_not_counted_in_it(bench: Bench):
     """So a save that lacks anything is never taken for the shard as it is."""
-    bench.guard.notes.put("at", "1")
+    bench.guard.metadata.put("at", "1")
     before = bench.guard.num_changes(5)
     cut = bench.cut()
     bench.push(1)
-    bench.guard.notes.put("at", "2")
+    bench.guard.metadata.put("at", "2")
     bench.taken(cut)
     assert cut.num_changes() == before
     assert bench.guard.num_changes(5) == before + 2
@@ -84,8 +84,8 @@ def test_what_changes_after_a_cut_is_not_counted_in_it(bench: Bench):
     later = bench.cut()
     bench.taken(later)
     assert later.num_changes() == before + 2
-    bench.guard.notes.put("at", "2")
-    bench.guard.notes.put("never", "null")
+    bench.guard.metadata.put("at", "2")
+    bench.guard.metadata.put("never", "null")
     assert bench.guard.num_changes(5) == before + 2, "they were so already"
 
 

@@ -1,6 +1,6 @@
 """A save to which nobody gives a number: nothing is missing in the newest step, none is made twice.
 
-What has changed is not seen from the clock: rows, notes and assigned values change while it stands.
+The clock does not show what has changed: rows, metadata and assigned values change without it.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ class Everything:
         self.random = Random(seed)
         self.changes: dict[str, Callable[[], object]] = {
             "push": lambda: push(client, self.fresh()),
-            "push with a note": self.push_with_note,
+            "push with metadata": self.push_with_metadata,
             "rows": self.push_rows,
             "assign": lambda: client.assign(filled(client.manifest, self.fresh())),
-            "note": lambda: client.set_note("at", self.fresh()),
+            "metadata": lambda: client.set_metadata("at", self.fresh()),
         }
         self.looks: dict[str, Callable[[], object]] = {
             "pull": lambda: client.pull(filled(client.manifest)),
             "lookup": lambda: client.tables.lookup({"user": np.arange(9)}),
             "scan": lambda: list(client.tables.scan("user")),
-            "the same note": lambda: client.set_note("at", client.notes().get("at")),
-            "no note": lambda: client.set_note("never", None),
+            "the same metadata": lambda: client.set_metadata("at", client.metadata().get("at")),
+            "no metadata": lambda: client.set_metadata("never", None),
             "stats": client.stats,
             "away": lambda: (client.leave(), client.join()),
         }
@@ -80,9 +80,9 @@ class Everything:
     def fresh(self) -> float:
         return self.random.uniform(1, 2)
 
-    def push_with_note(self) -> None:
+    def push_with_metadata(self) -> None:
         arrays = filled(self.client.manifest, self.fresh())
-        self.client.push(arrays, hyper=HYPER, rows=1, note=pushed("at", self.fresh()))
+        self.client.push(arrays, hyper=HYPER, rows=1, metadata=pushed("at", self.fresh()))
 
     def push_rows(self) -> None:
         ids = np.array(self.random.sample(range(100), 5))
@@ -96,7 +96,7 @@ class Everything:
         rows = {
             int(i): r.tobytes() for ids, rows in scanned for i, r in zip(ids, rows, strict=True)
         }
-        return clock, into["trainable"].tobytes(), rows, client.notes()
+        return clock, into["trainable"].tobytes(), rows, client.metadata()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -135,7 +135,7 @@ def test_a_step_is_made_if_and_only_if_something_has_changed(
             assert saved(client, root) == own
 
 
-@pytest.mark.parametrize("what", ["push", "rows", "assign", "note"])
+@pytest.mark.parametrize("what", ["push", "rows", "assign", "metadata"])
 def test_what_changes_while_a_save_is_written_is_in_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ):

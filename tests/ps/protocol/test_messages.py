@@ -43,8 +43,8 @@ SAMPLES: dict[type, Request] = {
     messages.Leave: messages.Leave(NUMBER),
     messages.Finish: messages.Finish(NUMBER),
     messages.Meet: messages.Meet("k", 1.0),
-    messages.SetNote: messages.SetNote(NUMBER, "a/b"),
-    messages.FetchNotes: messages.FetchNotes(),
+    messages.SetMetadata: messages.SetMetadata(NUMBER, "a/b"),
+    messages.FetchMetadata: messages.FetchMetadata(),
     messages.TakeSnapshot: messages.TakeSnapshot("id", "base", 9, 1.5),
     messages.Save: messages.Save("/tmp/x", "id"),
     messages.Restore: messages.Restore("/tmp/x", 1, "ab", 10),
@@ -160,11 +160,11 @@ MAY_CALL: dict[str, set[type]] = {
         messages.Describe, messages.FetchManifest, messages.FetchStats, messages.Pull,
         messages.PullFrozen,
         messages.Lookup, messages.Scan, messages.TakeSnapshot, messages.Save, messages.Restore,
-        messages.SetNote, messages.FetchNotes,
+        messages.SetMetadata, messages.FetchMetadata,
         messages.Fence, messages.Lose, messages.StopServer,
     },
     "supervisor:0": {
-        messages.Describe, messages.FetchManifest, messages.FetchStats, messages.FetchNotes,
+        messages.Describe, messages.FetchManifest, messages.FetchStats, messages.FetchMetadata,
         messages.Fence, messages.Lose, messages.StopServer,
     },
     "feeder:0": set(),
@@ -202,7 +202,7 @@ def test_a_worker_rank_that_does_not_exist_is_refused():
 
 
 LEGAL_WHEN_EMPTY = {
-    messages.Describe, messages.FetchStats, messages.FetchNotes, messages.Seed, messages.Restore,
+    messages.Describe, messages.FetchStats, messages.FetchMetadata, messages.Seed, messages.Restore,
     messages.Meet, messages.Finish, messages.Fence, messages.Lose, messages.StopServer,
 }  # fmt: skip
 

@@ -88,9 +88,9 @@ class Scene:
         """What a table's row is."""
         return float(self._looker_on(lambda c: c.tables.lookup({"user": IDS}))["user"][0, 0])
 
-    def notes(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What is kept."""
-        return self._looker_on(lambda client: client.notes())
+        return self._looker_on(lambda client: client.metadata())
 
     def _looker_on(self, look: Callable[[PSClient], Any]) -> Any:
         client = self.parts.bed.client()
@@ -169,8 +169,8 @@ CASES: dict[type, list[Case]] = {
         ),
         Case(lambda s: s.client.push_null(), lambda s, r: r.clock == 0),
         Case(
-            lambda s: s.client.push(s.one(), hyper=HYPER, rows=1, note=pushed("n", 7)),
-            lambda s, _: s.value() == 1.0 and s.notes() == {"n": 7},
+            lambda s: s.client.push(s.one(), hyper=HYPER, rows=1, metadata=pushed("n", 7)),
+            lambda s, _: s.value() == 1.0 and s.metadata() == {"n": 7},
         ),
     ],
     messages.Lookup: [
@@ -194,10 +194,10 @@ CASES: dict[type, list[Case]] = {
     messages.Meet: [
         Case(lambda s: s.client.rendezvous("k", b"v", timeout_s=10), lambda s, r: r == {0: b"v"}),
     ],
-    messages.SetNote: [
-        Case(lambda s: s.client.set_note("n", [1]), lambda s, _: s.notes() == {"n": [1]}),
+    messages.SetMetadata: [
+        Case(lambda s: s.client.set_metadata("n", [1]), lambda s, _: s.metadata() == {"n": [1]}),
     ],
-    messages.FetchNotes: [Case(lambda s: s.client.notes(), lambda s, r: r == {})],
+    messages.FetchMetadata: [Case(lambda s: s.client.metadata(), lambda s, r: r == {})],
     messages.TakeSnapshot: [
         Case(lambda s: s.client.save(s.directory, 5), lambda s, r: Path(r).name == "step-5"),
     ],

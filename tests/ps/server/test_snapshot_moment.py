@@ -53,8 +53,8 @@ def train(
 ) -> None:
     values = filled(SYNC)
     for step in steps:
-        note = pushed(f"steps/{worker}", step + 1)
-        client.push_pull(gradients(worker, step), values, hyper=HYPER, rows=4, note=note)
+        metadata = pushed(f"steps/{worker}", step + 1)
+        client.push_pull(gradients(worker, step), values, hyper=HYPER, rows=4, metadata=metadata)
         each(step + 1)
 
 
@@ -95,7 +95,7 @@ def test_a_sync_save_is_bit_for_bit_of_one_clock_on_all_servers(tmp_path: Path):
             clients[0].restore(tmp_path, step=step)
             clients[1].attach()
             assert np.array_equal(bed_values(clients[0]), after[step])
-            assert clients[1].notes() == {"steps/0": step, "steps/1": step}
+            assert clients[1].metadata() == {"steps/0": step, "steps/1": step}
             further = range(step, step + 3)
             works = [partial(train, c, rank, further, abs) for rank, c in enumerate(clients)]
             succeeded(run_all(*works))

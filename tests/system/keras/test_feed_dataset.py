@@ -295,11 +295,11 @@ def test_all_epochs_of_a_stream_are_trained_and_each_is_told_of_once_every_worke
                 TrainBatch("input", epoch, epoch, "q", epoch + 10, holds=True, saves=False)
             )
 
-        def note(name, value):
+        def set_metadata(name, value):
             noted.append((value["q"], cluster.rows(0) + cluster.rows(1)))
             expect(value["q"] - 9)
 
-        chief.client.set_note = note  # type: ignore[method-assign]
+        chief.client.set_metadata = set_metadata  # type: ignore[method-assign]
         expect(0)
         feed_epochs(chief.feed_channel, batches(2, 0, 3), finish=True)
         feed_epochs(other.feed_channel, batches(1, 4, 0), finish=True)

@@ -174,7 +174,7 @@ def test_a_run_that_was_done_reads_nothing(files, tmp_path):
         rows = rows_of(cluster.contexts[0], files).shuffled(7, 10).resumable()
         assert rows.first_epoch == EPOCHS
         assert sum(1 for _ in rows.batches(50)) == 2
-        assert {name.rpartition("/")[0] for name in client.notes()} == {"reading/train"}
+        assert {name.rpartition("/")[0] for name in client.metadata()} == {"reading/train"}
 
 
 def test_what_cannot_go_on_is_refused(files, tmp_path, caplog):

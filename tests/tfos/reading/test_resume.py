@@ -1,4 +1,4 @@
-"""What the chief makes of the notes on positions: too many files to list, a second call, junk."""
+"""What the chief makes of the saved positions: too many files to list, a second call, junk."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from feeding.reading.splits import SourceFile
 from ps.manifest.manifest import WorkerRank
 from ps.server.rendezvous import Rendezvous
 from tfos.errors import SettingsError
-from tfos.reading.resume import course_of, files_note, position_note
+from tfos.reading.resume import course_of, files_metadata, position_name
 
 
 class Servers:
-    """Keep notes as JSON, and the answers of meetings, as ps:0 does."""
+    """Keep metadata as JSON, and the answers of meetings, as ps:0 does."""
 
     is_chief = True
     rank = 0
@@ -33,10 +33,10 @@ class Servers:
     def ps_client(self) -> Servers:
         return self
 
-    def notes(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {name: msgspec.json.decode(text) for name, text in self.texts.items()}
 
-    def set_note(self, name: str, value: Any) -> None:
+    def set_metadata(self, name: str, value: Any) -> None:
         self.texts.pop(name, None)
         if value is not None:
             self.texts[name] = msgspec.json.encode(value)
@@ -58,14 +58,14 @@ def stand(
     place = Place(0, 0, 0, row, 0, 1) if row else Place(0)
     at = Position(fingerprint(files), None, 1, generation, 0, 1, place)
     if row:
-        servers.set_note(*files_note("train", files))
-        servers.set_note(position_note("train", 0), at)
+        servers.set_metadata(*files_metadata("train", files))
+        servers.set_metadata(position_name("train", 0), at)
     return at
 
 
 def test_files_too_many_to_be_listed_go_on_and_are_still_compared():
     files, servers = files_of(10_000), Servers()
-    assert files_note("train", files)[1] is None
+    assert files_metadata("train", files)[1] is None
     stand(servers, files, row=3)
     own = stand(servers, files, row=0)
     others = files_of(10_000, size_bytes=999)
@@ -89,6 +89,6 @@ def test_a_second_call_in_the_same_run_goes_on_where_the_rows_are_then():
 def test_notes_that_are_no_positions_are_named(what):
     files, servers = files_of(2), Servers()
     own = stand(servers, files, row=3)
-    servers.set_note(f"reading/train/{what}", ["elsewhere"])
+    servers.set_metadata(f"reading/train/{what}", ["elsewhere"])
     with pytest.raises(SettingsError, match=r"reading/train/\.\.\. are no positions"):
         course_of(servers, "train", files, own)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
-from tfos.worker.micro_batches import NOTE, MicroBatches
+from tfos.worker.micro_batches import METADATA_NAME, MicroBatches
 
 
 class Client:
-    """Keeps notes, as the servers do."""
+    """Keeps metadata, as the servers do."""
 
     def __init__(self) -> None:
-        self.notes: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
 
-    def set_note(self, name: str, value: Any) -> None:
-        self.notes[name] = value
+    def set_metadata(self, name: str, value: Any) -> None:
+        self.metadata[name] = value
 
 
 class Saver:
-    """Writes down what is asked of it, and what the notes were at a save."""
+    """Writes down what is asked of it, and what the metadata was at a save."""
 
     def __init__(self, client: Client, restored: dict[str, Any] | None = None) -> None:
         self.client = client
@@ -27,7 +27,7 @@ class Saver:
         self.error = ""
         self.log: list[Any] = []
 
-    def restored_notes(self) -> dict[str, Any]:
+    def restored_metadata(self) -> dict[str, Any]:
         return self.restored
 
     def hold(self) -> None:
@@ -37,14 +37,14 @@ class Saver:
         self.log.append("release")
 
     def save_now(self) -> str:
-        self.log.append(dict(self.client.notes.get(NOTE, {})))
+        self.log.append(dict(self.client.metadata.get(METADATA_NAME, {})))
         return self.error
 
 
 class Bed:
     def __init__(self, **restored: int) -> None:
         self.client = Client()
-        self.saver = Saver(self.client, {NOTE: restored} if restored else None)
+        self.saver = Saver(self.client, {METADATA_NAME: restored} if restored else None)
         self.said: list[BatchReport] = []
         self.batches = MicroBatches(self.said.append)
         saver: Any = self.saver
@@ -85,10 +85,10 @@ def test_an_epoch_that_ended_before_the_batch_does_not_count_for_it():
     for epoch in (-1, 2):
         bed.batches.trained("input", epoch)
     bed.batches.trained("other", 3)
-    assert bed.client.notes == {}
+    assert bed.client.metadata == {}
     bed.batches.trained("input", 3)
     bed.batches.trained("input", 4)
-    assert bed.client.notes == {NOTE: {"q": 0}}
+    assert bed.client.metadata == {METADATA_NAME: {"q": 0}}
     assert len(bed.said) == 3
 
 
@@ -98,7 +98,7 @@ def test_a_batch_without_rows_gives_its_epoch_to_the_next_one():
     bed.batches.expect(bed.order(1, 0, 0))
     bed.batches.expect(bed.order(2, 0, 1))
     bed.batches.trained("input", 0)
-    assert bed.client.notes == {NOTE: {"q": 1}}
+    assert bed.client.metadata == {METADATA_NAME: {"q": 1}}
     assert [said.number for said in bed.said] == [0, 1, 2, 2]
 
 
@@ -122,13 +122,13 @@ def test_a_batch_that_failed_is_never_noted_and_saves_wait_for_a_later_epoch():
     bed.batches.expect(bed.order(1, 0, 4))
     assert not bed.batches.leave(LeaveBatch("input", 1, in_part=True))
     bed.batches.trained("input", 0)  # the end of what was fed of it
-    assert bed.client.notes == {}
+    assert bed.client.metadata == {}
     assert bed.saver.log == ["hold"]
     bed.batches.trained("input", 1)  # the user has gone on with other data
     assert bed.saver.log == ["hold", "release"]
     bed.batches.expect(bed.order(2, 2, 4))
     bed.batches.trained("input", 2)
-    assert bed.client.notes == {NOTE: {"q": 4}}
+    assert bed.client.metadata == {METADATA_NAME: {"q": 4}}
 
 
 def test_saves_by_time_go_on_behind_a_batch_without_rows():
@@ -137,11 +137,11 @@ def test_saves_by_time_go_on_behind_a_batch_without_rows():
     bed.batches.expect(bed.order(1, 0, 4))
     assert bed.batches.leave(LeaveBatch("input", 1, in_part=False))
     bed.batches.trained("input", 0)
-    assert bed.client.notes == {}
+    assert bed.client.metadata == {}
     assert bed.batches.leave(LeaveBatch("input", 2, in_part=False))  # overtakes its order
     bed.batches.expect(bed.order(2, 1, 5))
     bed.batches.trained("input", 1)
-    assert bed.client.notes == {}
+    assert bed.client.metadata == {}
     assert bed.saver.log == ["hold", "hold", "release"]
 
 
@@ -152,7 +152,7 @@ def test_code_that_never_says_trained_is_reported_as_such_once_the_rows_are_read
     last = bed.said[-1]
     assert (last.number, last.is_done, last.is_noted, last.trained) == (1, True, False, {})
     assert bed.saver.log == ["hold", "release"]
-    assert bed.client.notes == {}
+    assert bed.client.metadata == {}
 
 
 def test_only_the_queries_trained_last_are_noted():
@@ -162,7 +162,7 @@ def test_only_the_queries_trained_last_are_noted():
         query = f"q{number % 18}"
         bed.batches.expect(bed.order(number, number, number, query=query, saves=False))
         bed.batches.trained("input", number)
-    kept = bed.client.notes[NOTE]
+    kept = bed.client.metadata[METADATA_NAME]
     assert list(kept)[-2:] == ["q0", "q1"]
     assert len(kept) == 16
     assert kept["q1"] == 19

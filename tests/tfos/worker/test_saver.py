@@ -88,13 +88,13 @@ def test_what_changes_after_the_last_update_is_in_the_last_save(tmp_path: Path, 
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         wait_until(lambda: latest(tmp_path) == 1, "a save of the last update")
         client.assign(filled(manifest, 7.0))
-        client.set_note("where", "at the end")
+        client.set_metadata("where", "at the end")
         saver.close()
     with cluster("inproc") as bed:
         client = bed.client()
         assert client.restore(tmp_path) == 2
         assert set(bed.pulled(client)["trainable"].tolist()) == {7.0}
-        assert client.notes() == {"where": "at the end"}
+        assert client.metadata() == {"where": "at the end"}
 
 
 def test_steps_are_counted_by_the_clock_whatever_the_last_save_was_called(
@@ -295,7 +295,7 @@ def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: 
         asked = threading.Event()
         assert not asked.wait(0.05)
         assert latest(tmp_path) == 0
-        client.set_note("batch", 5)
+        client.set_metadata("batch", 5)
         assert saver.save_now() == ""
         assert latest(tmp_path) == 2
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
@@ -304,9 +304,9 @@ def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: 
         saver.close()
     with cluster("inproc") as bed:
         saver = ChiefSaver(plan(tmp_path, resume=True), bed.client)
-        assert saver.restored_notes() == {}
+        assert saver.restored_metadata() == {}
         saver.start()
-        assert saver.restored_notes() == {"batch": 5}
+        assert saver.restored_metadata() == {"batch": 5}
         saver.close()
 
 

@@ -183,11 +183,11 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     """The epoch that the rows begin with; above 0 where they go on from a saved run."""
 
     def place(self) -> tuple[str, Any] | None:
-        """Return a note of where the rows are after the last batch; None: nothing is noted."""
+        """Return name and value of where the rows are after the last batch; None: not kept."""
         return None
 
-    def first_notes(self) -> dict[str, Any]:
-        """Return the notes that the chief sets before the first push."""
+    def first_metadata(self) -> dict[str, Any]:
+        """Return the metadata that the chief sets before the first push."""
         return {}
 
     def _begin(self) -> None:

@@ -26,8 +26,8 @@ class FileDataset(BatchDataset):
         reader: gives the batches.
         batch_size: rows per batch; the last batch of an epoch may be smaller.
         columns: which values of a row are x, y and the sample weight.
-        note: under which name the position is kept with the parameters; empty: it is not.
-        first_notes: what the chief keeps beside it, by name.
+        position_name: under which name the position is kept with the parameters; empty: it is not.
+        first_metadata: what the chief keeps beside it, by name.
     """
 
     def __init__(
@@ -36,23 +36,23 @@ class FileDataset(BatchDataset):
         batch_size: int,
         columns: ColumnRoles = AS_FED,
         *,
-        note: str = "",
-        first_notes: dict[str, Any] | None = None,
+        position_name: str = "",
+        first_metadata: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(reader, batch_size, columns)
         self._reader = reader
-        self._note = note
-        self._first_notes = first_notes or {}
+        self._position_name = position_name
+        self._first_metadata = first_metadata or {}
         self._position: Position = reader.position
         self.first_epoch = self._position.place.epoch
 
     def place(self) -> tuple[str, Any] | None:
-        """Return a note of where the rows are after the last batch that was handed out."""
-        return (self._note, self._position) if self._note else None
+        """Return name and value of where the rows are after the last batch that was handed out."""
+        return (self._position_name, self._position) if self._position_name else None
 
-    def first_notes(self) -> dict[str, Any]:
-        """Return the notes that the chief sets before the first push."""
-        return self._first_notes
+    def first_metadata(self) -> dict[str, Any]:
+        """Return the metadata that the chief sets before the first push."""
+        return self._first_metadata
 
     def _hand(self, ready: Ready) -> None:
         if ready.position is not None:

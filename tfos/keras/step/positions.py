@@ -1,7 +1,7 @@
 """Data positions: a worker's position in its files, pushed with each step and saved in checkpoints.
 
-Covers: the note that is attached to a push, the one at the end of an epoch.
-Does not: find the position (tfos.keras.data.file_dataset), keep notes (ps.metadata).
+Covers: the metadata attached to a push, the one at the end of an epoch.
+Does not: find the position (tfos.keras.data.file_dataset), keep metadata (ps.metadata).
 Threads: the thread that runs `fit`.
 """
 
@@ -15,11 +15,11 @@ from tfos.keras.protocols import WorkerContext
 
 
 class DataPositions:
-    """The notes of one model's training.
+    """The metadata of one model's training.
 
     Args:
         ctx: the node's context.
-        client: client of the servers that keep the notes.
+        client: client of the servers that keep the metadata.
     """
 
     def __init__(self, ctx: WorkerContext, client: Any) -> None:
@@ -31,14 +31,14 @@ class DataPositions:
     def follow(self, dataset: BatchDataset) -> None:
         """Record the position of these rows from now on."""
         self._dataset = dataset
-        self._first = dict(dataset.first_notes()) if self._ctx.is_chief else {}
+        self._first = dict(dataset.first_metadata()) if self._ctx.is_chief else {}
 
     def forget(self) -> None:
         """Record no more positions, and release the rows."""
         self._dataset, self._first = None, {}
 
     def for_push(self) -> metadata.AttachedMetadata | None:
-        """Return the note for the push of the last batch, or None without resumable rows."""
+        """Return the metadata for the push of the last batch, or None without resumable rows."""
         place = None if self._dataset is None else self._dataset.place()
         if place is None:
             return None
@@ -50,8 +50,8 @@ class DataPositions:
         place = None if self._dataset is None else self._dataset.place()
         if place is not None:
             self._note_first()
-            self._client.set_note(*place)
+            self._client.set_metadata(*place)
 
     def _note_first(self) -> None:
         while self._first:
-            self._client.set_note(*self._first.popitem())
+            self._client.set_metadata(*self._first.popitem())

@@ -311,9 +311,9 @@ class PSTrainer:
         }
         hyper, counts = self._hyper(output), (rows, rows + self._rows_waiting)
         self._rows_waiting = 0
-        lag, note = len(self._in_flight), self.places.for_push()
+        lag, metadata = len(self._in_flight), self.places.for_push()
         send = functools.partial(
-            self._send, pushed, replica.take(), hyper, counts, lag=lag, note=note
+            self._send, pushed, replica.take(), hyper, counts, lag=lag, metadata=metadata
         )
         if not self._most_in_flight:
             landed = send()
@@ -338,12 +338,12 @@ class PSTrainer:
         rows: tuple[int, int],
         *,
         lag: int,
-        note: AttachedMetadata | None,
+        metadata: AttachedMetadata | None,
     ) -> AppliedPush:
         """Push for the rows of this batch, and of this and those accumulated before it."""
         newest, all_rows = rows
         ack = self._client.push_pull(
-            pushed, received.arrays, hyper=hyper, rows=all_rows, lag=lag, note=note
+            pushed, received.arrays, hyper=hyper, rows=all_rows, lag=lag, metadata=metadata
         )
         return AppliedPush(received, ack.clock, newest)
 
