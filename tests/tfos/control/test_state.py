@@ -218,15 +218,6 @@ def test_failures_keep_their_order_of_arrival():
     assert [failure.node.name for failure in state.fatal] == ["worker:2"]
 
 
-def test_what_a_node_says_after_its_failure_is_ignored():
-    state = _running()
-    _fail(state, "worker:1", signal=9)
-    assert state.on_event(_id("worker:1"), messages.Done(), NOW) == []
-    assert state.members["worker:1"].status is NodeStatus.LOST
-    beat, _ = state.on_heartbeat(messages.Heartbeat(_id("worker:1"), 5, "x"), NOW)
-    assert beat.fenced
-
-
 @pytest.mark.fault("F06")
 def test_a_silent_node_is_given_up_after_the_limit_and_fenced_when_it_thaws():
     state = _running()
@@ -351,14 +342,6 @@ def test_a_worker_killed_by_our_own_stop_is_no_failure():
     _fail(state, "worker:1", signal=9)
     assert state.failures == []
     assert state.members["worker:1"].status is NodeStatus.ENDED
-
-
-def test_nobody_joins_a_cluster_that_ends():
-    state = _state()
-    state.fail(state.members["ps:0"].failure("X", "y"))
-    reply, _ = _register(state, "worker:0")
-    assert not reply.accepted
-    assert "FAILED" in reply.reason
 
 
 def test_tensorboard_is_told_and_its_absence_is_a_warning():
