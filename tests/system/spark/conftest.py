@@ -7,125 +7,22 @@ Spark starts once. Functions of test modules travel to executors by value.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
 
-pyspark = pytest.importorskip("pyspark")
-
-REPO = Path(__file__).resolve().parents[3]
-START_S = 90.0
-STANDALONE = "standalone[3,1]"
-MASTERS = ("local[4]", "local-cluster[3,1,1024]", STANDALONE)
-
-standalones: dict[str, Standalone] = {}
-"""The running ones by the URL of their master, for tests that add workers."""
-
-
-class Standalone:
-    """A standalone master and 1-core workers on loopback, started from pip's pyspark."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._daemons: list[subprocess.Popen[bytes]] = []
-        self._num_workers = 0
-        port, self._web_port = free_ports(2)
-        self.url = f"spark://127.0.0.1:{port}"
-        web = ["--webui-port", str(self._web_port)]
-        self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), *web)
-
-    def add_workers(self, count: int) -> None:
-        """Start 1-core workers and wait until the master knows them."""
-        for _ in range(count):
-            self._num_workers += 1
-            work = self._directory / f"work-{self._num_workers}"
-            place = ["--host", "127.0.0.1", "--webui-port", "0", "-d", str(work)]
-            self._start("worker.Worker", *place, "-c", "1", "-m", "1g", self.url)
-        deadline = time.monotonic() + START_S
-        while self._alive_workers() < self._num_workers:
-            assert time.monotonic() < deadline, f"workers did not register; see {self._directory}"
-            time.sleep(0.1)
-
-    def _alive_workers(self) -> int:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._web_port}/json/") as answer:
-                return int(json.load(answer)["aliveworkers"])
-        except (OSError, ValueError):  # the master is still starting
-            return 0
-
-    def _start(self, name: str, *options: str) -> None:
-        home = Path(os.environ.get("SPARK_HOME", pyspark.__path__[0]))
-        log = self._directory / f"{len(self._daemons)}.log"
-        with log.open("wb") as out:
-            self._daemons.append(
-                subprocess.Popen(
-                    [home / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", *options],
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    env={
-                        **os.environ,
-                        "SPARK_HOME": str(home),
-                        "SPARK_DAEMON_MEMORY": "256m",
-                        "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
-                    },
-                )
-            )
-
-    def stop(self) -> None:
-        """End workers, then the master."""
-        for daemon in reversed(self._daemons):
-            daemon.terminate()
-        for daemon in self._daemons:
-            try:
-                daemon.wait(10)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait(10)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
-
-
-def make_context(master: str, **conf: str) -> Any:
-    """Return a SparkContext whose executors run this interpreter with this checkout."""
-    settings = pyspark.SparkConf(loadDefaults=False).setMaster(master).setAppName("tfos-test")
-    for key, value in {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.log.level": "ERROR",
-        "spark.executor.heartbeatInterval": "1s",  # even traffic, where traffic is measured
-        "spark.executorEnv.PYTHONPATH": str(REPO),
-        **conf,
-    }.items():
-        settings.set(key, value)
-    return pyspark.SparkContext(conf=settings)
-
-
-def await_executors(sc: Any, count: int) -> None:
-    """Wait until `count` executors have registered."""
-    deadline = time.monotonic() + START_S
-    while sc._jsc.sc().getExecutorMemoryStatus().size() - 1 < count:
-        assert time.monotonic() < deadline, "executors did not register"
-        time.sleep(0.05)
+from tests.support.spark_masters import (
+    MASTERS,
+    STANDALONE,
+    Standalone,
+    await_executors,
+    make_context,
+    standalones,
+)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.spark.conftest import STANDALONE
+from tests.support.spark_masters import STANDALONE
 from tfos import InputMode, TFCluster
 from tfos.control.members import NodeStatus
 

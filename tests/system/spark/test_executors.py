@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.feed import Background
-from tests.system.spark.conftest import STANDALONE, await_executors, standalones
+from tests.support.spark_masters import STANDALONE, await_executors, standalones
 from tfos import ClusterConfig, InputMode, NodeFailedError, TFCluster
 from tfos.console.console import Console
 from tfos.errors import NotEnoughSlots

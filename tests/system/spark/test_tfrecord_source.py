@@ -12,7 +12,7 @@ import tfos
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.formats.tfrecord.infer import decode_example
-from tests.system.spark.conftest import REPO
+from tests.support.spark_masters import REPO
 
 pytestmark = [
     pytest.mark.spark,
