@@ -135,6 +135,7 @@ def main() -> int:
     parser.add_argument("--shuffle")
     given = parser.parse_args()
     lanes = Lanes(given.scratch, ("--shuffle", given.shuffle) if given.shuffle else ())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # scripts/test ends: so do the groups
     unit, *others = (lanes.tests(group) for group in GROUPS)
     try:
         lanes.start(lanes.tests(IDLE), prefix=NICE)
