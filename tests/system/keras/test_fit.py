@@ -271,7 +271,7 @@ def test_callbacks_report_and_write_scalars(tmp_path):
     assert {"push/p99_ms_since_start", "apply/mean_ms", "staleness/mean"} <= set(written["ps-0"])
     shares = [value for name, value in written["cluster"].items() if "share_of" in name]
     assert sum(shares) == pytest.approx(1.0)
-    assert [type(each).__name__ for each in callbacks(Context(ctx.client))] == ["Progress"]
+    assert [type(each).__name__ for each in callbacks(Context(ctx.client))] == ["ReportProgress"]
 
 
 def scalars_in(directory: Path) -> dict[str, float]:
