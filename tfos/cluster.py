@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from tfos.failure import NodeFailure
 
 _TENSORBOARD_S = 15.0
-"""TensorBoard answers within this time after the start, or its reason is known."""
+"""Seconds after the start within which TensorBoard serves, or the reason is known."""
 
 
 class PageCalls:
-    """What TFCluster offers about its pages."""
+    """Methods of TFCluster for its web pages."""
 
     _reserved: Reservation
 
@@ -67,7 +67,7 @@ class PageCalls:
         return page.url if page is not None else None
 
     def metrics_token(self) -> str | None:
-        """Return what readers of `metrics_url()` send as `Authorization: Bearer`; None: nothing.
+        """Return the token that readers send as `Authorization: Bearer`, or None.
 
         It is written nowhere else: not into logs, Spark's configuration or the environment.
         """
@@ -100,8 +100,8 @@ class TFCluster(StreamCalls, PageCalls):
         self._ending = Shutdown(
             reserved.coordinator, reserved.config, reserved.console, reserved.credentials
         )
-        self._feed_door = FeedService(reserved, self._ending)
-        self._streams = Streams(reserved, self._feed_door, self._ending)
+        self._feed_service = FeedService(reserved, self._ending)
+        self._streams = Streams(reserved, self._feed_service, self._ending)
         self._ending.watch(self)
 
     @classmethod
@@ -274,26 +274,26 @@ class TFCluster(StreamCalls, PageCalls):
             feed_timeout: seconds without any worker taking a row until feeding fails.
             qname: which feed.
             columns: of a DataFrame, in this order; None: all of them.
-            nulls: what missing values of a DataFrame become: "error" refuses them; a value fills
-                the columns that it fits, as df.na.fill does; a dict has values by column.
+            nulls: missing values of a DataFrame: "error" refuses them; a value fills the columns
+                that it fits, like df.na.fill; a dict has fill values by column.
             seed: feeds partitions, and rows within `shuffle_rows`, in another order in each epoch,
                 the same for the same seed; None: in the data's own order.
             shuffle_rows: rows, at least 1, of the windows in which a task shuffles its partition's
                 rows.
-            exactly_once: a task that Spark repeats leaves out the rows that it fed before. Needs
-                the same rows in the same order whenever Spark computes a partition.
-            validation: data that validates: fed after each epoch to the feed "validation", which
+            exactly_once: a task that Spark repeats skips the rows that it fed before. Requires the
+                same rows in the same order whenever Spark computes a partition.
+            validation: RDD or DataFrame, fed after each epoch to the feed "validation", which
                 `fit(validation_data=ctx.dataset(n, feed="validation"))` reads.
 
         Returns:
-            Where the rows of each epoch went.
+            A report of the rows of each epoch.
 
         Raises:
             NodeFailedError: a node failed; its own traceback is the cause.
             FeedError: the data could not be fed.
             FeedTimeout: no worker took rows.
         """
-        return self._feed_door.train(
+        return self._feed_service.train(
             FeedRequest(
                 data=dataRDD,
                 num_epochs=num_epochs,
@@ -320,27 +320,28 @@ class TFCluster(StreamCalls, PageCalls):
     ) -> RDD[Any] | DataFrame:
         """Return main_fun's results, one per row, in order: an RDD of an RDD, or a DataFrame.
 
-        Lazy: rows are fed when the result is acted on, and again at every further action.
+        Lazy: each action on the result feeds the rows.
 
         Args:
-            dataRDD: as for `train`, but no DStream. A DataFrame keeps its columns and gets those of
-                the results beside them.
+            dataRDD: as for `train`, but no DStream. A DataFrame keeps its columns and gains those
+                of the results.
             feed_timeout: seconds without any worker taking a row until feeding fails.
             qname: which feed.
-            columns: of a DataFrame: those that main_fun is given; None: all.
-            nulls: what main_fun is given for missing values, as for `train`; the DataFrame's own
-                columns keep theirs.
+            columns: columns of a DataFrame that main_fun receives; None: all.
+            nulls: missing values in the rows of main_fun, as for `train`; the DataFrame's own
+            columns do
+                not change.
             output: of a DataFrame: the result columns, as a name ("prediction", the default, an
                 array<float>), as names and types ("digit int, scores array<float>") or as a
-                StructType. Several are answered by dicts, or by tuples in this order.
+                StructType. Results of several columns are dicts, or tuples in this order.
 
         Raises:
             SettingsError: columns, nulls or output do not fit the DataFrame.
 
-        When acted on it fails with a ResultTypeError where a result does not fit its column, with a
-        ResultCountError where there is not one for each row.
+        An action fails with a ResultTypeError if a result does not fit its column, with a
+        ResultCountError if the number of results differs from that of the rows.
         """
-        return self._feed_door.inference(
+        return self._feed_service.inference(
             FeedRequest(
                 data=dataRDD,
                 feed_timeout_s=feed_timeout,
@@ -383,13 +384,13 @@ class TFCluster(StreamCalls, PageCalls):
         try:
             self._beside("shutdown()", shutdown, lambda: self.abort("shutdown() was interrupted"))
         except BaseException:
-            self.abort("shutdown() did not come to its end")  # no effect once it has
+            self.abort("shutdown() did not finish")  # no effect once it has
             raise
 
     def abort(self, reason: str = "aborted by the driver") -> None:
         """Stop every node at once, without waiting for main_fun. Idempotent, raises nothing.
 
-        Ctrl-C ends the wait for the nodes, not their stop; no later call of this waits again.
+        Ctrl-C ends the wait for the nodes, not their stop; later calls do not wait.
         """
         if self._ending.is_abandoned:
             return

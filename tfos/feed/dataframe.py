@@ -78,11 +78,11 @@ class FrameSource:
         frame = request.data
         _check_kind(frame)
         fields = [(field.name, field.dataType) for field in frame.schema.fields]
-        places = dataframe_columns.select([name for name, _ in fields], request.columns)
-        chosen = [fields[place] for place in places]
+        positions = dataframe_columns.select([name for name, _ in fields], request.columns)
+        chosen = [fields[position] for position in positions]
         leaves = dataframe_columns.leaves(chosen)
         self._frame = frame
-        self._places = places
+        self._positions = positions
         self._names = tuple(name for name, _ in chosen)
         self._fills = dataframe_columns.fills(leaves, request.nulls)
 
@@ -99,9 +99,9 @@ class FrameSource:
         """Return a DataFrame of the chosen columns under names that any query can use."""
         frame = with_plain_names(_in_own_session(self._frame))
         columns = frame.columns
-        if self._places == tuple(range(len(columns))):
+        if self._positions == tuple(range(len(columns))):
             return frame
-        return frame.select(*(columns[place] for place in self._places))
+        return frame.select(*(columns[position] for position in self._positions))
 
 
 def with_plain_names(frame: Any) -> Any:
@@ -111,7 +111,7 @@ def with_plain_names(frame: Any) -> Any:
     if plain and len({name.lower() for name in columns}) == len(columns):
         return frame
     # Spark reads `a.b` as field b of a, and `A` and `a` as the same name.
-    return frame.toDF(*(f"c{place}" for place in range(len(columns))))
+    return frame.toDF(*(f"c{position}" for position in range(len(columns))))
 
 
 def check_classic(frame: Any) -> None:

@@ -118,8 +118,8 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
     check_classic(frame)
     results = result_columns(request.output, frame.columns)
     fields = arrow_fields(results)
-    places = _fed_places(request.columns, frame)
-    fed = [frame.schema.fields[place] for place in places]
+    positions = _fed_positions(request.columns, frame)
+    fed = [frame.schema.fields[position] for position in positions]
     leaves = dataframe_columns.leaves([(field.name, field.dataType) for field in fed])
     fills = dataframe_columns.fills(leaves, request.nulls)
     names = tuple(field.name for field in fed)
@@ -132,15 +132,15 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
         packer=functools.partial(ArrowPacker, names=names, fills=fills),
     )
     beside = _by_map if _arrow_udf() is None else _by_udf
-    return beside(frame, places, results, arrow_task)
+    return beside(frame, positions, results, arrow_task)
 
 
-def _by_udf(frame: Any, places: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
+def _by_udf(frame: Any, positions: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
     """Spark keeps the rows: only the fed columns go to its Python process, only results return."""
     from pyspark.sql.functions import col
 
     plain = with_plain_names(frame)
-    sent = [plain.columns[place] for place in places]
+    sent = [plain.columns[position] for position in positions]
 
     def answer(arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         columns = ([each] if len(sent) == 1 else list(each) for each in arrays)
@@ -156,14 +156,14 @@ def _by_udf(frame: Any, places: Sequence[int], results: Any, task: ArrowInferenc
     return plain.select("*", answers.alias(name)).select(*given, *beside)
 
 
-def _by_map(frame: Any, places: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
+def _by_map(frame: Any, positions: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
     """Send all columns through Spark's Python process, as Spark 4.0 needs."""
     from pyspark.sql.types import StructType
 
     names = tuple(frame.columns)
 
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return task.beside(_partition(), batches, names, places)
+        return task.beside(_partition(), batches, names, positions)
 
     schema = StructType([*frame.schema.fields, *results.fields])
     return with_plain_names(frame).mapInArrow(answer, schema)
@@ -190,7 +190,7 @@ def _free_name(name: str, taken: Sequence[str]) -> str:
     return name
 
 
-def _fed_places(asked: Sequence[str] | None, frame: Any) -> tuple[int, ...]:
+def _fed_positions(asked: Sequence[str] | None, frame: Any) -> tuple[int, ...]:
     given = frame.columns
     names = (asked,) if isinstance(asked, str) else tuple(given if asked is None else asked)
     missing = [name for name in names if name not in given]

@@ -1,7 +1,7 @@
 """Export: `ctx.export(model, path)` writes the trained model as a plain file that needs no tfos.
 
-Covers: taking the servers' parameters, writing beside the target or on this host first, renaming
-when complete; `load_model` for files that Keras cannot open by itself.
+Covers: pulling the servers' parameters, writing next to the target or on this host first, renaming
+when complete; `load_model` for files that Keras itself cannot open.
 Does not: checkpoint optimizer slots (ps).      Threads: the caller's.
 """
 
@@ -30,7 +30,7 @@ class PathContext(Protocol):
 
     @property
     def staging_dir(self) -> str:
-        """Where files lie that are on their way to another file system."""
+        """Directory for files before their transfer to another file system."""
 
     def absolute_path(self, path: str) -> str:
         """Return the path with scheme and directory."""
@@ -40,8 +40,8 @@ def export(model: keras.Model, path: str | os.PathLike[str], ctx: PathContext) -
     """Write the model with the servers' newest parameters.
 
     Call it on one worker, usually `if ctx.is_chief:`. An existing file or SavedModel is replaced
-    once the new one is complete; before that it stays as it was. A directory that holds anything
-    else is refused.
+    once the new one is complete, and unchanged before. A directory that holds anything else is
+    refused.
 
     Args:
         model: any Keras model, distributed or not.
@@ -131,7 +131,7 @@ def _refuse_other_content(target: Location) -> None:
     if found and (_is_file(target.name) or "saved_model.pb" not in {each.name for each in found}):
         raise SettingsError(
             f"{target} is a directory with {found[0].name!a} in it and no exported model, and an "
-            "export takes the place of all that is there; name a path below it"
+            "export would replace all its content; name a path below it"
         )
 
 

@@ -1,6 +1,6 @@
-"""What the Keras binding needs from the worker's context (tfos.worker.context).
+"""Protocols of the worker's context that the Keras binding uses (tfos.worker.context).
 
-Covers: the protocol alone.      Does not: implement anything.
+Covers: the protocols alone.      Does not: implement anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class WorkerContext(Protocol):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker seeds the servers and takes the decisions."""
+        """Whether this worker seeds the servers and decides for all."""
 
     @property
     def log_dir(self) -> str | None:
@@ -46,11 +46,11 @@ class WorkerContext(Protocol):
         loss: float | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Tell the driver how far the training is; cheap, never raises."""
+        """Report training progress to the driver; cheap, never raises."""
 
 
 class ShownContext(WorkerContext, Protocol):
-    """What `callbacks` uses besides."""
+    """The part of `NodeContext` that `callbacks` uses."""
 
     def new_ps_client(self) -> Any:
-        """Another `PSClient`, which its caller closes: to ask while a step waits for an answer."""
+        """Another `PSClient`, which its caller closes, for requests while a step waits."""

@@ -1,4 +1,4 @@
-"""What reading needs from the worker's context (tfos.worker.context).
+"""Protocol of the worker's context that reading uses (tfos.worker.context).
 
 Covers: the protocol alone.      Does not: implement anything.
 """

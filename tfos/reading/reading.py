@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Reading:
-    """What `ctx.read` offers; every worker gets its own share of the files.
+    """Reader of `ctx.read`; every worker gets its own share of the files.
 
     Args:
-        ctx: says which worker this is, and what relative paths mean.
+        ctx: rank of this worker, and the base of relative paths.
     """
 
     def __init__(self, ctx: ReadingContext) -> None:
@@ -51,10 +51,10 @@ class Reading:
         """Return the rows of TFRecord files of tf.Example, plain or gzip.
 
         Args:
-            paths: files, directories and patterns, local, hdfs:// and what fsspec knows; relative
-                ones as `ctx.absolute_path` says. Names that begin with `_` or `.` are left out
-                unless they are said.
-            columns: by feature name, what each must be (`Feature`). None: as in the first records.
+            paths: files, directories and patterns, local, hdfs:// and all schemes of fsspec;
+                relative ones resolve like `ctx.absolute_path`. Names that begin with `_` or `.` are
+                skipped unless a path names them.
+            columns: `Feature` of each column by name. None: inferred from the first records.
             on_bad_data: "fail": the first damaged record raises DataError. "skip": it is logged,
                 counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
@@ -63,7 +63,7 @@ class Reading:
         Raises:
             FileNotFoundError: a path has no file.
             SettingsError: no path, or a setting that cannot work.
-            DataError: the columns are to be inferred, and no record has any.
+            DataError: the columns must be inferred, and no record has any.
         """
         from feeding.formats.tfrecord.source import TFRecordSource
         from feeding.reading.bad_records import BadData
@@ -83,7 +83,7 @@ class Reading:
         max_skipped: int = 100,
         limits: ParquetLimits | None = None,
     ) -> FileRows:
-        """Return the rows of Parquet files; only the columns asked for are read.
+        """Return the rows of Parquet files; only the selected columns are read.
 
         The footers of all files are read and compared here.
 
@@ -91,11 +91,11 @@ class Reading:
             paths: as for `tfrecord`.
             columns: names, of fields in structs `parent.child`, and keys of directories
                 (`day=2026-01-31`). None: all that the files store.
-            filters: [("column", ">", 3), …] of which all must hold, or a pyarrow.compute
-                expression; row groups that cannot match are not read.
-            nulls: what stands in the place of a null, by column; others may hold none.
-            shapes: of columns of lists, by name; None for any number of values. Of others it is
-                found in the files.
+            filters: [("column", ">", 3), …] that must all hold, or a pyarrow.compute expression;
+                row groups that cannot match are not read.
+            nulls: replacement of nulls by column; other columns must not contain any.
+            shapes: shape of columns of lists, by name; None for any number of values. Other shapes
+                are inferred from the files.
             on_bad_data: "fail": the first damaged file or row group raises DataError. "skip": what
                 is left of it is logged, counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
@@ -135,14 +135,15 @@ class Reading:
         Args:
             paths: as for `tfrecord`.
             columns: names, or names with dtypes ("int64", "float32", "bool", "str", "bytes", …);
-                None: all. Types that are not said are those of the first lines of the first file.
+                None: all. Types without a dtype are inferred from the first lines of the first
+                    file.
             header: whether the first line of each file has the names; or the names, for files
                 without; False: _c0, _c1, …
             delimiter: one character between values.
-            quoted_newlines: whether quoted values may hold line ends; files are then not cut, but
-                dealt whole.
-            nulls: what stands in the place of an empty value, by column; in columns of numbers that
-                are not named an empty value is refused.
+            quoted_newlines: whether quoted values may contain line ends; files are then assigned
+                whole.
+            nulls: replacement of empty values by column; other columns of numbers refuse an empty
+                value.
             on_bad_data: "fail": the first bad line raises DataError. "skip": it is logged, counted
                 and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
@@ -207,12 +208,12 @@ class FileRows:
     """One worker's share of the rows of some files. Each method reads from `first_epoch` on.
 
     Together the workers get every row of every epoch once. Shares of Parquet are even in rows,
-    those of others in bytes: then workers may have a different number of batches, and `fit` waits
-    for none that has finished. `equal_steps` makes the shares of all formats even in rows.
+    others in bytes: then workers may have different numbers of batches, and `fit` does not wait for
+    a finished worker. `equal_steps` makes the shares of all formats even in rows.
 
     Args:
         source: the files.
-        ctx: says which worker this is, and knows the servers that keep positions.
+        ctx: rank of this worker, and the client of the servers that keep positions.
     """
 
     def __init__(self, source: Source, ctx: ReadingContext) -> None:
@@ -224,7 +225,7 @@ class FileRows:
 
     @property
     def first_epoch(self) -> int:
-        """The epoch that reading begins with: 0, unless it goes on where a saved run stopped."""
+        """First epoch to read: 0, unless it resumes where a saved run stopped."""
         return 0 if self._course is None else self._course.first_epoch
 
     def shuffled(self, seed: int, window_rows: int = 4096) -> FileRows:
@@ -241,24 +242,24 @@ class FileRows:
             raise SettingsError("call shuffled(...) before resumable(...): positions depend on it")
         rows = FileRows(self._source, self._ctx)
         rows._shuffle = {"seed": seed, "shuffle_rows": window_rows}
-        rows._reader()  # says what cannot work
+        rows._reader()  # raises for settings that cannot work
         return rows
 
     def equal_steps(self, *, timeout_s: float | None = None) -> FileRows:
-        """Return the same rows, shared out evenly to the row, so that workers have equal steps.
+        """Return the same rows in shares of equal row counts, so that workers have equal steps.
 
-        Every worker calls it, before `resumable`. Rows are counted at once, and all files are read
-        for it, each by one worker; without parameter servers every worker reads all of them.
-        Parquet files know their rows, which costs nothing.
+        Every worker calls it, before `resumable`. It counts the rows at once: the workers read all
+        files, each file once; without parameter servers every worker reads all of them. Parquet
+        files store their row counts, so they cost nothing.
 
         Args:
-            timeout_s: for the slowest worker to count its share; None: an hour.
+            timeout_s: seconds for the slowest worker to count its share; None: an hour.
 
         Raises:
             SettingsError: another worker reads other files, or the rows are resumable already.
-            RequestTimeout: a worker did not come; names it.
+            RequestTimeout: a worker did not arrive; names it.
             DataError: a file is damaged and the policy is to fail.
-            OSError: a file cannot be read, or has another size than when it was listed.
+            OSError: a file cannot be read, or its size has changed since it was listed.
         """
         from tfos.reading.row_counts import MEETING_TIMEOUT_S, counted
 
@@ -275,21 +276,21 @@ class FileRows:
     def resumable(self, name: str = "train") -> FileRows:
         """Return the same rows, with a position that is saved and restored with the parameters.
 
-        Every worker calls it, after `shuffled` and `equal_steps`. In a run that goes on from a
-        checkpoint (`Checkpoints(resume=True)`) reading then goes on where that run's workers were,
+        Every worker calls it, after `shuffled` and `equal_steps`. In a run that resumes from a
+        checkpoint (`Checkpoints(resume=True)`) reading continues where that run's workers were,
         whatever their number, in the epoch `first_epoch`: pass
         `fit(initial_epoch=rows.first_epoch)`.
 
-        `fit` on `dataset` moves the position. A model that is distributed with "sync" is saved with
-        the position that belongs to it: no row is trained twice or left out. In other modes the
-        batches that are on their way when a checkpoint is cut may be trained again.
+        `fit` on `dataset` moves the position. Checkpoints of a model distributed with "sync" hold
+        the matching position: no row is trained twice or missed. In other modes the batches in
+        flight at the snapshot of a checkpoint may be trained again.
 
         Args:
-            name: of the position; another one for other rows that are trained on.
+            name: name of the position; use another one for other rows of the training.
 
         Raises:
-            SettingsError: a name that cannot be, or the rows were shuffled otherwise.
-            FileChanged: the files are not as they were when the position was saved.
+            SettingsError: an invalid name, or the rows were shuffled differently.
+            FileChanged: the files have changed since the position was saved.
             NoServersError: the cluster has no parameter servers, which keep the position.
         """
         from tfos.reading.resume import course_of

@@ -46,17 +46,17 @@ class Streams:
     """All streams that train one cluster.
 
     Args:
-        reserved: the cluster.
-        door: what feeds it.
-        ending: what raises its failure.
+        reserved: the reserved cluster.
+        feed_service: feeds its workers.
+        ending: raises the failure of the cluster.
     """
 
-    def __init__(self, reserved: Reservation, door: FeedService, ending: Shutdown) -> None:
+    def __init__(self, reserved: Reservation, feed_service: FeedService, ending: Shutdown) -> None:
         self._sc = reserved.sc
         self._coordinator = reserved.coordinator
         self._console = reserved.console
         self._checkpoints = reserved.config.checkpoints
-        self._door = door
+        self._feed_service = feed_service
         self._ending = ending
         self._lock = threading.Lock()
         self._queries: dict[str, QueryState] = {}
@@ -154,7 +154,7 @@ class Streams:
             holds=bool(self._save_every),
             saves=saves,
         )
-        report = self._door.train_batch(dataclasses.replace(request, batch=batch), batch)
+        report = self._feed_service.train_batch(dataclasses.replace(request, batch=batch), batch)
         answer = self._answer(request.feed, batch.number)
         if report is None or (report.fed_rows and (answer is None or not answer.is_done)):
             raise self._untrained(batch)

@@ -1,6 +1,6 @@
 """Context of main_fun (`ctx`): rank, roster, paths, feeds, servers.
 
-Covers: TensorFlowOnSpark's `ctx` with its names, and the doors to feeding, ps and Keras.
+Covers: TensorFlowOnSpark's `ctx` with its names, and the entry points of feeding, ps and Keras.
 Does not: do any of their work; it only connects them.
 Runs in: the worker's process.      Threads: `report_progress` from any; the rest from main_fun's.
 """
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tfos.worker.saver import ChiefSaver
 
 RESTART_S = 50.0
-"""A server that is started again and reads its checkpoint may take this long, below the client's
-timeout; one that is not coming back ends the cluster before."""
+"""Seconds for a restarted server to read its checkpoint, below the client's timeout; a server that
+does not restart ends the cluster before."""
 
 _logger = logging.getLogger(__name__)
 
@@ -45,26 +45,26 @@ class NodeContext:
 
     Attributes:
         job_name: `chief`, `master` or `worker`.
-        task_index: among nodes of this job.
+        task_index: index among the nodes of this job.
         executor_id: Spark's id of the executor.
-        rank: among all workers, from 0; `worker_num` and `worker_rank` are other names of it.
+        rank: rank among all workers, from 0; `worker_num` and `worker_rank` are aliases.
         num_workers: workers that train together, the chief included.
         is_chief: whether this worker has rank 0, seeds the servers and exports.
         cluster_spec: job name -> `host:port` of each node by index; also in TF_CONFIG.
         defaultFS: Hadoop's default file system.
-        working_dir: the executor's working directory; relative local paths mean this one.
-        log_dir: where TensorBoard's event files go; a local directory even if they are sent on.
-        staging_dir: a local directory for files that are on their way elsewhere.
-        feed_channel: the rows that arrive here; `get_data_feed` and `dataset` read it.
+        working_dir: the executor's working directory; the base of relative local paths.
+        log_dir: local directory of TensorBoard's event files, also if they are copied to a URL.
+        staging_dir: a local directory for files before their transfer.
+        feed_channel: the received rows; `get_data_feed` and `dataset` read it.
         micro_batches: a distributed `fit` reports its trained epochs there.
 
     Args:
-        spec: what this process was started with.
+        spec: start document of this process.
         roster: every node of the cluster with its endpoint.
         feed_channel: receives the rows.
-        credentials: of the data plane.
-        on_progress: takes the numbers of `report_progress`, by name.
-        micro_batches: notes which micro-batches of streams are trained.
+        credentials: credentials of the data plane.
+        on_progress: called with the numbers of `report_progress`, by name.
+        micro_batches: records which micro-batches of streams are trained.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class NodeContext:
         """Return TensorFlowOnSpark's DataFeed over the rows that arrive here.
 
         Args:
-            train_mode: False: a batch ends where a partition ends, as rows of inference need it.
+            train_mode: False: a batch ends with its partition, for inference.
             qname_in: name of the feed, one of `reserve(queues=…)`.
-            qname_out: for compatibility, without effect: results go back where their rows came
-                from.
+            qname_out: for compatibility, without effect: results return to the senders of their
+                rows.
             input_mapping: column name to tensor name; batches are then dicts of lists.
 
         Raises:
@@ -162,7 +162,7 @@ class NodeContext:
             return self._client
 
     def saver(self) -> ChiefSaver | None:
-        """Return what saves the parameters by the cluster's plan; None where nobody has to."""
+        """Return the saver of the cluster's checkpoints; None on workers that do not save."""
         from tfos.worker.saver import ChiefSaver
 
         if self._checkpoints is None or not self.is_chief or not self._servers:
@@ -235,7 +235,7 @@ class NodeContext:
 
     @property
     def read(self) -> Reading:
-        """Files that this worker reads by itself; see tfos.reading."""
+        """Files that this worker reads itself; see tfos.reading."""
         from tfos.reading.reading import Reading
 
         return Reading(self)
@@ -268,7 +268,7 @@ class NodeContext:
                 worker had not seen. None: yes, except in sync, where no gradient is stale.
             on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
                 leaves the step out and counts it.
-            pipeline: async only: steps, 0 to 64, that `fit` computes while a push is under way.
+            pipeline: async only: steps, 0 to 64, that `fit` computes while a push is in flight.
             compression: of pushed float32 gradients: "bf16" and "fp16" halve the bytes, "int8"
                 quarters them; the error goes with the next gradient.
 
@@ -279,8 +279,8 @@ class NodeContext:
             NotCompiled: compile first.
             NoServersError: the cluster has no parameter servers.
             UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
-            UnsupportedModel: the text says what stands in the way.
-            SettingsError: arguments that do not go together.
+            UnsupportedModel: the text names the obstacle.
+            SettingsError: incompatible arguments.
         """
         from tfos.keras.fit.distribute import distribute
 
@@ -341,7 +341,7 @@ class NodeContext:
         loss: float | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Tell the driver how far training is; cheap, replaces the last report, never raises.
+        """Report training progress to the driver; cheap, replaces the last report, never raises.
 
         Args:
             step: steps that this worker has trained.
@@ -359,10 +359,10 @@ class NodeContext:
         self._on_progress(numbers)
 
     def release_port(self) -> None:
-        """Do nothing: ports are bound once and kept, so there is no reserved one to release."""
+        """Do nothing: ports are bound once and kept, so none is reserved for release."""
 
     def _check_feed(self, name: str) -> None:
-        """Refuse a feed that nobody would ever feed or end: reading it would wait for ever."""
+        """Refuse a feed that will never be fed or ended: reading it would wait for ever."""
         if not self._feeds:
             raise SettingsError(
                 "no rows are fed to this cluster: it was made with InputMode.TENSORFLOW, where "
@@ -375,9 +375,9 @@ class NodeContext:
             )
 
     def finish(self) -> None:
-        """Leave the training for good: nobody waits for this worker any more.
+        """Leave the training finally: barriers no longer wait for this worker.
 
-        A worker that never used the servers tells them too: the others' epochs wait for it.
+        A worker that never used the servers also sends this: the others' epochs wait for it.
         """
         if not self._servers:
             return
@@ -390,7 +390,7 @@ class NodeContext:
         except Exception as error:
             if was_used:
                 raise
-            _logger.info("%s leaves without a word to the servers: %s", self._name, error)
+            _logger.info("%s leaves without a message to the servers: %s", self._name, error)
         finally:
             client.close()
 

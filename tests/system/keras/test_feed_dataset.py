@@ -270,7 +270,7 @@ def test_errors_of_feed_and_arguments_reach_fit():
             with pytest.raises(SettingsError, match="batch_size must be an int >= 1, got "):
                 FeedDataset(ctx, wrong)  # type: ignore[arg-type]  # on purpose
         model = distribute(make_model(), ctx)
-        with pytest.raises(SettingsError, match="bring their own targets"):
+        with pytest.raises(SettingsError, match="contain their targets"):
             model.fit(FeedDataset(ctx, BATCH), class_weight={0: 1.0, 1: 2.0})
         offer(ctx.feed_channel, rows_of(X[:20], Y[:20]), epoch=0)
         dataset = FeedDataset(ctx, BATCH, ColumnRoles(features="pixels", labels="digit"))

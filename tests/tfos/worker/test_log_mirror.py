@@ -87,8 +87,8 @@ def test_a_log_directory_that_is_away_is_told_once_and_tried_again(places, monke
         mirror._send_changed()
         mirror._send_changed()
     assert [record.getMessage() for record in caplog.records] == [
-        f"log files cannot be sent to {there}: cannot write hdfs://nn/logs: no answer; it is tried "
-        "again, training goes on"
+        f"log files cannot be sent to {there}: cannot write hdfs://nn/logs: no answer; sending is "
+        "retried, training goes on"
     ]
     mirror._send_changed()
     assert "are sent to" in caplog.text

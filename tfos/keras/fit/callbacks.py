@@ -45,7 +45,7 @@ def callbacks(ctx: ShownContext) -> list[Any]:
 
 
 class EventFiles(keras.callbacks.TensorBoard):  # type: ignore[misc]  # Keras has no types
-    """Keras' TensorBoard callback; where it cannot write, training goes on without it."""
+    """Keras' TensorBoard callback; if it cannot write, training goes on without it."""
 
     _is_broken = False
 
@@ -83,7 +83,7 @@ class ReportProgress(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._reported_s = -math.inf
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002 - Keras'
-        """Report, but not more often than the driver hears of it."""
+        """Report, but not more often than heartbeats carry it."""
         self._steps += 1
         now_s = time.monotonic()
         if now_s - self._reported_s >= REPORT_INTERVAL_S:

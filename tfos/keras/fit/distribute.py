@@ -49,9 +49,10 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
 ) -> keras.Model:
     """Move a compiled model's parameters to the servers; `fit` then trains together.
 
-    Call it on every worker, with the same model. A built model is bound at once, by the chief's
-    weights, one without input shape at its first batch. Weights that are not trainable now are
-    given to all workers once. Later `set_weights` and `load_weights` count on the chief.
+    Call it on every worker, with the same model. A built model is bound at once, with the chief's
+    weights; a model without input shape is bound at its first batch. All workers receive weights
+    that are not trainable now once. Later `set_weights` and `load_weights` take effect on the
+    chief.
 
     Args:
         model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
@@ -65,12 +66,12 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         staleness_aware: divide the learning rate of a gradient by 1 + the updates by others that
             its worker had not seen. None: yes, except in sync, where no gradient is stale. False
             ruins a training as soon as several workers push with rules like Adam.
-        on_nonfinite: what a NaN or infinite gradient does: "error" raises before anything is sent,
-            "skip" leaves the step out and counts it.
-        pipeline: async only: steps, 64 at most, that `fit` computes while a push is under way. With
+        on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
+            skips the step and counts it.
+        pipeline: async only: steps, 64 at most, that `fit` computes while a push is in flight. With
             k, a step's parameters lack this worker's last k updates. For long round trips.
         compression: of pushed float32 gradients: "bf16" and "fp16" take half the bytes, "int8" a
-            quarter; what they round away goes with the next gradient. For slow networks.
+            quarter; the next gradient carries the rounding error. For slow networks.
 
     Returns:
         The same model object.
@@ -78,7 +79,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     Raises:
         NotCompiled: compile first.
         UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
-        UnsupportedModel: the text says what stands in the way.
+        UnsupportedModel: the text names the obstacle.
     """
     settings = Settings(
         consistency=consistency,
@@ -136,7 +137,7 @@ def _check(model: Any) -> None:
 
 
 def _install(model: Any, trainer: PSTrainer) -> None:
-    """Replace methods of this one object. Its class, and with it saving, stays what it was."""
+    """Replace methods of this one object. Its class, and with it saving, does not change."""
 
     def make_train_function(force: bool = False) -> Any:
         trainer.check_unchanged()
@@ -196,7 +197,7 @@ def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         before = BeforeCallbacks(trainer, dataset, passes, name)
         after = AfterCallbacks(trainer, name)
         if isinstance(dataset, BatchDataset):
-            trainer.places.follow(dataset)
+            trainer.positions.follow(dataset)
             _check_first_epoch(dataset, arguments)
         callbacks = _callback_list(model, arguments, before, after)
         arguments["callbacks"] = callbacks
@@ -214,28 +215,28 @@ def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
                 )
             if before.epochs_run:
                 trainer.pull()  # a callback may have swapped weights and averages
-                # What Keras does where it leaves its loop of epochs:
+                # As Keras does when it leaves its loop of epochs:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
             callbacks.on_train_end(before.last_logs)
             return model.history
         finally:
             trainer.is_between_epochs = False
-            trainer.places.forget()
+            trainer.positions.forget()
             trainer.begin_validation = None
 
     return fit
 
 
 def _check_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse what Keras would silently leave aside beside a feed."""
+    """Refuse arguments that Keras would silently ignore with a feed."""
     if not isinstance(arguments.get("x"), BatchDataset):
         return
     for name in ("y", "sample_weight", "class_weight", "batch_size"):
         if arguments.get(name) is not None:
             raise SettingsError(
-                f"fit(ctx.dataset(...), {name}=...): the rows of a feed bring their own targets "
-                "and weights, (x, y, weight), and ctx.dataset(batch_size) its size; drop "
-                f"{name}, or make it in map_fn"
+                f"fit(ctx.dataset(...), {name}=...): the rows of a feed contain their targets "
+                "and weights, (x, y, weight), and ctx.dataset(batch_size) sets the size; drop "
+                f"{name}, or compute it in map_fn"
             )
 
 
@@ -244,7 +245,7 @@ def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None
     first, initial = dataset.first_epoch, arguments["initial_epoch"]
     if initial < first:
         logger.warning(
-            "the rows go on in epoch %d, fit(initial_epoch=%d, epochs=%d) trains %d epochs from "
+            "the rows resume in epoch %d, fit(initial_epoch=%d, epochs=%d) trains %d epochs from "
             "there; pass initial_epoch=rows.first_epoch to end where a run without a stop ends",
             first,
             initial,
@@ -254,7 +255,7 @@ def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None
 
 
 def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: Any) -> Any:
-    """Return the user's callbacks between ours; a list that this module can end by itself."""
+    """Return the user's callbacks between those of tfos, as a list that this module can end."""
     given = arguments.get("callbacks")
     if isinstance(given, keras.callbacks.CallbackList):
         for callback in (before, after):

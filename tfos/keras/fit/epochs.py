@@ -100,7 +100,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._dataset.pushes_under_way = 0
             self._dataset.all_acknowledged()
         if trainer.attached:
-            trainer.places.at_end()
+            trainer.positions.at_end()
         trainer.leave()
         rows = trainer.rows - self._rows_before
         val_rows = self._validation.take_rows()

@@ -97,7 +97,7 @@ class PSTrainer:
             callbacks have made of them, which is not to be overwritten.
         begin_validation: what the running `fit` does before it validates.
         times: where this worker's time goes.
-        places: what is noted of where the data is.
+        positions: notes of the data positions.
     """
 
     def __init__(self, model: Any, ctx: WorkerContext, settings: Settings) -> None:
@@ -124,7 +124,7 @@ class PSTrainer:
         self._averages: Averages | None = None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: self._client.timeout_s)
         self._most_in_flight = 0
-        self.places = DataPositions(ctx, self._client)
+        self.positions = DataPositions(ctx, self._client)
 
     @property
     def client(self) -> Any:
@@ -311,7 +311,7 @@ class PSTrainer:
         }
         hyper, counts = self._hyper(output), (rows, rows + self._rows_waiting)
         self._rows_waiting = 0
-        lag, metadata = len(self._in_flight), self.places.for_push()
+        lag, metadata = len(self._in_flight), self.positions.for_push()
         send = functools.partial(
             self._send, pushed, replica.take(), hyper, counts, lag=lag, metadata=metadata
         )
