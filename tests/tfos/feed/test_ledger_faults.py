@@ -129,7 +129,7 @@ def test_an_attempt_that_spark_gave_up_takes_its_claim_back_by_no_later_greeting
         (chunk,) = Packer(task.config).chunks(iter(ROWS[:10]))
         first._begin(chunk)
         run(task, 0, ROWS[:100])
-        (link,) = first._lanes
+        (link,) = first._links
         first._greet(link)
         link.put(chunk, 10.0, first._hello.attempt)
         with pytest.raises(LateChunk, match="another attempt feeds partition 0 of epoch 0 now"):
