@@ -1,7 +1,7 @@
 """The client's connections to the servers, made again when they are cut, and what they carry.
 
 Covers: connecting, reconnecting with back-off, the numbers of requests per server, counting.
-Does not: send (ps.client.fan_out), know what the requests mean (ps.client).
+Does not: send (ps.client.retry), know what the requests mean (ps.client).
 Threads: one at a time; ps.client holds its lock around every exchange.
 """
 

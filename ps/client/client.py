@@ -3,7 +3,7 @@
 Covers: the public calls, one at a time; keys of rendezvous that are used again, probing the other
 servers during a long wait.
 Does not: cut flat buffers (ps.client.dense), reconnect or wait (ps.client.channel,
-ps.client.fan_out), import numba, keras or tensorflow.
+ps.client.retry), import numba, keras or tensorflow.
 Runs in: worker processes, and drivers for stats and control.
 Threads: any; one call at a time, `_lock` makes others wait. `close` waits for the call under way.
 """

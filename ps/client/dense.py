@@ -2,7 +2,7 @@
 
 Covers: what follows from a manifest at the client, slicing, clipping and packing before a push,
 combining the servers' answers.
-Does not: number, repeat or wait for requests (ps.client.server_group, ps.client.fan_out), tables
+Does not: number, repeat or wait for requests (ps.client.server_group, ps.client.retry), tables
 (ps.client.tables).
 Runs in: worker processes.
 Threads: one at a time; ps.client holds its lock around every call.

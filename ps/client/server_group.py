@@ -17,7 +17,7 @@ import msgspec
 
 from ps.client.channel import Channel, OutgoingCall
 from ps.client.channel_stats import LinkStats
-from ps.client.fan_out import exchange
+from ps.client.retry import exchange
 from ps.errors import (
     ManifestMismatch,
     PSError,
@@ -119,7 +119,7 @@ class ServerGroup:
 
         Raises:
             ClosedError: after close().
-            PSError: see ps.client.fan_out.exchange.
+            PSError: see ps.client.retry.exchange.
         """
         if self._closed:
             raise client_closed()

@@ -1,7 +1,7 @@
 """Slices of a client's flat buffers: one per group and server. Pure.
 
 Covers: which elements of which group go to which server; views of arrays without copies.
-Does not: send (ps.client.fan_out), decide ownership (ps.manifest.sharding).
+Does not: send (ps.client.retry), decide ownership (ps.manifest.sharding).
 """
 
 from __future__ import annotations

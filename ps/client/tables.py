@@ -2,7 +2,7 @@
 
 Covers: the public calls, one request per server for any number of tables.
 Does not: deduplicate (ps.tables.routing), number or repeat requests (ps.client.server_group,
-ps.client.fan_out).
+ps.client.retry).
 Runs in: worker processes, and drivers for lookup and scan.      Imports numba only when the
 manifest has tables.
 Threads: any; the client's lock makes one call wait for another. In hybrid `batch` has connections

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps.client import channel, client, fan_out
+from ps.client import channel, client, retry
 from ps.client.client import PSClient
 from ps.client.lookup_batch import TrainingBatch
 from ps.config import ServerSettings
@@ -49,7 +49,7 @@ from tests.support.sim.world import Task, World, end_runners
 from tests.support.tables import ones, table
 
 MODULES = (
-    table_handlers, fan_out, gate, waits, lifecycle, channel, client, rendezvous, handlers,
+    table_handlers, retry, gate, waits, lifecycle, channel, client, rendezvous, handlers,
     shard, snapshot_trigger,
 )  # fmt: skip
 BUCKET_ELEMENTS = 16
@@ -171,8 +171,8 @@ class Simulation:
         patched.setattr(receive, "READ_BYTES", 4 * BUCKET_ELEMENTS)  # requests end inside buckets
         patched.setattr(shard, "SEND_BYTES", 8 * BUCKET_ELEMENTS)
         patched.setattr(channel, "connect", network.connect)
-        patched.setattr(fan_out, "wait_any", network.wait_any)
-        patched.setattr(fan_out, "connect_together", lambda *_: {})  # threads of its own
+        patched.setattr(retry, "wait_any", network.wait_any)
+        patched.setattr(retry, "connect_together", lambda *_: {})  # threads of its own
         patched.setattr(channel, "random", SimpleNamespace(uniform=lambda _, longest: longest))
         patched.setattr(secrets, "randbits", world.random.getrandbits)
         tasks = [

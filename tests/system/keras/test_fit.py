@@ -19,7 +19,7 @@ from tfos.errors import SettingsError
 from tfos.keras.export import export, load_model
 from tfos.keras.fit.callbacks import callbacks
 from tfos.keras.fit.distribute import distribute
-from tfos.keras.fit.epochs import Report, combine
+from tfos.keras.fit.epoch_agreement import Report, combine
 
 tf = pytest.importorskip("tensorflow")
 

@@ -2,7 +2,7 @@
 
 Covers: the comparisons that Keras 3.15 makes with an adapter's `num_batches`; `ctx.all_epochs`, a
 number for `fit(epochs=...)` that no feed reaches and that prints as unknown.
-Does not: read the feed (tfos.keras.data.dataset), end `fit` (tfos.keras.fit.epochs).
+Does not: read the feed (tfos.keras.data.dataset), end `fit` (tfos.keras.fit.epoch_agreement).
 Threads: the thread that runs `fit`.
 
 Keras knows two kinds of data. Where `num_batches` is a number, the epoch's loop runs over

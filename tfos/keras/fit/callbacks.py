@@ -1,8 +1,8 @@
 """Callbacks: what a worker's `fit` reports to TensorBoard and to the driver.
 
 Covers: Keras' TensorBoard callback in a directory per worker, progress for the driver.
-Does not: write the servers' numbers (tfos.keras.fit.scalars) or make workers agree
-(tfos.keras.fit.epochs does, unasked).
+Does not: write the servers' numbers (tfos.keras.fit.tensorboard_scalars) or make workers agree
+(tfos.keras.fit.epoch_agreement does, unasked).
 Threads: the thread that runs `fit`. A failing callback here never stops the training.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import keras
 
-from tfos.keras.fit.scalars import ClusterScalars
+from tfos.keras.fit.tensorboard_scalars import ClusterScalars
 from tfos.keras.protocols import ShownContext, WorkerContext
 
 logger = logging.getLogger(__name__)

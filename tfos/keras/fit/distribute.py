@@ -26,7 +26,7 @@ from tfos.keras.data import tensors
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.fit import validation
-from tfos.keras.fit.epochs import AfterCallbacks, BeforeCallbacks, FeedEnded
+from tfos.keras.fit.epoch_agreement import AfterCallbacks, BeforeCallbacks, FeedEnded
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers
 from tfos.keras.step.settings import Settings

@@ -2,7 +2,7 @@
 
 Covers: when a pass may begin, how many rows it had; incompatible arguments.
 Does not: read rows (tfos.keras.data.dataset), evaluate (Keras), combine the workers' metrics
-(tfos.keras.fit.epochs).
+(tfos.keras.fit.epoch_agreement).
 Threads: the thread that runs `fit`.
 
 The rows arrive once all workers have trained the epoch's rows. A rendezvous precedes each pass, so

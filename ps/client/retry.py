@@ -1,4 +1,4 @@
-"""One exchange with several servers at once, which survives cut connections.
+"""Retries: one exchange with several servers at once, sent again over cut connections.
 
 Covers: connecting to several servers together, sending again with the same numbers, waiting for
 whichever server answers first, deadlines.
