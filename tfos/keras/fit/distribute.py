@@ -50,9 +50,8 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     """Move a compiled model's parameters to the servers; `fit` then trains together.
 
     Call it on every worker, with the same model. A built model is bound at once, with the chief's
-    weights; a model without input shape is bound at its first batch. All workers receive weights
-    that are not trainable now once. Later `set_weights` and `load_weights` take effect on the
-    chief.
+    weights; one without input shape at its first batch. All workers receive frozen weights once.
+    Later `set_weights` and `load_weights` take effect on the chief.
 
     Args:
         model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
