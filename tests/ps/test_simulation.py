@@ -27,6 +27,8 @@ NUM_IN_ONE_TEST = 100
 NUM_LONG_SCHEDULES = 40_000
 RARE_ONES = range(4500, 5500)
 """Of these the default run takes the plans in which a worker joins about a restart."""
+RAREST_ONES = (63207,)
+"""One in some 300 of those shows an SSP server that restarts without its workers' clocks."""
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +73,8 @@ def test_thousands_of_schedules_keep_every_promise(first: int):
 @pytest.mark.idle
 @pytest.mark.timeout(1800)
 def test_workers_that_join_about_a_restart_keep_every_promise():
-    run([seed for seed in RARE_ONES if joins_about_a_restart(Plan.of(seed))])
+    rare = [seed for seed in RARE_ONES if joins_about_a_restart(Plan.of(seed))]
+    run([*RAREST_ONES, *rare])
 
 
 @pytest.mark.fault("F27")
@@ -167,7 +170,8 @@ def test_a_restart_that_breaks_a_promise_is_found(name: str, monkeypatch: pytest
     owner, method, mutant, text = RESTART_MUTANTS[name]
     monkeypatch.setattr(owner, method, mutant)
     rare = [seed for seed in RARE_ONES if joins_about_a_restart(Plan.of(seed))]
-    seeds = rare + [seed for seed in range(500, 2500) if Plan.of(seed).restarts]
+    rest = [seed for seed in range(500, 2500) if Plan.of(seed).restarts]
+    seeds = [*RAREST_ONES, *rare, *rest]
     with pytest.raises(
         AssertionError, match=rf"(?s){text}.*replay: python -m tests.support.sim.ps"
     ):
