@@ -26,7 +26,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -146,10 +146,14 @@ class Lease:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take(self) -> bool:
+    def take(self, before_creation: Callable[[], object] = lambda: None) -> bool:
         """Make sure that this job holds the directory.
 
         May wait `silent_s` for a lease of another host.
+
+        Args:
+            before_creation: called right before each attempt to create the lease: what it sees in
+                the directory was not made under the new lease.
 
         Returns:
             Whether no process of this job held it before, so that whatever is staged there belongs
@@ -170,6 +174,7 @@ class Lease:
                         return False
                     was_ours = True
                 if found is None:
+                    before_creation()
                     if self._create():
                         self._remove_remains()
                         return not was_ours

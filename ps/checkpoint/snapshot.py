@@ -299,8 +299,8 @@ class CopyOnWrite:
         self.tables = tuple(tables)
         self.record = record
         self.metadata = Metadata() if metadata is None else metadata
-        self.locks = tuple(threading.Lock() for _ in dense.buckets)
-        """Locks of the buckets, which make "apply, and mark it in the record" one step."""
+        self.locks = tuple(bucket.lock for bucket in dense.owned)
+        """The buckets' own locks: applying, marking in the log and copying exclude each other."""
         self.cut: ShardSnapshot | None = None
         """The one that is open."""
 

@@ -82,8 +82,8 @@ class _Place:
     """The last checkpoint that was committed here."""
     num_deltas: int = 0
     """Since the last full one."""
-    is_clean: bool = True
-    """Nothing is staged here that belongs to nobody."""
+    unowned: list[str] = field(default_factory=list)
+    """Staging directories that belong to nobody, still to be removed."""
     failed: list[str] = field(default_factory=list)
     """Ids of saves that failed here."""
 
@@ -175,13 +175,16 @@ class Saver:
 
     def _clean(self, storage: Storage, place: _Place) -> None:
         """Take the lease; remove what failed saves left, the job's own or those of a dead one."""
-        if place.lease.take():
-            place.is_clean, place.base = False, None
-        if not place.is_clean:
-            for name in storage.names():
-                if name.startswith(STAGING_PREFIX):
-                    storage.remove(name)
-            place.is_clean = True
+        staged: list[str] = []
+
+        def note_staged() -> None:  # before another process of this job can stage anything
+            staged[:] = (name for name in storage.names() if name.startswith(STAGING_PREFIX))
+
+        if place.lease.take(before_creation=note_staged):
+            place.base, place.unowned = None, staged
+        while place.unowned:
+            storage.remove(place.unowned[-1])
+            place.unowned.pop()
         for save_id in place.failed:
             abort(storage, save_id)  # again: a server that was late has written its file since
         del place.failed[:-_MAX_FAILED]

@@ -185,9 +185,9 @@ def test_a_meta_that_nests_without_end_is_refused():
 
 
 GOLDEN_META = (
-    "92a35075749ba5696e70757402030002929395a130a674656e736f72a46c697374a5696e743634910395a131a6"
-    "74656e736f72a67363616c6172a7666c6f617436349095a132a3737472a3737472a09093a57475706c6593a130"
-    "a131a13293c0c0c093a575696e7438a7666c6f61743634a093000002c2a5747261696e00"
+    "93a35075749ba5696e70757402030002929395a130a674656e736f72a46c697374a5696e743634910395a131"
+    "a674656e736f72a67363616c6172a7666c6f617436349095a132a3737472a3737472a09093a57475706c6593"
+    "a130a131a13293c0c0c093a575696e7438a7666c6f61743634a093000002c2a5747261696e0000"
 )
 GOLDEN_PAYLOAD = (
     "0102030405060000000000000000e03f000000000000f83f"
@@ -201,7 +201,7 @@ def test_golden_bytes():
     assert messages.encode(messages.Put(chunk.meta)).hex() == GOLDEN_META
     assert bytearray().join(chunk.encode()).hex() == GOLDEN_PAYLOAD
     status = messages.FeedStatus(7, 8, room=True, draining=False)
-    assert messages.encode(status).hex() == "9b0708c3c2c20000000000c2"
+    assert messages.encode(status).hex() == "9c0708c3c2c20000000000c2c2"
 
 
 def test_golden_bytes_are_read():

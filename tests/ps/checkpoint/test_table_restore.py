@@ -283,7 +283,7 @@ def test_a_lowered_limit_keeps_what_was_pushed_last(
         (share,) = restored(tmp_path, lower, 1, reset_optimizer=reset_optimizer)
     kept = {*range(30), *range(40, 60)}  # of the rest, all of one age, those with small ids
     assert rows_of(share).keys() == kept
-    assert "table 'user': ps:0 takes 50 rows over" in caplog.text
+    assert "table 'user': ps:0 restores 50 rows" in caplog.text
     few = table(rule=Adagrad(), segments=3, max_rows=50)
     with pytest.raises(TableFull, match=r"for ps:0, which holds at most 50 \(its .* raise the lim"):
         restored(tmp_path, few, 1)

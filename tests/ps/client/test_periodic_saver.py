@@ -281,7 +281,7 @@ def test_a_server_that_has_gone_back_counts_as_changed(tmp_path: Path):
             if step == 3:
                 assert saved(chief, tmp_path) == expected, "gone back to just that save"
                 continue
-            with pytest.raises(CheckpointError, match="cannot add to step 3: a server has gone on"):
+            with pytest.raises(CheckpointError, match="cannot add to step 3: a server has resumed"):
                 saved(chief, tmp_path)
             assert saved(chief, tmp_path) == expected
     assert latest(tmp_path) == 4

@@ -7,6 +7,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -419,7 +420,7 @@ def test_a_job_that_lost_its_lease_does_not_commit(tmp_path: Path):
     with seeded(make_manifest()) as (_, client):
         client.save(tmp_path, 1)
         lease = client._saver._place(tmp_path).lease
-        lease.take = lambda: False  # type: ignore[method-assign]  # as if frozen between the two
+        lease.take = Mock(return_value=False)  # type: ignore[method-assign]  # frozen between them
         (tmp_path / "lease.json").write_text(
             '{"owner":"new","host":"far","kernel":"k","pid":1,"started":"1"}'
         )

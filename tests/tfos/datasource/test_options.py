@@ -37,7 +37,7 @@ def test_several_paths_come_as_spark_sends_them():
         ("mode", "PERMISSIVE", "mode is 'PERMISSIVE'; it must be one of failfast, dropmalformed"),
         ("maxSkipped", "-1", "maxSkipped is '-1'; it must be a number >= 0"),
         ("partitionBy", "a,a", "names of different columns"),
-        ("pattern", "x", "no option 'pattern' of tfrecord; there are basePath, binaryFeatures"),
+        ("pattern", "x", "tfrecord has no option 'pattern'; it has basePath, binaryFeatures"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(name, value, text):
