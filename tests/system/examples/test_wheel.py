@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(600)]
 def wheel(tmp_path_factory):
     """The wheel that scripts/build makes of this checkout, its contents checked."""
     directory = tmp_path_factory.mktemp("dist")
-    subprocess.run([ROOT / "scripts" / "build", "--outdir", directory], check=True, timeout=120)
+    subprocess.run([ROOT / "scripts" / "build", "--outdir", directory], check=True, timeout=300)
     (wheel,) = directory.glob("*.whl")
     return wheel
 
