@@ -329,8 +329,7 @@ class TFCluster(StreamCalls, PageCalls):
             qname: which feed.
             columns: columns of a DataFrame that main_fun receives; None: all.
             nulls: missing values in the rows of main_fun, as for `train`; the DataFrame's own
-            columns do
-                not change.
+                columns do not change.
             output: of a DataFrame: the result columns, as a name ("prediction", the default, an
                 array<float>), as names and types ("digit int, scores array<float>") or as a
                 StructType. Results of several columns are dicts, or tuples in this order.
