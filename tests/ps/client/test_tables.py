@@ -370,7 +370,7 @@ def test_a_manifest_may_have_tables_alone():
             {"rule": Adam(global_clipnorm=0.1)},
             r"global_clipnorm=0.1\) is not offered .*set clipnorm",
         ),
-        ({"rule": Adam(ema_momentum=0.9)}, r"averages of rows that no push brings"),
+        ({"rule": Adam(ema_momentum=0.9)}, r"averages of rows outside a push"),
         ({"rule": Nadam(), "row_steps": True}, r"row_steps=True is for Adam, .* got Nadam"),
         ({"when_full": "lru"}, "needs a limit"),
         ({"max_id": 2**63}, "max_id must be in"),

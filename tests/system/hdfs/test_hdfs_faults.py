@@ -197,7 +197,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused_once_it_is_opened_a
     fs.write(f"{directory}/file", b"first")
     with fs.open(f"{directory}/file") as reader:
         fs.write(f"{directory}/file", b"another")
-        reader._forget(reader._opened())  # as a failed range does
+        reader._drop(reader._opened())  # as a failed range does
         with pytest.raises(FileChanged, match="it had 5 bytes, now 7"):
             reader.read_range(0, 5)
 

@@ -312,7 +312,7 @@ class OwnRule(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
 @pytest.mark.parametrize(
     ("optimizer", "sentence"),
     [
-        (lambda: keras.optimizers.Muon(), "Muon, which makes .* matrix orthogonal.*AdamW or Lion"),
+        (lambda: keras.optimizers.Muon(), "Muon, which orthogonalizes .* matrix.*AdamW or Lion"),
         (lambda: keras.optimizers.Lamb(), "Lamb, which scales .* whole parameter.*use AdamW"),
         (lambda: keras.optimizers.Adafactor(), "Adafactor, which keeps sums over.*use Adam"),
         (lambda: OwnRule(0.1), "no update rule for OwnRule; compile .* one of: SGD, Adagrad"),

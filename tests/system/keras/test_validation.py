@@ -198,7 +198,7 @@ def test_epochs_cut_by_steps_do_not_go_with_a_fed_validation():
     with serving() as cluster:
         ctx = cluster.contexts[0]
         model = distribute(make_model(), ctx)
-        with pytest.raises(SettingsError, match=r"fit\(steps_per_epoch=...\) ends an epoch in the"):
+        with pytest.raises(SettingsError, match=r"fit\(steps_per_epoch=...\) ends an epoch before"):
             model.fit(
                 FeedDataset(ctx, BATCH),
                 steps_per_epoch=2,
