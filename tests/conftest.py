@@ -201,6 +201,21 @@ def clean_environ() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def same_signals() -> Iterator[None]:
+    """Fail a test that leaves signals blocked or handled, and restore them for the next one."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    left = signal.pthread_sigmask(signal.SIG_SETMASK, blocked) - blocked
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+            left.add(number)
+    if left:
+        pytest.fail(f"left blocked or handled: {sorted(left)}; such a program needs a process")
+
+
+@pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves threads or child processes behind."""
     threads, children = _threads(), _children()

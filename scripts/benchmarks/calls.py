@@ -1,6 +1,6 @@
 """How many Python functions does one push, and one fed partition, go through?
 
-Figure: CALLS (explains P05, P17, P28; has no bar of its own).
+Figures: CALLS and PUSH (explain P05, P17, P28; have no bar of their own).
 Method: server and client, or feed task and two workers, are threads of this process, over loopback
     TCP, and a profile hook counts each call of a function of this project: a generator that goes on
     counts too. A push is one `push_pull` of two buckets of 4 KiB with Adam; a feed is one partition
@@ -12,12 +12,11 @@ Caveats: calls of numpy, msgspec and compiled kernels are not counted. Waits tha
     because a byte came late add calls, hence the median.
 Last result: docs/performance.md.
 
-    python -m scripts.benchmarks.calls [--toy] [--list]     --list: each function and its count
+    python -m scripts.benchmarks.calls [--toy] [--list]     --list: each function, to stderr
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import itertools
@@ -43,6 +42,7 @@ from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
+from scripts.benchmarks.harness import Figure, parse_arguments, report
 from tfos.bench.servers import server_group
 
 ROOT = Path(__file__).parents[2]
@@ -115,14 +115,6 @@ class Counted:
             one != other for paths in by_thread.values() for one, other in itertools.pairwise(paths)
         )
         self.by_function = collections.Counter((path, name) for _, path, name in calls)
-
-    def row(self, what: str) -> str:
-        """Return one line of the table."""
-        there = self.num_calls - self.num_here
-        return (
-            f"{what:<44} {self.num_calls:>6} {self.num_here:>7} {there:>7} "
-            f"{self.num_functions:>9} {self.num_files:>5} {self.num_moves:>6}"
-        )
 
 
 def manifest(consistency: Any) -> Manifest:
@@ -243,47 +235,57 @@ def push_seconds(consistency: str, num_pushes: int) -> tuple[float, float, float
             )
 
 
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+PUSHES = (("async", 1), ("sync", 1), ("ssp", 1), ("async", 2))
+"""Consistency and number of servers."""
+
+
+def report_calls(name: str, counted: Counted, list_them: bool) -> None:
+    """Print what one trace holds as one JSON line, and its functions to stderr if asked."""
+    report(
+        Figure("CALLS", name, "calls", "lower"),
+        [counted.num_calls],
+        [],
+        "",
+        in_calling_thread=counted.num_here,
+        functions=counted.num_functions,
+        files=counted.num_files,
+        moves=counted.num_moves,
     )
-    parser.add_argument("--toy", action="store_true", help="only show that it still works")
-    parser.add_argument("--list", action="store_true", help="print every function and its count")
-    args = parser.parse_args()
-    repeats, num_pushes, rounds = (3, 50, 1) if args.toy else (41, 3000, 5)
+    if list_them:
+        print(f"\n{name}", file=sys.stderr)
+        for (path, function), count in sorted(counted.by_function.items()):
+            print(f"{count:>5}  {path}  {function}", file=sys.stderr)
+
+
+def main() -> None:
+    """Print the figures."""
+    list_them = "--list" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--list"]
+    args = parse_arguments(__doc__, repeats=5)
+    num_traces, num_pushes = (3, 50) if args.toy else (41, 3000)
     trace = Trace()
     trace.install()
-    rows: list[tuple[str, Counted]] = []
-    for what, consistency, num_servers in (
-        ("push_pull, 2 buckets, async", "async", 1),
-        ("push_pull, 2 buckets, sync", "sync", 1),
-        ("push_pull, 2 buckets, ssp", "ssp", 1),
-        ("push_pull, 2 buckets, async, 2 servers", "async", 2),
-    ):
-        rows.append((what, counted_push(trace, consistency, num_servers, repeats)))
-    feeds = [counted_feed(trace, num_rows) for num_rows in (256, 9 * 256)]
-    for counted, chunks in feeds:
-        rows.append((f"feed of {chunks} chunk(s) of 256 rows, 2 workers", counted))
+    for consistency, num_servers in PUSHES:
+        counted = counted_push(trace, consistency, num_servers, num_traces)
+        name = f"push_pull of 2 buckets, {consistency}, {num_servers} server(s)"
+        report_calls(name, counted, list_them)
+    for num_rows in (256, 9 * 256):
+        counted, chunks = counted_feed(trace, num_rows)
+        report_calls(f"feed of {chunks} chunk(s) of 256 rows, 2 workers", counted, list_them)
     trace.remove()
-    print(f"{'calls':<44} {'all':>6} {'here':>7} {'there':>7} {'functions':>9} files  moves")
-    for what, counted in rows:
-        print(counted.row(what))
-    (first, few), (last, many) = feeds
-    per_chunk = (last.num_calls - first.num_calls) / (many - few)
-    print(f"{'each further chunk, both sides':<44} {per_chunk:>6.0f}")
-    if args.list:
-        for what, counted in (rows[0], rows[1], rows[-2]):
-            print(f"\n{what}")
-            for (path, name), count in sorted(counted.by_function.items()):
-                print(f"{count:>5}  {path}  {name}")
-    print(f"\n{'us per push_pull of 2 buckets':<44} {'median':>8} {'client CPU':>11} server CPU")
     for consistency in ("async", "sync"):
-        runs = [push_seconds(consistency, num_pushes) for _ in range(rounds)]
-        median, client, server = (statistics.median(each) * 1e6 for each in zip(*runs, strict=True))
-        least = min(run[0] for run in runs) * 1e6
-        spread = f"(least of {rounds} runs {least:.0f})"
-        print(f"{consistency:<44} {median:>8.0f} {client:>11.0f} {server:>10.0f} {spread}")
+        runs = [push_seconds(consistency, num_pushes) for _ in range(args.repeats)]
+        median, client, server = (
+            [1e6 * each for each in column] for column in zip(*runs, strict=True)
+        )
+        report(
+            Figure("PUSH", f"push_pull of 2 buckets, {consistency}", "us", "lower"),
+            median,
+            [],
+            "",
+            client_processor_us=round(statistics.median(client)),
+            server_processor_us=round(statistics.median(server)),
+        )
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ps.cli import serve
 from ps.cli.main import main as ps_main
-from ps.cli.serve import main
 from ps.client.client import PSClient
 from ps.errors import RequestTimeout
 from ps.manifest.manifest import Hyper
@@ -76,14 +76,17 @@ def test_the_documented_commands_make_what_servers_and_clients_need(tmp_path: Pa
         (["all"], "TLS files cannot be used"),
     ],
 )
-def test_flags_and_files_without_sense_are_refused(tmp_path: Path, capsys, flags, text):
+def test_flags_and_files_without_sense_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, flags, text
+):
+    monkeypatch.setattr(serve, "_catch_signals", list)
     for name in ("secret", *FILES):
         (tmp_path / name).touch(mode=0o644 if "chmod" in text and name == "key.pem" else 0o600)
         (tmp_path / name).write_bytes(SECRET)
     if flags[-1] == "all":
         flags = [*flags[:-1], *arguments(tmp_path)]
     secret = ["--secret-file", str(tmp_path / "secret")]
-    assert main(["--num-workers", "1", "--cluster-id", "c", *secret, *flags]) == 2
+    assert serve.main(["--num-workers", "1", "--cluster-id", "c", *secret, *flags]) == 2
     assert text in capsys.readouterr().err
 
 

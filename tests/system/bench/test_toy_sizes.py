@@ -45,6 +45,7 @@ def figures(name: str, *options: str) -> list[str]:
 BENCHMARKS = {
     "accuracy": ["ACC"],
     "apply": ["APPLY"] * 4,
+    "calls": [*["CALLS"] * 6, *["PUSH"] * 2],
     "checkpoint": ["P19", "P18"],
     "compression": ["PACK"] * 3,
     "decode": ["DECODE", "DECODE-arrow"] * 3,
