@@ -175,8 +175,12 @@ class Service:
 
     def stop(self, reason: str) -> None:
         """End all waits; what is under way is answered with the reason."""
-        self._meetings.end(f"ps:{self.settings.rank} stops: {reason}")
+        self._drain(reason)
         self.life.stop(reason)
+
+    def _drain(self, reason: str) -> None:
+        self._meetings.end(f"ps:{self.settings.rank} stops: {reason}")
+        self.life.drain(reason)
 
     def _describe(self, call: Call, request: messages.Describe) -> None:
         self.life.wait_until_filled(time.monotonic() + request.wait_s, call.peer_gone)
@@ -433,5 +437,8 @@ class Service:
         self._reply_description(call)
 
     def _stop(self, call: Call, request: messages.StopServer) -> None:
-        self.stop(request.reason or f"asked by {call.peer}")
-        self._reply_description(call)
+        self._drain(request.reason or f"asked by {call.peer}")
+        try:
+            self._reply_description(call)
+        finally:  # a process that ends closes its connections: it may only after the answer
+            self.life.stopping.set()

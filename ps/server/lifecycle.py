@@ -32,7 +32,7 @@ class Lifecycle:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.stopping = threading.Event()
-        """Set as soon as the shard drains."""
+        """Set once the shard drains and whoever asked for it is answered: the process may end."""
         self._changed = threading.Condition()
         self.phase = Phase.EMPTY
         """Where the shard is in its life; changed here alone."""
@@ -137,6 +137,11 @@ class Lifecycle:
             shard.gate.refuse_stale(worker, incarnation)
 
     def stop(self, reason: str) -> None:
+        """Drain, and let the process end."""
+        self.drain(reason)
+        self.stopping.set()
+
+    def drain(self, reason: str) -> None:
         """End all waits and refuse what changes anything; the values can still be pulled."""
         with self._changed:
             if self.phase in (Phase.DRAINING, Phase.CLOSED):
@@ -146,7 +151,6 @@ class Lifecycle:
         if shard is not None:
             where = f"ps:{self.settings.rank} is {Phase.DRAINING.value}"
             shard.gate.close(ServerPhaseError(f"{where} ({reason}); nothing was changed"))
-        self.stopping.set()
 
     def close(self) -> None:
         """Nothing is answered any more. Idempotent."""

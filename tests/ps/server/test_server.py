@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import numpy as np
@@ -27,8 +28,9 @@ from ps.errors import (
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Layout, Manifest, ParamSpec
 from ps.protocol import messages
 from ps.protocol.messages import Number
-from ps.server.server import PSServer
-from rpc.auth.handshake import Role
+from ps.server.handlers import Service
+from ps.server.server import PSServer, ServerSettings
+from rpc.auth.handshake import Identity, Role
 from tests.support.ps_cluster import (
     ADD,
     Cluster,
@@ -41,6 +43,9 @@ from tests.support.ps_cluster import (
     succeeded,
     wait_until,
 )
+
+if TYPE_CHECKING:
+    from rpc.server.listener import Call
 
 pytestmark = pytest.mark.socket
 
@@ -764,6 +769,21 @@ def test_stop_ends_waiting_pushes_and_still_answers_pulls():
         assert bed.pulled(clients[0])["trainable"][0] == 1.0
         with pytest.raises(ServerPhaseError, match="DRAINING"):
             clients[1].push(filled(manifest), hyper=HYPER, rows=1)
+
+
+def test_a_server_ends_after_it_has_answered_the_stop_request():
+    service = Service(ServerSettings(rank=0, num_servers=1, num_workers=1), open_connections=int)
+    may_end: list[bool] = []
+
+    class StopCall:
+        peer = Identity(Role.DRIVER, 0)
+        meta = messages.encode(messages.StopServer("enough"))
+
+        def reply(self, meta: bytes) -> None:
+            may_end.append(service.life.stopping.is_set())
+
+    service.handle(cast("Call", StopCall()))
+    assert (may_end, service.life.stopping.is_set()) == ([False], True)
 
 
 @pytest.mark.parametrize("consistency", ["async", "sync"])
