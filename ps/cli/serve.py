@@ -244,9 +244,9 @@ def _announce(server: PSServer, metrics_port: int) -> None:
 
 
 def _catch_signals() -> list[int]:
-    """Block the signals, which `_wait_for_end` fetches; returns where the others are noted.
+    """Block the signals, which `_wait_for_end` looks for; returns where the others are noted.
 
-    A handler that takes a lock may meet its own thread holding it, so signals are fetched. But a
+    A handler that takes a lock may meet its own thread holding it, so signals stay pending. But a
     thread that a library made when it was imported does not block them: what is delivered to it
     must not end the process, and its handler only notes it.
     """
@@ -260,8 +260,10 @@ def _catch_signals() -> list[int]:
 def _wait_for_end(server: PSServer, caught: Sequence[int]) -> None:
     """Wait for a signal, a stop request or a successor."""
     losses = LossReport()
-    while not caught and not server.wait_stopped(0):
-        if signal.sigtimedwait(_SIGNALS, _POLL_S) is not None or server.look_for_successor():
+    while not caught and not server.wait_stopped(_POLL_S):
+        # Not sigtimedwait: suspended beyond its timeout and continued, it returns a signal that
+        # nobody has sent (CPython reads a result that the interrupted call has not filled).
+        if signal.sigpending().intersection(_SIGNALS) or server.look_for_successor():
             break
         _warn(losses.poll(server.stats(), time.monotonic()))
     _warn(losses.last(server.stats()))

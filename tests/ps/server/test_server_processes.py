@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -109,6 +110,33 @@ def test_a_signal_ends_a_server_in_order(tmp_path: Path, number: signal.Signals)
         server.send(number)
         status, errors = server.wait()
         assert (status, errors) == (0, "")
+
+
+STOPS_S = (0.02, 0.1, 0.19, 0.3, 0.6, 1.1)
+"""How long a server is suspended: shorter and longer than the time between two looks."""
+
+
+@pytest.mark.fault("F11")
+def test_a_suspended_server_goes_on_with_its_parameters(tmp_path: Path):
+    """After any suspension; a signal that came meanwhile ends it in order."""
+    manifest = make_manifest(rule=ADD)
+    with (
+        server_processes(tmp_path, 1, num_workers=1) as (server,),
+        client_of([server]) as client,
+    ):
+        client.seed(manifest, filled(manifest))
+        process = psutil.Process(server.process.pid)
+        for number, stop_s in enumerate(STOPS_S * 2, start=1):
+            server.send(signal.SIGSTOP)
+            wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the server to stop")
+            threading.Event().wait(stop_s)
+            server.send(signal.SIGCONT)
+            pushed = client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+            assert (pushed.clock, server.process.poll()) == (number, None)
+        server.send(signal.SIGSTOP)
+        server.send(signal.SIGTERM)
+        server.send(signal.SIGCONT)
+        assert server.wait() == (0, "")
 
 
 def test_a_stop_request_ends_the_process(tmp_path: Path):
