@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 
 _KiB = 1024
@@ -26,9 +27,10 @@ class Limits:
     handshake_timeout_s: float = 5.0
     """From accepting a connection to its proof; after that the connection is closed."""
     max_handshakes: int = 1024
-    """Connections that have not proved themselves yet; one more closes the oldest."""
+    """Connections that have not proved themselves yet; one more closes the oldest. At most
+    `spare_descriptors()`."""
     max_handshakes_per_peer: int = 512
-    """The same per peer address."""
+    """The same per peer address; at most half of `spare_descriptors()`."""
     max_connections: int = 4096
     """Authenticated connections of one listener; each costs a thread."""
     stall_timeout_s: float = 20.0
@@ -53,3 +55,13 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+
+def spare_descriptors() -> int:
+    """Return how many descriptors unauthenticated connections may hold on one listening port.
+
+    A quarter of the process's soft limit, at most 1024: a stranger must not stop the process from
+    opening files.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1024 if soft == resource.RLIM_INFINITY else max(1, min(soft // 4, 1024))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from rpc.auth.handshake import ServerHandshake, Session
 from rpc.errors import RpcError
-from rpc.limits import Limits
+from rpc.limits import Limits, spare_descriptors
 from rpc.transport.listen import Acceptor
 from rpc.transport.stream import Stream
 from rpc.transport.tls_stream import TlsStream
@@ -65,6 +65,9 @@ class Authenticator:
         self._new_handshake = new_handshake
         self._admit = admit
         self._limits = limits
+        spare = spare_descriptors()
+        self._max_handshakes = min(limits.max_handshakes, spare)
+        self._max_handshakes_per_peer = min(limits.max_handshakes_per_peer, max(1, spare // 2))
         self._refusals = _RefusalLog()
         self._selector = selectors.DefaultSelector()
         self._unauthenticated: dict[int, _Unauthenticated] = {}  # by descriptor, oldest first
@@ -160,9 +163,9 @@ class Authenticator:
     def _begin_handshake(self, stream: Stream) -> None:
         self.accepted += 1
         peer = stream.peer_address.rpartition(":")[0] or stream.peer_address
-        if self._per_peer[peer] >= self._limits.max_handshakes_per_peer:
+        if self._per_peer[peer] >= self._max_handshakes_per_peer:
             self._evict_oldest(peer)
-        if len(self._unauthenticated) >= self._limits.max_handshakes:
+        if len(self._unauthenticated) >= self._max_handshakes:
             self._evict_oldest(None)
         handshake = self._new_handshake(stream)
         [(descriptor, _)] = stream.interest(read=True, write=False)

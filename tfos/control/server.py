@@ -1,6 +1,7 @@
 """The driver's side of the control plane: an authenticated gRPC server for all nodes.
 
-Covers: mutual TLS, permissions of nodes, order streams, decoding with typed refusal.
+Covers: mutual TLS, the cap on connections, permissions of nodes, order streams, decoding with typed
+refusal.
 Does not: decide anything (a ControlHandler does, see control.coordinator).
 Runs in: the driver's Python.
 Threads: every call runs on a daemon thread of this server and ends in the handler, which must
@@ -21,6 +22,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from rpc.auth.certificates import TlsCredentials
+from rpc.limits import spare_descriptors
 from tfos.control import codec, messages
 from tfos.control.outbox import Outbox
 from tfos.errors import ControlError
@@ -31,6 +33,9 @@ _LOG = logging.getLogger(__name__)
 _SPARE_THREADS = 16
 """Unary calls served at the same time, in addition to one stream per node."""
 _CLOSE_GRACE_S = 0.2
+_HANDSHAKE_S = 5.0
+"""From accepting a connection to the end of its TLS handshake, as on the data plane. gRPC's own
+default is 120 s: a stranger would hold a descriptor of the driver for that long."""
 
 
 class ControlHandler(Protocol):
@@ -70,6 +75,10 @@ class ControlServer:
             handlers=[_Methods(self)],
             options=[
                 ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_S)),
+                # gRPC counts nodes and strangers together and closes what is over the cap. A node
+                # has one connection, and briefly two when it connects again.
+                ("grpc.max_allowed_incoming_connections", 2 * num_nodes + spare_descriptors()),
                 ("grpc.max_receive_message_length", codec.MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", codec.MAX_MESSAGE_BYTES),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),

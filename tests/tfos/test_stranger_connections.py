@@ -1,0 +1,130 @@
+"""Strangers' connections take a bounded share of a process's descriptors, on every listening port.
+
+Each server runs in a process with few descriptors, and a stranger opens more connections than that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.control import ControlBed
+from tfos.control import messages, server
+
+pytestmark = [pytest.mark.socket, pytest.mark.slow]
+
+WAIT_S = 30.0
+DESCRIPTORS = 256
+STRANGERS = 2 * DESCRIPTORS
+PROGRAM = """
+import os, sys
+def control():
+    from tests.support.control import ControlBed
+    return ControlBed().port
+def listener():
+    from rpc.auth.handshake import Credentials, Identity, Role
+    from rpc.server.listener import Listener
+    made = Listener(print, Credentials.generate(), Identity(Role.SERVER, 0))
+    made.bind_tcp("127.0.0.1")
+    made.start()
+    return made.endpoint.port
+def page():
+    from rpc.http_page import HttpPage
+    return HttpPage(lambda: b"", "text/plain").start("127.0.0.1", 0)
+print(globals()[sys.argv[1]](), flush=True)
+for _ in sys.stdin:
+    opened = []
+    try:
+        while True:
+            opened.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        for each in opened:
+            os.close(each)
+    print(len(opened), flush=True)
+os._exit(0)
+"""
+
+
+@contextlib.contextmanager
+def serving(kind: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run one kind of server with few descriptors; yields its process and its port."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # gRPC says that descriptors ran out
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS)),
+    )
+    with process:
+        assert process.stdout
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def free_descriptors(process: subprocess.Popen[str]) -> int:
+    """Return how many files the process can open now."""
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return int(process.stdout.readline())
+
+
+def num_closed(strangers: list[socket.socket]) -> int:
+    """Return how many connections the server has closed."""
+    poll = select.poll()
+    for each in strangers:
+        poll.register(each, select.POLLRDHUP)
+    return len(poll.poll(0))
+
+
+@pytest.mark.attack("A13")
+@pytest.mark.parametrize("kind", ["control", "listener", "page"])
+def test_idle_strangers_leave_a_process_half_of_its_descriptors(kind):
+    with serving(kind) as (process, port), contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+            for _ in range(STRANGERS)
+        ]
+        deadline_s = time.monotonic() + WAIT_S
+        refused = 0
+        while refused < STRANGERS - DESCRIPTORS // 2:
+            assert time.monotonic() < deadline_s, f"{refused} of {STRANGERS} refused"
+            assert free_descriptors(process) > DESCRIPTORS // 2
+            refused = num_closed(strangers)
+
+
+@pytest.mark.attack("A13")
+def test_a_dripping_handshake_is_cut_and_nodes_register_again(monkeypatch):
+    monkeypatch.setattr(server, "_HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(server, "spare_descriptors", lambda: 4)
+    control = ControlBed()
+    try:
+        with contextlib.ExitStack() as stack:
+            # More than the cap: all of them are held, or closed at once.
+            slow = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", control.port), WAIT_S))
+                for _ in range(24)
+            ]
+            deadline_s = time.monotonic() + WAIT_S
+            while num_closed(slow) < len(slow):
+                assert time.monotonic() < deadline_s, "a stranger keeps its connection"
+                for each in slow:
+                    with contextlib.suppress(OSError):
+                        each.send(b"\x16")  # one byte of a TLS record at a time
+                select.select([], [], [], 0.02)
+            client = control.client()
+            client.heartbeat(messages.Heartbeat(client.node, 1, "x"))
+    finally:
+        control.close()
