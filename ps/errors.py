@@ -11,7 +11,7 @@ PSError (a TFOSError)
 │   ├── PackingError         a packed gradient that no packer makes
 │   ├── IdError              an id that its table does not take
 │   ├── TableFull            a table has no room for new rows
-│   ├── StaleIncarnation     a newer attempt of this worker is registered
+│   ├── StaleGeneration     a newer attempt of this worker is registered
 │   └── SequenceGap          a push is missing before this one
 ├── WorkerLost               a sync barrier lost a member        → restart with the remaining
 ├── CheckpointError          a checkpoint cannot be written or read
@@ -121,7 +121,7 @@ class TableFull(PushError):
     code = "table_full"
 
 
-class StaleIncarnation(PushError):
+class StaleGeneration(PushError):
     """The push came from an attempt of a worker that a newer attempt has replaced."""
 
     code = "stale_incarnation"

@@ -1,6 +1,6 @@
 """The exactly-once record: which request of which worker has already changed which bucket.
 
-Covers: incarnations and fencing, sequence numbers, the state of a half-applied push, the record in
+Covers: generations and fencing, sequence numbers, the state of a half-applied push, the record in
 a checkpoint.
 Does not: apply anything (ps.dense.shard), decide when (ps.consistency.asp). Pure: no locks, clock
 or I/O.
@@ -34,18 +34,21 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from ps.errors import PSError, SequenceGap, ServerPhaseError, StaleIncarnation
+from ps.errors import PSError, SequenceGap, ServerPhaseError, StaleGeneration
 from ps.manifest.manifest import WorkerRank
 
 MAX_SEQUENCE = 2**63 - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 
 
-class SessionCut(msgspec.Struct, frozen=True):
-    """One session's record as a checkpoint keeps it, cut bucket by bucket with the values."""
+class SessionCut(msgspec.Struct, frozen=True, rename={"generation": "incarnation"}):
+    """One session's record as a checkpoint keeps it, cut bucket by bucket with the values.
+
+    Checkpoints know `generation` by its older name.
+    """
 
     worker: Count
-    incarnation: Count
+    generation: Count
     session: Count
     applied: tuple[Count, ...]
     """Per bucket the sequence last applied there."""
@@ -57,7 +60,7 @@ class LiveSession(NamedTuple):
     """One session at the moment of the cut."""
 
     worker: int
-    incarnation: int
+    generation: int
     session: int
     applied: array[int]
     """The record's own, per unit the sequence last applied there; goes on changing."""
@@ -104,7 +107,7 @@ class LogSnapshot:
     def sessions(self) -> tuple[SessionCut, ...]:
         """Return what a checkpoint keeps, once every unit is noted."""
         return tuple(
-            SessionCut(live.worker, live.incarnation, live.session, tuple(seen), live.completed)
+            SessionCut(live.worker, live.generation, live.session, tuple(seen), live.completed)
             for live, seen in sorted(self._pairs, key=lambda pair: pair[0][:3])
         )
 
@@ -117,7 +120,7 @@ class RequestId(NamedTuple):
     """What makes a changing request unique at one server."""
 
     worker: WorkerRank
-    incarnation: int
+    generation: int
     """Which attempt of the worker; only the newest may change anything."""
     session: int
     """Which client object of that process."""
@@ -130,7 +133,7 @@ def is_first(request: RequestId, acked_clock: int) -> bool:
 
     A later attempt begins where the others are.
     """
-    return not (acked_clock or request.incarnation)
+    return not (acked_clock or request.generation)
 
 
 class Verdict(enum.Enum):
@@ -151,16 +154,16 @@ class SessionLog:
         "applied",
         "completed",
         "ended",
+        "generation",
         "heard",
-        "incarnation",
         "may_jump",
         "refusal",
         "resent",
         "sequence",
     )
 
-    def __init__(self, incarnation: int, num_buckets: int) -> None:
-        self.incarnation = incarnation
+    def __init__(self, generation: int, num_buckets: int) -> None:
+        self.generation = generation
         self.sequence = 0
         self.completed = 0
         self.applied = array("q", bytes(8 * num_buckets))
@@ -206,7 +209,7 @@ class Ticket(msgspec.Struct, eq=False):
         return session.refusal.again()
 
     def check(self) -> None:
-        """Raise why its session was put away since `begin`: StaleIncarnation after a fence."""
+        """Raise why its session was put away since `begin`: StaleGeneration after a fence."""
         if self.session.ended is not None:
             raise self.session.ended.again()
 
@@ -216,7 +219,7 @@ class Ticket(msgspec.Struct, eq=False):
         False too when the session has gone on to a later request: a late copy changes nothing.
 
         Raises:
-            StaleIncarnation: the worker was fenced since `begin`.
+            StaleGeneration: the worker was fenced since `begin`.
         """
         session, sequence = self.session, self.id.sequence
         if session.ended is not None:
@@ -267,17 +270,17 @@ class CompletionLog:
             acknowledged: the last request that the session was told is done.
 
         Raises:
-            StaleIncarnation: a newer attempt of the worker is known, or this one was fenced.
+            StaleGeneration: a newer attempt of the worker is known, or this one was fenced.
             SequenceGap: this record does not know what was acknowledged: the state was lost.
         """
-        worker, incarnation, key, sequence = request
+        worker, generation, key, sequence = request
         least = self._least.get(worker, 0)
-        if incarnation < least:
-            raise _replaced(worker, incarnation, least)
-        if incarnation > least:
-            self.fence(worker, incarnation)
+        if generation < least:
+            raise _replaced(worker, generation, least)
+        if generation > least:
+            self.fence(worker, generation)
         session = self._sessions.get(worker, _NONE).get(key)
-        is_unheard = session is None or session.incarnation != incarnation
+        is_unheard = session is None or session.generation != generation
         if session is None or is_unheard:
             session = self._open(request)
         self._num_heard += 1
@@ -300,34 +303,34 @@ class CompletionLog:
         ticket.complete()
         self._lost_requests += 1
 
-    def fence(self, worker: WorkerRank, least_incarnation: int) -> None:
-        """Refuse every incarnation of the worker below `least_incarnation` from now on."""
-        if least_incarnation <= self._least.get(worker, 0):
+    def fence(self, worker: WorkerRank, least_generation: int) -> None:
+        """Refuse every generation of the worker below `least_generation` from now on."""
+        if least_generation <= self._least.get(worker, 0):
             return
-        self._least[worker] = least_incarnation
+        self._least[worker] = least_generation
         kept: dict[int, SessionLog] = {}
         for key, session in self._sessions.get(worker, _NONE).items():
-            if session.incarnation >= least_incarnation:
+            if session.generation >= least_generation:
                 kept[key] = session
             else:
-                session.ended = _replaced(worker, session.incarnation, least_incarnation)
+                session.ended = _replaced(worker, session.generation, least_generation)
         # A new dict: another thread may be reading the old one for a checkpoint.
         self._sessions[worker] = kept
 
-    def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
-        """Raise StaleIncarnation if a newer attempt of the worker is known, or this was fenced."""
+    def refuse_stale(self, worker: WorkerRank, generation: int) -> None:
+        """Raise StaleGeneration if a newer attempt of the worker is known, or this was fenced."""
         least = self._least.get(worker, 0)
-        if incarnation < least:
-            raise _replaced(worker, incarnation, least)
+        if generation < least:
+            raise _replaced(worker, generation, least)
 
-    def incarnation_of(self, worker: WorkerRank) -> int:
-        """The oldest incarnation that is not refused: the newest one seen, unless fenced beyond."""
+    def generation_of(self, worker: WorkerRank) -> int:
+        """The oldest generation that is not refused: the newest one seen, unless fenced beyond."""
         return self._least.get(worker, 0)
 
     def cut(self) -> LogSnapshot:
         """Return the record as it is now, to be read bucket by bucket; call it as `complete`."""
         live = [
-            LiveSession(worker, record.incarnation, session, record.applied, record.completed)
+            LiveSession(worker, record.generation, session, record.applied, record.completed)
             for worker, sessions in self._sessions.items()
             for session, record in sessions.items()
         ]
@@ -347,7 +350,7 @@ class CompletionLog:
                     f"a record of {len(cut.applied)} buckets cannot be restored into a shard of "
                     f"{self._num_buckets}"
                 )
-            record = SessionLog(cut.incarnation, self._num_buckets)
+            record = SessionLog(cut.generation, self._num_buckets)
             record.applied = array("q", cut.applied)
             record.sequence = max(cut.applied, default=cut.completed)
             record.completed = min(cut.applied, default=cut.completed)
@@ -363,7 +366,7 @@ class CompletionLog:
                 f"worker {request.worker} has more than {MAX_SESSIONS} clients at this server; the "
                 "one that was silent longest was put away: close clients that are done"
             )
-        session = sessions[request.session] = SessionLog(request.incarnation, self._num_buckets)
+        session = sessions[request.session] = SessionLog(request.generation, self._num_buckets)
         return session
 
     def _count_lost(self, request: RequestId, session: SessionLog, acknowledged: int) -> None:
@@ -382,9 +385,9 @@ class CompletionLog:
 _NONE: dict[int, SessionLog] = {}
 
 
-def _replaced(worker: WorkerRank, incarnation: int, least: int) -> StaleIncarnation:
-    return StaleIncarnation(
-        f"worker {worker} incarnation {incarnation} was replaced: the server accepts "
+def _replaced(worker: WorkerRank, generation: int, least: int) -> StaleGeneration:
+    return StaleGeneration(
+        f"worker {worker} generation {generation} was replaced: the server accepts "
         f"{least} and newer; this process must end",
-        {"worker": str(worker), "got": str(incarnation), "expected": str(least)},
+        {"worker": str(worker), "got": str(generation), "expected": str(least)},
     )

@@ -71,7 +71,7 @@ from ps.errors import (
     ServerPhaseError,
     ServerUnavailable,
     ShapeError,
-    StaleIncarnation,
+    StaleGeneration,
     TableFull,
     WorkerLost,
 )
@@ -159,7 +159,7 @@ __all__ = [
     "SettingsError",
     "ShapeError",
     "ShutdownTimeout",
-    "StaleIncarnation",
+    "StaleGeneration",
     "StorageUnavailable",
     "TFOSError",
     "TableFull",

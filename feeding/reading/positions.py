@@ -51,25 +51,25 @@ Stop = tuple[Place, ...]
 """The places of all readers of a run when it stopped."""
 
 
-class Position(msgspec.Struct, frozen=True):
+class Position(msgspec.Struct, frozen=True, rename={"run_number": "generation"}):
     """Position of one reader of a run, as a checkpoint stores it."""
 
     files: str
     """The `fingerprint` of the files."""
     seed: int | None
     shuffle_rows: int
-    generation: int
+    run_number: int
     """See Course."""
     worker: int
     num_workers: int
     place: Place
 
 
-class Course(msgspec.Struct, frozen=True):
+class Course(msgspec.Struct, frozen=True, rename={"run_number": "generation"}):
     """What the readers of a run need of the runs that it continues."""
 
-    generation: int = 0
-    """Number of runs before this one. Positions of another generation do not count."""
+    run_number: int = 0
+    """Number of runs before this one. Positions of another run do not count."""
     first_epoch: int = 0
     stops: tuple[Stop, ...] = ()
     """Stops of earlier runs inside epochs that are still to be read, the oldest first."""
@@ -137,7 +137,7 @@ def course_after(
         FileChanged: the files have changed.
         FeedSettingsError: the order of rows differs (seed or shuffle_rows).
     """
-    last = [each for each in found if each.generation == before.generation]
+    last = [each for each in found if each.run_number == before.run_number]
     if not last:
         return before
     for each in last:
@@ -151,7 +151,7 @@ def course_after(
         epoch += 1
     while stops and not any(_reaches(place, epoch) for place in stops[0]):
         stops = stops[1:]
-    return Course(before.generation + 1, epoch, stops)
+    return Course(before.run_number + 1, epoch, stops)
 
 
 def fingerprint(files: Iterable[SourceFile]) -> str:

@@ -66,7 +66,7 @@ class DirectReader:
             fingerprint(self._files),
             None if seed is None else int(seed),
             shuffle_rows,
-            course.generation,
+            course.run_number,
             worker,
             num_workers,
             Place(course.first_epoch),

@@ -50,13 +50,13 @@ class FeedHandler:
 
     def disconnected(self, peer: Identity) -> None:
         """End the inference session of a feeder whose connection has ended."""
-        if peer.role is not Role.FEEDER or not peer.incarnation:
+        if peer.role is not Role.FEEDER or not peer.generation:
             return
         state = self._state
         with state.changed:
             for feed, answers in state.answers.items():
-                if answers.drop(peer.incarnation):
-                    state.queues[feed].abandon(peer.incarnation)
+                if answers.drop(peer.generation):
+                    state.queues[feed].abandon(peer.generation)
             state.changed.notify_all()
 
     def _answer(self, call: Call) -> None:

@@ -72,7 +72,7 @@ class InferenceFeeder:
         self._config = config
         self._feed = feed
         self._partition = partition
-        # 0 means "no session". The connection's incarnation is the session's number: the worker
+        # 0 means "no session". The connection's generation is the session's number: the worker
         # ends the session with the connection.
         self._session = secrets.randbits(62) + 1
         self._packer = make_packer(

@@ -118,7 +118,7 @@ class Channel:
         """Made so far; one more may mean another process, which a restore has set back."""
         self._counters = LinkCounters(server)
         self._retired = False
-        self._incarnation = 0
+        self._generation = 0
         """The newest start of this server that has answered; older ones were replaced."""
 
     def is_due(self) -> bool:
@@ -161,16 +161,16 @@ class Channel:
             raise PSSettingsError(
                 f"{self.name} is ps:{connection.peer.rank}; give the endpoints in order of ranks"
             )
-        if connection.peer.incarnation < self._incarnation:
+        if connection.peer.generation < self._generation:
             connection.close()
             replaced = PeerGone(
-                f"it answers as start {connection.peer.incarnation}, but start "
-                f"{self._incarnation} has replaced it"
+                f"it answers as start {connection.peer.generation}, but start "
+                f"{self._generation} has replaced it"
             )
             _logger.warning("%s: %s", self.name, replaced)
             self._note_failure(now_s, replaced)
             return None
-        self._incarnation = connection.peer.incarnation
+        self._generation = connection.peer.generation
         self._counters.connected(connection)
         self.num_connections += 1
         self.connection = connection

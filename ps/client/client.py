@@ -99,7 +99,7 @@ class PSClient:
     Args:
         endpoints: all servers, in the order of their ranks.
         credentials: the cluster's secret.
-        identity: who this worker is; `incarnation` grows when it is restarted.
+        identity: who this worker is; `generation` grows when it is restarted.
         num_workers: of the whole cluster.
         timeout_s: for every call that does not say otherwise, waiting at a sync barrier included.
         reconnect_s: a server that cannot be reached for so long is gone.
@@ -275,7 +275,7 @@ class PSClient:
         Raises:
             NonFiniteGradient: NaN or infinity; that bucket is unchanged. In sync mode the refusing
                 server counts the push as null, so the barrier holds.
-            StaleIncarnation: a newer attempt of this worker is at work: end this process.
+            StaleGeneration: a newer attempt of this worker is at work: end this process.
             WorkerLost: sync: a member of the barrier is gone.
             RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
         """
@@ -487,23 +487,23 @@ class PSClient:
         """
         return self._fleet.link_stats()
 
-    def fence(self, worker_rank: int, incarnation: int) -> None:
-        """Refuse the worker's incarnations below this one. Drivers and supervisors only.
+    def fence(self, worker_rank: int, generation: int) -> None:
+        """Refuse the worker's generations below this one. Drivers and supervisors only.
 
         Args:
             worker_rank: the worker, from 0.
-            incarnation: the oldest that may still push.
+            generation: the oldest that may still push.
         """
-        self._ask(messages.Fence(worker_rank, incarnation), Description)
+        self._ask(messages.Fence(worker_rank, generation), Description)
 
-    def worker_lost(self, worker_rank: int, incarnation: int | None = None) -> None:
+    def worker_lost(self, worker_rank: int, generation: int | None = None) -> None:
         """Report a worker as dead: no barrier waits for it. Drivers and supervisors only.
 
         Args:
             worker_rank: the worker, from 0.
-            incarnation: which start of it; None: the newest that the servers know.
+            generation: which start of it; None: the newest that the servers know.
         """
-        self._ask(messages.Lose(worker_rank, incarnation), Description)
+        self._ask(messages.Lose(worker_rank, generation), Description)
 
     def stop_servers(self, reason: str = "") -> None:
         """Drain and end the servers. Drivers and supervisors only.

@@ -150,7 +150,7 @@ class ServerGroup:
         if self._unknown is not None:
             raise ServerPhaseError(
                 f"an earlier request of this worker got no answer ({self._unknown}): nobody knows "
-                "whether it was applied; restart the worker with a new incarnation"
+                "whether it was applied; restart the worker with a new generation"
             )
         if self._closed:
             raise client_closed()

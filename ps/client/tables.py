@@ -123,7 +123,7 @@ class TableClient:
         Raises:
             IdError, ManifestMismatch: as `route`.
             RequestTimeout: hybrid: none of the older batches was over in time.
-            ServerPhaseError, StaleIncarnation, WorkerLost: hybrid: this worker has left, was
+            ServerPhaseError, StaleGeneration, WorkerLost: hybrid: this worker has left, was
                 replaced, or the barrier is broken.
         """
         routed = self._routed(ids)
@@ -166,7 +166,7 @@ class TableClient:
             NonFiniteGradient, TableFull: a segment of a server refused; that segment is unchanged,
                 others may have been updated.
             SettingsError: hybrid, where rows are pushed for the batch that they were looked up for.
-            StaleIncarnation: a newer attempt of this worker is at work: end this process.
+            StaleGeneration: a newer attempt of this worker is at work: end this process.
             RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
         """
         return self._push(grads, hyper)

@@ -65,7 +65,7 @@ class ASP:
         self._finished.add(worker)
         return []
 
-    def on_lost(self, worker: WorkerRank) -> list[Action]:  # noqa: ARG002 - its incarnation is fenced by ps.exactly_once
+    def on_lost(self, worker: WorkerRank) -> list[Action]:  # noqa: ARG002 - its generation is fenced by ps.exactly_once
         """The others continue."""
         return []
 

@@ -163,7 +163,7 @@ class RowGate:
         A late copy leaves what is known of later requests.
 
         Raises:
-            StaleIncarnation, PSError: as Gate.begin.
+            StaleGeneration, PSError: as Gate.begin.
         """
         with self._gate.changed:
             if self._gate.is_to_do(ticket):
@@ -246,7 +246,7 @@ class Gate(Generic[Gradient]):
             acked_clock: the newest clock that its worker was told; 0: none yet.
 
         Raises:
-            StaleIncarnation, SequenceGap: see ps.exactly_once.
+            StaleGeneration, SequenceGap: see ps.exactly_once.
             PSError: what this very request was refused with before.
         """
         with self.changed:
@@ -272,7 +272,7 @@ class Gate(Generic[Gradient]):
             to answer it with, once that is done.
 
         Raises:
-            StaleIncarnation, SequenceGap, PSError: as `begin`; of a push that waits no more.
+            StaleGeneration, SequenceGap, PSError: as `begin`; of a push that waits no more.
             ServerPhaseError, WorkerLost: its worker may not push; every copy hears the same.
         """
         with self.changed:
@@ -320,7 +320,7 @@ class Gate(Generic[Gradient]):
         """Whether a request that began is still to be done; call it while holding `changed`.
 
         Raises:
-            StaleIncarnation, PSError: as `begin`.
+            StaleGeneration, PSError: as `begin`.
         """
         if self._closed is not None:
             raise self._closed
@@ -362,7 +362,7 @@ class Gate(Generic[Gradient]):
             again. None: the session has gone on to a later request.
 
         Raises:
-            StaleIncarnation: the worker was replaced; nothing counts.
+            StaleGeneration: the worker was replaced; nothing counts.
             PSError: it was refused before, and that is over; or the gate is closed.
         """
         with self.changed:
@@ -432,32 +432,32 @@ class Gate(Generic[Gradient]):
             if self._closed is None:  # else nobody waits any more
                 self.execute(self._policy.on_finish(worker))
 
-    def fence(self, worker: WorkerRank, least_incarnation: int) -> None:
-        """Refuse older incarnations of the worker from now on, also in the middle of a push."""
+    def fence(self, worker: WorkerRank, least_generation: int) -> None:
+        """Refuse older generations of the worker from now on, also in the middle of a push."""
         with self.changed:
-            self._log.fence(worker, least_incarnation)
+            self._log.fence(worker, least_generation)
             self._drop_replaced(worker)
             self.changed.notify_all()  # its lookups hear that they are fenced
 
-    def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
-        """Raise StaleIncarnation unless this incarnation of the worker may still act."""
+    def refuse_stale(self, worker: WorkerRank, generation: int) -> None:
+        """Raise StaleGeneration unless this generation of the worker may still act."""
         with self.changed:
-            self._log.refuse_stale(worker, incarnation)
+            self._log.refuse_stale(worker, generation)
 
-    def lose(self, worker: WorkerRank, incarnation: int | None = None) -> bool:
+    def lose(self, worker: WorkerRank, generation: int | None = None) -> bool:
         """The worker is gone: fence what is left of it and let the policy decide about the others.
 
         Args:
             worker: its rank.
-            incarnation: the one that is gone, the newest known if None. Nothing happens when a
+            generation: the one that is gone, the newest known if None. Nothing happens when a
                 newer one is at work already.
 
         Returns:
             Whether anything happened.
         """
         with self.changed:
-            known = self._log.incarnation_of(worker)
-            lost = known if incarnation is None else incarnation
+            known = self._log.generation_of(worker)
+            lost = known if generation is None else generation
             if lost < known:
                 return False
             self._log.fence(worker, lost + 1)
@@ -511,7 +511,7 @@ class Gate(Generic[Gradient]):
         if self._closed is not None:
             raise self._closed
         ticket = self._log.begin(request, acknowledged)
-        if request.incarnation:  # a first attempt replaces nobody
+        if request.generation:  # a first attempt replaces nobody
             self._drop_replaced(request.worker)
         return ticket
 

@@ -66,7 +66,7 @@ class Permits:
 
         def is_over(other: RequestId) -> bool:
             is_same_session = other[:3] == batch[:3]
-            return other.incarnation != batch.incarnation or (
+            return other.generation != batch.generation or (
                 is_same_session and other.sequence not in still_open
             )
 

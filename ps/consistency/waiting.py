@@ -27,7 +27,7 @@ from ps.consistency.policy import (
     worker_lost,
 )
 from ps.consistency.staleness import StalenessTracker
-from ps.errors import PSError, RequestTimeout, StaleIncarnation
+from ps.errors import PSError, RequestTimeout, StaleGeneration
 from ps.exactly_once import CompletionLog, RequestId, Ticket, is_first
 from ps.manifest.manifest import Hyper, WorkerRank
 from ps.metadata import AttachedMetadata
@@ -188,8 +188,8 @@ class WaitingPushes(Generic[Gradient]):
 
     def has_fenced(self, worker: WorkerRank) -> bool:
         """Whether something waits that an attempt of the worker has pushed which is fenced."""
-        least = self._log.incarnation_of(worker)
-        return any(one.worker == worker and one.incarnation < least for one in self.pushes)
+        least = self._log.generation_of(worker)
+        return any(one.worker == worker and one.generation < least for one in self.pushes)
 
     def enter(self, push: PendingPush[Gradient]) -> None:
         """A push has arrived; one that was applied on its way in counts at once."""
@@ -231,8 +231,8 @@ class WaitingPushes(Generic[Gradient]):
         """Forget a lost worker's pushes; if it was only frozen, it hears that it is fenced."""
         for push in self._take((action.worker,)):
             try:
-                self._log.refuse_stale(action.worker, push.id.incarnation)
-            except StaleIncarnation as error:
+                self._log.refuse_stale(action.worker, push.id.generation)
+            except StaleGeneration as error:
                 push.error = error
 
     def break_up(self, action: Break) -> None:

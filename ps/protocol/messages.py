@@ -56,10 +56,12 @@ MAX_MANIFEST_BYTES = 16 << 20
 MAX_WAIT_S = 86_400.0
 MAX_PATH_LENGTH = 4096
 MAX_REASON_LENGTH = 1024
+_ON_WIRE = {"generation": "incarnation"}
+"""Names of fields on the wire, which older processes know."""
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCE)]
 Session = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
-Incarnation = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+GenerationNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 Rows = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_WAIT_S)]
@@ -278,18 +280,18 @@ class FetchStats(msgspec.Struct, frozen=True, tag="stats"):
     """Ask for the counters."""
 
 
-class Fence(msgspec.Struct, frozen=True, tag="fence"):
-    """Refuse all incarnations of the worker below this one."""
+class Fence(msgspec.Struct, frozen=True, tag="fence", rename=_ON_WIRE):
+    """Refuse all generations of the worker below this one."""
 
     worker: Rank
-    incarnation: Incarnation
+    generation: GenerationNumber
 
 
-class Lose(msgspec.Struct, frozen=True, tag="worker_lost"):
-    """This incarnation of the worker (None: the newest known) is gone: fence it, wait no longer."""
+class Lose(msgspec.Struct, frozen=True, tag="worker_lost", rename=_ON_WIRE):
+    """This generation of the worker (None: the newest known) is gone: fence it, wait no longer."""
 
     worker: Rank
-    incarnation: Incarnation | None = None
+    generation: GenerationNumber | None = None
 
 
 class StopServer(msgspec.Struct, frozen=True, tag="stop"):

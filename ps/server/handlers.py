@@ -163,9 +163,9 @@ class Service:
             )
         return self._counters.snapshot(base)
 
-    def worker_lost(self, worker: WorkerRank, incarnation: int | None = None) -> None:
+    def worker_lost(self, worker: WorkerRank, generation: int | None = None) -> None:
         """Stop waiting for the worker anywhere, and fence what is left of it."""
-        if self.life.lose(worker, incarnation):
+        if self.life.lose(worker, generation):
             self._meetings.lose(worker)
 
     def worker_done(self, worker: WorkerRank) -> None:
@@ -342,7 +342,7 @@ class Service:
                 f"a meeting's value has at most {MAX_VALUE_BYTES} bytes, got {call.payload_bytes}"
             )
         worker = WorkerRank(call.peer.rank)
-        self.life.refuse_stale(worker, call.peer.incarnation)
+        self.life.refuse_stale(worker, call.peer.generation)
         value = bytearray(call.payload_bytes)
         call.read_into(memoryview(value))
         deadline_s = time.monotonic() + request.wait_s
@@ -360,7 +360,7 @@ class Service:
         text = metadata.read_text(request.name, call)
         shard = self.life.loaded()
         if call.peer.role is Role.WORKER:
-            self.life.refuse_stale(WorkerRank(call.peer.rank), call.peer.incarnation)
+            self.life.refuse_stale(WorkerRank(call.peer.rank), call.peer.generation)
         with shard.gate.between_clocks():
             shard.metadata.put_once(
                 request.number.session, request.number.sequence, request.name, text
@@ -413,7 +413,7 @@ class Service:
         shard.metadata.fill(extra.notes)
         if like.job is not None:  # in another run the attempts count from 0 again
             for session in extra.sessions or ():
-                shard.gate.fence(WorkerRank(session.worker), session.incarnation)
+                shard.gate.fence(WorkerRank(session.worker), session.generation)
         num_changes = shard.num_changes
         if not self.life.install(shard):
             return False
@@ -429,11 +429,11 @@ class Service:
         call.reply(messages.encode(self.life.describe()), [messages.encode(self.stats())])
 
     def _fence(self, call: Call, request: messages.Fence) -> None:
-        self.life.fence(WorkerRank(request.worker), request.incarnation)
+        self.life.fence(WorkerRank(request.worker), request.generation)
         self._reply_description(call)
 
     def _lose(self, call: Call, request: messages.Lose) -> None:
-        self.worker_lost(WorkerRank(request.worker), request.incarnation)
+        self.worker_lost(WorkerRank(request.worker), request.generation)
         self._reply_description(call)
 
     def _stop(self, call: Call, request: messages.StopServer) -> None:

@@ -90,21 +90,21 @@ class Lifecycle:
             self.shard = shard
             fences, lost = tuple(self._fences.items()), tuple(self._lost.items())
             finished = tuple(self._finished)
-        for worker, incarnation in fences:
-            shard.gate.fence(worker, incarnation)
+        for worker, generation in fences:
+            shard.gate.fence(worker, generation)
         for worker in finished:  # before the losses: a process that was done has ended since
             shard.gate.finished(worker)
-        for worker, lost_incarnation in lost:
-            shard.gate.lose(worker, lost_incarnation)
+        for worker, lost_generation in lost:
+            shard.gate.lose(worker, lost_generation)
         return True
 
-    def fence(self, worker: WorkerRank, incarnation: int) -> None:
-        """Refuse the worker's incarnations below this one from now on."""
+    def fence(self, worker: WorkerRank, generation: int) -> None:
+        """Refuse the worker's generations below this one from now on."""
         with self._changed:
-            self._fences[worker] = max(incarnation, self._fences.get(worker, 0))
+            self._fences[worker] = max(generation, self._fences.get(worker, 0))
             shard = self.shard
         if shard is not None:
-            shard.gate.fence(worker, incarnation)
+            shard.gate.fence(worker, generation)
 
     def finish_unfilled(self, worker: WorkerRank) -> None:
         """The worker is done for good: if there is no shard yet, tell it when there is one."""
@@ -119,22 +119,22 @@ class Lifecycle:
         if shard is not None:
             shard.gate.finished(worker)
 
-    def lose(self, worker: WorkerRank, incarnation: int | None) -> bool:
-        """Wait for the worker no longer and refuse that incarnation; None: the newest known.
+    def lose(self, worker: WorkerRank, generation: int | None) -> bool:
+        """Wait for the worker no longer and refuse that generation; None: the newest known.
 
         Returns:
-            False when a newer incarnation is at work, so nobody was lost.
+            False when a newer generation is at work, so nobody was lost.
         """
         with self._changed:
-            self._lost[worker] = incarnation
+            self._lost[worker] = generation
             shard = self.shard
-        return shard is None or shard.gate.lose(worker, incarnation)
+        return shard is None or shard.gate.lose(worker, generation)
 
-    def refuse_stale(self, worker: WorkerRank, incarnation: int) -> None:
-        """Raise StaleIncarnation unless this incarnation of the worker may still act."""
+    def refuse_stale(self, worker: WorkerRank, generation: int) -> None:
+        """Raise StaleGeneration unless this generation of the worker may still act."""
         shard = self.shard
         if shard is not None:
-            shard.gate.refuse_stale(worker, incarnation)
+            shard.gate.refuse_stale(worker, generation)
 
     def stop(self, reason: str) -> None:
         """Drain, and let the process end."""

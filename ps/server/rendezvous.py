@@ -52,7 +52,7 @@ class Rendezvous:
                 f"worker {worker} has called finish(), which is final; meet before it"
             )
         _check(key, value)
-        self._live.add(worker)  # a new incarnation of a lost worker is live again
+        self._live.add(worker)  # a new generation of a lost worker is live again
         if key in self._closed:
             return True
         self._check_room(key, value)

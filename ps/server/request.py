@@ -40,4 +40,4 @@ class Incoming(Protocol):
 
 def request_id(peer: Identity, number: Number) -> RequestId:
     """Return the name of a changing request in the record."""
-    return RequestId(WorkerRank(peer.rank), peer.incarnation, number.session, number.sequence)
+    return RequestId(WorkerRank(peer.rank), peer.generation, number.session, number.sequence)

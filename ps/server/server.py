@@ -36,8 +36,8 @@ class PSServer:
     Args:
         settings: its place in the cluster.
         credentials: the cluster's secret.
-        incarnation: grows when this server is replaced.
-        guard: tells when another process has taken this server's place; has the incarnation then.
+        generation: grows when this server is replaced.
+        guard: tells when another process has taken this server's place; has the generation then.
         open_storage: opens a checkpoint directory as clients name it.
     """
 
@@ -46,7 +46,7 @@ class PSServer:
         settings: ServerSettings,
         credentials: Credentials,
         *,
-        incarnation: int = 0,
+        generation: int = 0,
         guard: GenerationFence | None = None,
         open_storage: OpenStorage = storage_at,
     ) -> None:
@@ -54,8 +54,8 @@ class PSServer:
         self._guard = guard
         self._open_storage = open_storage
         if guard is not None:
-            incarnation = guard.number
-        identity = Identity(Role.SERVER, settings.rank, incarnation)
+            generation = guard.number
+        identity = Identity(Role.SERVER, settings.rank, generation)
         self._service = Service(
             settings,
             open_connections=lambda: self._listener.stats().open_connections,
@@ -152,23 +152,23 @@ class PSServer:
         """The counters as they are now."""
         return self._service.stats()
 
-    def fence(self, worker: int, incarnation: int) -> None:
-        """Refuse the worker's incarnations below this one from now on.
+    def fence(self, worker: int, generation: int) -> None:
+        """Refuse the worker's generations below this one from now on.
 
         Args:
             worker: its rank, from 0.
-            incarnation: the oldest that may still push.
+            generation: the oldest that may still push.
         """
-        self._service.life.fence(WorkerRank(worker), incarnation)
+        self._service.life.fence(WorkerRank(worker), generation)
 
-    def worker_lost(self, worker: int, incarnation: int | None = None) -> None:
+    def worker_lost(self, worker: int, generation: int | None = None) -> None:
         """Stop waiting for a worker that has died, and fence it.
 
         Args:
             worker: its rank, from 0.
-            incarnation: which start of it; None: the newest known.
+            generation: which start of it; None: the newest known.
         """
-        self._service.worker_lost(WorkerRank(worker), incarnation)
+        self._service.worker_lost(WorkerRank(worker), generation)
 
     def worker_done(self, worker: int) -> None:
         """Wait for the worker no more, as if it had called finish()."""

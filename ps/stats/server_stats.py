@@ -17,7 +17,7 @@ SHOWN_REQUESTS = ("push", "pull", "push_rows", "lookup", "lookup_batch")
 
 
 class WorkerStats(msgspec.Struct, frozen=True):
-    """Counters of one worker at this server, over all its incarnations."""
+    """Counters of one worker at this server, over all its generations."""
 
     worker: int
     pushes: int = 0

@@ -8,7 +8,7 @@
                  requests it, the server confirms what it supports too.
                  2 PAYLOAD: this side uses integrity="payload" (transport.gmac_stream); both must
                  4 TLS: this side uses security="tls" (transport.tls_stream); both must
-    body       = msgpack array [cluster_id, role, rank, incarnation, nonce (32 bytes)], <= 512 bytes
+    body       = msgpack array [cluster_id, role, rank, generation, nonce (32 bytes)], <= 512 bytes
     client tag = HMAC-SHA256(secret, "tfrp/client" || server nonce || client head and body)
     server tag = HMAC-SHA256(secret, "tfrp/server" || server nonce || client message
                                      || server head and body)
@@ -52,7 +52,7 @@ _TAG_BYTES = 32
 _VERSION_AT = 4
 _OPTIONS_AT = 5
 _MAX_RANK = 2**31 - 1
-_MAX_INCARNATION = 2**63 - 1
+_MAX_GENERATION = 2**63 - 1
 
 
 class Options(enum.IntFlag):
@@ -81,19 +81,19 @@ class Role(enum.StrEnum):
 class Identity(msgspec.Struct, frozen=True):
     """Role, rank and generation of a process; trusted because the peer knows the secret.
 
-    `incarnation` is the generation of the process: a replacement of the same role and rank has a
+    `generation` numbers the processes of a rank: a replacement of the same role and rank has a
     higher one.
     """
 
     role: Role
     rank: int
-    incarnation: int = 0
+    generation: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank <= _MAX_RANK:
             raise ValueError(f"rank must be within 0..{_MAX_RANK}, got {self.rank}")
-        if not 0 <= self.incarnation <= _MAX_INCARNATION:
-            raise ValueError(f"incarnation must be within 0..2**63-1, got {self.incarnation}")
+        if not 0 <= self.generation <= _MAX_GENERATION:
+            raise ValueError(f"generation must be within 0..2**63-1, got {self.generation}")
 
     def __str__(self) -> str:
         return f"{self.role.value}:{self.rank}"
@@ -163,7 +163,7 @@ class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     cluster_id: str
     role: Role
     rank: int
-    incarnation: int
+    generation: int
     nonce: bytes
 
 
@@ -316,7 +316,7 @@ def mismatch_text(credentials: Credentials) -> str:
 
 def _pack(credentials: Credentials, identity: Identity, nonce: bytes, options: Options) -> bytes:
     body = msgspec.msgpack.encode(
-        _Body(credentials.cluster_id, identity.role, identity.rank, identity.incarnation, nonce)
+        _Body(credentials.cluster_id, identity.role, identity.rank, identity.generation, nonce)
     )
     return _HEAD.pack(_MAGIC, VERSION, options, len(body)) + body
 
@@ -337,7 +337,7 @@ def _check_tag(credentials: Credentials, label: bytes, message: bytes) -> None:
 def _peer(credentials: Credentials, message: bytes) -> Identity:
     try:
         body = _body_decoder.decode(message[_HEAD.size : -_TAG_BYTES])
-        peer = Identity(body.role, body.rank, body.incarnation)
+        peer = Identity(body.role, body.rank, body.generation)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise AuthError(f"the peer's handshake body is malformed: {error}") from error
     if body.cluster_id != credentials.cluster_id:

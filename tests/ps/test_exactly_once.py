@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.errors import SequenceGap, ServerPhaseError, StaleIncarnation
+from ps.errors import SequenceGap, ServerPhaseError, StaleGeneration
 from ps.exactly_once import (
     MAX_SEQUENCE,
     MAX_SESSIONS,
@@ -26,8 +26,8 @@ W0, W1 = WorkerRank(0), WorkerRank(1)
 NUM_BUCKETS = 3
 
 
-def request(sequence: int, *, worker: WorkerRank = W0, incarnation: int = 0, session: int = 77):
-    return RequestId(worker, incarnation, session, sequence)
+def request(sequence: int, *, worker: WorkerRank = W0, generation: int = 0, session: int = 77):
+    return RequestId(worker, generation, session, sequence)
 
 
 def apply_whole(record: CompletionLog, name: RequestId) -> Verdict:
@@ -129,12 +129,12 @@ def test_a_late_copy_of_an_older_push_changes_nothing(record: CompletionLog):
 
 
 @pytest.mark.fault("F20")
-def test_a_newer_incarnation_replaces_the_older(record: CompletionLog):
+def test_a_newer_generation_replaces_the_older(record: CompletionLog):
     apply_whole(record, request(1))
-    assert record.begin(request(1, incarnation=1, session=2)).verdict is Verdict.NEW
-    with pytest.raises(StaleIncarnation, match="incarnation 0 was replaced"):
+    assert record.begin(request(1, generation=1, session=2)).verdict is Verdict.NEW
+    with pytest.raises(StaleGeneration, match="generation 0 was replaced"):
         record.begin(request(2))
-    assert [each.incarnation for each in sessions_of(record.cut())] == [1]
+    assert [each.generation for each in sessions_of(record.cut())] == [1]
 
 
 @pytest.mark.fault("F06")
@@ -143,28 +143,28 @@ def test_a_fence_stops_a_push_between_two_buckets(record: CompletionLog):
     ticket.mark(0)
     record.fence(W0, 1)
     for ask in (ticket.check, partial(ticket.needs, 1)):
-        with pytest.raises(StaleIncarnation, match="incarnation 0 was replaced"):
+        with pytest.raises(StaleGeneration, match="generation 0 was replaced"):
             ask()
-    assert record.begin(request(1, incarnation=1)).verdict is Verdict.NEW
+    assert record.begin(request(1, generation=1)).verdict is Verdict.NEW
 
 
 def test_a_fence_before_the_first_push_holds(record: CompletionLog):
     record.fence(W0, 2)
-    with pytest.raises(StaleIncarnation, match="accepts 2 and newer"):
-        record.begin(request(1, incarnation=1))
-    assert record.incarnation_of(W0) == 2
+    with pytest.raises(StaleGeneration, match="accepts 2 and newer"):
+        record.begin(request(1, generation=1))
+    assert record.generation_of(W0) == 2
 
 
 def test_a_fence_never_goes_back(record: CompletionLog):
     record.fence(W0, 5)
     record.fence(W0, 2)
-    assert record.incarnation_of(W0) == 5
+    assert record.generation_of(W0) == 5
 
 
 @pytest.mark.fault("F31")
 @pytest.mark.parametrize("last", [2**31 - 1, 2**32 - 1, 2**53, MAX_SEQUENCE - 1])
 def test_sequence_numbers_do_not_wrap(record: CompletionLog, last: int):
-    old = request(last, incarnation=2**62)
+    old = request(last, generation=2**62)
     record.restore([SessionCut(W0, 2**62, 77, (last,) * NUM_BUCKETS)])
     assert record.begin(old).verdict is Verdict.DUPLICATE
     new = old._replace(sequence=last + 1)
@@ -205,9 +205,9 @@ def test_after_a_restore_the_lost_requests_are_counted(record: CompletionLog):
 
 
 def test_another_run_is_not_taken_for_the_one_that_was_saved(record: CompletionLog):
-    apply_whole(record, request(1, incarnation=4))
+    apply_whole(record, request(1, generation=4))
     restored = saved_and_restored(record)
-    assert restored.begin(request(1, incarnation=0, session=1)).verdict is Verdict.NEW
+    assert restored.begin(request(1, generation=0, session=1)).verdict is Verdict.NEW
 
 
 def test_a_record_of_another_cut_is_refused(record: CompletionLog):

@@ -162,7 +162,7 @@ class Cluster:
     def client(
         self,
         rank: int = 0,
-        incarnation: int = 0,
+        generation: int = 0,
         *,
         role: Role = Role.WORKER,
         endpoints: Sequence[Endpoint] | None = None,
@@ -172,7 +172,7 @@ class Cluster:
         client = PSClient(
             self.endpoints if endpoints is None else endpoints,
             self.credentials,
-            Identity(role, rank, incarnation),
+            Identity(role, rank, generation),
             num_workers=self.num_workers,
             timeout_s=timeout_s,
             reconnect_s=reconnect_s,
@@ -250,11 +250,11 @@ def raw_call(
     payload: Sequence[Buffer] = (),
     *,
     rank: int = 0,
-    incarnation: int = 0,
+    generation: int = 0,
     role: Role = Role.WORKER,
 ) -> Ack:
     """One request to one server without PSClient's care; raises what rpc raises."""
-    identity = Identity(role, rank, incarnation)
+    identity = Identity(role, rank, generation)
     with connect(bed.servers[server].endpoint, identity, bed.credentials) as connection:
         reply = connection.call(messages.encode(request), payload, timeout_s=WAIT_S)
         return messages.decode_reply(reply.meta, Ack)

@@ -34,7 +34,7 @@ MANIFEST = with_tables(table("rows"), size=SIZE, rule=ADD, bucket_bytes=4096)
 
 @dataclass
 class SoakingWorker:
-    """All incarnations of one rank."""
+    """All generations of one rank."""
 
     rank: int
     num_workers: int
@@ -43,10 +43,10 @@ class SoakingWorker:
     counts: list[Counts] = field(default_factory=list)
 
     def start(self) -> None:
-        incarnation = len(self.counts)
-        path = self.directory / f"counts-{self.rank}-{incarnation}"
+        generation = len(self.counts)
+        path = self.directory / f"counts-{self.rank}-{generation}"
         self.counts.append(Counts(path))
-        places = [str(self.rank), str(incarnation), str(self.num_workers), str(path)]
+        places = [str(self.rank), str(generation), str(self.num_workers), str(path)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.programs.soaking_worker", *places],
             stdin=subprocess.PIPE,
@@ -60,12 +60,12 @@ class SoakingWorker:
 
     @property
     def acknowledged(self) -> int:
-        """Of the incarnation that is at work, dense and table pushes together."""
+        """Of the generation that is at work, dense and table pushes together."""
         assert self.process.poll() is None, f"worker {self.rank} ended by itself"
         return sum(self.counts[-1].acknowledged)
 
     def totals(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (acknowledged, begun), each of dense and table pushes, of all incarnations."""
+        """Return (acknowledged, begun), each of dense and table pushes, of all generations."""
         return (
             np.sum([each.acknowledged for each in self.counts], axis=0),
             np.sum([each.begun for each in self.counts], axis=0),

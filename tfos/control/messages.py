@@ -297,11 +297,11 @@ class FinishFeed(msgspec.Struct, frozen=True, tag=True):
     feed: str
 
 
-class FenceWorker(msgspec.Struct, frozen=True, tag=True):
+class FenceWorker(msgspec.Struct, frozen=True, tag=True, rename={"generation": "incarnation"}):
     """This worker is lost: servers fence it and release every wait for it."""
 
     rank: int
-    incarnation: int
+    generation: int
     reason: str = ""
 
 

@@ -44,11 +44,9 @@ class ServerProcess:
             num_workers=bundle.settings.num_workers,
         )
         credentials = bundle.data_credentials
-        incarnation = (spec.attempt << 16) + spec.restart
+        generation = (spec.attempt << 16) + spec.restart
         storages = Storages(spec.executor.scratch_dir)
-        self._server = PSServer(
-            settings, credentials, incarnation=incarnation, open_storage=storages
-        )
+        self._server = PSServer(settings, credentials, generation=generation, open_storage=storages)
         self._losses = LossReport()
 
     def run(self) -> None:
@@ -92,9 +90,9 @@ class ServerProcess:
 
     def _obey(self, order: messages.Order) -> None:
         match order:
-            case messages.FenceWorker(rank=rank, incarnation=incarnation, reason=reason):
-                _logger.info("worker rank %d, attempt %d is lost: %s", rank, incarnation, reason)
-                self._server.worker_lost(WorkerRank(rank), incarnation)
+            case messages.FenceWorker(rank=rank, generation=generation, reason=reason):
+                _logger.info("worker rank %d, attempt %d is lost: %s", rank, generation, reason)
+                self._server.worker_lost(WorkerRank(rank), generation)
             case messages.WorkerDone(rank=rank):
                 self._server.worker_done(WorkerRank(rank))
             case messages.Stop(reason=reason):

@@ -109,7 +109,7 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
         client.set_metadata(_key(name, "course"), course)  # first: then the positions mean nothing
         for key in saved:
             client.set_metadata(key, None)
-    if course.generation:
+    if course.run_number:
         _logger.info(
             "rows %r: reading resumes in epoch %d, where %d workers have stopped%s",
             name,

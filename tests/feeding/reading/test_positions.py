@@ -223,12 +223,12 @@ def test_what_cannot_go_on_says_why():
         seed=1,
         course=Course(1, 0, ((Place(0, 0, 0, 5, 0, 1),),)),
     )
-    assert course.generation == 1
+    assert course.run_number == 1
     with pytest.raises(FileChanged, match="5 of them were read before"):
         shorter.next_batch(3)
 
 
-def test_positions_of_another_generation_say_nothing():
+def test_positions_of_another_run_say_nothing():
     source = Rows([[20]], "pieces")
     reader = DirectReader(source, 0, 1)
     reader.next_batch(7)

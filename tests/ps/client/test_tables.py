@@ -18,7 +18,7 @@ from ps.errors import (
     RoleError,
     ServerPhaseError,
     ShapeError,
-    StaleIncarnation,
+    StaleGeneration,
     TableFull,
 )
 from ps.manifest.initializer_spec import RandomNormal
@@ -277,9 +277,9 @@ def test_a_fenced_worker_changes_no_row():
     with cluster() as bed:
         (client,) = started(bed)
         bed.driver().fence(0, 1)
-        with pytest.raises(StaleIncarnation):
+        with pytest.raises(StaleGeneration):
             client.tables.push({"user": ([1], ones([1]))}, hyper=HYPER)
-        newer = bed.client(0, incarnation=1)
+        newer = bed.client(0, generation=1)
         newer.attach()
         assert newer.tables.lookup({"user": 1})["user"][0] == 0.0
 

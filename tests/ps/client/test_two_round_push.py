@@ -160,7 +160,7 @@ def test_a_gradient_whose_workers_all_died_between_the_rounds_is_dropped_everywh
         assert all(isinstance(result, Died) for result in results)
         bed.driver().worker_lost(0)
         bed.driver().worker_lost(1)
-        newer = bed.client(0, incarnation=1)
+        newer = bed.client(0, generation=1)
         newer.attach()
         newer.join()
         into = filled(manifest)
@@ -168,7 +168,7 @@ def test_a_gradient_whose_workers_all_died_between_the_rounds_is_dropped_everywh
         expected = -0.5 * clipped_mean(manifest, [grads], [4])
         np.testing.assert_allclose(into["trainable"], expected, rtol=1e-5, atol=1e-7)
         assert caplog.text.count("the gradient of clock 1 is dropped") == 2
-        with pytest.raises(RemoteError, match="incarnation"):
+        with pytest.raises(RemoteError, match="generation"):
             raw_call(bed, 0, messages.Settle(manifest.hash(), Number(9, 1), 1), rank=0)
 
 
@@ -207,7 +207,7 @@ def test_a_push_that_comes_again_is_told_its_squares_again():
         raw_call(bed, 0, settle, [np.full(2, 4.0)], rank=1)
         assert bring[0]() == answers[0], "also when another worker has settled it"
         bed.driver().worker_lost(0, 0)
-        with pytest.raises(RemoteError, match="incarnation"):
+        with pytest.raises(RemoteError, match="generation"):
             bring[0]()
 
 

@@ -15,7 +15,7 @@ from ps.client.error_feedback import ErrorFeedback
 from ps.compression import format as packing
 from ps.compression.format import Compression
 from ps.compression.kernels import ALL_KINDS, unpack, warm_client, warm_server
-from ps.errors import ManifestMismatch, NonFiniteGradient, StaleIncarnation
+from ps.errors import ManifestMismatch, NonFiniteGradient, StaleGeneration
 from ps.manifest.manifest import (
     SGD,
     Adam,
@@ -263,9 +263,9 @@ def test_what_is_left_counts_where_it_was_acknowledged():
         (client,) = bed.workers(manifest, filled(manifest))
         raw_call(bed, 1, messages.Fence(0, 1), role=Role.DRIVER)
         grads = whole_numbers(manifest, 3)
-        with pytest.raises(StaleIncarnation):
+        with pytest.raises(StaleGeneration):
             client.push(grads, hyper=HYPER, rows=1)
-        newer = bed.client(0, incarnation=1)
+        newer = bed.client(0, generation=1)
         newer.attach()
         got = bed.pulled(newer)["trainable"]
         left = left_of(client)

@@ -21,7 +21,7 @@ from ps.errors import (
     ServerError,
     ServerGone,
     ServerPhaseError,
-    StaleIncarnation,
+    StaleGeneration,
 )
 from ps.exactly_once import CompletionLog, RequestId, SessionCut, Verdict
 from ps.manifest.manifest import Hyper, WorkerRank
@@ -73,9 +73,9 @@ class Bench:
 
 
 def push_of(
-    worker: int, sequence: int = 1, incarnation: int = 0, *, acked_clock: int = 0, session: int = 1
+    worker: int, sequence: int = 1, generation: int = 0, *, acked_clock: int = 0, session: int = 1
 ) -> PendingPush[float]:
-    name = RequestId(WorkerRank(worker), incarnation, session, sequence)
+    name = RequestId(WorkerRank(worker), generation, session, sequence)
     return PendingPush(name, 1, HYPER, float(worker), acked_clock=acked_clock)
 
 
@@ -261,7 +261,7 @@ def test_a_frozen_worker_that_was_dropped_hears_it_when_it_thaws():
     bench = Bench("continue")
     waiting = bench.gate.arrive(bench.arrival(1))
     assert bench.gate.lose(WorkerRank(1), 0)
-    with pytest.raises(StaleIncarnation, match="was replaced"):
+    with pytest.raises(StaleGeneration, match="was replaced"):
         bench.gate.wait(waiting, time.monotonic(), NEVER_GONE)
     assert not bench.gate.lose(WorkerRank(1), 0)
 
@@ -388,12 +388,12 @@ def test_the_push_of_a_replaced_attempt_makes_room_for_its_successors(is_fenced:
     old = bench.gate.arrive(bench.arrival(1))
     if is_fenced:
         bench.gate.fence(WorkerRank(1), 1)
-    new = push_of(1, 1, incarnation=1)
+    new = push_of(1, 1, generation=1)
     assert bench.gate.begin_push(new) is None
-    with pytest.raises(StaleIncarnation, match="was replaced"):
+    with pytest.raises(StaleGeneration, match="was replaced"):
         bench.gate.wait(old, soon(), NEVER_GONE)
     bench.gate.arrive(new)
-    with pytest.raises(StaleIncarnation):
+    with pytest.raises(StaleGeneration):
         bench.gate.refuse(old, NonFiniteGradient("NaN"))
     assert not new.is_done, "worker 0 has not pushed"
     bench.gate.arrive(bench.arrival(0))

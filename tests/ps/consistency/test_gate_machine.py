@@ -57,7 +57,7 @@ class Worker:
     """What a client knows: which push has no answer yet, and how far its numbers are."""
 
     def __init__(self) -> None:
-        self.incarnation = 0
+        self.generation = 0
         self.pending: tuple[Name, Kind] | None = None
         self.past: list[tuple[Name, Kind]] = []
         self.numbers = itertools.count(1)
@@ -93,7 +93,7 @@ class GateMachine(RuleBasedStateMachine):
         """A new push, or the retry of the one that has no answer yet."""
         worker = self.workers[rank]
         if worker.pending is None:
-            name = Name(rank, worker.incarnation, next(worker.numbers))
+            name = Name(rank, worker.generation, next(worker.numbers))
             worker.pending = (name, kind)
             worker.past.append(worker.pending)
         name, kind = worker.pending
@@ -126,25 +126,25 @@ class GateMachine(RuleBasedStateMachine):
         worker = self.workers[rank]
         if event == "finish" and len(self.model.finished) == NUM_WORKERS - 1:
             return
-        incarnation, number = worker.incarnation, next(worker.numbers)
-        if incarnation < self.model.least[rank]:
-            assert self.bed.change(rank, incarnation, event, number) == "stale"
+        generation, number = worker.generation, next(worker.numbers)
+        if generation < self.model.least[rank]:
+            assert self.bed.change(rank, generation, event, number) == "stale"
             return
-        self.model.fence(rank, incarnation)
+        self.model.fence(rank, generation)
         expected = getattr(self.model, event)(rank)
-        assert self.bed.change(rank, incarnation, event, number) == expected
+        assert self.bed.change(rank, generation, event, number) == expected
         if expected == "ack":
             before = self.bed.shard.gate.missing()
-            assert self.bed.change(rank, incarnation, event, number) == "ack"
+            assert self.bed.change(rank, generation, event, number) == "ack"
             assert self.bed.shard.gate.missing() == before, "a repeated event was executed again"
 
     @precondition(lambda self: sum(self.model.least) < 3)
     @rule(rank=RANKS, is_declared=st.booleans())
     def lose(self, rank: int, is_declared: bool) -> None:
         """The worker is gone; what is left of it may still be at work."""
-        incarnation = self.workers[rank].incarnation
-        self.model.lose(rank, incarnation)
-        self.bed.service.worker_lost(rank, incarnation)  # type: ignore[arg-type]
+        generation = self.workers[rank].generation
+        self.model.lose(rank, generation)
+        self.bed.service.worker_lost(rank, generation)  # type: ignore[arg-type]
         if is_declared:
             self._succeed(rank)
 
@@ -153,14 +153,14 @@ class GateMachine(RuleBasedStateMachine):
         """A newer attempt begins; the server hears of it by a fence, or by its first request."""
         self._succeed(rank)
         if is_fenced:
-            least = self.workers[rank].incarnation
+            least = self.workers[rank].generation
             self.model.fence(rank, least)
             self.bed.service.life.fence(rank, least)  # type: ignore[arg-type]
 
     def _succeed(self, rank: int) -> None:
         older = self.workers[rank]
         self.workers[rank] = Worker()
-        self.workers[rank].incarnation = older.incarnation + 1
+        self.workers[rank].generation = older.generation + 1
         self.workers[rank].past = older.past
 
     # -- rows
@@ -170,29 +170,29 @@ class GateMachine(RuleBasedStateMachine):
         """Once in the middle, perhaps, then whole, then once more."""
         worker, number = self.workers[rank], next(self.workers[rank].numbers)
         batch = min(worker.batches) if has_batch and worker.batches else 0
-        if worker.refused_rows is not None and worker.incarnation >= self.model.least[rank]:
+        if worker.refused_rows is not None and worker.generation >= self.model.least[rank]:
             late_number, late_batch, answer = worker.refused_rows
-            self.model.fence(rank, worker.incarnation)
-            assert self.bed.push_rows(rank, worker.incarnation, late_number, late_batch) == answer
+            self.model.fence(rank, worker.generation)
+            assert self.bed.push_rows(rank, worker.generation, late_number, late_batch) == answer
         got: Outcome = "gone"
         for is_whole in (False, True)[not is_cut :]:
-            expected = self.model.push_rows(rank, worker.incarnation, batch, is_whole=is_whole)
-            got = self.bed.push_rows(rank, worker.incarnation, number, batch, is_whole=is_whole)
+            expected = self.model.push_rows(rank, worker.generation, batch, is_whole=is_whole)
+            got = self.bed.push_rows(rank, worker.generation, number, batch, is_whole=is_whole)
             assert got == expected
         worker.refused_rows = (number, batch, got) if got in ("phase", "lost") else None
         if got == "ack":
             worker.batches.discard(batch)
-            assert self.bed.push_rows(rank, worker.incarnation, number, batch) == "ack"
+            assert self.bed.push_rows(rank, worker.generation, number, batch) == "ack"
 
     @rule(rank=RANKS, is_heard=st.booleans())
     def look_up(self, rank: int, is_heard: bool) -> None:
         """Twice, as after a cut; a batch whose lookup was never heard of is not known later."""
         worker, batch = self.workers[rank], next(self.workers[rank].numbers)
         known = worker.batches | {batch}
-        expected = self.model.look_up(rank, worker.incarnation, batch, known)
-        assert self.bed.look_up(rank, worker.incarnation, batch, known) == expected
+        expected = self.model.look_up(rank, worker.generation, batch, known)
+        assert self.bed.look_up(rank, worker.generation, batch, known) == expected
         if expected == "ack":
-            assert self.bed.look_up(rank, worker.incarnation, batch, known) == "ack"
+            assert self.bed.look_up(rank, worker.generation, batch, known) == "ack"
             worker.batches |= {batch} if is_heard else set()
 
     @rule(rank=RANKS)
@@ -201,9 +201,9 @@ class GateMachine(RuleBasedStateMachine):
         if worker.batches:
             worker.refused_rows = None  # its session goes on, so a late copy is of no account
             batch = worker.batches.pop()
-            expected = self.model.give_up(rank, worker.incarnation, batch)
+            expected = self.model.give_up(rank, worker.generation, batch)
             number = next(worker.numbers)
-            assert self.bed.give_up(rank, worker.incarnation, number, batch) == expected
+            assert self.bed.give_up(rank, worker.generation, number, batch) == expected
 
     # -- checkpoints
 
@@ -222,7 +222,7 @@ class GateMachine(RuleBasedStateMachine):
             return
         expected = self.bed.counts()
         for rank, worker in enumerate(self.workers):
-            is_alive = worker.incarnation >= self.model.least[rank]  # fences end with their server
+            is_alive = worker.generation >= self.model.least[rank]  # fences end with their server
             if is_alive and worker.pending is not None and worker.pending[1] == "full":
                 name = worker.pending[0]
                 restored.push(name, "full")
@@ -250,7 +250,7 @@ class GateMachine(RuleBasedStateMachine):
         gate, model = self.bed.shard.gate, self.model
         assert gate.clock == model.clock
         assert gate.missing() == model.missing()
-        waiting = {Name(one.worker, one.incarnation, one.sequence) for one in gate.waiting}
+        waiting = {Name(one.worker, one.generation, one.sequence) for one in gate.waiting}
         assert waiting == set(model.waiting)
         assert not waiting or gate.missing(), "it waits for nobody"
         assert not {name.rank for name in waiting} & set(gate.missing())
@@ -265,7 +265,7 @@ class GateMachine(RuleBasedStateMachine):
             for rank in ahead - model.excused:
                 assert clocks[rank] - min(clocks.values()) <= model.bound
         for rank in range(NUM_WORKERS) if model.mode == "hybrid" else ():
-            held = {(one.incarnation, one.sequence) for one in gate.rows.permits_of(rank)}
+            held = {(one.generation, one.sequence) for one in gate.rows.permits_of(rank)}
             assert held == model.held[rank]
             assert len(held) <= model.bound
 

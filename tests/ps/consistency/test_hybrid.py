@@ -22,8 +22,8 @@ GROUP = GroupSpec("trainable", "float32", SGD(), (ParamSpec("w", (4,)),))
 TABLE = TableSpec(name="user", dim=2, rule=SGD())
 
 
-def batch(number: int, worker: int = 0, incarnation: int = 0, session: int = 1) -> RequestId:
-    return RequestId(WorkerRank(worker), incarnation, session, number)
+def batch(number: int, worker: int = 0, generation: int = 0, session: int = 1) -> RequestId:
+    return RequestId(WorkerRank(worker), generation, session, number)
 
 
 def look_up(policy: Permits | Hybrid, *numbers: int, still_open: tuple[int, ...] = ()) -> list:
@@ -100,7 +100,7 @@ def test_a_lookup_that_nobody_waits_for_loses_its_place():
 def test_a_newer_attempt_has_all_permits_and_the_older_one_stops_waiting():
     permits = Permits(1)
     look_up(permits, 1, 2)
-    newer = batch(1, incarnation=1)
+    newer = batch(1, generation=1)
     assert permits.on_lookup(newer, (1,)) == [RecallLookups((batch(2),)), Grant(newer)]
     assert permits.on_batch_over(batch(1)) == [], "an end of the older one changes nothing"
     assert permits.held(W0) == {newer}
@@ -182,7 +182,7 @@ class PermitsModel(RuleBasedStateMachine):
         self.permits = Permits(bound)
         self.held: dict[int, list[RequestId]] = {rank: [] for rank in range(self.NUM_WORKERS)}
         self.line: dict[int, list[RequestId]] = {rank: [] for rank in range(self.NUM_WORKERS)}
-        self.incarnations = [0] * self.NUM_WORKERS
+        self.generations = [0] * self.NUM_WORKERS
         self.numbers = [0] * self.NUM_WORKERS
         self.answered: set[RequestId] = set()
 
@@ -199,7 +199,7 @@ class PermitsModel(RuleBasedStateMachine):
         self.answered |= {action.batch for action in actions if isinstance(action, Grant)}
 
     def name(self, rank: int, number: int) -> RequestId:
-        return batch(number, rank, self.incarnations[rank])
+        return batch(number, rank, self.generations[rank])
 
     def known(self, rank: int) -> tuple[int, ...]:
         return tuple(one.sequence for one in self.held[rank] + self.line[rank])
@@ -251,7 +251,7 @@ class PermitsModel(RuleBasedStateMachine):
     @rule(rank=ranks)
     def replace(self, rank: int) -> None:
         recalled = [RecallLookups(tuple(self.line[rank]))] if self.line[rank] else []
-        self.incarnations[rank] += 1
+        self.generations[rank] += 1
         self.numbers[rank] = 1
         name = self.name(rank, 1)
         self.held[rank], self.line[rank] = [], [name]

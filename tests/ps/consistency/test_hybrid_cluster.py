@@ -19,7 +19,7 @@ from ps.errors import (
     RequestTimeout,
     ServerPhaseError,
     ShapeError,
-    StaleIncarnation,
+    StaleGeneration,
     WorkerLost,
 )
 from ps.manifest.manifest import SGD, Hyper, Manifest
@@ -251,8 +251,8 @@ def test_a_frozen_worker_hears_that_it_was_replaced_and_its_successor_has_all_pe
     with cluster(num_servers=2, num_workers=2) as bed:
         frozen, _ = started(bed, hybrid())
         driver = bed.driver()
-        waiting_ends_with(bed, frozen, lambda: driver.fence(0, 1), StaleIncarnation, "was replaced")
-        newer = bed.client(0, incarnation=1)
+        waiting_ends_with(bed, frozen, lambda: driver.fence(0, 1), StaleGeneration, "was replaced")
+        newer = bed.client(0, generation=1)
         newer.attach()
         assert pushed(begun(newer)).applied
 

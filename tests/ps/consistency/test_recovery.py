@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ps.client.client import PSClient
-from ps.errors import NonFiniteGradient, StaleIncarnation
+from ps.errors import NonFiniteGradient, StaleGeneration
 from ps.manifest.manifest import SGD, Hyper, WorkerRank
 from ps.protocol import messages
 from ps.protocol.messages import Number
@@ -225,12 +225,12 @@ def test_a_replaced_attempt_stays_refused_by_a_restarted_server(tmp_path: Path):
         frozen.seed(manifest, filled(manifest))
         grads = random_arrays(manifest, 1)
         frozen.push(grads, hyper=HYPER, rows=4)
-        newer = bed.client(0, incarnation=1)
+        newer = bed.client(0, generation=1)
         newer.attach()
         newer.push(grads, hyper=HYPER, rows=4)
         newer.save(tmp_path, 2)
         bed.restart(0, tmp_path)
-        with pytest.raises(StaleIncarnation, match="accepts 1 and newer"):
+        with pytest.raises(StaleGeneration, match="accepts 1 and newer"):
             frozen.push(grads, hyper=HYPER, rows=4)
         newer.push(grads, hyper=HYPER, rows=4)
         np.testing.assert_allclose(
@@ -251,7 +251,7 @@ def test_what_is_new_is_not_undone_with_what_a_server_has_forgotten(tmp_path: Pa
         server = bed.restart(1, tmp_path)
         comes = other
         if how == "attempt":
-            comes = bed.client(1, incarnation=1)
+            comes = bed.client(1, generation=1)
             comes.attach()
         gate = server._service.life.loaded().gate
 

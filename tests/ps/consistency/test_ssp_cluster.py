@@ -14,7 +14,7 @@ from ps.errors import (
     PSSettingsError,
     RequestTimeout,
     ServerPhaseError,
-    StaleIncarnation,
+    StaleGeneration,
 )
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
@@ -161,7 +161,7 @@ def test_a_frozen_worker_that_waited_is_fenced_and_its_update_stays():
             bed.driver().worker_lost(1)
 
         pushed, _ = run_all(partial(add, frozen), lose)
-        assert isinstance(pushed, StaleIncarnation)
+        assert isinstance(pushed, StaleGeneration)
         assert add(other) == 2
         assert set(bed.pulled(other)["trainable"]) == {2.0}
         assert [worker.pushes for worker in other.stats()[0].workers] == [1, 1]
@@ -190,13 +190,13 @@ def test_a_replaced_worker_joins_at_the_slowest_clock():
         bed.driver().worker_lost(1)
         for _ in range(10):
             add(staying)
-        newer = bed.client(1, incarnation=1)
+        newer = bed.client(1, generation=1)
         newer.attach()
         with pytest.raises(ServerPhaseError, match=r"join\(\)"):
             add(newer)
         newer.join()
         assert [add(newer), add(staying)] == [11, 12]
-        with pytest.raises(StaleIncarnation):
+        with pytest.raises(StaleGeneration):
             add(lost)
 
 

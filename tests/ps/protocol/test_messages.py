@@ -70,6 +70,11 @@ def test_the_wire_format_of_a_push_is_fixed():
 
 
 @pytest.mark.attack("A07")
+@pytest.mark.parametrize("request_", [messages.Fence(1, 2), messages.Lose(1, 2)])
+def test_a_generation_keeps_its_name_on_the_wire(request_: Request):
+    assert msgspec.msgpack.decode(encode(request_))["incarnation"] == 2
+
+
 @pytest.mark.parametrize("junk", [b"", b"\x80\x04K\x01.", b"cos\nsystem\n", b"\xc1", bytes(64)])
 def test_what_is_no_request_is_refused_without_looking_further(junk: bytes):
     with pytest.raises(PSSettingsError):

@@ -22,7 +22,7 @@ from ps.errors import (
     SequenceGap,
     ServerPhaseError,
     ShapeError,
-    StaleIncarnation,
+    StaleGeneration,
     WorkerLost,
 )
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Layout, Manifest, ParamSpec
@@ -119,7 +119,7 @@ def test_a_late_word_of_a_lost_attempt_leaves_the_newer_one_in_its_meeting():
     with cluster(num_workers=2) as bed:
         chief = bed.client(0)
         chief.seed(manifest, filled(manifest))
-        newer = bed.client(1, incarnation=1)
+        newer = bed.client(1, generation=1)
         newer.attach()
         newer.join()
 
@@ -451,7 +451,7 @@ def test_sync_lost_worker_ends_the_waiting_push_typed():
         assert "worker 1 was lost" in str(pushed)
         with pytest.raises(WorkerLost):
             clients[0].push(filled(manifest), hyper=HYPER, rows=1)
-        with pytest.raises(StaleIncarnation):
+        with pytest.raises(StaleGeneration):
             clients[1].push(filled(manifest), hyper=HYPER, rows=1)
         assert bed.pulled(clients[0])["trainable"][0] == 0.0
 
@@ -470,7 +470,7 @@ def test_sync_can_continue_without_the_lost_worker():
             run_all(partial(clients[0].push, filled(manifest, 1.0), hyper=HYPER, rows=1), lose)
         )
         assert (ack.clock, ack.applied) == (1, True)
-        replaced = bed.client(1, incarnation=1)
+        replaced = bed.client(1, generation=1)
         replaced.attach()
         replaced.join()
         works = [
@@ -488,33 +488,33 @@ def test_async_goes_on_when_a_worker_is_lost():
         clients[1].push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         bed.driver().worker_lost(1)
         assert clients[0].push(filled(manifest, 1.0), hyper=HYPER, rows=1).clock == 2
-        with pytest.raises(StaleIncarnation, match="must end"):
+        with pytest.raises(StaleGeneration, match="must end"):
             clients[1].push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         assert bed.pulled(clients[0])["trainable"][0] == 2.0
 
 
 @pytest.mark.fault("F06")
 @pytest.mark.fault("F20")
-def test_a_fenced_incarnation_is_refused_and_its_successor_is_not():
+def test_a_fenced_generation_is_refused_and_its_successor_is_not():
     manifest = make_manifest(rule=ADD)
     with cluster(num_servers=2) as bed:
         (old,) = bed.workers(manifest, filled(manifest))
         old.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         bed.driver().fence(0, 1)
-        with pytest.raises(StaleIncarnation, match="incarnation 0 was replaced"):
+        with pytest.raises(StaleGeneration, match="generation 0 was replaced"):
             old.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
-        new = bed.client(0, incarnation=1)
+        new = bed.client(0, generation=1)
         new.attach()
         new.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         assert bed.pulled(new)["trainable"][0] == 2.0
         assert [stats.workers[0].pushes for stats in new.stats()] == [2, 2]
 
 
-def test_a_late_report_of_an_old_incarnation_spares_the_new_one():
+def test_a_late_report_of_an_old_generation_spares_the_new_one():
     manifest = make_manifest(rule=ADD)
     with cluster() as bed:
         bed.workers(manifest, filled(manifest))
-        new = bed.client(0, incarnation=1)
+        new = bed.client(0, generation=1)
         new.attach()
         new.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         bed.driver().worker_lost(0, 0)
@@ -572,7 +572,7 @@ def test_rendezvous_does_not_wait_for_finished_or_lost_workers():
             )
         )
         assert meeting == {0: b"a"}
-        with pytest.raises(StaleIncarnation, match="worker 2 incarnation 0"):
+        with pytest.raises(StaleGeneration, match="worker 2 generation 0"):
             clients[2].rendezvous("k", b"", timeout_s=1)
         with pytest.raises(ServerPhaseError, match="finish"):
             clients[1].rendezvous("k", b"", timeout_s=1)
@@ -865,7 +865,7 @@ def restart(bed: Cluster) -> None:
     """Replace the only server by an empty one at the same endpoint."""
     (old,) = bed.servers
     old.close()
-    new = PSServer(old.settings, bed.credentials, incarnation=1)
+    new = PSServer(old.settings, bed.credentials, generation=1)
     new.bind_inproc(old.endpoint.inproc)
     new.start()
     bed.servers[:] = [new]

@@ -157,9 +157,9 @@ from ps.manifest.manifest import Hyper
 from rpc.endpoint import Endpoint
 from rpc.auth.handshake import Credentials, Identity, Role
 
-host, port, incarnation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+host, port, generation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 credentials = Credentials("processes", sys.stdin.readline().strip().encode())
-identity = Identity(Role.WORKER, 0, incarnation)
+identity = Identity(Role.WORKER, 0, generation)
 client = PSClient([Endpoint(host, port)], credentials, identity, num_workers=1)
 client.attach()
 ones = {"trainable": np.ones(200_000, np.float32)}
@@ -191,9 +191,9 @@ def test_a_killed_worker_loses_and_doubles_no_acknowledged_push(tmp_path: Path):
             before = after
 
 
-def _run_worker_and_kill(server: ServerProcess, incarnation: int, after: int) -> int:
+def _run_worker_and_kill(server: ServerProcess, generation: int, after: int) -> int:
     endpoint = server.endpoint
-    arguments = [endpoint.host, str(endpoint.port), str(incarnation)]
+    arguments = [endpoint.host, str(endpoint.port), str(generation)]
     with subprocess.Popen(
         [sys.executable, "-c", WORKER, *arguments],
         stdin=subprocess.PIPE,

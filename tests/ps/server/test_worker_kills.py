@@ -47,8 +47,8 @@ def forked_workers(bed: Cluster) -> Iterator[Callable[[int, int, float], tuple[i
     assert process.stdout is not None
     to, answers = process.stdin, process.stdout
 
-    def run_and_kill(incarnation: int, pushes: int, delay_s: float) -> tuple[int, int]:
-        to.write(f"{incarnation} {pushes} {delay_s}\n")
+    def run_and_kill(generation: int, pushes: int, delay_s: float) -> tuple[int, int]:
+        to.write(f"{generation} {pushes} {delay_s}\n")
         to.flush()
         begun, acknowledged = answers.readline().split()
         return int(begun), int(acknowledged)

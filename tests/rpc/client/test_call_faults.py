@@ -258,12 +258,12 @@ def test_an_idle_connection_stays():
         assert idle.call(b"echo", timeout_s=WAIT_S).meta == b"done"
 
 
-def test_a_restarted_server_is_told_by_its_incarnation():
+def test_a_restarted_server_is_known_by_its_generation():
     credentials = Credentials.generate()
     endpoint = Endpoint("127.0.0.1", 0)
     connection = None
-    for incarnation in (4, 5):
-        restarted = Identity(Role.SERVER, 0, incarnation)
+    for generation in (4, 5):
+        restarted = Identity(Role.SERVER, 0, generation)
         with Listener(lambda call: call.reply(b""), credentials, restarted) as listener:
             listener.bind_tcp(endpoint.host, endpoint.port)
             listener.start()

@@ -1,7 +1,7 @@
 """Workers that push until they are killed, forked from this process: one costs milliseconds.
 
 Usage: python -m tests.support.programs.forked_workers CLUSTER_ID SIZE HOST:PORT...
-Standard input: the secret in hex, then a line per worker: INCARNATION PUSHES DELAY_S. It is killed
+Standard input: the secret in hex, then a line per worker: GENERATION PUSHES DELAY_S. It is killed
 (SIGKILL) DELAY_S after its answer to so many pushes. Standard output: BEGUN ACKNOWLEDGED.
 """
 
@@ -40,12 +40,12 @@ def push_for_ever(client: PSClient, size: int, counts: mmap.mmap) -> None:
 def run_and_kill(
     endpoints: list[Endpoint], credentials: Credentials, size: int, line: str
 ) -> tuple[int, int]:
-    incarnation, pushes, delay_s = line.split()
+    generation, pushes, delay_s = line.split()
     counts = mmap.mmap(-1, COUNTS.size)  # shared with the child
     pid = os.fork()
     if pid == 0:
         try:
-            identity = Identity(Role.WORKER, RANK, int(incarnation))
+            identity = Identity(Role.WORKER, RANK, int(generation))
             client = PSClient(endpoints, credentials, identity, num_workers=NUM_WORKERS)
             push_for_ever(client, size, counts)
         finally:
@@ -57,7 +57,7 @@ def run_and_kill(
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     if not os.WIFSIGNALED(status):
-        raise RuntimeError(f"worker {incarnation} ended by itself: {status}")
+        raise RuntimeError(f"worker {generation} ended by itself: {status}")
     begun, acknowledged = COUNTS.unpack(counts[:])
     return begun, acknowledged
 

@@ -1,6 +1,6 @@
 """A worker of a long run: it pushes to dense parameters and a table until told to stop, and counts.
 
-Usage: python -m tests.support.programs.soaking_worker RANK INCARNATION NUM_WORKERS COUNTS
+Usage: python -m tests.support.programs.soaking_worker RANK GENERATION NUM_WORKERS COUNTS
 
 COUNTS is a file.
 Standard input: the secret, then the servers' endpoints as JSON. What it began and what was
@@ -98,10 +98,10 @@ def push_until_stopped(client: PSClient, counts: Counts, num_workers: int) -> No
 
 
 def main() -> None:
-    rank, incarnation, num_workers = map(int, sys.argv[1:4])
+    rank, generation, num_workers = map(int, sys.argv[1:4])
     secret = sys.stdin.readline().strip().encode()
     endpoints = msgspec.convert(json.loads(sys.stdin.readline()), list[Endpoint])
-    identity = Identity(Role.WORKER, rank, incarnation)
+    identity = Identity(Role.WORKER, rank, generation)
     counts = Counts(Path(sys.argv[4]))
     with PSClient(
         endpoints,

@@ -23,7 +23,7 @@ class Name(NamedTuple):
     """A push: whose it is, by which attempt, its number."""
 
     rank: int
-    incarnation: int
+    generation: int
     sequence: int
 
 
@@ -56,7 +56,7 @@ class Model:
     held: dict[int, set[tuple[int, int]]] = field(
         default_factory=lambda: {rank: set() for rank in range(NUM_WORKERS)}
     )
-    """Batches (incarnation, number) with a permit."""
+    """Batches (generation, number) with a permit."""
 
     @property
     def has_barrier(self) -> bool:
@@ -73,7 +73,7 @@ class Model:
     # -- what happens
 
     def push(self, name: Name, kind: Kind, delivered: int) -> Outcome:
-        if not self._is_alive(name.rank, name.incarnation):
+        if not self._is_alive(name.rank, name.generation):
             return "stale"
         is_whole = kind == "null" or delivered >= SIZE
         if name.sequence < self.last.setdefault(name[:2], name.sequence):
@@ -123,10 +123,10 @@ class Model:
         self.finished.add(rank)
         return self.leave(rank)
 
-    def lose(self, rank: int, incarnation: int) -> None:
-        if incarnation < self.least[rank]:
+    def lose(self, rank: int, generation: int) -> None:
+        if generation < self.least[rank]:
             return
-        self.least[rank] = incarnation + 1
+        self.least[rank] = generation + 1
         self.held[rank].clear()
         if self.mode == "ssp":
             self._drop(rank)
@@ -146,13 +146,13 @@ class Model:
     def fence(self, rank: int, least: int) -> None:
         if least > self.least[rank]:
             self.least[rank] = least
-            if any(name.rank == rank and name.incarnation < least for name in self.waiting):
+            if any(name.rank == rank and name.generation < least for name in self.waiting):
                 self._drop(rank)
                 self._go_on()
 
-    def push_rows(self, rank: int, incarnation: int, batch: int, *, is_whole: bool) -> Outcome:
+    def push_rows(self, rank: int, generation: int, batch: int, *, is_whole: bool) -> Outcome:
         """`batch` 0: of none."""
-        if not self._is_alive(rank, incarnation):
+        if not self._is_alive(rank, generation):
             return "stale"
         refused = self.refusal(rank)
         if refused is not None:
@@ -162,36 +162,36 @@ class Model:
         if not is_whole:
             return "gone"
         self.rows[rank] += 1
-        self.held[rank].discard((incarnation, batch))
+        self.held[rank].discard((generation, batch))
         return "ack"
 
-    def give_up(self, rank: int, incarnation: int, batch: int) -> Outcome:
-        if not self._is_alive(rank, incarnation):
+    def give_up(self, rank: int, generation: int, batch: int) -> Outcome:
+        if not self._is_alive(rank, generation):
             return "stale"
-        self.held[rank].discard((incarnation, batch))
+        self.held[rank].discard((generation, batch))
         return "ack"
 
-    def look_up(self, rank: int, incarnation: int, batch: int, known: set[int]) -> Outcome:
+    def look_up(self, rank: int, generation: int, batch: int, known: set[int]) -> Outcome:
         if self.mode != "hybrid":
             return "ack"
-        if not self._is_alive(rank, incarnation):
+        if not self._is_alive(rank, generation):
             return "stale"
         refused = self.refusal(rank)
         if refused is not None:
             return refused
         held = self.held[rank]
-        held &= {(incarnation, number) for number in known}
+        held &= {(generation, number) for number in known}
         if len(held) >= self.bound:
             return "timeout"
-        held.add((incarnation, batch))
+        held.add((generation, batch))
         return "ack"
 
     # -- what follows
 
-    def _is_alive(self, rank: int, incarnation: int) -> bool:
-        if incarnation < self.least[rank]:
+    def _is_alive(self, rank: int, generation: int) -> bool:
+        if generation < self.least[rank]:
             return False
-        self.fence(rank, incarnation)
+        self.fence(rank, generation)
         return True
 
     def _receive(self, name: Name, kind: Kind, delivered: int) -> tuple[bool, bool]:

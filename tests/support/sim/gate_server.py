@@ -24,7 +24,7 @@ from ps.errors import (
     PSSettingsError,
     RequestTimeout,
     ServerPhaseError,
-    StaleIncarnation,
+    StaleGeneration,
     WorkerLost,
 )
 from ps.manifest.manifest import Add, GroupSpec, Hyper, Manifest, ParamSpec
@@ -51,7 +51,7 @@ PUSHES, EVENTS, ROWS, LOOKUPS = range(1, 5)
 """Sessions of one worker: its clients for pushes, membership, gradients of rows and lookups."""
 
 _OUTCOMES: tuple[tuple[type[Exception], Outcome], ...] = (
-    (StaleIncarnation, "stale"),
+    (StaleGeneration, "stale"),
     (WorkerLost, "lost"),
     (ServerPhaseError, "phase"),
     (NonFiniteGradient, "nan"),
@@ -139,12 +139,12 @@ class GateBed:
     def ask(
         self,
         rank: int,
-        incarnation: int,
+        generation: int,
         request: messages.Request,
         payload: bytes = b"",
         delivered: int = WHOLE,
     ) -> Outcome:
-        identity = Identity(Role.WORKER, rank, incarnation)
+        identity = Identity(Role.WORKER, rank, generation)
         call = CutCall(identity, messages.encode(request), payload, delivered)
         try:
             self.service.handle(call)  # type: ignore[arg-type]
@@ -172,14 +172,14 @@ class GateBed:
             wait_s=60.0,
         )
         payload = b"" if is_null else gradient.tobytes()
-        return self.ask(name.rank, name.incarnation, request, payload, delivered)
+        return self.ask(name.rank, name.generation, request, payload, delivered)
 
-    def change(self, rank: int, incarnation: int, event: str, sequence: int) -> Outcome:
+    def change(self, rank: int, generation: int, event: str, sequence: int) -> Outcome:
         made = {"join": messages.Join, "leave": messages.Leave, "finish": messages.Finish}
-        return self.ask(rank, incarnation, made[event](Number(EVENTS, sequence)))
+        return self.ask(rank, generation, made[event](Number(EVENTS, sequence)))
 
     def push_rows(
-        self, rank: int, incarnation: int, sequence: int, batch: int, *, is_whole: bool = True
+        self, rank: int, generation: int, sequence: int, batch: int, *, is_whole: bool = True
     ) -> Outcome:
         request = messages.PushRows(
             self.digest,
@@ -190,12 +190,12 @@ class GateBed:
         )
         ids = np.array([1, 1, rank], np.int64).tobytes()
         payload = ids + np.ones(4, np.float32).tobytes()
-        return self.ask(rank, incarnation, request, payload, WHOLE if is_whole else len(ids))
+        return self.ask(rank, generation, request, payload, WHOLE if is_whole else len(ids))
 
-    def give_up(self, rank: int, incarnation: int, sequence: int, batch: int) -> Outcome:
+    def give_up(self, rank: int, generation: int, sequence: int, batch: int) -> Outcome:
         name = BatchName(LOOKUPS, batch)
         request = messages.PushRows(self.digest, Number(ROWS, sequence), HYPER, (), name)
-        return self.ask(rank, incarnation, request)
+        return self.ask(rank, generation, request)
 
     def save(self, directory: Path) -> None:
         """Commit step 1 of a directory."""
@@ -216,12 +216,12 @@ class GateBed:
         assert bed.service.restore(str(directory), read_manifest(directory, 1), like)
         return bed
 
-    def look_up(self, rank: int, incarnation: int, batch: int, known: set[int]) -> Outcome:
+    def look_up(self, rank: int, generation: int, batch: int, known: set[int]) -> Outcome:
         request = messages.LookupBatch(
             self.digest, Number(LOOKUPS, batch), (0,), tuple(sorted(known))
         )
         ids = np.array([1, 1, rank], np.int64).tobytes()
-        return self.ask(rank, incarnation, request, ids)
+        return self.ask(rank, generation, request, ids)
 
     def counts(self) -> Any:
         """Of [bucket, worker]."""

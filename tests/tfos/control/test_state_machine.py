@@ -66,7 +66,7 @@ class StateMachine(RuleBasedStateMachine):
             if isinstance(order, messages.Start):
                 assert {entry.node.name for entry in order.roster} == set(NODES)
             if isinstance(order, messages.FenceWorker):
-                self.fences[node.name, order.rank, order.incarnation] += 1
+                self.fences[node.name, order.rank, order.generation] += 1
 
     def sender(self, name: str, age: int) -> NodeId:
         role, _, index = name.partition(":")

@@ -52,11 +52,11 @@ def files_of(count: int, size_bytes: int = 1000) -> tuple[SourceFile, ...]:
 
 
 def stand(
-    servers: Servers, files: tuple[SourceFile, ...], row: int, generation: int = 0
+    servers: Servers, files: tuple[SourceFile, ...], row: int, run_number: int = 0
 ) -> Position:
     """Let the one worker note that it has handed out so many rows."""
     place = Place(0, 0, 0, row, 0, 1) if row else Place(0)
-    at = Position(fingerprint(files), None, 1, generation, 0, 1, place)
+    at = Position(fingerprint(files), None, 1, run_number, 0, 1, place)
     if row:
         servers.set_metadata(*files_metadata("train", files))
         servers.set_metadata(position_name("train", 0), at)
@@ -77,11 +77,11 @@ def test_files_too_many_to_be_listed_go_on_and_are_still_compared():
 def test_a_second_call_in_the_same_run_goes_on_where_the_rows_are_then():
     files, servers = files_of(2), Servers()
     own = stand(servers, files, row=0)
-    assert course_of(servers, "train", files, own).generation == 0
+    assert course_of(servers, "train", files, own).run_number == 0
     stand(servers, files, row=3)
     again = course_of(servers, "train", files, own)
-    assert (again.generation, again.stops) == (1, ((Place(0, 0, 0, 3, 0, 1),),))
-    stand(servers, files, row=5, generation=1)
+    assert (again.run_number, again.stops) == (1, ((Place(0, 0, 0, 3, 0, 1),),))
+    stand(servers, files, row=5, run_number=1)
     assert len(course_of(servers, "train", files, own).stops) == 2
 
 

@@ -45,7 +45,7 @@ class Restarts:
         plan = bundle.settings.config.checkpoints
         self.limit = plan.ps_restarts if plan is not None and bundle.node.is_ps else 0
         self.count = 0
-        """Restarts since the node began; they number the children's incarnations."""
+        """Restarts since the node began; they number the children's generations."""
         self._recent: list[float] = []
         """Monotonic times of the restarts within WINDOW_S."""
         self._num_short = 0

@@ -60,7 +60,7 @@ def test_a_server_that_served_for_long_is_started_at_once_and_old_restarts_are_f
     assert [lived(made, clock, seconds) for seconds in (1.0, 1.0, 1.0)] == [0.0, 0.5, None]
     clock[0] += restart_policy.WINDOW_S
     assert [lived(made, clock, seconds) for seconds in (60.0, 1.0)] == [0.0, 0.0]
-    assert made.count == 4, "incarnations never repeat"
+    assert made.count == 4, "generations never repeat"
     assert made.report(SimpleNamespace()).count == 2  # type: ignore[arg-type]
 
 
