@@ -102,7 +102,13 @@ class NoWorkerLeft(FeedError):
 
 
 class TrainerFailed(FeedError):
-    """`main_fun` raised in the worker; `error_type` and `remote_traceback` are the user's own."""
+    """`main_fun` raised in the worker; `error_type` and `remote_traceback` are the user's own.
+
+    Args:
+        message: the sentence that the feeder's user reads.
+        error_type: name of the user's exception class; "": unknown.
+        remote_traceback: text of the user's traceback; "": none.
+    """
 
     code = "feed_trainer_failed"
 

@@ -20,9 +20,8 @@ one client object, named by a random number: two clients of one worker, or a cli
 that meets a restored record, never mix up their numbers.
 
 A snapshot of the record is read unit by unit while pushes go on. A push that ends after the moment
-has changed every unit that was still to be read, and whoever changes one lets it be read first. So
-a unit's own number is still the one of the moment when it is read; only what was completed as a
-whole is remembered at once.
+has changed every unit that was still to be read, and it reads a unit before it changes it. So the
+number that is read is the one of the moment. Only the completed requests are noted at once.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ MAX_SEQUENCE = 2**63 - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 
 
-class SessionCut(msgspec.Struct, frozen=True, rename={"generation": "incarnation"}):
-    """One session's record as a checkpoint keeps it, cut bucket by bucket with the values.
+class SessionRecord(msgspec.Struct, frozen=True, rename={"generation": "incarnation"}):
+    """One session's record as a checkpoint keeps it, read bucket by bucket with the values.
 
     Checkpoints know `generation` by its older name.
     """
@@ -53,11 +52,11 @@ class SessionCut(msgspec.Struct, frozen=True, rename={"generation": "incarnation
     applied: tuple[Count, ...]
     """Per bucket the sequence last applied there."""
     completed: Count = 0
-    """The last one done at the cut: all that a server without buckets and rows knows of it."""
+    """The last one done at the snapshot: all that a server without buckets and rows knows of it."""
 
 
 class LiveSession(NamedTuple):
-    """One session at the moment of the cut."""
+    """One session at the moment of the snapshot."""
 
     worker: int
     generation: int
@@ -79,7 +78,7 @@ class LogSnapshot:
         self._pairs = tuple((each, array("q", bytes(8 * num_units))) for each in live)
 
     def note(self, unit: int) -> None:
-        """Read one unit, before it changes for the first time after the cut."""
+        """Read one unit, before it changes for the first time after the snapshot."""
         for live, seen in self._pairs:
             seen[unit] = max(live.applied[unit], live.completed)
 
@@ -97,17 +96,17 @@ class LogSnapshot:
         return sum(min(seen) > live.completed for live, seen in self._pairs)
 
     def has_changed_all(self, session: int, sequence: int, num_buckets: int) -> bool:
-        """Whether this push was not completed at the cut, but had changed all buckets by then."""
+        """Whether this push had changed all buckets at the snapshot without being completed."""
         return any(
             live.session == session and live.completed < sequence == min(seen[:num_buckets])
             for live, seen in self._pairs
             if num_buckets
         )
 
-    def sessions(self) -> tuple[SessionCut, ...]:
+    def sessions(self) -> tuple[SessionRecord, ...]:
         """Return what a checkpoint keeps, once every unit is noted."""
         return tuple(
-            SessionCut(live.worker, live.generation, live.session, tuple(seen), live.completed)
+            SessionRecord(live.worker, live.generation, live.session, tuple(seen), live.completed)
             for live, seen in sorted(self._pairs, key=lambda pair: pair[0][:3])
         )
 
@@ -253,7 +252,7 @@ class CompletionLog:
         self._sessions: dict[WorkerRank, dict[int, SessionLog]] = {}
         self._least: dict[WorkerRank, int] = {}
         self._lost_requests = 0
-        self._num_heard = 0
+        self._num_requests = 0
 
     @property
     def lost_requests(self) -> int:
@@ -280,14 +279,14 @@ class CompletionLog:
         if generation > least:
             self.fence(worker, generation)
         session = self._sessions.get(worker, _NONE).get(key)
-        is_unheard = session is None or session.generation != generation
-        if session is None or is_unheard:
+        is_new = session is None or session.generation != generation
+        if session is None or is_new:
             session = self._open(request)
-        self._num_heard += 1
-        session.heard = self._num_heard
+        self._num_requests += 1
+        session.heard = self._num_requests
         if sequence <= session.completed or sequence < session.sequence:
             return Ticket(request, Verdict.DUPLICATE, session)
-        if session.may_jump or (is_unheard and acknowledged and self.is_restored):
+        if session.may_jump or (is_new and acknowledged and self.is_restored):
             session.resent = sequence
         if sequence == session.sequence:
             return Ticket(request, Verdict.RESUMED, session)
@@ -327,7 +326,7 @@ class CompletionLog:
         """The oldest generation that is not refused: the newest one seen, unless fenced beyond."""
         return self._least.get(worker, 0)
 
-    def cut(self) -> LogSnapshot:
+    def snapshot(self) -> LogSnapshot:
         """Return the record as it is now, to be read bucket by bucket; call it as `complete`."""
         live = [
             LiveSession(worker, record.generation, session, record.applied, record.completed)
@@ -336,7 +335,7 @@ class CompletionLog:
         ]
         return LogSnapshot(live, self._num_buckets)
 
-    def restore(self, cuts: Iterable[SessionCut]) -> None:
+    def restore(self, sessions: Iterable[SessionRecord]) -> None:
         """Take over the sessions of a checkpoint.
 
         A session that still lives may be ahead, or have begun since: its first request may jump,
@@ -344,18 +343,18 @@ class CompletionLog:
         time.
         """
         self.is_restored = True
-        for cut in cuts:
-            if len(cut.applied) != self._num_buckets:
+        for session in sessions:
+            if len(session.applied) != self._num_buckets:
                 raise ServerPhaseError(
-                    f"a record of {len(cut.applied)} buckets cannot be restored into a shard of "
-                    f"{self._num_buckets}"
+                    f"a record of {len(session.applied)} buckets cannot be restored into a shard "
+                    f"of {self._num_buckets}"
                 )
-            record = SessionLog(cut.generation, self._num_buckets)
-            record.applied = array("q", cut.applied)
-            record.sequence = max(cut.applied, default=cut.completed)
-            record.completed = min(cut.applied, default=cut.completed)
+            record = SessionLog(session.generation, self._num_buckets)
+            record.applied = array("q", session.applied)
+            record.sequence = max(session.applied, default=session.completed)
+            record.completed = min(session.applied, default=session.completed)
             record.may_jump = True
-            self._sessions.setdefault(WorkerRank(cut.worker), {})[cut.session] = record
+            self._sessions.setdefault(WorkerRank(session.worker), {})[session.session] = record
 
     def _open(self, request: RequestId) -> SessionLog:
         """Make a session's log; the one that was silent longest makes room."""

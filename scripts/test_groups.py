@@ -1,7 +1,7 @@
 """The groups of tests that scripts/test runs, each in a process of its own.
 
 Covers: the paths, the marks and the time of each group, and which group a test belongs to.
-Does not: run them (scripts.test_lanes).
+Does not: run them (scripts.test_runner).
 
 A JVM or TensorFlow that one group starts must not be what another group's tests run on. Folders
 decide what a group imports, marks decide within them. tests/conftest.py refuses a test that no

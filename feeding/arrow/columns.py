@@ -35,7 +35,13 @@ _REFUSED = (
 
 
 class BadValue(Exception):
-    """A value that its column cannot hold."""
+    """A value that its column cannot hold.
+
+    Args:
+        row: number of the row within its batch, from 0.
+        column: name of the column.
+        text: the value and why it does not fit, for the message.
+    """
 
     def __init__(self, row: int, column: str, text: str) -> None:
         super().__init__(f"column {column!r}: {text}")

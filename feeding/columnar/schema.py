@@ -221,7 +221,12 @@ def _rows(node: Node, leaves: Iterator[list[Any]], num_rows: int) -> list[Any]:
 
 
 def is_shape(value: object, *, least: int) -> bool:
-    """Return whether a value is a tuple of ints of at least `least`."""
+    """Return whether a value is a tuple of ints of at least `least`.
+
+    Args:
+        value: anything, for example from a message.
+        least: smallest number allowed, 0 or 1.
+    """
     return isinstance(value, tuple) and all(
         isinstance(size, int) and not isinstance(size, bool) and size >= least for size in value
     )

@@ -57,7 +57,7 @@ class _Run:
     count: int
     opcode: int
 
-    def cut(self, rows: Array, dtype: str, skip: int) -> Array:
+    def values(self, rows: Array, dtype: str, skip: int) -> Array:
         """Return a view of one item per number: `skip` bytes after its opcode."""
         stride = 1 + np.dtype(_NUMBERS[self.opcode]).itemsize
         shape, strides = (len(rows), self.count), (rows.shape[1], stride)
@@ -79,7 +79,7 @@ class _Template:
     def matches(self, rows: Array) -> bool:
         """Whether every row has the opcodes of the first one."""
         return all(bool((rows[:, at] == byte).all()) for at, byte in self.fixed) and all(
-            bool((run.cut(rows, "u1", 0) == run.opcode).all()) for run in self.runs
+            bool((run.values(rows, "u1", 0) == run.opcode).all()) for run in self.runs
         )
 
 
@@ -159,7 +159,7 @@ def _add_column(
     out: Collector, template: _Template, rows: Array, column: int, name: str, is_vector: bool
 ) -> None:
     runs = [run for run in template.runs if run.column == column]
-    parts = [run.cut(rows, _NUMBERS[run.opcode], 1) for run in runs]
+    parts = [run.values(rows, _NUMBERS[run.opcode], 1) for run in runs]
     values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     dtype = "int64"
     if values.dtype.kind == "f":

@@ -24,7 +24,12 @@ class CallTimeout(Exception):
 
 
 class BoundedCall(Generic[T]):
-    """A call in flight on a thread of its own."""
+    """A call in flight on a thread of its own.
+
+    Args:
+        work: the blocking call; its result or exception is the call's.
+        slots: one is released when the thread ends.
+    """
 
     def __init__(self, work: Callable[[], T], slots: threading.Semaphore) -> None:
         self._work: Callable[[], T] | None = work
@@ -96,7 +101,12 @@ class BoundedCalls:
             raise
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
-        """Start a call and wait for it; both together take at most `timeout_s`."""
+        """Start a call and wait for it; both together take at most `timeout_s`.
+
+        Args:
+            work: the blocking call.
+            timeout_s: seconds until the caller goes on without it.
+        """
         deadline_s = time.monotonic() + timeout_s
         pending = self.start(work, timeout_s)
         return pending.result(max(0.0, deadline_s - time.monotonic()))

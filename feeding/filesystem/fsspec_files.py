@@ -210,7 +210,13 @@ class FsspecFileSystem:
 
 
 class FsspecReader:
-    """See RangeReader."""
+    """See RangeReader.
+
+    Args:
+        path: of the open file, for messages.
+        size_bytes: size of the file when it was opened.
+        read: (offset, length) to a function that waits for those bytes.
+    """
 
     def __init__(
         self, path: str, size_bytes: int, read: Callable[[int, int], Callable[[], bytes]]

@@ -178,7 +178,12 @@ def find(filesystem: FileSystem, location: Location) -> FileStatus | None:
 
 
 def glob(filesystem: FileSystem, pattern: Location) -> list[FileStatus]:
-    """Return the files on a file system that a pattern matches, sorted by path, each once."""
+    """Return the files on a file system that a pattern matches, sorted by path, each once.
+
+    Args:
+        filesystem: the pattern's file system.
+        pattern: a location whose path has wildcards.
+    """
 
     def listing(location: Location) -> list[FileStatus]:
         try:

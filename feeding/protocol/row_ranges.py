@@ -122,7 +122,12 @@ class AcceptedRows:
         self._entries.append((first_row, num_rows, position))
 
     def page(self, start: int, most: int) -> tuple[Entry, ...]:
-        """Return at most `most` entries from number `start` on."""
+        """Return at most `most` entries from number `start` on.
+
+        Args:
+            start: number of the first entry.
+            most: largest number of entries.
+        """
         return tuple(self._entries[start : start + most])
 
     def spans(self) -> Iterator[Span]:

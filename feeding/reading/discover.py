@@ -27,7 +27,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def data_files(
-    paths: Path | Iterable[Path], *, can_be_cut: Callable[[FileStatus], bool]
+    paths: Path | Iterable[Path], *, is_splittable: Callable[[FileStatus], bool]
 ) -> list[SourceFile]:
     """Return the files below paths, sorted by path.
 
@@ -37,7 +37,7 @@ def data_files(
 
     Args:
         paths: files, directories and patterns, with a scheme or local.
-        can_be_cut: returns whether a file can be read from the middle on.
+        is_splittable: returns whether a file can be read from the middle on.
 
     Raises:
         FileNotFoundError: a path or pattern matches no file.
@@ -52,7 +52,7 @@ def data_files(
                 f"no data file at {path}; names that begin with _ or . do not count"
             )
         for status in files:
-            found[status.path] = SourceFile(status.path, status.size_bytes, can_be_cut(status))
+            found[status.path] = SourceFile(status.path, status.size_bytes, is_splittable(status))
     return sorted(found.values())
 
 

@@ -261,7 +261,7 @@ def _deal(left: Iterable[Work], files: Sequence[SourceFile], num_workers: int) -
         least = loads.index(min(loads))
         works[least].append(head)
         loads[least] += _size(head.splits)
-    whole = {file.path for file in files if not file.can_be_cut and file.piece_rows is None}
+    whole = {file.path for file in files if not file.is_splittable and file.piece_rows is None}
     for worker, mine in enumerate(splits.deal_beside(rest, loads, whole)):
         if mine:
             works[worker].append(WorkerPart(tuple(mine)))

@@ -33,7 +33,7 @@ class SourceFile:
 
     path: str
     size_bytes: int
-    can_be_cut: bool = True
+    is_splittable: bool = True
     """Whether it can be split by bytes; ignored if its rows are known."""
     piece_rows: tuple[int, ...] | None = None
     """Rows of each independent piece (row group or counted byte range), in the file's order; None:
@@ -92,7 +92,7 @@ def share(
         generator.shuffle(pieces)
     whole = _assign_files([piece for piece in pieces if not piece[1]], num_workers)[worker]
     divisible = _even_part(
-        [piece for piece, can_be_cut in pieces if can_be_cut], worker, num_workers
+        [piece for piece, is_splittable in pieces if is_splittable], worker, num_workers
     )
     mine = [*whole, *divisible]
     if seed is None:
@@ -128,7 +128,7 @@ def _row_share(
 
 
 def _pieces(files: Sequence[SourceFile], piece_bytes: int) -> list[tuple[Split, bool]]:
-    return [(part, file.can_be_cut) for file in files for part in byte_pieces(file, piece_bytes)]
+    return [(part, file.is_splittable) for file in files for part in byte_pieces(file, piece_bytes)]
 
 
 def byte_pieces(file: SourceFile, piece_bytes: int | None = None) -> list[Split]:
@@ -139,7 +139,7 @@ def byte_pieces(file: SourceFile, piece_bytes: int | None = None) -> list[Split]
         piece_bytes: approximate size; None: PIECE_BYTES.
     """
     size = file.size_bytes
-    count = max(1, round(size / (piece_bytes or PIECE_BYTES))) if file.can_be_cut else 1
+    count = max(1, round(size / (piece_bytes or PIECE_BYTES))) if file.is_splittable else 1
     bounds = [size * number // count for number in range(count + 1)]
     spans = itertools.pairwise(bounds)
     return [Split(file.path, start, stop) for start, stop in spans if stop > start]

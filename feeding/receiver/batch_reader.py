@@ -57,7 +57,12 @@ def receipt_of(slices: Iterable[ChunkRows]) -> Receipt:
 
 
 class Cursor:
-    """Read position in one feed; counts the rows that it returns as taken."""
+    """Read position in one feed; counts the rows that it returns as taken.
+
+    Args:
+        channel: the worker's end of all feeds.
+        feed: name of the feed.
+    """
 
     def __init__(self, channel: FeedChannel, feed: str) -> None:
         self._channel = channel

@@ -88,7 +88,12 @@ class EpochRows:
         return self._partitions.get(partition, _Partition()).accepted
 
     def is_claimed_from(self, partition: int, owner: int) -> bool:
-        """Return whether another feeder than `owner` has claimed the partition."""
+        """Return whether another feeder than `owner` has claimed the partition.
+
+        Args:
+            partition: number of the partition.
+            owner: number of the attempt that feeds it.
+        """
         found = self._partitions.get(partition)
         return found is not None and found.owner != owner
 

@@ -74,7 +74,12 @@ class _Epoch:
 
 
 class FeedQueue:
-    """Accepted chunks that the consumer has not read. The caller serialises all calls."""
+    """Accepted chunks that the consumer has not read. The caller serialises all calls.
+
+    Args:
+        feed: its name, for messages.
+        first_epoch: number of the first epoch that can arrive.
+    """
 
     def __init__(self, feed: str, first_epoch: int = 0) -> None:
         self.feed = feed

@@ -33,7 +33,13 @@ class InferenceSession:
 
 
 class InferenceResults:
-    """The sessions of one feed. The caller serialises all calls."""
+    """The sessions of one feed. The caller serialises all calls.
+
+    Args:
+        feed: its name, for messages.
+        worker: name of this worker, for messages.
+        config: limits of the feed, in bytes and seconds.
+    """
 
     def __init__(self, feed: str, worker: str, config: FeedConfig) -> None:
         self._feed = feed
@@ -86,7 +92,12 @@ class InferenceResults:
         self._open_session = self._open_rows = self._open_results = 0
 
     def handed_out(self, session: int, num_rows: int) -> None:
-        """Count rows of a session as part of the open batch."""
+        """Count rows of a session as part of the open batch.
+
+        Args:
+            session: number of the session.
+            num_rows: rows that main_fun received and has not answered.
+        """
         self._open_session = session
         self._open_rows += num_rows
 

@@ -26,7 +26,13 @@ T = TypeVar("T")
 
 
 class FeedState:
-    """Feeds by name; once `end` is set, every caller gets that error."""
+    """Feeds by name; once `end` is set, every caller gets that error.
+
+    Args:
+        config: limits of the feeds, in bytes and seconds.
+        worker: name of this worker, for messages.
+        first_epoch: number of the first epoch of each feed.
+    """
 
     def __init__(self, config: FeedConfig, worker: str, first_epoch: int) -> None:
         self.config = config

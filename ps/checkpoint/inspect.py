@@ -146,7 +146,7 @@ class DirectoryReport(msgspec.Struct, frozen=True):
     """Newest first."""
 
 
-class _Cut(msgspec.Struct):
+class _State(msgspec.Struct):
     """The part of a server's records (ps.server.save_restore.ShardExtra) that the report shows."""
 
     clock: int = 0
@@ -179,12 +179,12 @@ def _inspect_step(storage: Storage, step: int, unsound: dict[int, str]) -> StepR
         unsound[step] = str(error)
         return StepReport(step=step, error=str(error))
     found = ""
-    cut = _Cut()
+    state = _State()
     tables: tuple[TableReport, ...] = ()
     try:
         verify_files(storage, checkpoint)
         tables = tuple(_tables(storage, checkpoint))
-        cut = _read_cut(storage, checkpoint)
+        state = _read_state(storage, checkpoint)
         for each in load_chain(storage, step)[1:]:
             if each.step in unsound:
                 raise CheckpointError(f"it needs step {each.step}: {unsound[each.step]}")
@@ -196,14 +196,14 @@ def _inspect_step(storage: Storage, step: int, unsound: dict[int, str]) -> StepR
         error=found,
         base=checkpoint.base,
         job=checkpoint.job,
-        clock=cut.clock,
-        saved_at_s=cut.saved_at_s,
+        clock=state.clock,
+        saved_at_s=state.saved_at_s,
         consistency=manifest.consistency,
         bucket_bytes=manifest.bucket_bytes,
         groups=tuple(_groups(checkpoint)),
         tables=tables,
         files={shard.file_name: shard.nbytes for shard in checkpoint.shards},
-        metadata=cut.notes,
+        metadata=state.notes,
     )
 
 
@@ -231,9 +231,9 @@ def _tables(storage: Storage, checkpoint: Checkpoint) -> Iterator[TableReport]:
         )
 
 
-def _read_cut(storage: Storage, checkpoint: Checkpoint) -> _Cut:
+def _read_state(storage: Storage, checkpoint: Checkpoint) -> _State:
     try:
-        return codec.msgpack(read_extra(storage, checkpoint, 0), _Cut)
+        return codec.msgpack(read_extra(storage, checkpoint, 0), _State)
     except UNREADABLE as error:
         raise CheckpointError(f"the records of ps:0 cannot be read: {error}") from error
 

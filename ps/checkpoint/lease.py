@@ -63,7 +63,7 @@ class Holder(ProcessId, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LeaseTiming:
     """How often a lease is renewed, and for how long it may not be."""
 
     renew_s: float = 15.0
@@ -71,7 +71,7 @@ class Pace:
     """Four missed renewals; only a lease of another host is waited for."""
 
 
-DEFAULT_PACE = Pace()
+DEFAULT_TIMING = LeaseTiming()
 
 
 def this_holder(owner: str, token: str = "") -> Holder:
@@ -125,7 +125,7 @@ class Lease:
         name: the lease's file.
         refusal: what the owner does not do while another one has the lease, and what to do about
             it; for the error's text.
-        pace: seconds between renewals, and until a silent lease is taken over.
+        timing: seconds between renewals, and until a silent lease is taken over.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class Lease:
         *,
         name: str = LEASE_NAME,
         refusal: str = ONE_JOB,
-        pace: Pace = DEFAULT_PACE,
+        timing: LeaseTiming = DEFAULT_TIMING,
     ) -> None:
         self._storage = storage
         self._name = name
         self._me = this_holder(owner, secrets.token_hex(8))
         self._refusal = refusal
-        self._pace = pace
-        self._vain_attempts = 0
+        self._timing = timing
+        self._failed_attempts = 0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -180,7 +180,7 @@ class Lease:
                         return not was_ours
                 elif self._is_over(found, holder, silence):
                     self._take_away(found)
-                elif self._ended.wait(min(_LOOK_S, self._pace.silent_s)):
+                elif self._ended.wait(min(_LOOK_S, self._timing.silent_s)):
                     raise self._refused(holder)
 
     @contextmanager
@@ -228,7 +228,7 @@ class Lease:
         silent_s = silence.look(found + (beat or b""), time.monotonic())
         if has_ended is False or silence.has_changed:
             raise self._refused(holder)
-        if not has_ended and silent_s < (self._pace.silent_s if holder else UNREADABLE_S):
+        if not has_ended and silent_s < (self._timing.silent_s if holder else UNREADABLE_S):
             return False
         where = self._storage.where()
         _logger.warning("%s: taking over from %s, which is gone", where, _named(holder))
@@ -239,14 +239,14 @@ class Lease:
         try:
             self._storage.put(self._name, msgspec.json.encode(self._me), overwrite=False)
         except (FileExistsError, FileNotFoundError) as error:  # the latter: see _remove_remains
-            self._vain_attempts += 1
-            if self._vain_attempts > _MAX_ATTEMPTS:
+            self._failed_attempts += 1
+            if self._failed_attempts > _MAX_ATTEMPTS:
                 where = self._storage.where(self._name)
                 raise CheckpointError(
                     f"{where} is neither there nor can be made: {error}"
                 ) from None
             return False
-        self._vain_attempts = 0
+        self._failed_attempts = 0
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._renew, name="ps-lease", daemon=True)
             self._thread.start()
@@ -277,7 +277,7 @@ class Lease:
 
     def _renew(self) -> None:
         beat = 0
-        while not self._ended.wait(self._pace.renew_s):
+        while not self._ended.wait(self._timing.renew_s):
             beat += 1
             name = self._beat_of(self._me)
             try:

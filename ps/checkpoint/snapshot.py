@@ -29,7 +29,7 @@ import numpy as np
 
 from ps.checkpoint.format import new_arrays
 from ps.dense.shard import DenseShard
-from ps.exactly_once import CompletionLog, SessionCut
+from ps.exactly_once import CompletionLog, SessionRecord
 from ps.metadata import Metadata
 from ps.tables.row_snapshot import RowSnapshot
 from ps.tables.rows import ROWS_AT_ONCE, Dropped, RowBatch
@@ -45,11 +45,15 @@ class SegmentSnapshot:
         table: this server's share.
         place: the table's number in the manifest, and the segment's in the table.
         base: version at the end of an earlier save, to copy later changes only; None: copy all.
-        at_cut: called under the segment's lock at the moment of the snapshot.
+        at_snapshot: called under the segment's lock at the moment of the snapshot.
     """
 
     def __init__(
-        self, table: Table, place: tuple[int, int], base: int | None, at_cut: Callable[[], None]
+        self,
+        table: Table,
+        place: tuple[int, int],
+        base: int | None,
+        at_snapshot: Callable[[], None],
     ) -> None:
         self.spec = table.spec
         self.place = place
@@ -61,7 +65,7 @@ class SegmentSnapshot:
         """[depth, width] uint16: pushes of ids without a row; empty if the table does not count."""
         self._segment = table.segments[place[1]]
         self._base = base
-        self._at_cut = at_cut
+        self._at_snapshot = at_snapshot
         self._gone: Array = np.empty(0, np.int64)
         self._rows: RowSnapshot | None = None
         self._is_released = False
@@ -70,13 +74,13 @@ class SegmentSnapshot:
         """Take the snapshot unless it exists; the caller holds the segment's lock."""
         if self._rows is None:
             segment = self._segment
-            gone = segment.drops.cut(self._base, segment.version)
+            gone = segment.drops.take(self._base, segment.version)
             self.is_whole = gone is None
             since = -1 if gone is None or self._base is None else self._base
             self._gone = self._gone if gone is None else gone
             self.version, self.counts = segment.version, segment.counts.copy()
-            self._rows = segment.cut = RowSnapshot(since, segment.version, segment.num_rows)
-            self._at_cut()
+            self._rows = segment.snapshot = RowSnapshot(since, segment.version, segment.num_rows)
+            self._at_snapshot()
             if self._is_released:  # since its caller looked
                 self._rows.release()
         return self._rows
@@ -85,12 +89,14 @@ class SegmentSnapshot:
         """Yield ids whose rows were dropped, then rows, in the order of a restore."""
         segment = self._segment
         with segment.lock:
-            cut = self.begin()
+            snapshot = self.begin()
         yield from _pieces(Dropped(self._gone))
-        while cut.stop:
+        while snapshot.stop:
             with segment.lock:
-                batch, cut.stop = segment.dump(cut.stop, ROWS_AT_ONCE, cut.since, cut.version)
-                kept = cut.take()
+                batch, snapshot.stop = segment.dump(
+                    snapshot.stop, ROWS_AT_ONCE, snapshot.since, snapshot.version
+                )
+                kept = snapshot.take()
             yield from _pieces(batch)
             if kept is not None:
                 yield from _pieces(kept)
@@ -145,7 +151,7 @@ class ShardSnapshot:
         self._dense = dense
         self._locks = guard.locks
         self._base = base
-        self._record = guard.record.cut()
+        self._record = guard.record.snapshot()
         self._indices = {bucket.id: index for index, bucket in enumerate(dense.buckets)}
         self._versions: dict[UnitKey, int] = {}
         self._is_noted = bytearray(len(dense.buckets))
@@ -219,7 +225,7 @@ class ShardSnapshot:
         """
         return self.clock + self._record.num_uncounted(len(self.buckets))
 
-    def sessions(self) -> tuple[SessionCut, ...]:
+    def sessions(self) -> tuple[SessionRecord, ...]:
         """The record, once all buckets and segments were copied."""
         return self._record.sessions()
 
@@ -301,7 +307,7 @@ class CopyOnWrite:
         self.metadata = Metadata() if metadata is None else metadata
         self.locks = tuple(bucket.lock for bucket in dense.owned)
         """The buckets' own locks: applying, marking in the log and copying exclude each other."""
-        self.cut: ShardSnapshot | None = None
+        self.snapshot: ShardSnapshot | None = None
         """The one that is open."""
 
     def num_changes(self, clock: int) -> int:
@@ -319,17 +325,17 @@ class CopyOnWrite:
 
     def before(self, unit: int) -> None:
         """Let a save copy the part of a unit that it needs; call it under the unit's lock."""
-        cut = self.cut
-        if cut is not None:
-            cut.keep(unit)
+        snapshot = self.snapshot
+        if snapshot is not None:
+            snapshot.keep(unit)
 
-    def open(self, cut: ShardSnapshot) -> None:
+    def open(self, snapshot: ShardSnapshot) -> None:
         """Mark all units; call it under the lock of the snapshot's creation."""
         self.close()
-        self.cut = cut
+        self.snapshot = snapshot
 
     def close(self) -> None:
         """Mark nothing any more. Idempotent."""
-        cut, self.cut = self.cut, None
-        if cut is not None:
-            cut.release()
+        snapshot, self.snapshot = self.snapshot, None
+        if snapshot is not None:
+            snapshot.release()

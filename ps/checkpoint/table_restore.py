@@ -33,7 +33,7 @@ from ps.tables.table import Table
 Array = np.ndarray[Any, Any]
 
 
-def is_same_cut(checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings) -> bool:
+def has_same_slices(checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings) -> bool:
     """Whether a server's segments own the same ids as in the checkpoint."""
     saved = [spec.segments for spec in checkpoint.manifest.tables]
     asked = [table.spec.segments for table in tables]
@@ -61,7 +61,7 @@ def restore_tables(
         CheckpointError: a file is damaged.
         TableFull: this server's share cannot hold its rows.
     """
-    is_same = is_same_cut(checkpoint, tables, place)
+    is_same = has_same_slices(checkpoint, tables, place)
     versions = [0] * len(tables)
     gone: defaultdict[RowPlace, _Gone] = defaultdict(_Gone)
     for saved, piece in read_rows(root, checkpoint, servers={place.rank} if is_same else None):

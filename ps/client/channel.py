@@ -60,7 +60,7 @@ class OutgoingCall(msgspec.Struct):
     """Time that was left when it was last sent."""
     begun_s: float = 0.0
     """When the exchange began (monotonic)."""
-    last_cut: RpcError | None = None
+    last_disconnect: RpcError | None = None
 
     def meta(self, left_s: float) -> bytes:
         """Return the encoded request, sent with `left_s` seconds to the deadline."""
@@ -83,10 +83,10 @@ class OutgoingCall(msgspec.Struct):
         """End with an error that no second attempt can change."""
         self.error, self.is_open = error, False
 
-    def cut(self, error: RpcError) -> None:
+    def disconnected(self, error: RpcError) -> None:
         """Go back to the queue: the connection ended before the reply."""
-        self.last_cut = error
-        self.link.was_cut()
+        self.last_disconnect = error
+        self.link.was_disconnected()
 
 
 class Channel:
@@ -181,12 +181,12 @@ class Channel:
         self._unreachable_since_s, self.last_failure = None, None
         return connection
 
-    def was_cut(self) -> None:
+    def was_disconnected(self) -> None:
         """Count a request that has to be sent again, and wait before it is."""
         self._counters.retries += 1
-        self.pause_after_cut()
+        self.pause_after_disconnect()
 
-    def pause_after_cut(self) -> None:
+    def pause_after_disconnect(self) -> None:
         """Wait a little longer each time before the connection is made again.
 
         By chance up to half as long: the clients of a server that comes back come one by one.
@@ -242,4 +242,4 @@ class Channel:
         self.last_failure = error
         if self._unreachable_since_s is None:
             self._unreachable_since_s = now_s
-        self.pause_after_cut()
+        self.pause_after_disconnect()

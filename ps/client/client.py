@@ -38,21 +38,21 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Reply
 from rpc.endpoint import Endpoint
 
-LOOK_AFTER_S = 15.0
-"""How often a worker that has left looks whether a server was started again, while it meets."""
-LOOK_S = 1.0
+PROBE_PERIOD_S = 15.0
+"""How often a worker that has left probes servers for restarts while a rendezvous waits."""
+PROBE_TIMEOUT_S = 1.0
 """How long a look may wait for one server."""
 
 
 class RendezvousClient:
-    """The meetings of one worker; belongs to a PSClient.
+    """The rendezvous of one worker; belongs to a PSClient.
 
     Args:
-        fleet: the links to the servers.
+        servers: the links to the servers.
     """
 
-    def __init__(self, fleet: ServerGroup) -> None:
-        self._fleet = fleet
+    def __init__(self, servers: ServerGroup) -> None:
+        self._servers = servers
         self._uses: dict[str, int] = {}
 
     def rendezvous(self, key: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
@@ -60,25 +60,26 @@ class RendezvousClient:
         uses = self._uses.get(key, 0)
         reply = self._wait(f"{key}#{uses}" if uses else key, value, timeout_s)
         self._uses[key] = uses + 1
-        return messages.decode_reply(reply.meta, messages.Met).values(reply.payload)
+        return messages.decode_reply(reply.meta, messages.RendezvousValues).values(reply.payload)
 
     def _wait(self, name: str, value: bytes, timeout_s: float) -> Reply:
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
-            is_last = left_s < 2 * LOOK_AFTER_S or not self._fleet.is_inactive
+            is_last = left_s < 2 * PROBE_PERIOD_S or not self._servers.is_inactive
             call = OutgoingCall(
-                self._fleet.links[0],
-                messages.Meet(name, 0.0),
+                self._servers.links[0],
+                messages.JoinRendezvous(name, 0.0),
                 [value] if value else [],
                 waits=True,
             )
             try:
-                return self._fleet.send([call], timeout_s=left_s if is_last else LOOK_AFTER_S)[0]
+                limit_s = left_s if is_last else PROBE_PERIOD_S
+                return self._servers.send([call], timeout_s=limit_s)[0]
             except RequestTimeout:
                 if is_last:
                     raise
-            self._fleet.probe_restarts(timeout_s=LOOK_S)
+            self._servers.probe_restarts(timeout_s=PROBE_TIMEOUT_S)
 
 
 Array = np.ndarray[Any, Any]
@@ -123,19 +124,19 @@ class PSClient:
         self.num_workers = num_workers
         self.timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._fleet = ServerGroup(
+        self._servers = ServerGroup(
             endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
         )
-        self.tables = TableClient(self._fleet, self._lock, timeout_s)
+        self.tables = TableClient(self._servers, self._lock, timeout_s)
         self._dense = DenseClient(
-            self._fleet,
+            self._servers,
             num_workers=num_workers,
             timeout_s=timeout_s,
             pushes=identity.role is Role.WORKER,
         )
         self._open_storage = open_storage
         self._saver = Saver(credentials.cluster_id, open_storage)
-        self._meetings = RendezvousClient(self._fleet)
+        self._rendezvous_client = RendezvousClient(self._servers)
         self._metadata_numbers = itertools.count(1)
 
     def __enter__(self) -> PSClient:
@@ -191,13 +192,13 @@ class PSClient:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._lock:
             calls = [
-                OutgoingCall(link, messages.Describe(), waits=True) for link in self._fleet.links
+                OutgoingCall(link, messages.Describe(), waits=True) for link in self._servers.links
             ]
-            described = self._fleet.answers(calls, Description, timeout_s=limit_s)
-            self._fleet.check_size(described)
+            described = self._servers.answers(calls, Description, timeout_s=limit_s)
+            self._servers.check_size(described)
             check_serving(described, limit_s)
-            call = OutgoingCall(self._fleet.links[0], messages.FetchManifest())
-            (reply,) = self._fleet.send([call], timeout_s=limit_s)
+            call = OutgoingCall(self._servers.links[0], messages.FetchManifest())
+            (reply,) = self._servers.send([call], timeout_s=limit_s)
             self._adopt(Manifest.decode(reply.payload))
             return self.manifest
 
@@ -333,28 +334,28 @@ class PSClient:
 
         Servers may be at different clocks at that moment; this worker begins at the largest, at all
         of them: in ssp its own clock is raised, in sync a null push fills the clock that is open.
-        Workers that must all start an epoch in one clock join first and meet (`rendezvous`) before
+        Workers that must all start an epoch in one clock join first and call `rendezvous` before
         the first push.
         """
         with self._lock:
-            acks = self._fleet.change(messages.Join, timeout_s=self.timeout_s)
-            self._fleet.declare_inactive(None)
+            acks = self._servers.change(messages.Join, timeout_s=self.timeout_s)
+            self._servers.declare_inactive(None)
             if self.manifest.consistency != "async":
-                acks = self._fleet.align_clocks(acks, self.manifest, timeout_s=self.timeout_s)
+                acks = self._servers.align_clocks(acks, self.manifest, timeout_s=self.timeout_s)
             return joined(acks)
 
     def leave(self) -> Ack:
         """Push no more until join(): nobody waits for this worker meanwhile."""
         with self._lock:
-            acks = self._fleet.change(messages.Leave, timeout_s=self.timeout_s)
-            self._fleet.declare_inactive(messages.Leave)
+            acks = self._servers.change(messages.Leave, timeout_s=self.timeout_s)
+            self._servers.declare_inactive(messages.Leave)
             return joined(acks)
 
     def finish(self) -> None:
-        """Be done for good: neither barrier nor meeting waits for this worker. Idempotent."""
+        """Be done for good: neither barrier nor rendezvous waits for this worker. Idempotent."""
         with self._lock:
-            self._fleet.change(messages.Finish, timeout_s=self.timeout_s)
-            self._fleet.declare_inactive(messages.Finish)
+            self._servers.change(messages.Finish, timeout_s=self.timeout_s)
+            self._servers.declare_inactive(messages.Finish)
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
         """Bring a value and get those of all live workers that have not finished, by rank.
@@ -363,7 +364,7 @@ class PSClient:
         left looks after all servers meanwhile: one that is started again would wait for its pushes.
 
         Args:
-            key: name of the meeting.
+            key: name of the rendezvous.
             value: what the other workers get, up to 1 MiB.
             timeout_s: seconds until the slowest worker has to come.
 
@@ -374,7 +375,7 @@ class PSClient:
             RequestTimeout: names the workers that did not come.
         """
         with self._lock:
-            return self._meetings.rendezvous(key, value, timeout_s)
+            return self._rendezvous_client.rendezvous(key, value, timeout_s)
 
     def set_metadata(self, name: str, value: Any) -> None:
         """Keep a value under a name; checkpoints from now on hold it, and a restore brings it back.
@@ -389,16 +390,16 @@ class PSClient:
         """
         text = metadata.text_of(name, value).encode()
         with self._lock:
-            number = Number(self._fleet.session, next(self._metadata_numbers))
+            number = Number(self._servers.session, next(self._metadata_numbers))
             request = messages.SetMetadata(number, name)
-            call = OutgoingCall(self._fleet.links[0], request, [text])
-            self._fleet.answers([call], Description, timeout_s=self.timeout_s)
+            call = OutgoingCall(self._servers.links[0], request, [text])
+            self._servers.answers([call], Description, timeout_s=self.timeout_s)
 
     def metadata(self) -> dict[str, Any]:
         """All metadata by name; none on servers that are EMPTY."""
         with self._lock:
-            call = OutgoingCall(self._fleet.links[0], messages.FetchMetadata())
-            (reply,) = self._fleet.send([call], timeout_s=self.timeout_s)
+            call = OutgoingCall(self._servers.links[0], messages.FetchMetadata())
+            (reply,) = self._servers.send([call], timeout_s=self.timeout_s)
         return metadata.decode(reply.payload)
 
     def save(
@@ -436,7 +437,7 @@ class PSClient:
                 directory,
                 step,
                 manifest=self.manifest,
-                servers=self._fleet,
+                servers=self._servers,
                 timeout_s=timeout_s,
                 options=options,
             )
@@ -470,22 +471,22 @@ class PSClient:
             str(directory), found.step, digest, len(encoded), like.reset_optimizer
         )
         with self._lock:
-            calls = [OutgoingCall(link, request, [encoded]) for link in self._fleet.links]
-            self._fleet.check_size(self._fleet.answers(calls, Description, timeout_s=timeout_s))
+            calls = [OutgoingCall(link, request, [encoded]) for link in self._servers.links]
+            self._servers.check_size(self._servers.answers(calls, Description, timeout_s=timeout_s))
             self._adopt(manifest)
         return found.step
 
     def stats(self) -> list[ServerStats]:
         """Every server's counters."""
         with self._lock:
-            return self._fleet.stats(timeout_s=self.timeout_s)
+            return self._servers.stats(timeout_s=self.timeout_s)
 
     def link_stats(self) -> list[LinkStats]:
         """What this client has counted per server: bytes, latencies, cuts, the way that is taken.
 
         Asks nobody and waits for nobody, also while another thread's call is under way.
         """
-        return self._fleet.link_stats()
+        return self._servers.link_stats()
 
     def fence(self, worker_rank: int, generation: int) -> None:
         """Refuse the worker's generations below this one. Drivers and supervisors only.
@@ -516,12 +517,12 @@ class PSClient:
     def close(self) -> None:
         """Close the connections and give checkpoint directories back. Idempotent."""
         with self._lock:
-            self._fleet.close()
+            self._servers.close()
             self._saver.close()
 
     def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
         with self._lock:
-            return self._fleet.ask(request, answer, timeout_s=self.timeout_s)
+            return self._servers.ask(request, answer, timeout_s=self.timeout_s)
 
     def _adopt(self, manifest: Manifest) -> None:
         digest = manifest.hash()

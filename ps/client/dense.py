@@ -36,18 +36,18 @@ class DenseClient:
     """The dense groups of the servers' manifest; belongs to a PSClient.
 
     Args:
-        fleet: the links to the servers.
+        servers: the links to the servers.
         num_workers: of the whole cluster.
         timeout_s: of each call.
         pushes: whether the servers take gradients of this client; others need nothing to pack with.
     """
 
     def __init__(
-        self, fleet: ServerGroup, *, num_workers: int, timeout_s: float, pushes: bool = True
+        self, servers: ServerGroup, *, num_workers: int, timeout_s: float, pushes: bool = True
     ) -> None:
         self.layout = Layout((), ())
         self.pieces: tuple[tuple[Slice, ...], ...] = ()
-        self._fleet = fleet
+        self._servers = servers
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._pushes = pushes
@@ -75,12 +75,12 @@ class DenseClient:
         self._manifest = manifest
         self._hash = digest
         self.layout = Layout.of(manifest)
-        self.pieces = slice_by_server(self.layout, len(self._fleet.links))
+        self.pieces = slice_by_server(self.layout, len(self._servers.links))
         self._clipper = Clipper.if_needed(manifest, num_workers=self._num_workers)
         self._clipped_push = ClippedPush.if_needed(
-            self._fleet, manifest, num_workers=self._num_workers
+            self._servers, manifest, num_workers=self._num_workers
         )
-        num_servers = len(self._fleet.links)
+        num_servers = len(self._servers.links)
         self._packer = ErrorFeedback.if_needed(manifest, num_servers) if self._pushes else None
 
     def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
@@ -94,27 +94,31 @@ class DenseClient:
                 "shorten the parameters' names"
             )
         request = messages.Seed(manifest.hash(), len(encoded))
-        self._fleet.check_size(
-            self._fleet.ask(messages.Describe(), Description, timeout_s=self._timeout_s)
+        self._servers.check_size(
+            self._servers.ask(messages.Describe(), Description, timeout_s=self._timeout_s)
         )
-        num_servers = len(self._fleet.links)
+        num_servers = len(self._servers.links)
         pairs = zip(
             slice_by_server(frozen, num_servers), slice_by_server(layout, num_servers), strict=True
         )
         pieces = [(*first, *rest) for first, rest in pairs]
         calls = [
             OutgoingCall(link, request, [encoded, *views])
-            for link, views in zip(self._fleet.links, views_per_server(values, pieces), strict=True)
+            for link, views in zip(
+                self._servers.links, views_per_server(values, pieces), strict=True
+            )
         ]
-        self._fleet.answers(calls, Description, timeout_s=self._timeout_s)
+        self._servers.answers(calls, Description, timeout_s=self._timeout_s)
 
     def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
         """Fill the arrays with the newest values, or their moving averages where there are any."""
         request = messages.Pull(self._hash or self.known_hash(), averages)
         check_arrays(self.layout, into, "into", writable=True)
         views = views_per_server(into, self.pieces)
-        calls = [OutgoingCall(link, request, (), views[link.server]) for link in self._fleet.links]
-        acks = self._fleet.acks(calls, timeout_s=self._timeout_s)
+        calls = [
+            OutgoingCall(link, request, (), views[link.server]) for link in self._servers.links
+        ]
+        acks = self._servers.acks(calls, timeout_s=self._timeout_s)
         return acks[0] if len(acks) == 1 else joined(acks)
 
     def pull_frozen(self, manifest: Manifest, into: Mapping[str, Array], timeout_s: float) -> None:
@@ -122,12 +126,12 @@ class DenseClient:
         layout = Layout.frozen(manifest)
         check_arrays(layout, into, "into", writable=True)
         request = messages.PullFrozen(manifest.frozen_hash())
-        pieces = slice_by_server(layout, len(self._fleet.links))
+        pieces = slice_by_server(layout, len(self._servers.links))
         calls = [
             OutgoingCall(link, request, into=own)
-            for link, own in zip(self._fleet.links, views_per_server(into, pieces), strict=True)
+            for link, own in zip(self._servers.links, views_per_server(into, pieces), strict=True)
         ]
-        self._fleet.answers(calls, Ack, timeout_s=timeout_s)
+        self._servers.answers(calls, Ack, timeout_s=timeout_s)
 
     def push(
         self,
@@ -154,10 +158,10 @@ class DenseClient:
         if into is not None:
             check_arrays(self.layout, into, "into", writable=True)
             intos = views_per_server(into, self.pieces)
-        change = self._clipped_push.change if self._clipped_push else self._fleet.change
+        change = self._clipped_push.change if self._clipped_push else self._servers.change
         if self._packer is not None and grads is not None:
             payloads = self._packed(self._packer, grads)
-            with self._packer.sending(self._fleet.links):
+            with self._packer.sending(self._servers.links):
                 acks = change(request, timeout_s=self._timeout_s, payloads=payloads, intos=intos)
         else:
             if grads is not None:
@@ -169,7 +173,7 @@ class DenseClient:
         """Replace the values."""
         digest = self.known_hash()
         check_arrays(self.layout, values, "values")
-        self._fleet.change(
+        self._servers.change(
             lambda number: messages.Assign(digest, number),
             timeout_s=self._timeout_s,
             payloads=views_per_server(values, self.pieces),

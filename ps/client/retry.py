@@ -196,7 +196,7 @@ def _settle(call: OutgoingCall, outcome: Reply | RpcError | PSError) -> None:
     elif isinstance(outcome, ConnectionClosed):
         call.fail(client_closed())
     elif isinstance(outcome, (TransportError, IntegrityError)):
-        call.cut(outcome)
+        call.disconnected(outcome)
     else:
         call.fail(outcome)
 
@@ -208,14 +208,18 @@ def _named(error: PSError, link: Channel) -> PSError:
 
 def _timeout(calls: Sequence[OutgoingCall], timeout_s: float) -> RequestTimeout:
     names = ", ".join(call.link.name for call in calls)
-    failures = [call.last_cut or call.link.last_failure for call in calls]
+    failures = [call.last_disconnect or call.link.last_failure for call in calls]
     cut = next((failure for failure in failures if failure is not None), None)
     why = f"; last failure: {cut}" if cut is not None else ""
     return RequestTimeout(f"no answer from {names} within {timeout_s:g} s{why}")
 
 
 def _gone(call: OutgoingCall, reconnect_s: float) -> ServerGone:
-    why = f"; the connection ended by: {call.last_cut}" if call.last_cut is not None else ""
+    why = (
+        f"; the connection ended by: {call.last_disconnect}"
+        if call.last_disconnect is not None
+        else ""
+    )
     return ServerGone(
         f"{call.link.name} could not be reached for {reconnect_s:g} s{why}; the last attempt: "
         f"{call.link.last_failure}; is the process alive?",

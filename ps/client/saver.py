@@ -1,6 +1,6 @@
 """Saves by a client: lease, full or delta, every server's part, commit, retention.
 
-Covers: one save from its beginning to what is removed after it; the clock that all servers cut at;
+Covers: one save from its beginning to what is removed after it; the clock of all snapshots;
 what a save is called to which nobody gives a number, and whether there is anything to save.
 Does not: copy parameters (ps.server.save_restore), decide when (ps.client.periodic_saver, or the
 user).
@@ -40,7 +40,7 @@ CLOCK_WAIT_S = 2.0
 
 
 class Servers(Protocol):
-    """Makes a request to every server and returns their answers: a `Fleet`."""
+    """Makes a request to every server and returns their answers: a `ServerGroup`."""
 
     def ask(
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
@@ -129,7 +129,7 @@ class Saver:
             order = messages.TakeSnapshot(save_id, base.save_id if base else "", as_it_is=as_it_is)
             is_agreed = manifest.has_barrier and not as_it_is
             try:
-                clock = _cut(servers, order, deadline_s, is_agreed=is_agreed)
+                clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
                 request = messages.Save(str(directory), save_id)
                 answers = servers.ask(request, messages.Saved, timeout_s=_left_s(deadline_s))
                 shards = [answer.shard for answer in answers]
@@ -209,10 +209,10 @@ class Saver:
         return base if step is None or step > base.step else None
 
 
-def _cut(
+def _snapshot(
     servers: Servers, order: messages.TakeSnapshot, deadline_s: float, *, is_agreed: bool
 ) -> int:
-    """Let every server cut its shard, in sync mode all at one clock; returns the newest clock.
+    """Let every server take its snapshot, in sync mode all at one clock; returns the newest clock.
 
     Servers' clocks are one apart while a barrier completes. Those behind are asked for the newest
     clock; when one has passed it meanwhile, all are asked for a clock that is still to come.
@@ -222,7 +222,7 @@ def _cut(
     while True:
         left_s = _left_s(deadline_s)
         order = msgspec.structs.replace(order, wait_s=min(wait_s, left_s))
-        made = servers.ask(order, messages.CutMade, timeout_s=left_s)
+        made = servers.ask(order, messages.SnapshotMade, timeout_s=left_s)
         newest = max(answer.clock for answer in made)
         is_one = all(answer.is_made and answer.clock == newest for answer in made)
         if is_one or not is_agreed:

@@ -2,7 +2,8 @@
 
 Covers: sequence numbers, what follows from a request without an answer, the cluster's size.
 Does not: know tensors (ps.client), reconnect (ps.client.channel).
-Threads: one at a time; ps.client holds its lock around every call. `lane` and `link_stats` any.
+Threads: one at a time; ps.client holds its lock around every call. `lookup_servers` and
+`link_stats` any.
 """
 
 from __future__ import annotations
@@ -80,12 +81,12 @@ class ServerGroup:
         self.session = secrets.randbits(63)
         """Names this client in the servers' records."""
         self._unknown: PSError | None = None
-        self._standing: ChangingRequest | None = None
-        self._stood: list[int] = []
+        self._inactive_request: ChangingRequest | None = None
+        self._num_declared: list[int] = []
         self._closed = False
-        self._lane: ServerGroup | None = None
-        self._lane_lock = threading.Lock()
-        """Guards both, so that no lane is made behind a `close`."""
+        self._lookup_servers: ServerGroup | None = None
+        self._lookup_lock = threading.Lock()
+        """Guards both, so that no connection is made behind a `close`."""
 
     def ask(
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
@@ -212,13 +213,13 @@ class ServerGroup:
 
         A server that is started again from a checkpoint takes it for a member, as all are at first.
         """
-        self._standing = request
-        self._stood = [link.num_connections for link in self.links]
+        self._inactive_request = request
+        self._num_declared = [link.num_connections for link in self.links]
 
     @property
     def is_inactive(self) -> bool:
         """Whether nobody waits for this worker's pushes."""
-        return self._standing is not None
+        return self._inactive_request is not None
 
     def probe_restarts(self, *, timeout_s: float) -> None:
         """Find servers that were started again, and tell them where this worker stands.
@@ -228,7 +229,7 @@ class ServerGroup:
         Args:
             timeout_s: for each server.
         """
-        request = self._standing
+        request = self._inactive_request
         if request is None:
             return
         for link in self.links:
@@ -236,9 +237,9 @@ class ServerGroup:
             try:
                 link.probe_restarts(timeout_s)
                 count = link.num_connections
-                if count != self._stood[link.server]:
+                if count != self._num_declared[link.server]:
                     self.change(request, timeout_s=timeout_s, links=[link])
-                    self._stood[link.server] = count
+                    self._num_declared[link.server] = count
             except (PSError, RpcError) as error:
                 self._unknown = unknown  # it is said again, under another number
                 _logger.info("%s was not told that this worker is away: %s", link.name, error)
@@ -254,37 +255,37 @@ class ServerGroup:
                     f"this client to {ours[0]} and {ours[1]}; start both with the same numbers"
                 )
 
-    def lane(self) -> ServerGroup:
-        """Connections of their own to the same servers, closed with this fleet's.
+    def lookup_servers(self) -> ServerGroup:
+        """Return separate connections to the same servers, which close with these.
 
-        What waits there holds up nothing here.
+        A lookup that waits there holds up no push here.
         """
-        with self._lane_lock:
+        with self._lookup_lock:
             if self._closed:
                 raise client_closed()
-            if self._lane is None:
-                self._lane = ServerGroup(
+            if self._lookup_servers is None:
+                self._lookup_servers = ServerGroup(
                     [link.endpoint for link in self.links],
                     self._credentials,
                     self._identity,
                     num_workers=self._num_workers,
                     reconnect_s=self._reconnect_s,
                 )
-            return self._lane
+            return self._lookup_servers
 
     def link_stats(self) -> list[LinkStats]:
-        """Return what was counted for each server, on the lane too."""
-        own, lane = [link.stats() for link in self.links], self._lane
-        if lane is None:
+        """Return what was counted for each server, lookups included."""
+        own, lookups = [link.stats() for link in self.links], self._lookup_servers
+        if lookups is None:
             return own
-        return [one.added(other) for one, other in zip(own, lane.link_stats(), strict=True)]
+        return [one.added(other) for one, other in zip(own, lookups.link_stats(), strict=True)]
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        with self._lane_lock:
+        with self._lookup_lock:
             self._closed = True
-        if self._lane is not None:
-            self._lane.close()
+        if self._lookup_servers is not None:
+            self._lookup_servers.close()
         for link in self.links:
             link.retire()
 

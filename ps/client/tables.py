@@ -40,18 +40,18 @@ class TableClient:
     """The tables of the servers' manifest; belongs to a PSClient, as its `tables`.
 
     Args:
-        fleet: the links to the servers.
+        servers: the links to the servers.
         lock: held during each call.
         timeout_s: of each call.
     """
 
-    def __init__(self, fleet: ServerGroup, lock: threading.RLock, timeout_s: float) -> None:
-        self._fleet = fleet
+    def __init__(self, servers: ServerGroup, lock: threading.RLock, timeout_s: float) -> None:
+        self._servers = servers
         self._lock = lock
         self._timeout_s = timeout_s
         self._hash = ""
         self._has_permits = False
-        self._lane_lock = threading.Lock()
+        self._lookup_lock = threading.Lock()
         self._batches = OpenBatches()
         self._numbers: dict[str, int] = {}
         self._routers: dict[str, Router] = {}
@@ -72,7 +72,7 @@ class TableClient:
         from ps.tables import kernels, routing  # numba
 
         kernels.warm_client({spec.dtype for spec in manifest.tables})
-        num_servers = len(self._fleet.links)
+        num_servers = len(self._servers.links)
         self._routers = {spec.name: routing.Router(spec, num_servers) for spec in manifest.tables}
 
     def route(self, ids: Mapping[str, ArrayLike]) -> dict[str, RoutedIds]:
@@ -103,7 +103,7 @@ class TableClient:
         routed = self._routed(ids)
         request = messages.Lookup(self._known_hash(), self._order(routed))
         with self._lock:
-            return self._rows(self._fleet, routed, request, timeout_s=self._timeout_s)
+            return self._rows(self._servers, routed, request, timeout_s=self._timeout_s)
 
     def batch(
         self, ids: Mapping[str, ArrayLike | RoutedIds], *, timeout_s: float | None = None
@@ -130,13 +130,13 @@ class TableClient:
         if not self._has_permits:
             return TrainingBatch(routed, self.lookup(routed), self._push)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        lane = self._fleet.lane()
-        with self._lane_lock:
+        servers = self._servers.lookup_servers()
+        with self._lookup_lock:
             number, still_open = self._batches.begin()
-            named, order = Number(lane.session, number), self._order(routed)
+            named, order = Number(servers.session, number), self._order(routed)
             try:
                 rows = self._rows(
-                    lane,
+                    servers,
                     routed,
                     messages.LookupBatch(self._hash, named, order, still_open),
                     timeout_s=limit_s,
@@ -144,7 +144,7 @@ class TableClient:
             except BaseException:
                 self._batches.end(number)
                 raise
-        name = BatchName(lane.session, number)
+        name = BatchName(servers.session, number)
         return TrainingBatch(routed, rows, self._push, name, lambda: self._batches.end(number))
 
     def push(
@@ -187,7 +187,7 @@ class TableClient:
             ManifestMismatch: there is no such table.
         """
         spec = self._spec(name)
-        for link in self._fleet.links:
+        for link in self._servers.links:
             for segment in range(spec.segments):
                 stop = MAX_INT64
                 while stop:
@@ -197,7 +197,7 @@ class TableClient:
 
     def _rows(
         self,
-        fleet: ServerGroup,
+        servers: ServerGroup,
         routed: Mapping[str, RoutedIds],
         request: messages.Lookup | messages.LookupBatch,
         *,
@@ -220,10 +220,10 @@ class TableClient:
                 ],
                 waits=isinstance(request, messages.LookupBatch),
             )
-            for link in fleet.links
+            for link in servers.links
             if any(batch.num_own(link.server) for batch in routed.values())
         ]
-        fleet.answers(calls, Ack, timeout_s=timeout_s)
+        servers.answers(calls, Ack, timeout_s=timeout_s)
         return {name: routed[name].expand(values) for name, values in found.items()}
 
     def _push(
@@ -241,7 +241,7 @@ class TableClient:
         }
 
         payloads: list[Sequence[Buffer]] = []
-        for link in self._fleet.links:
+        for link in self._servers.links:
             parts = [summed[name][routed[name].own(link.server)] for name in routed]
             payloads.append(
                 [*_ids_of(routed, link), *[_bytes(part) for part in parts if part.size]]
@@ -249,7 +249,7 @@ class TableClient:
 
         with self._lock:
             digest, order = self._known_hash(), self._order(routed)
-            acks = self._fleet.change(
+            acks = self._servers.change(
                 lambda number: messages.PushRows(digest, number, hyper, order, batch),
                 timeout_s=self._timeout_s,
                 payloads=payloads,
@@ -264,7 +264,7 @@ class TableClient:
                 self._known_hash(), self._numbers[spec.name], *place, with_slots
             )
             call = OutgoingCall(link, request)
-            (reply,) = self._fleet.send([call], timeout_s=self._timeout_s)
+            (reply,) = self._servers.send([call], timeout_s=self._timeout_s)
         scanned = messages.decode_reply(reply.meta, Scanned)
         data = np.frombuffer(reply.payload, np.uint8)
         split = 8 * scanned.num_rows

@@ -24,23 +24,25 @@ Array = np.ndarray[Any, Any]
 
 
 class ClippedPush:
-    """Pushes to all servers of a fleet.
+    """Pushes to all servers of a cluster.
 
     Args:
-        fleet: the servers.
+        servers: the servers.
         manifest: what they hold.
     """
 
-    def __init__(self, fleet: ServerGroup, manifest: Manifest) -> None:
-        self._fleet = fleet
+    def __init__(self, servers: ServerGroup, manifest: Manifest) -> None:
+        self._servers = servers
         self._hash = manifest.hash()
-        self._parts = [Norms(manifest).zeros() for _ in fleet.links]
+        self._parts = [Norms(manifest).zeros() for _ in servers.links]
 
     @classmethod
-    def if_needed(cls, fleet: ServerGroup, manifest: Manifest, *, num_workers: int) -> Self | None:
+    def if_needed(
+        cls, servers: ServerGroup, manifest: Manifest, *, num_workers: int
+    ) -> Self | None:
         """Return one where a push takes two rounds: no server has the whole mean, nor a worker."""
-        in_parts = len(fleet.links) > 1 and servers_take_norms(manifest, num_workers=num_workers)
-        return cls(fleet, manifest) if in_parts else None
+        in_parts = len(servers.links) > 1 and servers_take_norms(manifest, num_workers=num_workers)
+        return cls(servers, manifest) if in_parts else None
 
     def change(
         self,
@@ -51,7 +53,7 @@ class ClippedPush:
         intos: Sequence[Sequence[memoryview]],
     ) -> list[Ack]:
         """Push as ServerGroup.change does; `timeout_s` holds for each round. Raises as that."""
-        acks = self._fleet.change(
+        acks = self._servers.change(
             lambda number: msgspec.structs.replace(request(number), pull=True),
             timeout_s=timeout_s,
             payloads=payloads,
@@ -65,7 +67,7 @@ class ClippedPush:
             for part in self._parts[1:]:
                 squares += part
         # The clock that each server has just answered with: one that was restored may be behind.
-        self._fleet.change(
+        self._servers.change(
             lambda number: messages.Settle(self._hash, number, number.acked_clock, bool(intos)),
             timeout_s=timeout_s,
             payloads=[() if squares is None else (squares,)] * len(self._parts),

@@ -92,8 +92,8 @@ Gradient = TypeVar("Gradient")
 class PendingPush(Generic[Gradient]):
     """One push from its arrival to its answer.
 
-    Whoever reads it from a connection makes it; the gate gives it its ticket and its decision when
-    it begins, and its outcome at the end: `clock` or `error`.
+    The thread that reads it from a connection makes it. The gate adds the ticket and the
+    decision when it begins, and the outcome at the end: `clock` or `error`.
     """
 
     id: RequestId

@@ -1,6 +1,6 @@
 """Staging buffers of incoming gradients: runs of buckets read at once, and whole gradients.
 
-Covers: cutting a shard's buckets into reads, staging memory and its reuse.
+Covers: joining a shard's buckets into reads, staging memory and its reuse.
 Does not: read (ps.server.shard), decide (ps.consistency.gate).
 Threads: a pool may be used from any thread; a staged gradient belongs to one thread until it
 arrives at the gate, and to the gate after.
@@ -31,7 +31,7 @@ class BucketRun:
     nbytes: int
 
 
-def cut_runs(buckets: Sequence[Bucket], max_bytes: int) -> tuple[BucketRun, ...]:
+def split_into_runs(buckets: Sequence[Bucket], max_bytes: int) -> tuple[BucketRun, ...]:
     """Join neighbouring buckets of one group into runs of at most `max_bytes` (or one bucket).
 
     Pure. Runs end at groups, so that each run's elements have one dtype and stay aligned.

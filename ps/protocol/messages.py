@@ -17,10 +17,10 @@ Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), exec
     PushRows       counts, ids, gradients           Ack
     Scan                                            Scanned        ids, rows
     Join, Leave, Finish                             Ack
-    Meet           the value                        Met            the values, as in `ranks`
+    JoinRendezvous the value                        RendezvousValues  the values, as in `ranks`
     SetMetadata    the value's JSON                 Description
     FetchMetadata                                   Description    all metadata, ps.metadata.encode
-    TakeSnapshot                                    CutMade
+    TakeSnapshot                                    SnapshotMade
     Save                                            Saved
     Restore        manifest                         Description
     FetchStats                                      Description    ServerStats, msgpack
@@ -225,8 +225,8 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     number: Number
 
 
-class Meet(msgspec.Struct, frozen=True, tag="meet"):
-    """Bring the payload to the meeting `key` and wait for everybody's."""
+class JoinRendezvous(msgspec.Struct, frozen=True, tag="meet"):
+    """Bring the payload under `key` and wait for everybody's."""
 
     key: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_LENGTH)]
     wait_s: Seconds
@@ -259,7 +259,7 @@ class TakeSnapshot(msgspec.Struct, frozen=True, tag="cut"):
 
 
 class Save(msgspec.Struct, frozen=True, tag="save"):
-    """Write the cut as a part of its save; the client commits when all servers have."""
+    """Write the snapshot as a part of its save; the client commits when all servers have."""
 
     directory: DirectoryName
     save_id: SaveId
@@ -317,7 +317,7 @@ Request = (
     | Join
     | Leave
     | Finish
-    | Meet
+    | JoinRendezvous
     | SetMetadata
     | FetchMetadata
     | TakeSnapshot
@@ -369,8 +369,8 @@ class Scanned(msgspec.Struct, frozen=True):
     """Where to go on; 0: the segment has no more."""
 
 
-class Met(msgspec.Struct, frozen=True):
-    """A meeting that is closed; the payload holds the values one after the other."""
+class RendezvousValues(msgspec.Struct, frozen=True):
+    """A rendezvous that is complete; the payload holds the values one after the other."""
 
     ranks: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -385,11 +385,11 @@ class Met(msgspec.Struct, frozen=True):
         return found
 
 
-class CutMade(msgspec.Struct, frozen=True):
-    """What came of a cut."""
+class SnapshotMade(msgspec.Struct, frozen=True):
+    """What came of a snapshot."""
 
     clock: int
-    """Of the cut; of the shard if it was not made."""
+    """Of the snapshot; of the shard if it was not made."""
     is_made: bool
     """False: that clock is past, or it did not come in time."""
 

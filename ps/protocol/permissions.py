@@ -81,7 +81,7 @@ _RULES: dict[type, _Rule] = {
     messages.Join: _Rule(_WORKERS, _SERVING),
     messages.Leave: _Rule(_WORKERS, _LOADED),
     messages.Finish: _Rule(_WORKERS, _ANY_PHASE),
-    messages.Meet: _Rule(_WORKERS, _FILLING),
+    messages.JoinRendezvous: _Rule(_WORKERS, _FILLING),
     messages.SetMetadata: _Rule(_WORKERS_AND_DRIVER, _SERVING),
     messages.FetchMetadata: _Rule(_READERS, _ANY_PHASE),
     messages.Seed: _Rule(_WORKERS, _FILLING, chief_only=True),

@@ -1,6 +1,6 @@
 """What a parameter server answers: one method per request.
 
-Covers: decoding, permission, seeding, membership, meetings, checkpoints, statistics.
+Covers: decoding, permission, seeding, membership, rendezvous, checkpoints, statistics.
 Does not: listen (ps.server), change phases (ps.server.lifecycle), move gradients (ps.server.shard).
 Runs in: PS processes.
 Threads: `handle` is called by one thread per connection; what it shares guards itself.
@@ -25,12 +25,12 @@ from ps.consistency.gate import Event
 from ps.dense.frozen import FrozenValues
 from ps.dense.shard import DenseShard
 from ps.errors import ManifestMismatch, PSSettingsError, ServerPhaseError, ShapeError
-from ps.exactly_once import SessionCut
+from ps.exactly_once import SessionRecord
 from ps.manifest.diff import manifest_differences
 from ps.manifest.manifest import Layout, Manifest, WorkerRank
 from ps.manifest.sharding import deal
 from ps.protocol import messages
-from ps.protocol.messages import Ack, Met
+from ps.protocol.messages import Ack, RendezvousValues
 from ps.protocol.permissions import check_caller, check_phase, is_allowed, name_of
 from ps.server.lifecycle import Lifecycle
 from ps.server.loss_report import RestorePoint
@@ -87,11 +87,11 @@ class Service:
         self.life = Lifecycle(settings)
         self._open_connections = open_connections
         self._counters = Counters()
-        self._meetings = RendezvousBoard(settings.num_workers)
+        self._rendezvous = RendezvousBoard(settings.num_workers)
         self._open_storage = open_storage
         self._saving = ShardSaving(settings.rank, open_storage)
         self._restored: messages.Restore | None = None
-        self._undone = RestorePoint()
+        self._restore_point = RestorePoint()
         self._handlers: dict[type, Callable[[Call, Any], None]] = {
             messages.Describe: self._describe,
             messages.FetchManifest: self._fetch_manifest,
@@ -100,10 +100,10 @@ class Service:
             messages.Join: self._change_membership,
             messages.Leave: self._change_membership,
             messages.Finish: self._change_membership,
-            messages.Meet: self._meet,
+            messages.JoinRendezvous: self._join_rendezvous,
             messages.SetMetadata: self._set_metadata,
             messages.FetchMetadata: self._fetch_metadata,
-            messages.TakeSnapshot: self._cut,
+            messages.TakeSnapshot: self._take_snapshot,
             messages.Save: self._save,
             messages.Restore: self._restore,
             messages.FetchStats: self._fetch_stats,
@@ -156,8 +156,8 @@ class Service:
                 missing=shard.gate.missing(),
                 waiting_lookups=shard.gate.lookups.num_waiting,
                 lost_requests=shard.lost_requests,
-                restored_step=self._undone.step,
-                undone_s=self._undone.seconds,
+                restored_step=self._restore_point.step,
+                undone_s=self._restore_point.seconds,
                 parameter_bytes=shard.dense.value_nbytes,
                 tables=shard.tables.stats(),
             )
@@ -166,12 +166,12 @@ class Service:
     def worker_lost(self, worker: WorkerRank, generation: int | None = None) -> None:
         """Stop waiting for the worker anywhere, and fence what is left of it."""
         if self.life.lose(worker, generation):
-            self._meetings.lose(worker)
+            self._rendezvous.lose(worker)
 
     def worker_done(self, worker: WorkerRank) -> None:
         """Stop waiting for the worker anywhere: it has ended in order."""
         self.life.finish(worker)
-        self._meetings.finish(worker)
+        self._rendezvous.finish(worker)
 
     def stop(self, reason: str) -> None:
         """End all waits; what is under way is answered with the reason."""
@@ -179,7 +179,7 @@ class Service:
         self.life.stop(reason)
 
     def _drain(self, reason: str) -> None:
-        self._meetings.end(f"ps:{self.settings.rank} stops: {reason}")
+        self._rendezvous.end(f"ps:{self.settings.rank} stops: {reason}")
         self.life.drain(reason)
 
     def _describe(self, call: Call, request: messages.Describe) -> None:
@@ -250,13 +250,13 @@ class Service:
         dense: DenseShard,
         tables: Sequence[Table],
         clock: int = 0,
-        cuts: Sequence[SessionCut] | None = None,
+        sessions: Sequence[SessionRecord] | None = None,
     ) -> ServingShard:
         settings = self.settings
         policy = make_policy(
             dense.manifest, settings.num_workers, on_lost=settings.on_lost, clock=clock
         )
-        return ServingShard(dense, policy, self._counters, self.life.fail, cuts, tables)
+        return ServingShard(dense, policy, self._counters, self.life.fail, sessions, tables)
 
     def _read_manifest(self, call: Call, request: messages.Seed | messages.Restore) -> Manifest:
         if call.payload_bytes < request.manifest_bytes:
@@ -331,27 +331,28 @@ class Service:
             )
             clock, worker_clock = shard.gate.clock, shard.gate.clock_of(worker)
         if isinstance(request, messages.Finish):
-            self._meetings.finish(worker)
+            self._rendezvous.finish(worker)
         call.reply(messages.encode(Ack(clock, worker_clock=worker_clock)))
 
-    def _meet(self, call: Call, request: messages.Meet) -> None:
+    def _join_rendezvous(self, call: Call, request: messages.JoinRendezvous) -> None:
         if self.settings.rank != 0:
-            raise PSSettingsError(f"workers meet on ps:0, this is ps:{self.settings.rank}")
+            raise PSSettingsError(f"rendezvous are held by ps:0, this is ps:{self.settings.rank}")
         if call.payload_bytes > MAX_VALUE_BYTES:
             raise PSSettingsError(
-                f"a meeting's value has at most {MAX_VALUE_BYTES} bytes, got {call.payload_bytes}"
+                f"a rendezvous value has at most {MAX_VALUE_BYTES} bytes, got {call.payload_bytes}"
             )
         worker = WorkerRank(call.peer.rank)
         self.life.refuse_stale(worker, call.peer.generation)
         value = bytearray(call.payload_bytes)
         call.read_into(memoryview(value))
         deadline_s = time.monotonic() + request.wait_s
-        values = self._meetings.rendezvous(
+        values = self._rendezvous.rendezvous(
             request.key, worker, bytes(value), deadline_s, call.peer_gone
         )
         sizes = tuple(len(item) for item in values.values())
         call.reply(
-            messages.encode(Met(tuple(values), sizes)), [item for item in values.values() if item]
+            messages.encode(RendezvousValues(tuple(values), sizes)),
+            [item for item in values.values() if item],
         )
 
     def _set_metadata(self, call: Call, request: messages.SetMetadata) -> None:
@@ -372,8 +373,8 @@ class Service:
         kept = {} if shard is None else shard.metadata.texts()
         call.reply(messages.encode(self.life.describe()), [metadata.encode(kept)])
 
-    def _cut(self, call: Call, request: messages.TakeSnapshot) -> None:
-        made = self._saving.cut(self.life.loaded(), request, call.peer_gone)
+    def _take_snapshot(self, call: Call, request: messages.TakeSnapshot) -> None:
+        made = self._saving.take_snapshot(self.life.loaded(), request, call.peer_gone)
         call.reply(messages.encode(made))
 
     def _save(self, call: Call, request: messages.Save) -> None:
@@ -422,7 +423,7 @@ class Service:
         if is_whole and manifest == checkpoint.manifest:
             self._saving.note_restored(checkpoint.save_id, num_changes)
         age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
-        self._undone = RestorePoint(checkpoint.step, max(0.0, age_s))
+        self._restore_point = RestorePoint(checkpoint.step, max(0.0, age_s))
         return True
 
     def _fetch_stats(self, call: Call, _request: messages.FetchStats) -> None:

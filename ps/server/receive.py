@@ -18,7 +18,7 @@ import numpy as np
 from ps.compression import kernels
 from ps.compression.format import Compression, packed_nbytes
 from ps.dense.shard import DenseBucket, DenseShard
-from ps.dense.staging import BucketRun, StagedGradient, cut_runs
+from ps.dense.staging import BucketRun, StagedGradient, split_into_runs
 from ps.errors import PackingError, ShapeError
 from ps.server.request import Incoming
 
@@ -61,7 +61,9 @@ class Intake:
     def __init__(self, dense: DenseShard, *, packed: bool) -> None:
         self._dense = dense
         kinds = {spec.name: spec.compression for spec in dense.manifest.groups if packed}
-        self.runs = tuple(_run_of(dense, run, kinds) for run in cut_runs(dense.buckets, READ_BYTES))
+        self.runs = tuple(
+            _run_of(dense, run, kinds) for run in split_into_runs(dense.buckets, READ_BYTES)
+        )
         parts = [part for run in self.runs for part in run.parts]
         self._kinds = {part.kind for part in parts if part.kind != "none"}
         kernels.warm_server(self._kinds)

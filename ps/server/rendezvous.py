@@ -25,11 +25,11 @@ MAX_VALUE_BYTES = 1 << 20
 MAX_OPEN_KEYS = 16
 MAX_CLOSED_KEYS = 16
 MAX_CLOSED_BYTES = 64 << 20
-"""Answers kept for retries. A worker can be at most one meeting behind, so few are needed."""
+"""Answers kept for retries. A worker can be at most one rendezvous behind, so few are needed."""
 
 
 class Rendezvous:
-    """All meetings of one cluster, by key."""
+    """All rendezvous of one cluster, by key."""
 
     def __init__(self, num_workers: int) -> None:
         self._live = {WorkerRank(rank) for rank in range(num_workers)}
@@ -41,15 +41,15 @@ class Rendezvous:
         """Bring a value; the same worker may repeat itself.
 
         Returns:
-            Whether the meeting is closed, so that `result` has its values.
+            Whether the rendezvous is closed, so that `result` has its values.
 
         Raises:
             ServerPhaseError: the worker has finished.
-            PSSettingsError: key or value is too long, or too many meetings are open.
+            PSSettingsError: key or value is too long, or too many rendezvous are open.
         """
         if worker in self._finished:
             raise ServerPhaseError(
-                f"worker {worker} has called finish(), which is final; meet before it"
+                f"worker {worker} has called finish(), which is final; use rendezvous before it"
             )
         _check(key, value)
         self._live.add(worker)  # a new generation of a lost worker is live again
@@ -60,11 +60,11 @@ class Rendezvous:
         return key in self._close_complete()
 
     def result(self, key: str) -> Mapping[WorkerRank, bytes] | None:
-        """The values by rank once the meeting is closed, else None."""
+        """The values by rank once the rendezvous is closed, else None."""
         return self._closed.get(key)
 
     def missing(self, key: str) -> tuple[WorkerRank, ...]:
-        """The workers that an open meeting waits for."""
+        """The workers that an open rendezvous waits for."""
         return tuple(sorted(self._live - self._open.get(key, {}).keys()))
 
     def finish(self, worker: WorkerRank) -> tuple[str, ...]:
@@ -98,33 +98,35 @@ class Rendezvous:
     def _check_room(self, key: str, value: bytes) -> None:
         if key not in self._open and len(self._open) >= MAX_OPEN_KEYS:
             raise PSSettingsError(
-                f"{len(self._open)} meetings are open, the limit is {MAX_OPEN_KEYS}: workers use "
+                f"{len(self._open)} rendezvous are open, the limit is {MAX_OPEN_KEYS}: workers use "
                 f"different keys; the oldest is {next(iter(self._open))!r}, the new one {key!r}"
             )
         total = _size(self._open) + len(value)
         if total > MAX_OPEN_BYTES:
             raise PSSettingsError(
-                f"the open meetings would hold {total} bytes, the limit is {MAX_OPEN_BYTES}; "
+                f"the open rendezvous would hold {total} bytes, the limit is {MAX_OPEN_BYTES}; "
                 f"send smaller values than {len(value)} bytes for {key!r}"
             )
 
 
-def _size(meetings: Mapping[str, Mapping[WorkerRank, bytes]]) -> int:
-    return sum(len(value) for values in meetings.values() for value in values.values())
+def _size(rendezvous: Mapping[str, Mapping[WorkerRank, bytes]]) -> int:
+    return sum(len(value) for values in rendezvous.values() for value in values.values())
 
 
 def _check(key: str, value: bytes) -> None:
     if not 0 < len(key) <= MAX_KEY_LENGTH:
-        raise PSSettingsError(f"a meeting's key has 1..{MAX_KEY_LENGTH} characters, got {len(key)}")
+        raise PSSettingsError(
+            f"a rendezvous key has 1..{MAX_KEY_LENGTH} characters, got {len(key)}"
+        )
     if len(value) > MAX_VALUE_BYTES:
         raise PSSettingsError(
-            f"a meeting's value has at most {MAX_VALUE_BYTES} bytes, got {len(value)} for {key!r}; "
-            "send a summary instead"
+            f"a rendezvous value has at most {MAX_VALUE_BYTES} bytes, got {len(value)} for "
+            f"{key!r}; send a summary instead"
         )
 
 
 class RendezvousBoard:
-    """All meetings of one cluster's workers."""
+    """All rendezvous of one cluster's workers."""
 
     def __init__(self, num_workers: int) -> None:
         self._changed = threading.Condition()
@@ -153,7 +155,7 @@ class RendezvousBoard:
             nonlocal values
             values = self._rendezvous.result(key)
             if values is None and self._ended:
-                raise ServerPhaseError(f"meeting {key!r} ends: {self._ended}")
+                raise ServerPhaseError(f"rendezvous {key!r} ends: {self._ended}")
             return values is not None
 
         with self._changed:
@@ -166,7 +168,7 @@ class RendezvousBoard:
                 raise ServerGone(f"worker {worker} closed its connection while waiting")
             missing = ", ".join(str(rank) for rank in self._rendezvous.missing(key))
             raise RequestTimeout(
-                f"meeting {key!r} still waits for worker {missing}; raise the timeout, or let "
+                f"rendezvous {key!r} still waits for worker {missing}; raise the timeout, or let "
                 "workers that are done call finish()",
                 {"missing": missing},
             )

@@ -1,14 +1,15 @@
 """Save and restore of one server: values, slots, clock and the completion log.
 
 Covers: one save at a time, what a delta adds to, filling a shard.
-Does not: cut (ps.server.snapshot_trigger), write files (ps.checkpoint.writer), commit
+Does not: choose the moment (ps.server.snapshot_trigger), write files (ps.checkpoint.writer), commit
 (ps.client.saver), start serving.
 Runs in: PS processes.
-Threads: any; `_writing` lets one save at a time cut or write.
+Threads: any; `_writing` lets one save at a time take its snapshot or write.
 
-A save has two requests: the cut, which all servers make before any of them writes, and the writing,
-while pushes go on (ps.checkpoint.snapshot). In async the push that was in flight at the cut is
-found half applied after a restore and resumed, if its sender still lives; in sync there is none.
+A save has two requests: the snapshot, which all servers take before any of them writes, and the
+writing, while pushes go on (ps.checkpoint.snapshot). In async the push that was in flight at the
+snapshot is found half applied after a restore and resumed, if its sender still lives; in sync there
+is none.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from ps.checkpoint.reader import Root
 from ps.checkpoint.restore import read_extra, restore_shard
 from ps.checkpoint.snapshot import UnitKey
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.checkpoint.table_restore import is_same_cut, restore_tables
+from ps.checkpoint.table_restore import has_same_slices, restore_tables
 from ps.checkpoint.writer import Portion, write_shard
 from ps.codec import UNREADABLE
 from ps.config import ServerSettings
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, ServerPhaseError
-from ps.exactly_once import SessionCut
+from ps.exactly_once import SessionRecord
 from ps.protocol import messages
 from ps.server.shard import ServingShard
 from ps.server.snapshot_trigger import SnapshotRequest
@@ -46,10 +47,10 @@ class ShardExtra(msgspec.Struct, frozen=True):
     """What a server saves beside its values."""
 
     clock: int
-    sessions: tuple[SessionCut, ...] | None
+    sessions: tuple[SessionRecord, ...] | None
     """None: after a restore into another number of servers; their numbers mean nothing here."""
     saved_at_s: float = 0.0
-    """When the cut was made, in seconds since 1970: only to tell users how much was lost."""
+    """When the snapshot was made, in seconds since 1970: only to tell users how much was lost."""
     notes: dict[str, str] = {}
     """Of ps:0: JSON texts by name. Versions that know no metadata pass it over."""
 
@@ -70,7 +71,7 @@ class SavedVersions:
         return self._by_save.get(save_id, {})
 
     def at(self, num_changes: int) -> tuple[str, ...]:
-        """Return the saves that were cut when the shard had changed so often."""
+        """Return the saves whose snapshot was made when the shard had changed so often."""
         return tuple(save_id for save_id, at in self._num_changes.items() if at == num_changes)
 
     def note(self, save_id: str, versions: dict[UnitKey, int], num_changes: int) -> None:
@@ -99,15 +100,15 @@ class ShardSaving:
         self.passed_over: tuple[int, ...] = ()
         """Steps that were newer than what this server was restored from."""
 
-    def cut(
+    def take_snapshot(
         self, shard: ServingShard, request: messages.TakeSnapshot, is_gone: Callable[[], bool]
-    ) -> messages.CutMade:
+    ) -> messages.SnapshotMade:
         """Keep the shard as it is at one moment, until `save` has written it; repeating is safe.
 
         Raises:
             CheckpointError: an earlier save is still being written.
             RequestTimeout: see ps.server.snapshot_trigger.
-            ServerPhaseError: nobody waits for the answer, so another save's cut stays.
+            ServerPhaseError: nobody waits for the answer, so another save's snapshot stays.
         """
         if not self._writing.acquire(timeout=request.wait_s):
             raise CheckpointError(
@@ -117,23 +118,23 @@ class ShardSaving:
         try:
             if is_gone():
                 raise ServerPhaseError(
-                    "the client of this save is gone: nobody would write its cut"
+                    "the client of this save is gone: nobody would write its snapshot"
                 )
             base = self._known.of(request.base)
             order = SnapshotRequest(request.save_id, base, request.clock, request.as_it_is)
-            made = shard.cutting.make(order, request.wait_s, is_gone)
+            made = shard.snapshots.make(order, request.wait_s, is_gone)
         finally:
             self._writing.release()
-        return messages.CutMade(made.clock, made.is_made)
+        return messages.SnapshotMade(made.clock, made.is_made)
 
     def save(
         self, shard: ServingShard, request: messages.Save, is_gone: Callable[[], bool]
     ) -> messages.Saved:
-        """Write what was cut for this save; a repeated request gets the answer of the first.
+        """Write the snapshot of this save; a repeated request gets the answer of the first.
 
         Raises:
             CheckpointError: disk full, no permission, or a value is not finite; nothing is left.
-                Or there is no such cut.
+                Or there is no such snapshot.
             ServerPhaseError: nobody waits for the answer.
         """
         with self._writing:
@@ -160,23 +161,25 @@ class ShardSaving:
 
     def _write(self, shard: ServingShard, request: messages.Save) -> messages.Saved:
         saved_at_s = time.time()
-        with shard.cutting.written(request.save_id) as cut:
+        with shard.snapshots.written(request.save_id) as snapshot:
 
             def extra() -> bytes:
                 return msgspec.msgpack.encode(
-                    ShardExtra(cut.num_updates(), cut.sessions(), saved_at_s, cut.metadata())
+                    ShardExtra(
+                        snapshot.num_updates(), snapshot.sessions(), saved_at_s, snapshot.metadata()
+                    )
                 )
 
             record = write_shard(
                 self._open_storage(request.directory),
                 request.save_id,
                 rank=self._rank,
-                shard=cut,
+                shard=snapshot,
                 extra=extra,
-                portion=Portion(cut.is_unchanged, cut.segments),
+                portion=Portion(snapshot.is_unchanged, snapshot.segments),
             )
-            self._known.note(request.save_id, cut.versions(), cut.num_changes())
-            return messages.Saved(record, cut.clock, self.passed_over)
+            self._known.note(request.save_id, snapshot.versions(), snapshot.num_changes())
+            return messages.Saved(record, snapshot.clock, self.passed_over)
 
 
 def restore_into(
@@ -206,7 +209,7 @@ def restore_into(
     own = extras[place.rank] if place.rank < num_saved else ShardExtra(0, ())
     units = {len(session.applied) for session in own.sessions or ()}
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
-    is_known = units <= {num_units} and is_same_cut(checkpoint, tables, place)
+    is_known = units <= {num_units} and has_same_slices(checkpoint, tables, place)
     notes = extras[0].notes if extras and place.rank == 0 else {}
     return ShardExtra(clock, own.sessions if is_known else None, saved_at_s, notes)
 

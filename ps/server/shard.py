@@ -45,7 +45,7 @@ from ps.errors import (
     PSSettingsError,
     ShapeError,
 )
-from ps.exactly_once import CompletionLog, SessionCut, Verdict
+from ps.exactly_once import CompletionLog, SessionRecord, Verdict
 from ps.manifest.manifest import Hyper, Manifest, WorkerRank
 from ps.metadata import Metadata
 from ps.optim.rules import step_scalars
@@ -74,7 +74,7 @@ class ServingShard:
         policy: when to apply; see ps.consistency.asp.
         counters: where to count.
         on_failed: told why the shard cannot go on.
-        cuts: the exactly-once record of a restored checkpoint; None: there is none to go on from.
+        sessions: the completion log of a restored checkpoint; None: there is none.
         tables: this server's shares of the sparse tables.
     """
 
@@ -84,7 +84,7 @@ class ServingShard:
         policy: Policy,
         counters: Counters,
         on_failed: Callable[[str], None],
-        cuts: Sequence[SessionCut] | None = None,
+        sessions: Sequence[SessionRecord] | None = None,
         tables: Sequence[Table] = (),
     ) -> None:
         self.dense = dense
@@ -99,15 +99,15 @@ class ServingShard:
         self._pool = StagingPool(dense.buckets, dense.dtype)
         num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
         self._log = CompletionLog(num_units)
-        if cuts is not None:
-            self._log.restore(cuts)
+        if sessions is not None:
+            self._log.restore(sessions)
         self.gate: Gate[StagedGradient] = Gate(policy, self._log, self)
         self.metadata = Metadata(is_kept=dense.rank == 0)
         self._guard = CopyOnWrite(dense, tables, self._log, self.metadata)
-        notebook = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
-        self.tables = TableServing(tables, notebook, counters)
+        table_log = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
+        self.tables = TableServing(tables, table_log, counters)
         self.reduction = Reduction(dense, self._guard, self._pool, counters, on_failed)
-        self.cutting = SnapshotTrigger(self._guard, self.gate, lambda: self.reduction.is_settled)
+        self.snapshots = SnapshotTrigger(self._guard, self.gate, lambda: self.reduction.is_settled)
 
     @property
     def manifest(self) -> Manifest:
@@ -250,8 +250,8 @@ class ServingShard:
 
     def moved(self) -> None:
         """See ps.consistency.waiting.Updates."""
-        if self.cutting.wanted is not None:
-            self.cutting.look()
+        if self.snapshots.wanted is not None:
+            self.snapshots.check()
 
     def _reply_squares(self, call: Incoming, request: messages.Push, ack: Ack) -> None:
         squares = self.reduction.squares(ack.clock)
@@ -330,7 +330,7 @@ class ServingShard:
                         gradient = intake.unpack(part, gradient, unpacked)
                     with part.bucket.lock:
                         if ticket.needs(part.at):
-                            if guard.cut is not None:
+                            if guard.snapshot is not None:
                                 guard.before(part.at)
                             dense.update(part.bucket, gradient, hyper)
                             ticket.mark(part.at)

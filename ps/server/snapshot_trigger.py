@@ -1,13 +1,13 @@
 """Snapshot trigger: at once, or at the clock that all servers of a sync cluster agree on.
 
 Between two servers of a sync cluster clocks differ by one while a barrier completes. So a saver may
-ask for a cut at a clock that is still to come; the push that completes its barrier makes it.
+ask for a snapshot at a clock that is still to come; the push that completes its barrier makes it.
 
-Covers: the moment, which save a cut belongs to, cuts whose saver is gone.
+Covers: the moment, which save a snapshot belongs to, snapshots whose saver is gone.
 Does not: copy (ps.checkpoint.snapshot), write (ps.server.save_restore), agree with other servers
 (ps.client.saver).
 Runs in: PS processes.
-Threads: any; what is wanted is guarded by the gate's lock, under which all cuts are made.
+Threads: any; what is wanted is guarded by the gate's lock, under which all snapshots are made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SnapshotTaken(NamedTuple):
     """What came of an order."""
 
     clock: int
-    """Of the cut; of the shard if there is none."""
+    """Of the snapshot; of the shard if there is none."""
     is_made: bool
 
 
@@ -48,7 +48,7 @@ class SnapshotRequest:
 
 
 class SnapshotTrigger:
-    """The cuts of one shard, one after the other.
+    """The snapshots of one shard, one after the other.
 
     Args:
         guard: the shard's units.
@@ -95,31 +95,31 @@ class SnapshotTrigger:
 
     @contextmanager
     def written(self, save_id: str) -> Iterator[ShardSnapshot]:
-        """Give the cut of a save, which ends with the block.
+        """Give the snapshot of a save, which ends with the block.
 
         Raises:
             CheckpointError: there is none, or its saver came too late.
         """
-        cut = self._guard.cut
-        if cut is None or cut.save_id != save_id or not cut.begin_writing():
+        snapshot = self._guard.snapshot
+        if snapshot is None or snapshot.save_id != save_id or not snapshot.begin_writing():
             raise CheckpointError(
-                f"save {save_id} has no cut here: the server was started again since, another save "
-                "has begun, or its saver was away for too long; save again"
+                f"save {save_id} has no snapshot here: the server was started again since, another "
+                "save has begun, or its saver was away for too long; save again"
             )
         try:
-            yield cut
+            yield snapshot
         finally:
             self._guard.close()
 
     def _found(self, order: SnapshotRequest, clock: int) -> SnapshotTaken:
-        cut = self._guard.cut
-        if cut is None or cut.is_released or cut.save_id != order.save_id:
+        snapshot = self._guard.snapshot
+        if snapshot is None or snapshot.is_released or snapshot.save_id != order.save_id:
             return SnapshotTaken(clock, is_made=False)
-        if order.clock not in (None, cut.clock):
+        if order.clock not in (None, snapshot.clock):
             return SnapshotTaken(clock, is_made=False)
-        return SnapshotTaken(cut.clock, is_made=True)
+        return SnapshotTaken(snapshot.clock, is_made=True)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Take the snapshot if its moment has come; called under the gate's lock when it may."""
         order, clock = self.wanted, self._gate.clock
         if order is None or not (order.as_it_is or self._is_settled()):

@@ -70,17 +70,17 @@ class TableServing:
 
     Args:
         tables: its shares, in the order of the manifest.
-        notebook: the record and the gate that they share with the dense buckets.
+        table_log: the record and the gate that they share with the dense buckets.
         counters: where to count.
     """
 
-    def __init__(self, tables: Sequence[Table], notebook: TableLog, counters: Counters) -> None:
+    def __init__(self, tables: Sequence[Table], table_log: TableLog, counters: Counters) -> None:
         self.tables = tuple(tables)
-        self._gate = notebook.gate
-        self._guard = notebook.guard
+        self._gate = table_log.gate
+        self._guard = table_log.guard
         self._counters = counters
         self._first_units: list[int] = []
-        unit = notebook.first_unit
+        unit = table_log.first_unit
         for table in tables:
             self._first_units.append(unit)
             unit += len(table.segments)
@@ -250,7 +250,7 @@ class TableServing:
             request.tables, tables, counts.tolist(), strict=True
         ):
             own = ids[start : start + size]
-            parts.append(TablePart(table, self._first_units[number], own, table.cut(own)))
+            parts.append(TablePart(table, self._first_units[number], own, table.split(own)))
             table.count(given=given)
             start += size
         return parts

@@ -32,7 +32,7 @@ class TtlClock:
         self._clock = clock
         self._marks: deque[tuple[float, int]] = deque()
 
-    def outlived(self, version: int) -> int | None:
+    def expired(self, version: int) -> int | None:
         """Return the newest version whose time to live has ended since the last call, or None.
 
         Call it before version + 1 exists.
@@ -40,14 +40,14 @@ class TtlClock:
         if self._ttl_s is None:
             return None
         now_s, grain_s = self._clock(), self._ttl_s / MARKS
-        outlived = None
+        expired = None
         while self._marks and now_s - self._marks[0][0] >= self._ttl_s + grain_s:
             self._marks.popleft()
             # The versions before the next mark are within a grain of this one.
-            outlived = self._marks[0][1] - 1 if self._marks else version
+            expired = self._marks[0][1] - 1 if self._marks else version
         if not self._marks or now_s - self._marks[-1][0] >= grain_s:
             self._marks.append((now_s, version + 1))
-        return outlived
+        return expired
 
     def restart(self) -> None:
         """Restart the time to live of all existing versions."""
@@ -124,7 +124,7 @@ class Tombstones:
         if self._num_ids > MAX_KEPT:
             self._ids, self._num_ids = None, 0
 
-    def cut(self, base: int | None, version: int) -> Array | None:
+    def take(self, base: int | None, version: int) -> Array | None:
         """Return the ids dropped since the save that ended at `base`, [n] int64, and start over.
 
         None: the log does not reach back that far, so the segment must be saved whole.

@@ -76,12 +76,12 @@ class Segment:
         self.version = 0
         """Pushes so far; also the step of the rule."""
         self.drops = Tombstones()
-        self.cut: RowSnapshot | None = None
+        self.snapshot: RowSnapshot | None = None
         """Snapshot of a save in progress: the rows that it still needs."""
         self._spec = spec
         self._slot_starts = slots
         self._quota = quota
-        self._doorman = AdmissionFilter(spec)
+        self._admission_filter = AdmissionFilter(spec)
         self._ages = TtlClock(spec.ttl_s, clock)
         self._recipe = recipe_of(spec.initializer, spec.dim)
         self._key = key_of(spec.seed)
@@ -100,12 +100,12 @@ class Segment:
     def nbytes(self) -> int:
         """Bytes of the rows with their ids, versions and index."""
         row_nbytes = self.row_nbytes + self._versions.row_nbytes
-        return self.num_rows * row_nbytes + self._index.nbytes + self._doorman.nbytes
+        return self.num_rows * row_nbytes + self._index.nbytes + self._admission_filter.nbytes
 
     @property
     def counts(self) -> Array:
         """[depth, width] uint16: pushes of ids without a row; empty if all are admitted."""
-        return self._doorman.counts
+        return self._admission_filter.counts
 
     def lookup(self, ids: Array, out: Array) -> int:
         """Write the values of these ids to `out`; change no row.
@@ -269,7 +269,7 @@ class Segment:
             return missing[~np.isin(missing, elsewhere.refused)]
         if not self._spec.admission.is_selective:
             return missing
-        return missing[self._doorman.admit(missing, self.version)]
+        return missing[self._admission_filter.admit(missing, self.version)]
 
     def _add(self, ids: Array, elsewhere: Elsewhere | None) -> int:
         """Create rows with their initial values; return how many others were evicted for them."""
@@ -327,10 +327,10 @@ class Segment:
 
     def _evict_old(self) -> int:
         """Evict the rows whose time to live is over."""
-        outlived = self._ages.outlived(self.version)
-        if outlived is None:
+        expired = self._ages.expired(self.version)
+        if expired is None:
             return 0
-        return self._evict(np.nonzero(self._versions.rows[: self.num_rows] <= outlived)[0])
+        return self._evict(np.nonzero(self._versions.rows[: self.num_rows] <= expired)[0])
 
     def _evict(self, victims: Array) -> int:
         if not victims.size:
@@ -348,8 +348,8 @@ class Segment:
 
     def _keep(self, rows: Array) -> None:
         """Copy rows that a save still needs, before they change."""
-        if self.cut is not None:
-            self.cut.keep(rows, (self._ids.rows, self._slab.rows, self._versions.rows))
+        if self.snapshot is not None:
+            self.snapshot.keep(rows, (self._ids.rows, self._slab.rows, self._versions.rows))
 
     def _refuse_repeated_missing(self, missing: Array) -> None:
         ordered, counts = np.unique(missing, return_counts=True)

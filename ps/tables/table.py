@@ -90,7 +90,7 @@ class Table:
         """Bytes of the rows with their ids, versions and index."""
         return sum(segment.nbytes for segment in self.segments)
 
-    def cut(self, ids: Array) -> list[slice]:
+    def split(self, ids: Array) -> list[slice]:
         """Return the slice of each segment in these ids.
 
         Args:

@@ -65,6 +65,13 @@ class Exchange:
     ) -> None:
         """Check the request against the limits; nothing is sent yet.
 
+        Args:
+            request_id: number of the call on its connection.
+            request: the encoded message, its payload and the views for the reply's payload.
+            reader: reads the connection's frames.
+            writer: sends them.
+            limits: largest meta, payload and reply, in bytes.
+
         Raises:
             LimitExceeded: the request is larger than any peer accepts.
             ValueError: a buffer is not contiguous, or `into` is not writable.

@@ -104,7 +104,12 @@ def _secured(stream: Stream, keys: TlsCredentials, cluster_id: str, deadline: fl
 
 
 def way_text(transport: str, endpoint: Endpoint) -> str:
-    """Return which transport a connection uses, and why not a faster one, for log lines."""
+    """Return which transport a connection uses, and why not a faster one, for log lines.
+
+    Args:
+        transport: the stream's `transport`, for example "tcp".
+        endpoint: the peer.
+    """
     if transport == "unix":
         return f"by its Unix socket: {cannot_share() or 'one of both shares no memory'}"
     if not transport.startswith("tcp"):

@@ -49,6 +49,11 @@ class Connection(BaseConnection):
 
     After a TransportError (a passed deadline is one) or a ProtocolError it is closed; a RemoteError
     leaves it usable.
+
+    Args:
+        stream: after the handshake.
+        session: what the handshake has agreed on: the peer, keys, options.
+        limits: sizes and times of this side.
     """
 
     def __init__(self, stream: Stream, session: Session, limits: Limits = DEFAULT_LIMITS) -> None:

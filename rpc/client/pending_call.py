@@ -36,6 +36,11 @@ _CLOSING_S = 1.0
 class BaseConnection:
     """State of a connection: its stream, whether it is open, and the call in flight.
 
+    Args:
+        stream: after the handshake.
+        session: what the handshake has agreed on: the peer, keys, options.
+        limits: sizes and times of this side.
+
     Lock order: `_beginning`, then `driving`.
     """
 

@@ -22,6 +22,12 @@ class Call:
 
     `send` may send reply payload before the request was read to its end: clients read while they
     write.
+
+    Args:
+        peer: the client, as the handshake proved it.
+        frame: the request's first frame, with its meta.
+        channel: the connection; its payload is read and the reply sent there.
+        limits: sizes and times of this side.
     """
 
     def __init__(self, peer: Identity, frame: Frame, channel: FrameChannel, limits: Limits) -> None:
@@ -89,7 +95,13 @@ class Call:
         self._channel.send_frame(FrameKind.REPLY, self._request_id, meta, views)
 
     def fail(self, code: str, message: str, details: Mapping[str, str] | None = None) -> None:
-        """Answer with an error; parts of the reply that were sent are void."""
+        """Answer with an error; parts of the reply that were sent are void.
+
+        Args:
+            code: `code` of an error class of the room, which the client raises again.
+            message: the text of the error.
+            details: further named values of the error; None: none.
+        """
         if self.answered:
             raise _answered_before()
         self.answered = True

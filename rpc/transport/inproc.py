@@ -103,7 +103,12 @@ class _Pipe:
 
 
 class InprocStream:
-    """One end of an in-process connection."""
+    """One end of an in-process connection.
+
+    Args:
+        incoming, outgoing: the directions; the peer's stream has them the other way round.
+        peer_address: for messages.
+    """
 
     transport = "inproc"
 

@@ -98,7 +98,12 @@ class Acceptor(Protocol):
 
 
 class SocketAcceptor:
-    """A listening TCP or Unix socket; it listens from the start, to keep its port."""
+    """A listening TCP or Unix socket; it listens from the start, to keep its port.
+
+    Args:
+        sock: bound, not listening yet.
+        limits: of the streams that are accepted.
+    """
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self._sock = sock
@@ -179,6 +184,10 @@ class UnixAcceptor(SocketAcceptor):
 
     def __init__(self, directory: str | None, limits: Limits) -> None:
         """Make the directory (below `directory`, default the temporary one) and bind.
+
+        Args:
+            directory: parent of the socket's private directory; None: the temporary one.
+            limits: of the streams that are accepted.
 
         Raises:
             OSError: the directory cannot be made, or its path is too long for a Unix socket.

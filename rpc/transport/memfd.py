@@ -72,7 +72,13 @@ class SharedMemoryQuota:
 
 
 class SharedMemory:
-    """Mapped shared memory; close it when no view of its bytes is in use."""
+    """Mapped shared memory; close it when no view of its bytes is in use.
+
+    Args:
+        descriptor: an open memfd; the caller closes it.
+        num_bytes: size of the mapping.
+        writable: map it for writing too.
+    """
 
     def __init__(self, descriptor: int, num_bytes: int, *, writable: bool) -> None:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)

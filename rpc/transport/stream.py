@@ -97,7 +97,13 @@ class Stream(Protocol):
 
 
 class SocketStream:
-    """A connected TCP or Unix socket."""
+    """A connected TCP or Unix socket.
+
+    Args:
+        sock: connected; the stream owns it.
+        peer_address: for messages.
+        limits: sizes of the socket's buffers, in bytes.
+    """
 
     def __init__(
         self, sock: socket.socket, peer_address: str, limits: Limits = DEFAULT_LIMITS
@@ -139,6 +145,10 @@ class SocketStream:
 
     def send_with(self, data: bytes, descriptor: int | None) -> None:
         """Send a short message, with a descriptor, over an otherwise empty Unix socket.
+
+        Args:
+            data: the message, small enough for the socket's buffer.
+            descriptor: passed beside the message; None: none.
 
         Raises:
             TransportError: as sendmsg, or the message does not fit at once.
@@ -237,7 +247,12 @@ def wait_streams(wanted: Sequence[tuple[Stream, bool, bool]], timeout_s: float) 
 
 
 def configure(sock: socket.socket, limits: Limits) -> None:
-    """Set every option of a socket. No other function sets socket options."""
+    """Set every option of a socket. No other function sets socket options.
+
+    Args:
+        sock: connected or accepted.
+        limits: sizes of the socket's buffers, in bytes.
+    """
     if limits.send_buffer_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
     if limits.receive_buffer_bytes is not None:

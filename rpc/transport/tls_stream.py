@@ -171,7 +171,13 @@ class TlsStream(RecordStream):
 
 
 class TlsAcceptor:
-    """An acceptor whose streams begin with a TLS handshake."""
+    """An acceptor whose streams begin with a TLS handshake.
+
+    Args:
+        inner: accepts the streams below TLS.
+        credentials: this process's certificate and the authority of its peers.
+        cluster_id: the name that the peer's certificate must have.
+    """
 
     def __init__(self, inner: Acceptor, credentials: TlsCredentials, cluster_id: str) -> None:
         self._inner = inner

@@ -165,7 +165,12 @@ class Sealer:
 
 
 class Opener:
-    """Verifies one direction's frames; counts them."""
+    """Verifies one direction's frames; counts them.
+
+    Args:
+        key: of this direction, from the handshake.
+        limits: sizes that are accepted.
+    """
 
     __slots__ = ("_counter", "_keyed", "_limits", "max_meta_bytes")
 

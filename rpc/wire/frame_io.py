@@ -29,7 +29,12 @@ _SCRATCH_BYTES = 256 * 1024
 
 
 class FrameReader:
-    """Reads frames: `next_frame`, then `read_payload` until the frame's payload is complete."""
+    """Reads frames: `next_frame`, then `read_payload` until the frame's payload is complete.
+
+    Args:
+        stream: where the bytes come from.
+        opener: checks each frame's MAC and sizes.
+    """
 
     def __init__(self, stream: Stream, opener: Opener) -> None:
         self.received_bytes = 0
@@ -96,7 +101,12 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Sends frames from the buffers they are in."""
+    """Sends frames from the buffers they are in.
+
+    Args:
+        stream: where the bytes go.
+        sealer: makes each frame's header and MAC.
+    """
 
     def __init__(self, stream: Stream, sealer: Sealer) -> None:
         self.sent_bytes = 0
@@ -174,6 +184,11 @@ class Budget:
 
     def wait(self, stream: Stream, *, read: bool, write: bool) -> None:
         """Wait until the stream is ready.
+
+        Args:
+            stream: what is waited for.
+            read: wait for bytes to read.
+            write: wait for room to write; with `read`, either is enough.
 
         Raises:
             DeadlineExceeded: the budget is used up.

@@ -14,7 +14,7 @@ import pytest
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.temp_files import staging_name
 from ps.checkpoint import lease as leases
-from ps.checkpoint.lease import LEASE_NAME, Lease, Pace, this_holder
+from ps.checkpoint.lease import LEASE_NAME, Lease, LeaseTiming, this_holder
 from ps.checkpoint.storage import Storage, read_small, storage_at
 from ps.errors import CheckpointError
 from tests.support.ps_cluster import cluster, filled, make_manifest
@@ -188,7 +188,7 @@ def test_a_lease_of_another_host_is_taken_over_only_when_it_is_silent(storage, m
         storage.put(f".{LEASE_NAME}.ab.beat", b"%d" % beats, overwrite=True)
         return False
 
-    lease = Lease(storage, "next", pace=Pace(silent_s=0.3))
+    lease = Lease(storage, "next", timing=LeaseTiming(silent_s=0.3))
     with monkeypatch.context() as patch:
         patch.setattr(lease._ended, "wait", beat)
         with pytest.raises(CheckpointError, match=r"used by job 'far' \(host .*, pid \d+\)"):
@@ -201,7 +201,8 @@ def test_a_lease_of_another_host_is_taken_over_only_when_it_is_silent(storage, m
 @pytest.mark.fault("F43")
 def test_of_two_that_follow_at_once_one_commits(storage, root):
     put(storage, LEASE_NAME, elsewhere("far"))
-    jobs = [Lease(Storages(config=QUICK)(root), name, pace=Pace(silent_s=0.3)) for name in "ab"]
+    timing = LeaseTiming(silent_s=0.3)
+    jobs = [Lease(Storages(config=QUICK)(root), name, timing=timing) for name in "ab"]
 
     def commit(job: Lease) -> str:
         try:

@@ -16,7 +16,7 @@ from ps.exactly_once import (
     CompletionLog,
     LogSnapshot,
     RequestId,
-    SessionCut,
+    SessionRecord,
     Ticket,
     Verdict,
 )
@@ -51,7 +51,7 @@ def sessions_of(cut: LogSnapshot, buckets: Sequence[int] = range(NUM_BUCKETS)):
 
 def saved_and_restored(record: CompletionLog) -> CompletionLog:
     restored = CompletionLog(NUM_BUCKETS)
-    restored.restore(sessions_of(record.cut()))
+    restored.restore(sessions_of(record.snapshot()))
     return restored
 
 
@@ -106,7 +106,7 @@ def test_the_session_that_was_silent_longest_makes_room(record: CompletionLog):
         under_way.needs(0)  # half of it would be forgotten
     assert record.begin(request(1, session=0)).verdict is Verdict.DUPLICATE
     assert record.begin(request(1, session=1)).verdict is Verdict.NEW
-    assert len(sessions_of(record.cut())) == MAX_SESSIONS
+    assert len(sessions_of(record.snapshot())) == MAX_SESSIONS
 
 
 def test_numbers_of_requests_that_were_refused_before_may_be_left_out(record: CompletionLog):
@@ -134,7 +134,7 @@ def test_a_newer_generation_replaces_the_older(record: CompletionLog):
     assert record.begin(request(1, generation=1, session=2)).verdict is Verdict.NEW
     with pytest.raises(StaleGeneration, match="generation 0 was replaced"):
         record.begin(request(2))
-    assert [each.generation for each in sessions_of(record.cut())] == [1]
+    assert [each.generation for each in sessions_of(record.snapshot())] == [1]
 
 
 @pytest.mark.fault("F06")
@@ -165,7 +165,7 @@ def test_a_fence_never_goes_back(record: CompletionLog):
 @pytest.mark.parametrize("last", [2**31 - 1, 2**32 - 1, 2**53, MAX_SEQUENCE - 1])
 def test_sequence_numbers_do_not_wrap(record: CompletionLog, last: int):
     old = request(last, generation=2**62)
-    record.restore([SessionCut(W0, 2**62, 77, (last,) * NUM_BUCKETS)])
+    record.restore([SessionRecord(W0, 2**62, 77, (last,) * NUM_BUCKETS)])
     assert record.begin(old).verdict is Verdict.DUPLICATE
     new = old._replace(sequence=last + 1)
     ticket = record.begin(new)
@@ -178,7 +178,7 @@ def test_a_checkpoint_in_the_middle_of_a_push_resumes_bucket_by_bucket(record: C
     apply_whole(record, request(1))
     ticket = record.begin(request(2))
     ticket.mark(0)
-    cut = record.cut()
+    cut = record.snapshot()
     for bucket in (1, 2):
         cut.note(bucket)  # as whoever changes it after the cut lets be done
         ticket.mark(bucket)
@@ -212,7 +212,7 @@ def test_another_run_is_not_taken_for_the_one_that_was_saved(record: CompletionL
 
 def test_a_record_of_another_cut_is_refused(record: CompletionLog):
     with pytest.raises(ServerPhaseError, match="2 buckets"):
-        record.restore([SessionCut(W0, 0, 1, (1, 1))])
+        record.restore([SessionRecord(W0, 0, 1, (1, 1))])
 
 
 @pytest.mark.fault("F08")
@@ -220,7 +220,7 @@ def test_a_server_without_buckets_and_rows_has_lost_nothing_by_a_restore():
     empty, restored = CompletionLog(0), CompletionLog(0)
     for sequence in range(1, 6):
         empty.begin(request(sequence), sequence - 1).complete()
-    restored.restore(empty.cut().sessions())
+    restored.restore(empty.snapshot().sessions())
     assert restored.begin(request(5), 4).verdict is Verdict.DUPLICATE
     assert restored.begin(request(6), 5).verdict is Verdict.NEW
     assert restored.lost_requests == 0
@@ -234,7 +234,7 @@ def test_a_push_in_flight_at_a_cut_counts_once_there_or_after_the_restore(num_bu
     ticket = record.begin(name)
     for bucket in range(num_buckets):
         ticket.mark(bucket)
-    cut = record.cut()
+    cut = record.snapshot()
     restored.restore(sessions_of(cut))
     is_counted_again = restored.begin(name).verdict is not Verdict.DUPLICATE
     assert cut.num_uncounted(num_buckets) + is_counted_again == 1

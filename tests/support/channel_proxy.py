@@ -100,7 +100,7 @@ class _Frames:
         return HEADER_BYTES + sum(int.from_bytes(size, "little") for size in sizes)
 
 
-class _Lane:
+class _Flow:
     """One direction of one connection: what is held back on it, and until when."""
 
     def __init__(self, sink: socket.socket, direction: Direction) -> None:
@@ -180,7 +180,7 @@ class FaultProxy:
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._lanes: dict[socket.socket, _Lane] = {}
+        self._flows: dict[socket.socket, _Flow] = {}
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._closing = False
@@ -198,7 +198,7 @@ class FaultProxy:
         return self.arm(*(Fault(direction, after_bytes) for direction, after_bytes in cuts))
 
     def arm(self, *faults: Fault) -> list[Fault]:
-        """Let these strike one after the other; bytes count from the one before, in all lanes."""
+        """Let these strike one after the other; bytes count from the one before, in all flows."""
         with self._lock:
             self._faults = list(faults)
         return list(faults)
@@ -206,7 +206,7 @@ class FaultProxy:
     def retarget(self, target: Endpoint) -> None:
         """Forward new connections to another server, and cut those that there are."""
         self._target = (target.host, target.port)
-        for sock in list(self._lanes):
+        for sock in list(self._flows):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -222,18 +222,18 @@ class FaultProxy:
             for key, _ in self._selector.select(self._pause_s()):
                 if key.fileobj is self._listener:
                     self._accept()
-                elif key.fileobj in self._lanes:
+                elif key.fileobj in self._flows:
                     self._forward(key.fileobj)
-            for sock, lane in list(self._lanes.items()):
-                if sock in self._lanes and lane.waits and not lane.pass_on():
+            for sock, flow in list(self._flows.items()):
+                if sock in self._flows and flow.waits and not flow.pass_on():
                     self._drop(sock)
-        while self._lanes:
-            self._drop(next(iter(self._lanes)))
+        while self._flows:
+            self._drop(next(iter(self._flows)))
         self._selector.close()
         self._listener.close()
 
     def _pause_s(self) -> float:
-        due_s = min((lane.due_s for lane in self._lanes.values() if lane.waits), default=math.inf)
+        due_s = min((flow.due_s for flow in self._flows.values() if flow.waits), default=math.inf)
         return min(1.0, max(0.0, due_s - time.monotonic()))
 
     def _accept(self) -> None:
@@ -253,7 +253,7 @@ class FaultProxy:
         ):
             sock.settimeout(5.0)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._lanes[sock] = _Lane(sink, direction)
+            self._flows[sock] = _Flow(sink, direction)
             self._selector.register(sock, selectors.EVENT_READ)
 
     def _forward(self, sock: socket.socket) -> None:
@@ -262,29 +262,29 @@ class FaultProxy:
         except OSError:
             data = b""
         if data:
-            self._meet(self._lanes[sock], data)
+            self._pass(self._flows[sock], data)
         else:
             self._drop(sock)
 
-    def _meet(self, lane: _Lane, data: bytes) -> None:
-        """Put data into its lane, harmed by the faults whose bytes it holds."""
-        while data and not lane.swallows:
+    def _pass(self, flow: _Flow, data: bytes) -> None:
+        """Put data into its flow, harmed by the faults whose bytes it holds."""
+        while data and not flow.swallows:
             with self._lock:
                 fault = self._faults[0] if self._faults else None
-                if fault is None or fault.direction != lane.direction:
+                if fault is None or fault.direction != flow.direction:
                     break
                 if fault.after_bytes >= len(data):
                     fault.after_bytes -= len(data)
                     break
                 self._faults.pop(0)
-            lane.put(data[: fault.after_bytes])
-            data = lane.harm(fault, data[fault.after_bytes :])
+            flow.put(data[: fault.after_bytes])
+            data = flow.harm(fault, data[fault.after_bytes :])
             fault.fired.set()
-        if not lane.swallows:
-            lane.put(data)
+        if not flow.swallows:
+            flow.put(data)
 
     def _drop(self, sock: socket.socket) -> None:
-        for end in (sock, self._lanes[sock].sink):
-            if self._lanes.pop(end, None) is not None:
+        for end in (sock, self._flows[sock].sink):
+            if self._flows.pop(end, None) is not None:
                 self._selector.unregister(end)
                 end.close()

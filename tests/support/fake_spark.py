@@ -1,4 +1,4 @@
-"""A SparkContext without Spark: slots, jobs and tags in this process, nodes that obey the driver.
+"""A SparkContext without Spark: slots, jobs and tags in this process, nodes that follow the driver.
 
 What runs against it is the real TFCluster, its jobs, its coordinator and its control server over
 mutual TLS; only Spark, the supervisors and the rows are played.
@@ -174,7 +174,7 @@ class FakeRdd:
 
 
 class FakeNode:
-    """A supervisor and its child: registers, serves, obeys. A worker ends when its feeds do."""
+    """A supervisor and its child: registers, serves, follows orders. Workers end with their feeds."""
 
     def __init__(
         self, task: NodeTask, bundle: NodeBundle, register: Callable[[NodeBundle], None]
@@ -183,7 +183,7 @@ class FakeNode:
         self.returns = True
         """Whether main_fun returns when its feeds end."""
         self.stops = True
-        """Whether it obeys the order to stop."""
+        """Whether it follows the order to stop."""
         self.heard: list[messages.Order] = []
         self.started = threading.Event()
         self.ended = threading.Event()
@@ -225,7 +225,7 @@ class FakeNode:
             with client:
                 register = messages.Register(self._node, "0", "h", 7)
                 if client.register(register, timeout_s=WAIT_S).accepted:
-                    client.orders(self._obey, lambda reason: self.ended.set())
+                    client.orders(self._carry_out, lambda reason: self.ended.set())
                     client.report(messages.Listening(_NOWHERE), timeout_s=WAIT_S)
                     self.ended.wait(WAIT_S)
         except ControlError:
@@ -233,7 +233,7 @@ class FakeNode:
         finally:
             self.ended.set()
 
-    def _obey(self, order: messages.Order) -> None:
+    def _carry_out(self, order: messages.Order) -> None:
         self.heard.append(order)
         for answer in self._answers(order):
             try:

@@ -84,14 +84,14 @@ def test_two_reserves_at_once_do_not_count_a_slot_twice(spark):
         errors = [each.exception(WAIT_S) for each in made]
     (refused,) = [error for error in errors if error is not None]
     assert isinstance(refused, NotEnoughSlots)
-    assert "Spark offers 2 (executor driver: 1 x 5 slots, 3 promised to clusters" in str(refused)
+    assert "Spark offers 2 (executor driver: 1 x 5 slots, 3 claimed by clusters" in str(refused)
     (fits,) = [each.result() for each in made if each.exception() is None]
     with fits:
         fits.start(main_fun)
 
 
 @pytest.mark.fault("F18")
-def test_a_cluster_that_ends_or_is_dropped_gives_its_promised_slots_back(spark):
+def test_a_cluster_that_ends_or_is_dropped_gives_its_claimed_slots_back(spark):
     spark.slots = 3
     _reserve(spark).shutdown()
     _reserve(spark).abort()
@@ -101,7 +101,7 @@ def test_a_cluster_that_ends_or_is_dropped_gives_its_promised_slots_back(spark):
 
 
 @pytest.mark.fault("F18")
-def test_slots_of_a_cluster_that_runs_are_not_promised_as_well(spark):
+def test_slots_of_a_cluster_that_runs_are_not_claimed_as_well(spark):
     spark.slots = 6
     with _reserve(spark) as first, _reserve(spark) as second:
         first.start(main_fun)

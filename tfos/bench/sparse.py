@@ -72,13 +72,13 @@ class InProcess:
 
 def look_up(table: Table, ids: Array, out: Array) -> None:
     """Write the rows of arranged ids to `out`."""
-    for at, own in enumerate(table.cut(ids)):
+    for at, own in enumerate(table.split(ids)):
         table.lookup(at, ids[own], out[own])
 
 
 def update(table: Table, ids: Array, grads: Array) -> None:
     """Update the rows of arranged, distinct ids."""
-    for at, own in enumerate(table.cut(ids)):
+    for at, own in enumerate(table.split(ids)):
         with table.segments[at].lock:
             table.push(at, ids[own], grads[own], HYPER)
 

@@ -187,7 +187,7 @@ class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The child ended well: main_fun returned, or the server obeyed an order to stop."""
+    """The child ended well: main_fun returned, or the server followed an order to stop."""
 
     feeds: tuple[FeedSnapshot, ...] = ()
     """Final counts of its feeds: no further row will be trained."""

@@ -99,7 +99,7 @@ def list_files(options: TFRecordOptions, *, may_be_empty: bool = False) -> Listi
     for path in map(complete_path, options.paths):
         base = _base(path, options.base_path)
         try:
-            files = data_files(path, can_be_cut=is_plain)
+            files = data_files(path, is_splittable=is_plain)
         except FileNotFoundError:
             if not (may_be_empty and filesystem_for(path).exists(path)):
                 raise

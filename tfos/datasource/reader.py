@@ -1,6 +1,6 @@
 """Reader for Spark: which task gets which bytes, and records as Arrow batches.
 
-Covers: RecordFilesReader, cut into partitions.
+Covers: RecordFilesReader and its partitions.
 Does not: list files (tfos.datasource.listing), decode records (feeding.formats.tfrecord.to_arrow).
 Runs in: `partitions` on the driver's host, `read` on executors.
 """
@@ -110,7 +110,7 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
                 tuple(self._value(name, said[name], file.path) for name in self._apart),
             )
             for file, said in zip(listing.files, listing.values, strict=True)
-            for split in cut(file, self._options.partition_bytes)
+            for split in split_file(file, self._options.partition_bytes)
         ]
         return [FilePartition(part) for part in pack(ranges, self._options.partition_bytes)]
 
@@ -124,10 +124,10 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
         return partition_value(name, said, field.dataType.simpleString())
 
 
-def cut(file: SourceFile, partition_bytes: int) -> list[Split]:
+def split_file(file: SourceFile, partition_bytes: int) -> list[Split]:
     """Return about equal ranges of a file of at most so many bytes; all of it if it is gzip."""
     size = file.size_bytes
-    count = -(-size // partition_bytes) if file.can_be_cut else 1
+    count = -(-size // partition_bytes) if file.is_splittable else 1
     bounds = [size * number // count for number in range(count + 1)] if size else []
     return [Split(file.path, start, stop) for start, stop in itertools.pairwise(bounds)]
 

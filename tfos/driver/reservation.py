@@ -31,7 +31,7 @@ from tfos.phases import ClusterPhase
 from tfos.spark import facts as spark_facts
 from tfos.spark import slots
 from tfos.spark.interruptible import CancelToken
-from tfos.spark.slot_claims import promises_of
+from tfos.spark.slot_claims import claims_of
 from tfos.spark.slots import SlotWait
 from tfos.topology import Plan
 
@@ -190,15 +190,15 @@ def _await_slots(
     console: Console,
     cancel: CancelToken,
 ) -> slots.Offer:
-    promises = promises_of(sc)
+    claims = claims_of(sc)
     shown = -1
     while not cancel.is_set:
-        with promises.lock:
+        with claims.lock:
             seen = spark_facts.read_offer(sc, facts)
-            promised, starting = promises.count()
-            offer = replace(seen, promised=promised, starting=starting)
+            claimed, starting = claims.count()
+            offer = replace(seen, claimed=claimed, starting=starting)
             if wait.ready(offer, time.monotonic()):
-                promises.add(coordinator)
+                claims.add(coordinator)
                 return offer
         if len(offer.executors) != shown:
             shown = len(offer.executors)

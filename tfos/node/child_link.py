@@ -178,7 +178,7 @@ def start_order_thread(
         on_order: called with each order.
     """
 
-    def obey() -> None:
+    def carry_out() -> None:
         try:
             while (order := link.receive()) is not None:
                 on_order(order)
@@ -186,6 +186,6 @@ def start_order_thread(
             _logger.exception("the supervisor sent something that is no order")
         os._exit(1)
 
-    thread = threading.Thread(target=obey, name="tfos-obey", daemon=True)
+    thread = threading.Thread(target=carry_out, name="tfos-orders", daemon=True)
     thread.start()
     return thread

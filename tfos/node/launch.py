@@ -27,7 +27,7 @@ from tfos.node.spec import LaunchStatus, State, SupervisorSpec
 
 START_TIMEOUT_S = 60.0
 """From the start of the process to its first status: imports, TLS and registration."""
-_MAX_LAST_WORDS = 16 * 1024
+_MAX_LAST_OUTPUT = 16 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
 _status_decoder = msgspec.json.Decoder(LaunchStatus)
@@ -67,10 +67,10 @@ class SupervisorHandle:
                 return None
             self._pending += data
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return what the process wrote to stderr before its own log was open."""
         os.set_blocking(self._errors.fileno(), False)
-        words = self._errors.read(_MAX_LAST_WORDS) or b""
+        words = self._errors.read(_MAX_LAST_OUTPUT) or b""
         return words.decode(errors="replace").strip()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 Covers: binding, reporting its address, counters for the heartbeat, losing workers, stopping.
 Does not: hold or update parameters (ps.server), unpickle anything.
 Runs in: a child of the supervisor; never imports tensorflow, keras or pyspark.
-Threads: `tfos-obey` carries out orders; the main thread reports and waits for the end.
+Threads: `tfos-orders` carries out orders; the main thread reports and waits for the end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ServerProcess:
             self._server.start()
             self._link.send(messages.Listening(self._server.endpoint))
             self._link.send(messages.PhaseChanged("serving"))
-            start_order_thread(self._link, self._obey)
+            start_order_thread(self._link, self._carry_out)
             while not self._server.wait_stopped(PROGRESS_S):
                 self._send_progress()
         self._send_progress()
@@ -88,7 +88,7 @@ class ServerProcess:
         if lost:
             self._link.send(messages.UpdatesLost(lost))
 
-    def _obey(self, order: messages.Order) -> None:
+    def _carry_out(self, order: messages.Order) -> None:
         match order:
             case messages.FenceWorker(rank=rank, generation=generation, reason=reason):
                 _logger.info("worker rank %d, attempt %d is lost: %s", rank, generation, reason)

@@ -117,11 +117,11 @@ class NodeTask:
         except TimeoutError:
             raise NodeStartError(
                 f"{where}: no sign of its supervisor after {launch.START_TIMEOUT_S:.0f} s: "
-                f"{handle.last_words() or 'it wrote nothing'}"
+                f"{handle.last_output() or 'it wrote nothing'}"
             ) from None
         if first is None:
             raise NodeStartError(
-                f"{where}: its supervisor ended at once: {handle.last_words() or 'without a word'}"
+                f"{where}: its supervisor ended at once: {handle.last_output() or 'without a word'}"
             )
         if first.state is State.ENDED:
             return State.ENDED.value, first.reason

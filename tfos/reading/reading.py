@@ -261,13 +261,13 @@ class FileRows:
             DataError: a file is damaged and the policy is to fail.
             OSError: a file cannot be read, or its size has changed since it was listed.
         """
-        from tfos.reading.row_counts import MEETING_TIMEOUT_S, counted
+        from tfos.reading.row_counts import RENDEZVOUS_TIMEOUT_S, counted
 
         if self._course is not None:
             raise SettingsError("call equal_steps() before resumable(...): positions depend on it")
         if all(file.piece_rows is not None for file in self._source.files()):
             return self
-        limit_s = MEETING_TIMEOUT_S if timeout_s is None else timeout_s
+        limit_s = RENDEZVOUS_TIMEOUT_S if timeout_s is None else timeout_s
         source = cast("Countable", self._source)  # all but Parquet, which knows its rows
         rows = FileRows(counted(self._ctx, source, limit_s), self._ctx)
         rows._shuffle = self._shuffle

@@ -26,13 +26,13 @@ from feeding.reading.splits import SourceFile
 from tfos.errors import SettingsError
 from tfos.reading.protocols import ReadingContext
 
-MEETING_TIMEOUT_S = 600.0
+RENDEZVOUS_TIMEOUT_S = 600.0
 """Seconds for the slowest worker to list its files."""
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,100}")
 _MAX_LISTED_BYTES = 512 << 10
 
 _logger = logging.getLogger(__name__)
-_met: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+_num_rendezvous: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 """Number of rendezvous of this process about each name, by client."""
 
 
@@ -54,12 +54,12 @@ def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: 
     if not _NAME.fullmatch(name):
         raise SettingsError(f"rows are named by 1 to 100 of 0-9 A-Z a-z . _ -, got {name!r}")
     client = ctx.ps_client()
-    met = _met.setdefault(client, Counter())
+    counts = _num_rendezvous.setdefault(client, Counter())
     agreed = msgspec.json.encode(_agreed(client, name, tuple(files), own)) if ctx.is_chief else b""
     # A rendezvous keeps its answers; a second call in the same run must not get the first ones.
-    key = _key(name, f"course/{met[name]}")
-    answers = client.rendezvous(key, agreed, timeout_s=MEETING_TIMEOUT_S)
-    met[name] += 1
+    key = _key(name, f"course/{counts[name]}")
+    answers = client.rendezvous(key, agreed, timeout_s=RENDEZVOUS_TIMEOUT_S)
+    counts[name] += 1
     found = next((answer for answer in answers.values() if answer), None)
     if found is None:
         raise SettingsError(

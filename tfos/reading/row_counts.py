@@ -22,7 +22,7 @@ from feeding.reading.splits import SourceFile
 from tfos.errors import NoServersError, SettingsError
 from tfos.reading.protocols import ReadingContext
 
-MEETING_TIMEOUT_S = 3600.0
+RENDEZVOUS_TIMEOUT_S = 3600.0
 """Seconds for the slowest worker to read its share of the files once."""
 _KEY = "reading/counts"
 

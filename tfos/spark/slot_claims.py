@@ -43,14 +43,14 @@ class SlotClaims:
         return sum(count for count, _ in awaited), starting
 
 
-_promises: weakref.WeakKeyDictionary[Any, SlotClaims] = weakref.WeakKeyDictionary()
+_claims: weakref.WeakKeyDictionary[Any, SlotClaims] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def promises_of(spark: Any) -> SlotClaims:
+def claims_of(spark: Any) -> SlotClaims:
     """Return the promises of a SparkContext."""
     with _lock:
-        return _promises.setdefault(spark, SlotClaims())
+        return _claims.setdefault(spark, SlotClaims())
 
 
 def _awaited(state: ClusterState) -> tuple[int, bool]:

@@ -31,7 +31,7 @@ class Offer:
 
     executors: tuple[ExecutorSlots, ...]
     expected: int | None = None
-    promised: int = 0
+    claimed: int = 0
     """Slots of nodes that other clusters of this SparkContext have reserved and not started yet."""
     starting: int = 0
     """Those of them that start now: they may be counted as busy, too, until they register."""
@@ -44,13 +44,13 @@ class Offer:
     @property
     def free(self) -> int:
         """Slots that no task of this application holds and no other cluster has claimed."""
-        return max(0, self.total - self.busy - self.promised)
+        return max(0, self.total - self.busy - self.claimed)
 
     @property
     def free_at_most(self) -> int:
         """Free slots if every node that starts was counted twice."""
         twice = min(self.busy, self.starting)
-        return max(0, self.total - self.busy - self.promised + twice)
+        return max(0, self.total - self.busy - self.claimed + twice)
 
     @property
     def busy(self) -> int:
@@ -87,7 +87,7 @@ class SlotWait:
         """
         if offer.free >= len(self.plan.nodes):
             return True
-        seen = (len(offer.executors), offer.promised)
+        seen = (len(offer.executors), offer.claimed)
         if self._changed_s is None or seen != self._seen:
             self._changed_s = now_s
         self._seen = seen
@@ -112,16 +112,16 @@ def shortage(plan: Plan, offer: Offer) -> str:
         names = ", ".join(executor.executor_id for executor in offer.executors)
         seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {_products(offer)}"
     held = f", {offer.busy} of them held by running tasks" if offer.busy else ""
-    if offer.promised:
-        held += f", {offer.promised} promised to clusters that are reserved and not started"
-    promised = (
+    if offer.claimed:
+        held += f", {offer.claimed} claimed by clusters that are reserved and not started"
+    configured = (
         f"; {offer.expected} executors are configured"
         if offer.expected is not None and not offer.complete
         else ""
     )
     return (
         f"need {need} task slots at once ({plan}), Spark offers {offer.free} "
-        f"({seen}{held}{promised}). Lower cluster_size or raise --num-executors, "
+        f"({seen}{held}{configured}). Lower cluster_size or raise --num-executors, "
         "spark.executor.cores or spark.cores.max."
     )
 

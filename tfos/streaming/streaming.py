@@ -114,7 +114,7 @@ class Streams:
 
     @property
     def _save_every(self) -> int:
-        """Batches from one save to the next; 0: saves do not heed batches."""
+        """Batches from one save to the next; 0: saves do not follow batches."""
         return self._checkpoints.every_batches if self._checkpoints is not None else 0
 
     def _state_of(self, query: str, run: str) -> tuple[QueryState, StreamRun]:

@@ -4,7 +4,7 @@ Covers: the order that an epoch is a micro-batch, its id beside the parameters o
 worker has trained its rows, the save after it, the reports to the driver. Does not: feed (feeding),
 detect that rows were trained (tfos.keras.fit.epoch_agreement), save (tfos.worker.saver).
 Runs in: the chief's process.
-Threads: orders come from `tfos-obey` and are carried out on short-lived threads; `trained` comes
+Threads: orders come from `tfos-orders` and are carried out on short-lived threads; `trained` comes
 from the thread that runs `fit`; `_lock` guards the tables, not the servers' calls.
 
     TrainBatch ─► no save begins ─► "its rows may come" ─► every worker trained them ─► kept ─► save

@@ -5,7 +5,7 @@ of its event files to a remote log directory.
 Does not: feed or batch (feeding), exchange parameters (ps), report to the driver
 (tfos.node.supervisor).
 Runs in: a child of the supervisor; main_fun runs in the main thread.
-Threads: `tfos-obey` carries out orders, `tfos-progress` reports numbers, one short-lived thread
+Threads: `tfos-orders` carries out orders, `tfos-progress` reports numbers, one short-lived thread
 per flush waits for its epoch to be consumed, and one per order about a micro-batch for a save; the
 listener has its own.
 """
@@ -84,7 +84,7 @@ class WorkerProcess:
         self._listener.bind_tcp(self._spec.executor.host)
         self._listener.bind_unix(self._spec.socket_dir)
         self._listener.start()
-        start_order_thread(self._link, self._obey)
+        start_order_thread(self._link, self._carry_out)
         self._enter_phase("importing")
         try:
             # Before the node counts as ready: a module that is missing here fails the start.
@@ -163,7 +163,7 @@ class WorkerProcess:
         self._link.send(Raised(name, message, text))
         return 1
 
-    def _obey(self, order: messages.Order) -> None:
+    def _carry_out(self, order: messages.Order) -> None:
         match order:
             case messages.Start(roster=roster):
                 self._roster = roster

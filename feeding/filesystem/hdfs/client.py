@@ -69,7 +69,12 @@ class Clients:
         return client
 
     def discard(self, namenode: NameNode, client: Client) -> None:
-        """Drop a client that may be broken; the next request makes another one."""
+        """Drop a client that may be broken; the next request makes another one.
+
+        Args:
+            namenode: where the client connects to.
+            client: the one that failed; nothing happens if another one has replaced it.
+        """
         key = _key(namenode)
         with self._lock:
             if self._clients.get(key) is client:
@@ -107,7 +112,12 @@ class HdfsRequest:
 
 
 class Requests:
-    """Sends requests to one NameNode, and to the DataNodes that it names."""
+    """Sends requests to one NameNode, and to the DataNodes that it names.
+
+    Args:
+        namenode: where requests go, and as which user.
+        config: timeouts and the seconds for which a request is retried.
+    """
 
     def __init__(self, namenode: NameNode, config: FileSystemConfig) -> None:
         self.namenode = namenode
@@ -155,7 +165,12 @@ class Requests:
         return _PROCESS.clients.get(self.namenode, _PROCESS.calls, timeout_s)
 
     def failed(self, client: Client | None, error: Exception) -> None:
-        """Drop the client if the error says that its connection may be broken."""
+        """Drop the client if the error says that its connection may be broken.
+
+        Args:
+            client: the client that was used; None: none could be made.
+            error: what it raised.
+        """
         if client is not None and (
             isinstance(error, CallTimeout) or kind_of(error) is ErrorKind.AWAY
         ):
@@ -163,7 +178,12 @@ class Requests:
 
 
 class RequestBudget:
-    """The time left for one request, over all of its attempts, with exponential backoff."""
+    """The time left for one request, over all of its attempts, with exponential backoff.
+
+    Args:
+        requests: has the settings, and drops broken clients.
+        request: what is asked of which path, for messages.
+    """
 
     def __init__(self, requests: Requests, request: HdfsRequest) -> None:
         self._requests = requests
@@ -175,6 +195,10 @@ class RequestBudget:
 
     def after(self, error: Exception, *, give_up: bool = False) -> None:
         """Pause before another attempt, or raise the caller's error.
+
+        Args:
+            error: what the attempt has raised.
+            give_up: raise instead of pausing.
 
         Raises:
             OSError, PathError: a retry cannot help.

@@ -36,7 +36,12 @@ class OpenFile:
 
 
 def open_file(client: Client, path: str) -> OpenFile:
-    """Open a file by its path on the NameNode."""
+    """Open a file by its path on the NameNode.
+
+    Args:
+        client: of the path's NameNode.
+        path: absolute, without scheme and host.
+    """
     status = client.get_file_info(path)
     if status.isdir:
         raise IsADirectoryError("Path is not a file")

@@ -64,7 +64,12 @@ class HeldRanges(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position."""
+        """Go to a position.
+
+        Args:
+            offset: bytes, relative to `whence`.
+            whence: as of `io.IOBase.seek`.
+        """
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = base + offset
         return self._at

@@ -70,7 +70,7 @@ class ParquetSource:
         self._bad = bad or BadData()
         self._limits = limits or ParquetLimits()
         self._footers = FooterCache(self._limits)
-        listed = data_files(paths, can_be_cut=bool)
+        listed = data_files(paths, is_splittable=bool)
         partitions = partition_columns([file.path for file in listed])
         plan: ParquetPlan | None = None
         files: list[SourceFile] = []

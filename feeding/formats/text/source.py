@@ -66,7 +66,7 @@ class LineSource:
         self._lines = lines
         self._limits = limits or LineLimits()
         self._can_split = can_split
-        self.listed = data_files(paths, can_be_cut=self._is_splittable)
+        self.listed = data_files(paths, is_splittable=self._is_splittable)
         self._sizes = {file.path: file.size_bytes for file in self.listed}
 
     @property
@@ -94,7 +94,12 @@ class LineSource:
         return file
 
     def stream(self, file: RangeReader, start: int = 0) -> BinaryIO:
-        """Return a file's bytes, decompressed, from the byte before `start` on."""
+        """Return a file's bytes, decompressed, from the byte before `start` on.
+
+        Args:
+            file: the open file.
+            start: byte of the file, 0 for compressed ones.
+        """
         ahead = ReadAhead(file, DEFAULTS, begin=max(start - 1, 0))
         if start or not is_gzip(file.read_range(0, 2)):
             return cast(BinaryIO, ahead)

@@ -35,7 +35,12 @@ def word_at(_typing: Any, buffer: Any, _index: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba is untyped
 def copy_bytes(_typing: Any, out: Any, _place: Any, buffer: Any, _start: Any, _count: Any) -> Any:
-    """Copy bytes between uint8 arrays, to out[place:] from buffer[start:]."""
+    """Copy bytes between uint8 arrays, to out[place:] from buffer[start:].
+
+    Args:
+        out: [bytes] uint8; filled from `place` on.
+        buffer: [bytes] uint8, read from `start` on.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         target = context.make_array(signature.args[0])(context, builder, args[0])

@@ -322,7 +322,13 @@ def copy_floats(buffer: Array, spans: Array, offsets: Array, out: Array) -> None
 
 @_kernel
 def copy_single_floats(buffer: Array, spans: Array, out: Array) -> bool:
-    """Copy a column of one float per record to float32[n] as uint8; False if a record differs."""
+    """Copy a column of one float per record to float32[n] as uint8; False if a record differs.
+
+    Args:
+        buffer: [bytes] uint8, whole records.
+        spans: [2, n] int64, start and end of the column's feature in each record.
+        out: [4 * n] uint8; filled.
+    """
     for record in range(spans.shape[1]):
         at = spans[0, record]
         if at < 0 or spans[1, record] - at != 8 or not _opens(buffer, at, 18, 8):
@@ -333,7 +339,13 @@ def copy_single_floats(buffer: Array, spans: Array, out: Array) -> bool:
 
 @_kernel
 def copy_single_ints(buffer: Array, spans: Array, out: Array) -> bool:
-    """Copy a column of one integer per record to int64[n]; False if a record differs."""
+    """Copy a column of one integer per record to int64[n]; False if a record differs.
+
+    Args:
+        buffer: [bytes] uint8, whole records.
+        spans: [2, n] int64, start and end of the column's feature in each record.
+        out: [n] int64; filled.
+    """
     for record in range(spans.shape[1]):
         at, stop = spans[0, record], spans[1, record]
         if at < 0 or not 5 <= stop - at <= 14 or not _opens(buffer, at, 26, stop - at):
@@ -380,7 +392,14 @@ def copy_ints(buffer: Array, spans: Array, offsets: Array, out: Array) -> int:
 
 @_kernel
 def find_bytes(buffer: Array, spans: Array, offsets: Array, found: Array) -> None:
-    """Store start and end of a column's byte strings in found, int64[2, items]."""
+    """Store start and end of a column's byte strings in found, int64[2, items].
+
+    Args:
+        buffer: [bytes] uint8, whole records.
+        spans: [2, n] int64, start and end of the column's feature in each record.
+        offsets: [n + 1] int64, number of the first item of each record.
+        found: [2, items] int64; filled with starts and ends in `buffer`.
+    """
     for record in range(spans.shape[1]):
         place, last, stop = offsets[record], offsets[record + 1], spans[1, record]
         if spans[0, record] < 0 or place == last:
@@ -401,7 +420,12 @@ def find_bytes(buffer: Array, spans: Array, offsets: Array, found: Array) -> Non
 
 @_kernel
 def pack_varints(values: Array, out: Array) -> int:
-    """Write int64 values as varints into `out`, uint8 of 10 bytes per value; returns the bytes."""
+    """Write int64 values as varints into `out`, uint8 of 10 bytes per value; returns the bytes.
+
+    Args:
+        values: [n] int64.
+        out: [10 * n] uint8; filled from its start.
+    """
     at = 0
     for value in values:
         rest = np.uint64(value)

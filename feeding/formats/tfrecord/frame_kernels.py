@@ -115,7 +115,13 @@ _crc = _crc_by_instruction if HAS_CRC_INSTRUCTION else _crc_by_table
 
 @_kernel
 def masked_crc(buffer: Array, start: int, stop: int) -> Any:
-    """Return the CRC-32C of buffer[start:stop], uint8, as TFRecord stores it: uint32, masked."""
+    """Return the CRC-32C of buffer[start:stop], uint8, as TFRecord stores it: uint32, masked.
+
+    Args:
+        buffer: [bytes] uint8.
+        start: first byte.
+        stop: the byte after the last.
+    """
     crc = np.uint32(_crc(buffer, start, stop))
     rotated = (crc >> np.uint32(15)) | (crc << np.uint32(17))
     return np.uint32(rotated + np.uint32(_MASK_DELTA))

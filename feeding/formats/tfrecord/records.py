@@ -85,7 +85,12 @@ T = TypeVar("T")
 
 
 class RecordDamage(Exception):
-    """Record number `record` of a block does not fit the columns; becomes a DataError."""
+    """Record number `record` of a block does not fit the columns; becomes a DataError.
+
+    Args:
+        record: number of the record in its block, from 0.
+        text: what does not fit, for the message.
+    """
 
     def __init__(self, record: int, text: str) -> None:
         super().__init__(text)

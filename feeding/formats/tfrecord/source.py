@@ -53,7 +53,7 @@ class TFRecordSource:
     ) -> None:
         self._bad = bad or BadData()
         self._limits = limits
-        self._files = data_files(paths, can_be_cut=is_plain)
+        self._files = data_files(paths, is_splittable=is_plain)
         self._sizes = {file.path: file.size_bytes for file in self._files}
         self._decoder = ExampleDecoder(self._inferred() if features is None else features)
 

@@ -138,11 +138,11 @@ def test_hidden_names_are_left_out_of_patterns_too(directory, tmp_path):
     write(tmp_path / "_temporary" / "0" / "part-0", range(3))
     (tmp_path / "_committed_1").write_bytes(b"{}")
     for pattern in ("*", "**", "*/*", "{sub,no}/*"):
-        assert [file.path for file in data_files(f"{tmp_path}/{pattern}", can_be_cut=bool)] == [
+        assert [file.path for file in data_files(f"{tmp_path}/{pattern}", is_splittable=bool)] == [
             f"{tmp_path}/sub/part-0"
         ]
     for said in ("_temporary", "_t*/*", "{_temporary,no}/*", "_temporary/0/p*"):
-        assert [file.path for file in data_files(f"{tmp_path}/{said}", can_be_cut=bool)] == [
+        assert [file.path for file in data_files(f"{tmp_path}/{said}", is_splittable=bool)] == [
             f"{tmp_path}/_temporary/0/part-0"
         ]
 
@@ -150,7 +150,7 @@ def test_hidden_names_are_left_out_of_patterns_too(directory, tmp_path):
 @pytest.mark.parametrize("paths", [[], 5, [None]])
 def test_what_is_no_path_is_refused(paths):
     with pytest.raises(FeedSettingsError, match="path"):
-        data_files(paths, can_be_cut=bool)
+        data_files(paths, is_splittable=bool)
 
 
 def test_columns_are_inferred(directory, tmp_path):

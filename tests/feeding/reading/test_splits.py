@@ -24,8 +24,8 @@ def test_every_byte_is_dealt_once(files, num_workers, seed, epoch):
         spans = sorted((s.start, s.stop) for each in dealt for s in each if s.path == file.path)
         assert [start for start, _ in spans] == [0, *[stop for _, stop in spans[:-1]]] or not spans
         assert (spans[-1][1] if spans else 0) == file.size_bytes
-        assert file.can_be_cut or len(spans) <= 1
-    if all(file.can_be_cut for file in files):
+        assert file.is_splittable or len(spans) <= 1
+    if all(file.is_splittable for file in files):
         sizes = [sum(s.stop - s.start for s in each) for each in dealt]
         assert max(sizes) - min(sizes) <= 1
 

@@ -13,7 +13,7 @@ from ps.checkpoint.lease import (
     LEASE_NAME,
     Holder,
     Lease,
-    Pace,
+    LeaseTiming,
     Silence,
     read_holder,
     this_holder,
@@ -108,7 +108,7 @@ def test_a_later_process_with_the_same_pid_is_another_one(tmp_path, storage):
 @pytest.mark.fault("F43")
 def test_a_silent_lease_of_another_host_is_taken_over_after_the_bound(tmp_path, storage):
     write(tmp_path, elsewhere())
-    lease = Lease(storage, "next", pace=Pace(silent_s=0.05))
+    lease = Lease(storage, "next", timing=LeaseTiming(silent_s=0.05))
     assert lease.take()
     lease.release()
 
@@ -156,7 +156,7 @@ def test_a_lease_that_nobody_could_renew_is_not_taken_over(tmp_path, storage, mo
 
 
 def test_a_held_lease_is_renewed_until_another_job_has_it(tmp_path, storage):
-    lease = Lease(storage, "job", pace=Pace(renew_s=0.01))
+    lease = Lease(storage, "job", timing=LeaseTiming(renew_s=0.01))
     assert lease.take()
     own = (tmp_path / LEASE_NAME).read_bytes()
     beats = tmp_path / f".{LEASE_NAME}.{lease._me.token}.beat"
@@ -175,7 +175,8 @@ def test_a_held_lease_is_renewed_until_another_job_has_it(tmp_path, storage):
 
 @pytest.mark.fault("F43")
 def test_a_holder_that_was_frozen_and_followed_does_not_commit(tmp_path, storage):
-    frozen, other = Lease(storage, "frozen"), Lease(storage, "other", pace=Pace(silent_s=0.05))
+    frozen = Lease(storage, "frozen")
+    other = Lease(storage, "other", timing=LeaseTiming(silent_s=0.05))
     assert frozen.take()
     mine = msgspec.structs.replace(frozen._me, kernel="another boot pid:[1]")
     write(tmp_path, mine)  # as a process of another host
@@ -255,7 +256,7 @@ def test_a_lease_that_is_half_written_at_first_is_its_writers(tmp_path, storage,
 @pytest.mark.fault("F43")
 def test_a_lease_of_the_version_before_is_read(tmp_path, storage, monkeypatch, caplog):
     (tmp_path / LEASE_NAME).write_text(OLD % 0)
-    lease = Lease(storage, "job", pace=Pace(silent_s=0.05))
+    lease = Lease(storage, "job", timing=LeaseTiming(silent_s=0.05))
 
     def renew_in_place(_seconds: float) -> bool:
         (tmp_path / LEASE_NAME).write_text(OLD % 1)

@@ -30,8 +30,8 @@ class Bench:
 
     def cut(self, base: dict[UnitKey, int] | None = None) -> ShardSnapshot:
         self.guard.open(ShardSnapshot(self.guard, 5, "save", base or {}))
-        assert self.guard.cut is not None
-        return self.guard.cut
+        assert self.guard.snapshot is not None
+        return self.guard.snapshot
 
     def push(self, *units: int) -> None:
         self.ticket = self.record.begin(REQUEST)
@@ -136,7 +136,7 @@ def test_a_cut_that_is_given_up_holds_nothing_and_nobody(bench: Bench):
     cut = bench.cut()
     bench.push(0)
     bench.guard.close()
-    assert (cut.num_aside_bytes, bench.guard.cut) == (0, None)
+    assert (cut.num_aside_bytes, bench.guard.snapshot) == (0, None)
     bench.push(1)
     cut.keep(2)  # of a push that had looked before
     assert cut.num_aside_bytes == 0

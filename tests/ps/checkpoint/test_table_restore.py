@@ -71,7 +71,7 @@ class Servers:
         )
         for rank, share in enumerate(self.tables):
             own = routed.unique[routed.own(rank)]
-            for at, part in enumerate(share.cut(own)):
+            for at, part in enumerate(share.split(own)):
                 arguments = at, own[part], ones(own[part], value=value), HYPER
                 for unit in range(len(share.segments)):
                     self._guards[rank].before(unit)

@@ -86,7 +86,7 @@ def push():
 
 push()
 guard.open(ShardSnapshot(guard, 900, "ab"))
-cut = guard.cut
+cut = guard.snapshot
 for point in sys.argv[2:]:
     child = os.fork()  # importing everything takes longer than all of these saves
     if not child:

@@ -78,7 +78,7 @@ def test_a_closed_client_makes_no_lane():
         client = bed.client()
         client.close()
         with pytest.raises(ClosedError, match="this client is closed"):
-            client._fleet.lane()
+            client._servers.lookup_servers()
 
 
 @pytest.mark.parametrize("left_s", [0.01, 0.3, 1.0, 5.0, 60.0])
@@ -182,7 +182,7 @@ def test_a_client_that_is_closed_while_it_connects_keeps_no_connection(
     made: list[Connection] = []
     with cluster() as bed:
         client = bed.client()
-        (link,) = client._fleet.links
+        (link,) = client._servers.links
 
         def connect_too_late(*args: Any, **settings: Any) -> Connection:
             link.retire()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps.client.slices import slice_by_server, views_of
-from ps.dense.staging import StagedGradient, cut_runs
+from ps.dense.staging import StagedGradient, split_into_runs
 from ps.manifest.diff import MAX_SHOWN, manifest_differences
 from ps.manifest.manifest import SGD, Adam, DType, GroupSpec, Layout, Manifest, ParamSpec
 from ps.manifest.sharding import deal
@@ -51,7 +51,7 @@ def test_views_share_the_arrays_memory():
 @given(sizes, st.integers(64, 1000))
 def test_runs_cover_all_buckets_and_never_mix_dtypes(group_sizes, max_bytes):
     buckets = Layout.of(manifest_of(group_sizes)).buckets
-    runs = cut_runs(buckets, max_bytes)
+    runs = split_into_runs(buckets, max_bytes)
     assert [i for run in runs for i in range(run.start, run.stop)] == list(range(len(buckets)))
     for run in runs:
         mine = buckets[run.start : run.stop]
@@ -67,7 +67,7 @@ def test_staged_gradients_are_aligned_and_filled_run_by_run(group_sizes):
     staged = StagedGradient(
         layout.buckets, lambda bucket_id: layout.group(layout.buckets[bucket_id].group).numpy_dtype
     )
-    for run in cut_runs(layout.buckets, 256):
+    for run in split_into_runs(layout.buckets, 256):
         staged.window(run)[:] = bytes([run.start % 251]) * run.nbytes
         for index in range(run.start, run.stop):
             array = staged.arrays[index]

@@ -110,14 +110,14 @@ class Died(Exception):
 
 def dies_between_the_rounds(client):
     """Let the client's next second round never be sent."""
-    change = client._fleet.change
+    change = client._servers.change
 
     def until_the_second(request, **options):
         if isinstance(request(Number(1, 1)), messages.Settle):
             raise Died
         return change(request, **options)
 
-    client._fleet.change = until_the_second
+    client._servers.change = until_the_second
 
 
 @pytest.mark.fault("F02")
@@ -247,7 +247,7 @@ def test_a_checkpoint_waits_for_the_second_round(tmp_path, monkeypatch):
 
 
 def hold_the_second_round(client, reduced, goes_on):
-    change = client._fleet.change
+    change = client._servers.change
 
     def held(request, **options):
         if isinstance(request(Number(1, 1)), messages.Settle):
@@ -255,7 +255,7 @@ def hold_the_second_round(client, reduced, goes_on):
             assert goes_on.wait(15)
         return change(request, **options)
 
-    client._fleet.change = held
+    client._servers.change = held
 
 
 def test_groups_of_both_precisions_share_the_global_norm():

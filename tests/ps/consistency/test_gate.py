@@ -23,7 +23,7 @@ from ps.errors import (
     ServerPhaseError,
     StaleGeneration,
 )
-from ps.exactly_once import CompletionLog, RequestId, SessionCut, Verdict
+from ps.exactly_once import CompletionLog, RequestId, SessionRecord, Verdict
 from ps.manifest.manifest import Hyper, WorkerRank
 
 HYPER = Hyper(0.1)
@@ -88,7 +88,7 @@ def restored(clock: int, sequence: int) -> Bench:
     """A gate that goes on from a checkpoint in which both workers had done `sequence`."""
     bench = Bench()
     bench.record.restore(
-        [SessionCut(rank, 0, 1, (sequence,)) for rank in (WorkerRank(0), WorkerRank(1))]
+        [SessionRecord(rank, 0, 1, (sequence,)) for rank in (WorkerRank(0), WorkerRank(1))]
     )
     bench.barrier.catch_up(clock)
     return bench

@@ -61,17 +61,17 @@ def halves(bed: Cluster, client: PSClient) -> list[np.ndarray]:
 
 def before_the_second_round(clients, act):
     """Call `act` once all clients have their first answers, and let them go on after it."""
-    meeting = threading.Barrier(len(clients), action=act)
+    barrier = threading.Barrier(len(clients), action=act)
     for client in clients:
-        change = client._fleet.change
+        change = client._servers.change
 
         def held(request, *, client=client, change=change, **options):
             if isinstance(request(Number(1, 1)), messages.Settle):
-                client._fleet.change = change
-                meeting.wait(WAIT_S)
+                client._servers.change = change
+                barrier.wait(WAIT_S)
             return change(request, **options)
 
-        client._fleet.change = held
+        client._servers.change = held
 
 
 @pytest.mark.fault("F08")
@@ -121,7 +121,7 @@ def test_a_push_that_a_restore_has_undone_is_not_counted_as_applied(tmp_path: Pa
     """Worker 1 sends a push again whose answer was lost with the server; worker 0 got its own."""
     with saved_after_a_step(tmp_path, num_servers=1) as (bed, clients, grads):
         step_of_all(clients, grads)
-        (link,) = clients[1]._fleet.links
+        (link,) = clients[1]._servers.links
         link.sequence, link.acknowledged, link.acked_clock = 1, 1, 1  # as before its last answer
         server = bed.restart(0, tmp_path)
         again = partial(clients[1].push, grads, hyper=HYPER, rows=4)
@@ -149,7 +149,7 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, restarted: int
 ):
     """It meets the others already: the restored server learns from it that it trains no more."""
-    monkeypatch.setattr("ps.client.client.LOOK_AFTER_S", 0.2)
+    monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.2)
     bound = 0 if mode == "sync" else 1
     with saved_after_a_step(tmp_path, mode, bound=bound) as (bed, clients, grads):
         idle, busy = clients
@@ -160,7 +160,7 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
             idle.rendezvous("epoch", b"", timeout_s=WAIT_S)
 
         def trains_on() -> None:
-            wait_until(lambda: idle._fleet.is_inactive, "worker 0 has left")
+            wait_until(lambda: idle._servers.is_inactive, "worker 0 has left")
             for _ in range(3):
                 busy.push(grads, hyper=HYPER, rows=4)
             bed.restart(restarted, tmp_path)
@@ -288,10 +288,10 @@ def test_a_new_push_after_a_refused_one_is_not_taken_for_an_undone_one(tmp_path:
         assert [each.stats().clock for each in bed.servers] == [4, 4]
 
 
-def test_a_meeting_goes_on_while_another_server_is_away(
+def test_a_rendezvous_goes_on_while_another_server_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ps.client.client.LOOK_AFTER_S", 0.1)
+    monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.1)
     monkeypatch.setattr("ps.client.client.LOOK_S", 0.1)
     manifest = make_manifest(600, rule=SGD(), consistency="sync")
     with cluster(num_servers=2, num_workers=2) as bed:
@@ -300,7 +300,7 @@ def test_a_meeting_goes_on_while_another_server_is_away(
         idle.leave()
         idle.save(tmp_path, 1)
         bed.servers[1].close(0.5)
-        away = idle._fleet.links[1]
+        away = idle._servers.links[1]
 
         def comes_late() -> None:
             wait_until(lambda: away.last_failure is not None, "worker 0 has looked")

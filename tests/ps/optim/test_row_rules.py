@@ -93,7 +93,7 @@ def push(tables, ids, grads, rate):
     summed = routed.summed(grads)
     for rank, share in enumerate(tables):
         own = routed.own(rank)
-        for at, part in enumerate(share.cut(routed.unique[own])):
+        for at, part in enumerate(share.split(routed.unique[own])):
             with share.segments[at].lock:
                 share.push(at, routed.unique[own][part], summed[own][part], Hyper(rate))
 

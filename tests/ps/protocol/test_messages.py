@@ -42,7 +42,7 @@ SAMPLES: dict[type, Request] = {
     messages.Join: messages.Join(NUMBER),
     messages.Leave: messages.Leave(NUMBER),
     messages.Finish: messages.Finish(NUMBER),
-    messages.Meet: messages.Meet("k", 1.0),
+    messages.JoinRendezvous: messages.JoinRendezvous("k", 1.0),
     messages.SetMetadata: messages.SetMetadata(NUMBER, "a/b"),
     messages.FetchMetadata: messages.FetchMetadata(),
     messages.TakeSnapshot: messages.TakeSnapshot("id", "base", 9, 1.5),
@@ -208,7 +208,7 @@ def test_a_worker_rank_that_does_not_exist_is_refused():
 
 LEGAL_WHEN_EMPTY = {
     messages.Describe, messages.FetchStats, messages.FetchMetadata, messages.Seed, messages.Restore,
-    messages.Meet, messages.Finish, messages.Fence, messages.Lose, messages.StopServer,
+    messages.JoinRendezvous, messages.Finish, messages.Fence, messages.Lose, messages.StopServer,
 }  # fmt: skip
 
 

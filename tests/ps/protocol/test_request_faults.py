@@ -191,7 +191,7 @@ CASES: dict[type, list[Case]] = {
     messages.Join: [Case(lambda s: s.client.join(), lambda s, r: r.clock == 0)],
     messages.Leave: [Case(lambda s: s.client.leave(), lambda s, r: r.clock == 0, goes_on=False)],
     messages.Finish: [Case(lambda s: s.client.finish(), lambda s, _: True, goes_on=False)],
-    messages.Meet: [
+    messages.JoinRendezvous: [
         Case(lambda s: s.client.rendezvous("k", b"v", timeout_s=10), lambda s, r: r == {0: b"v"}),
     ],
     messages.SetMetadata: [

@@ -71,7 +71,12 @@ REFUSED: dict[str, tuple[Any, list[bytes], str, str]] = {
     "seed hash": (messages.Seed("x", len(ENCODED)), [ENCODED], "manifest_mismatch", "hash"),
     "not msgpack": (b"\xc1", [VALUES], "settings", "not a request"),
     "pickle": (b"\x80\x04cos\nsystem\n.", [], "settings", "not a request"),
-    "meeting too large": (messages.Meet("k", 1.0), [bytes((1 << 20) + 1)], "settings", "at most"),
+    "rendezvous value too large": (
+        messages.JoinRendezvous("k", 1.0),
+        [bytes((1 << 20) + 1)],
+        "settings",
+        "at most",
+    ),
     "lost what": (push(number=Number(1, 9, 8)), [VALUES], "sequence_gap", "request 8 is done"),
 }
 

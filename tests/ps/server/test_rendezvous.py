@@ -13,87 +13,87 @@ W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
 
 
 def test_all_values_meet_when_the_last_one_comes():
-    meetings = Rendezvous(2)
-    assert not meetings.arrive("epoch-0", W1, b"b")
-    assert meetings.result("epoch-0") is None
-    assert meetings.missing("epoch-0") == (W0,)
-    assert meetings.arrive("epoch-0", W0, b"a")
-    assert meetings.result("epoch-0") == {W0: b"a", W1: b"b"}
+    rendezvous = Rendezvous(2)
+    assert not rendezvous.arrive("epoch-0", W1, b"b")
+    assert rendezvous.result("epoch-0") is None
+    assert rendezvous.missing("epoch-0") == (W0,)
+    assert rendezvous.arrive("epoch-0", W0, b"a")
+    assert rendezvous.result("epoch-0") == {W0: b"a", W1: b"b"}
 
 
 def test_values_are_in_rank_order():
-    meetings = Rendezvous(3)
+    rendezvous = Rendezvous(3)
     for worker in (W2, W0, W1):
-        meetings.arrive("k", worker, b"")
-    assert list(meetings.result("k") or ()) == [W0, W1, W2]
+        rendezvous.arrive("k", worker, b"")
+    assert list(rendezvous.result("k") or ()) == [W0, W1, W2]
 
 
 def test_a_retry_gets_the_same_answer():
-    meetings = Rendezvous(2)
-    meetings.arrive("k", W0, b"a")
-    meetings.arrive("k", W0, b"a")
-    meetings.arrive("k", W1, b"b")
-    assert meetings.arrive("k", W0, b"changed")
-    assert meetings.result("k") == {W0: b"a", W1: b"b"}
+    rendezvous = Rendezvous(2)
+    rendezvous.arrive("k", W0, b"a")
+    rendezvous.arrive("k", W0, b"a")
+    rendezvous.arrive("k", W1, b"b")
+    assert rendezvous.arrive("k", W0, b"changed")
+    assert rendezvous.result("k") == {W0: b"a", W1: b"b"}
 
 
 def test_a_finished_worker_is_not_waited_for_and_may_not_come():
-    meetings = Rendezvous(2)
-    meetings.arrive("k", W0, b"a")
-    assert meetings.finish(W1) == ("k",)
-    assert meetings.result("k") == {W0: b"a"}
+    rendezvous = Rendezvous(2)
+    rendezvous.arrive("k", W0, b"a")
+    assert rendezvous.finish(W1) == ("k",)
+    assert rendezvous.result("k") == {W0: b"a"}
     with pytest.raises(ServerPhaseError, match="finish"):
-        meetings.arrive("k2", W1, b"")
+        rendezvous.arrive("k2", W1, b"")
 
 
 def test_a_lost_worker_is_not_waited_for_and_its_value_is_gone():
-    meetings = Rendezvous(3)
-    meetings.arrive("k", W0, b"a")
-    meetings.arrive("k", W1, b"b")
-    assert meetings.lose(W1) == ()
-    assert meetings.arrive("k", W2, b"c")
-    assert meetings.result("k") == {W0: b"a", W2: b"c"}
+    rendezvous = Rendezvous(3)
+    rendezvous.arrive("k", W0, b"a")
+    rendezvous.arrive("k", W1, b"b")
+    assert rendezvous.lose(W1) == ()
+    assert rendezvous.arrive("k", W2, b"c")
+    assert rendezvous.result("k") == {W0: b"a", W2: b"c"}
 
 
 def test_a_lost_worker_that_comes_back_is_waited_for_again():
-    meetings = Rendezvous(2)
-    meetings.lose(W1)
-    meetings.arrive("k", W1, b"b")
-    assert meetings.missing("next") == (W0, W1)
+    rendezvous = Rendezvous(2)
+    rendezvous.lose(W1)
+    rendezvous.arrive("k", W1, b"b")
+    assert rendezvous.missing("next") == (W0, W1)
 
 
-def test_several_meetings_may_be_open():
-    meetings = Rendezvous(2)
-    meetings.arrive("a", W0, b"")
-    assert not meetings.arrive("b", W1, b"")
-    assert meetings.arrive("b", W0, b"")
-    assert meetings.arrive("a", W1, b"")
+def test_several_rendezvous_may_be_open():
+    rendezvous = Rendezvous(2)
+    rendezvous.arrive("a", W0, b"")
+    assert not rendezvous.arrive("b", W1, b"")
+    assert rendezvous.arrive("b", W0, b"")
+    assert rendezvous.arrive("a", W1, b"")
 
 
 def test_old_answers_are_forgotten():
-    meetings = Rendezvous(1)
+    rendezvous = Rendezvous(1)
     for number in range(MAX_CLOSED_KEYS + 1):
-        meetings.arrive(f"k{number}", W0, b"x")
-    assert meetings.result("k0") is None
-    assert meetings.result(f"k{MAX_CLOSED_KEYS}") == {W0: b"x"}
+        rendezvous.arrive(f"k{number}", W0, b"x")
+    assert rendezvous.result("k0") is None
+    assert rendezvous.result(f"k{MAX_CLOSED_KEYS}") == {W0: b"x"}
 
 
 def test_large_answers_are_forgotten_sooner(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_CLOSED_BYTES", 100)
-    meetings = Rendezvous(1)
-    meetings.arrive("a", W0, bytes(80))
-    meetings.arrive("b", W0, bytes(80))
-    assert meetings.result("a") is None
-    assert meetings.result("b") is not None
+    rendezvous = Rendezvous(1)
+    rendezvous.arrive("a", W0, bytes(80))
+    rendezvous.arrive("b", W0, bytes(80))
+    assert rendezvous.result("a") is None
+    assert rendezvous.result("b") is not None
 
 
 @pytest.mark.attack("A10")
-def test_too_many_open_meetings_are_refused_with_both_keys():
-    meetings = Rendezvous(2)
+def test_too_many_open_rendezvous_are_refused_with_both_keys():
+    rendezvous = Rendezvous(2)
     for number in range(MAX_OPEN_KEYS):
-        meetings.arrive(f"k{number}", W0, b"")
+        rendezvous.arrive(f"k{number}", W0, b"")
     with pytest.raises(PSSettingsError, match=r"'k0'.*'one more'"):
-        meetings.arrive("one more", W0, b"")
+        rendezvous.arrive("one more", W0, b"")
 
 
 @pytest.mark.attack("A10")
@@ -109,7 +109,7 @@ def test_keys_and_values_are_limited(key: str, value: bytes, text: str):
 @pytest.mark.attack("A10")
 def test_all_open_values_together_are_limited(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_OPEN_BYTES", 100)
-    meetings = Rendezvous(3)
-    meetings.arrive("k", W0, bytes(60))
+    rendezvous = Rendezvous(3)
+    rendezvous.arrive("k", W0, bytes(60))
     with pytest.raises(PSSettingsError, match="120 bytes"):
-        meetings.arrive("k", W1, bytes(60))
+        rendezvous.arrive("k", W1, bytes(60))

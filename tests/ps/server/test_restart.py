@@ -161,14 +161,14 @@ def test_all_servers_killed_during_a_save_go_on_from_the_commit_before(tmp_path:
             client.save(root, 1)
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
 
-            ask = client._fleet.ask
+            ask = client._servers.ask
 
             def half_asked(request, answer, **options):
                 if isinstance(request, messages.Save):  # or it could be done before the kill
                     servers[1].send(signal.SIGSTOP)
                 return ask(request, answer, **options)
 
-            client._fleet.ask = half_asked  # type: ignore[method-assign]
+            client._servers.ask = half_asked  # type: ignore[method-assign]
 
             def kill() -> None:
                 wait_until(lambda: bool(list(root.glob(".tmp-*/ps-*.data"))), "a half save")

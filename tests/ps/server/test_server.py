@@ -114,7 +114,7 @@ def test_a_worker_that_finished_before_the_seed_is_not_waited_for():
             late.join()
 
 
-def test_a_late_word_of_a_lost_attempt_leaves_the_newer_one_in_its_meeting():
+def test_a_late_report_of_a_lost_attempt_leaves_the_newer_one_in_its_rendezvous():
     manifest = make_manifest()
     with cluster(num_workers=2) as bed:
         chief = bed.client(0)
@@ -565,13 +565,13 @@ def test_rendezvous_does_not_wait_for_finished_or_lost_workers():
         clients = bed.workers(manifest, filled(manifest))
         clients[1].finish()
         clients[1].finish()
-        meeting, _ = succeeded(
+        values, _ = succeeded(
             run_all(
                 partial(clients[0].rendezvous, "k", b"a", timeout_s=10),
                 partial(bed.driver().worker_lost, 2),
             )
         )
-        assert meeting == {0: b"a"}
+        assert values == {0: b"a"}
         with pytest.raises(StaleGeneration, match="worker 2 generation 0"):
             clients[2].rendezvous("k", b"", timeout_s=1)
         with pytest.raises(ServerPhaseError, match="finish"):

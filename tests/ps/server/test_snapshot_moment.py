@@ -186,7 +186,7 @@ def test_a_save_that_is_given_up_holds_nothing_and_the_next_one_is_whole(
         def full(self, name):
             create(self, name).close()
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)  # between cut and writing
-            cuts = [shard._guard.cut for shard in shards]
+            cuts = [shard._guard.snapshot for shard in shards]
             held.append(max(cut.num_aside_bytes for cut in cuts if cut))
             raise OSError(28, "No space left on device")
 
@@ -196,7 +196,7 @@ def test_a_save_that_is_given_up_holds_nothing_and_the_next_one_is_whole(
                 saver.save(tmp_path, 2, options=SaveOptions(full_every=9))
         assert len(held) == 2
         assert all(held)
-        assert [shard._guard.cut for shard in shards] == [None, None]
+        assert [shard._guard.snapshot for shard in shards] == [None, None]
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         saver.save(tmp_path, 3, options=SaveOptions(full_every=9))
         values = bed.pulled(client)["trainable"]
@@ -213,9 +213,9 @@ def test_a_cut_whose_client_is_gone_does_not_take_another_saves_away(tmp_path: P
         bed.workers(make_manifest(rule=ADD), filled(make_manifest(rule=ADD)))
         service = bed.servers[0]._service
         saving, shard = service._saving, service.life.loaded()
-        assert saving.cut(shard, messages.TakeSnapshot("mine"), lambda: False).is_made
+        assert saving.take_snapshot(shard, messages.TakeSnapshot("mine"), lambda: False).is_made
         with pytest.raises(ServerPhaseError, match="client of this save is gone"):
-            saving.cut(shard, messages.TakeSnapshot("late"), lambda: True)
+            saving.take_snapshot(shard, messages.TakeSnapshot("late"), lambda: True)
         request = messages.Save(str(tmp_path), "mine")
         assert saving.save(shard, request, lambda: False).clock == 0
 
@@ -227,7 +227,7 @@ def save_often(root: Path, saver: PSClient, first: int) -> int:
         try:
             saver.save(root, step, timeout_s=20)
         except CheckpointError as error:
-            if not re.search("no cut here|still writing", str(error)):
+            if not re.search("no snapshot here|still writing", str(error)):
                 raise
         else:
             done += 1

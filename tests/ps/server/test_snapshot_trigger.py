@@ -11,7 +11,7 @@ import pytest
 
 from ps.checkpoint import snapshot
 from ps.checkpoint.snapshot import CopyOnWrite
-from ps.client.saver import _cut
+from ps.client.saver import _snapshot
 from ps.consistency.bsp import BSP
 from ps.consistency.gate import Gate
 from ps.consistency.waiting import PendingPush
@@ -36,7 +36,7 @@ class Bench:
         self.guard = CopyOnWrite(self.dense, (), self.record)
         self.gate: Gate[Any] = Gate(BSP(1), self.record, self)
         self.is_settled = True
-        self.cutting = SnapshotTrigger(self.guard, self.gate, lambda: self.is_settled)
+        self.snapshots = SnapshotTrigger(self.guard, self.gate, lambda: self.is_settled)
         self.sequence = 0
 
     def step(self) -> None:
@@ -50,8 +50,8 @@ class Bench:
         """Counted by nobody."""
 
     def moved(self) -> None:
-        if self.cutting.wanted is not None:
-            self.cutting.look()
+        if self.snapshots.wanted is not None:
+            self.snapshots.check()
 
     def failed(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -64,12 +64,12 @@ class Bench:
                 self.dense.apply(bucket.id, ones, Hyper(0.1))
 
     def make(self, order: SnapshotRequest, wait_s: float = 0.0) -> SnapshotTaken:
-        return self.cutting.make(order, wait_s, lambda: False)
+        return self.snapshots.make(order, wait_s, lambda: False)
 
     def saved(self, save_id: str) -> set[float]:
         """The different values in a cut."""
         found: set[float] = set()
-        with self.cutting.written(save_id) as cut:
+        with self.snapshots.written(save_id) as cut:
             for bucket in cut.buckets:
                 out = [np.empty(bucket.num_elements, np.float32)]
                 cut.dump(bucket.id, out)
@@ -96,7 +96,7 @@ def test_a_clock_to_come_is_cut_by_the_push_that_completes_it(bench: Bench):
     order = SnapshotRequest("save", {}, 3)
     waiter = threading.Thread(target=lambda: made.append(bench.make(order, 10.0)))
     waiter.start()
-    wait_until(lambda: bench.cutting.wanted is not None, "the order")
+    wait_until(lambda: bench.snapshots.wanted is not None, "the order")
     for _ in range(6):
         bench.step()
     waiter.join(10)
@@ -110,8 +110,8 @@ def test_a_clock_that_is_past_or_does_not_come_is_said(bench: Bench):
     assert bench.make(SnapshotRequest("save", {}, 1)) == (2, False)
     assert bench.make(SnapshotRequest("save", {}, 3)) == (2, False)
     bench.step()
-    assert bench.guard.cut is None, "nobody waits for it any more"
-    with pytest.raises(CheckpointError, match="save save has no cut here"):
+    assert bench.guard.snapshot is None, "nobody waits for it any more"
+    with pytest.raises(CheckpointError, match="save save has no snapshot here"):
         bench.saved("save")
 
 
@@ -181,12 +181,12 @@ class Scripted:
 def test_servers_cut_at_one_clock_whatever_they_do_meanwhile(answers, asked):
     servers = Scripted(*answers)
     newest = answers[-1][0][0]
-    assert _cut(servers, NOW, float("inf"), is_agreed=True) == newest
+    assert _snapshot(servers, NOW, float("inf"), is_agreed=True) == newest
     assert servers.asked == asked
 
 
 def test_without_barriers_each_server_has_a_moment_of_its_own():
     servers = Scripted([(4, True), (9, True)])
-    assert _cut(servers, NOW, float("inf"), is_agreed=False) == 9
+    assert _snapshot(servers, NOW, float("inf"), is_agreed=False) == 9
     with pytest.raises(RequestTimeout, match="did not agree on a clock in time"):
-        _cut(servers, NOW, 0.0, is_agreed=True)
+        _snapshot(servers, NOW, 0.0, is_agreed=True)

@@ -27,7 +27,7 @@ def push(tables: list[Table], ids, value: float = 1.0) -> None:
     routed = Router(tables[0].spec, len(tables)).route(ids)
     for rank, share in enumerate(tables):
         own = routed.unique[routed.own(rank)]
-        for at, part in enumerate(share.cut(own)):
+        for at, part in enumerate(share.split(own)):
             with share.segments[at].lock:
                 share.push(at, own[part], ones(own[part], value=value), Hyper(0.1))
 
@@ -37,7 +37,7 @@ def values(tables: list[Table], ids):
     out = np.empty((routed.unique.size, 4), np.float32)
     for rank, share in enumerate(tables):
         own, place = routed.unique[routed.own(rank)], out[routed.own(rank)]
-        for at, part in enumerate(share.cut(own)):
+        for at, part in enumerate(share.split(own)):
             share.lookup(at, own[part], place[part])
     return routed.expand(out)
 
@@ -149,7 +149,7 @@ def test_a_push_that_meets_a_cut_as_it_is_given_up_marks_nothing():
     with made.segments[0].lock:
         assert copy.begin().stop == 0
     push([made], IDS[:300])
-    cut = made.segments[0].cut
+    cut = made.segments[0].snapshot
     assert cut is not None
     assert cut.take() is None
 

@@ -88,7 +88,9 @@ class Restart:
         records = []
         for served in self._network.services:
             shard = served.life.loaded()
-            made = served._saving.cut(shard, messages.TakeSnapshot(SAVE_ID), lambda: False)
+            made = served._saving.take_snapshot(
+                shard, messages.TakeSnapshot(SAVE_ID), lambda: False
+            )
             assert made.is_made
             saved = served._saving.save(shard, messages.Save(directory, SAVE_ID), lambda: False)
             records.append(saved.shard)

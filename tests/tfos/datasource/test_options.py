@@ -52,11 +52,11 @@ def test_a_read_needs_a_path():
 
 @pytest.mark.slow  # imports pyspark
 def test_every_byte_is_in_one_partition_of_about_the_same_size():
-    from tfos.datasource.reader import FileRange, cut, pack
+    from tfos.datasource.reader import FileRange, pack, split_file
 
     files = [SourceFile("a", 1000), SourceFile("b.gz", 700, False), SourceFile("c", 0)]
     files += [SourceFile(f"small-{number}", 5) for number in range(20)]
-    ranges = [FileRange(split, 0, ()) for file in files for split in cut(file, 300)]
+    ranges = [FileRange(split, 0, ()) for file in files for split in split_file(file, 300)]
     packed = pack(ranges, 300)
     assert sorted(each.split for part in packed for each in part) == sorted(
         [

@@ -58,10 +58,10 @@ def test_servers_that_workers_left_a_clock_apart_are_saved_as_they_are(tmp_path:
         (client,) = bed.workers(manifest, filled(manifest))
         client.push(filled(manifest, 1.0), hyper=Hyper(1.0), rows=1)
         push = partial(messages.Push, manifest.hash(), rows=0, hyper=None, pull=False, null=True)
-        client._fleet.change(
+        client._servers.change(
             lambda number: push(number=number),
             timeout_s=10,
-            links=client._fleet.links[:1],
+            links=client._servers.links[:1],
         )
         assert [server.clock for server in client.describe()] == [2, 1]
         assert save(bed, tmp_path).startswith(f"saved the parameters after 2 updates to {tmp_path}")

@@ -17,7 +17,7 @@ from tfos.reading.resume import course_of, files_metadata, position_name
 
 
 class Servers:
-    """Keep metadata as JSON, and the answers of meetings, as ps:0 does."""
+    """Keep metadata as JSON, and the values of rendezvous, as ps:0 does."""
 
     is_chief = True
     rank = 0
@@ -25,7 +25,7 @@ class Servers:
 
     def __init__(self) -> None:
         self.texts: dict[str, bytes] = {}
-        self.meetings = Rendezvous(1)
+        self.rendezvous_ = Rendezvous(1)
 
     def absolute_path(self, path: str) -> str:
         return path
@@ -42,8 +42,8 @@ class Servers:
             self.texts[name] = msgspec.json.encode(value)
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> Any:
-        self.meetings.arrive(key, WorkerRank(0), value)
-        return self.meetings.result(key)
+        self.rendezvous_.arrive(key, WorkerRank(0), value)
+        return self.rendezvous_.result(key)
 
 
 def files_of(count: int, size_bytes: int = 1000) -> tuple[SourceFile, ...]:

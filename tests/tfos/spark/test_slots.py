@@ -112,7 +112,7 @@ def test_slots_of_another_cluster_do_not_feed_this_one():
 @pytest.mark.fault("F18")
 def test_nodes_that_start_may_be_counted_twice_and_are_awaited():
     wait = _wait(3, slot_settle_s=4.0, slot_wait_s=60.0)
-    starts = replace(_offer(3, slots=6, expected=1), promised=3, starting=3)
+    starts = replace(_offer(3, slots=6, expected=1), claimed=3, starting=3)
     for now_s in (0.0, 10.0, 59.0):
         assert not wait.ready(starts, now_s)
     assert wait.ready(_offer(3, slots=6, expected=1), 59.5)
@@ -124,7 +124,7 @@ def test_nodes_that_start_may_be_counted_twice_and_are_awaited():
 @pytest.mark.fault("F18")
 def test_nodes_that_start_are_not_awaited_where_even_then_too_few_slots_are_free():
     wait = _wait(4, slot_settle_s=4.0)
-    starts = replace(_offer(3, slots=6, expected=1), promised=3, starting=3)
+    starts = replace(_offer(3, slots=6, expected=1), claimed=3, starting=3)
     assert not wait.ready(starts, 0.0)
     with pytest.raises(NotEnoughSlots):
         wait.ready(starts, 4.0)

@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT_S = 600.0
 """For the chief to seed the servers: its imports, its data, its first batch."""
-MEETING_TIMEOUT_S = 86_400.0
+RENDEZVOUS_TIMEOUT_S = 86_400.0
 """For the slowest worker's epoch. A worker that dies or finishes is not waited for."""
 
 BARRIER_TIMEOUT_S = 600.0
@@ -116,7 +116,7 @@ class PSTrainer:
         self.begin_validation: Callable[[], None] | None = None
         self._client = ctx.ps_client()
         self._member = True
-        self._build_meetings = 0
+        self._num_builds = 0
         self._asked_this_epoch = False
         self._variables: variables.Variables | None = None
         self._step: GradientStep | None = None
@@ -186,9 +186,9 @@ class PSTrainer:
         batch, or with None at the end of an epoch without one. So all build and attach at the same
         point, and the chief can seed even if it has no rows.
         """
-        self._build_meetings += 1
+        self._num_builds += 1
         own = b"" if data is None else tensors.describe(data)
-        answers = self.rendezvous(f"build/{self._build_meetings}", own)
+        answers = self.rendezvous(f"build/{self._num_builds}", own)
         described = next((answers[rank] for rank in sorted(answers) if answers[rank]), None)
         if described is not None:
             tensors.build(self.model, described)
@@ -316,19 +316,19 @@ class PSTrainer:
             self._send, pushed, replica.take(), hyper, counts, lag=lag, metadata=metadata
         )
         if not self._most_in_flight:
-            landed = send()
-            replica.adopt(landed.received, landed.clock)
-            self._give_back(landed)
+            applied = send()
+            replica.adopt(applied.received, applied.clock)
+            self._give_back(applied)
             return
         self._in_flight.submit(send)
         if len(self._in_flight) <= self._most_in_flight:
             replica.count(self.clock + len(self._in_flight))
             return
-        landed = self._in_flight.oldest()
+        applied = self._in_flight.oldest()
         # The layers' own statistics have moved on since: they are taken over by the next pull.
-        count = landed.clock + len(self._in_flight)
-        replica.adopt(landed.received, count, statistics=False)
-        self._give_back(landed)
+        count = applied.clock + len(self._in_flight)
+        replica.adopt(applied.received, count, statistics=False)
+        self._give_back(applied)
 
     def _send(
         self,
@@ -347,12 +347,12 @@ class PSTrainer:
         )
         return AppliedPush(received, ack.clock, newest)
 
-    def _give_back(self, landed: AppliedPush) -> None:
+    def _give_back(self, applied: AppliedPush) -> None:
         _, replica = self._bound()
-        replica.give(landed.received)
-        self.clock = landed.clock
+        replica.give(applied.received)
+        self.clock = applied.clock
         self.steps += 1
-        self.rows += landed.rows
+        self.rows += applied.rows
 
     def _bound(self) -> tuple[variables.Variables, Replica]:
         if self._variables is None or self._replica is None:
@@ -408,5 +408,5 @@ class PSTrainer:
         """PSTrainer small values with all workers that are not done; returns them by rank."""
         if self.ctx.num_workers == 1:
             return {self.ctx.worker_rank: value}
-        answers = self._client.rendezvous(key, value, timeout_s=MEETING_TIMEOUT_S)
+        answers = self._client.rendezvous(key, value, timeout_s=RENDEZVOUS_TIMEOUT_S)
         return dict(answers)

@@ -69,7 +69,7 @@ class Reporter:
     ) -> None:
         self._client = client
         self._register_message = register
-        self._vitals = vitals
+        self._heartbeat_state = vitals
         self._post = post
         self._changed = threading.Condition()
         self._events: deque[messages.Event] = deque()
@@ -188,7 +188,7 @@ class Reporter:
         self._last_contact_s = time.monotonic()
 
     def _beat(self) -> None:
-        vitals = self._vitals()
+        vitals = self._heartbeat_state()
         self._seq += 1
         reply = self._client.heartbeat(
             messages.Heartbeat(

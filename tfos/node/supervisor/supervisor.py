@@ -6,7 +6,7 @@ Does not: run user code or hold parameters (tfos.worker.process, tfos.node.ps_pr
 (tfos.node.supervisor.reporter).
 Runs in: its own process, detached from the node task; imports no numpy.
 Threads: all state belongs to the main thread. Other threads only post notices to the loop;
-heartbeats read the immutable `_vitals`.
+heartbeats read the immutable `_heartbeat_state`.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ class Supervisor:
         )
         self._log = NodeLog(self._workspace.log_path)
         self._loop = EventLoop()
-        self._vitals = HeartbeatState()
+        self._heartbeat_state = HeartbeatState()
         self._env = children.child_env(
             os.environ,
             threads=self._settings.config.threads_per_node,
             cores=spec.executor.cores,
         )
-        self._uplink = self._make_uplink()
+        self._reporter = self._make_reporter()
         self._restarts = Restarts(spec.bundle)
         self._child: children.Child | None = None
-        self._board = tensorboard.TensorBoardKeeper(self._loop, self._uplink.report)
+        self._board = tensorboard.TensorBoardChild(self._loop, self._reporter.report)
         self._raised: Raised | None = None
         self._lease_s = REGISTER_WINDOW_S
         """Default until registration sets it."""
@@ -110,7 +110,7 @@ class Supervisor:
         """Hand a notice to the main thread."""
         self._loop.post(lambda: self._on_notice(notice))
 
-    def _make_uplink(self) -> Reporter:
+    def _make_reporter(self) -> Reporter:
         spec = self._spec
         address, cluster_id = self._settings.driver_address, self._settings.cluster_id
         client = ControlClient(address, cluster_id, self._node, spec.bundle.control_keys)
@@ -122,7 +122,7 @@ class Supervisor:
             boot_id=endpoint.boot_id(),
             skew=spec.skew,
         )
-        return Reporter(client, register, vitals=lambda: self._vitals, post=self._post)
+        return Reporter(client, register, vitals=lambda: self._heartbeat_state, post=self._post)
 
     def _open(self) -> None:
         procfs.become_subreaper()
@@ -135,13 +135,13 @@ class Supervisor:
         self._loop.watch(self._spec.status_fd, self._on_task_gone)
         self._loop.set_timer("tick", _TICK_S, self._on_tick)
         self._restarts.open_sockets(self._spec.executor.host, self._workspace.socket_dir)
-        self._uplink.start()
+        self._reporter.start()
         self._run_child()
 
     def _run_child(self) -> None:
         self._child = self._start_child()
         self._restarts.note_start()
-        self._note_vitals(child_pid=self._child.pid)
+        self._update_heartbeat_state(child_pid=self._child.pid)
         self._loop.watch(self._child.pidfd, self._on_child_exit)
         self._loop.watch(self._child.output, self._on_output)
         if self._child.link is not None:
@@ -208,7 +208,7 @@ class Supervisor:
         """End the child in order, then the node; a second call may only shorten the grace."""
         if self._end_reason is None:
             self._end_reason = reason
-            self._note_vitals(phase="stopping")
+            self._update_heartbeat_state(phase="stopping")
         if self._child is None or self._child.exit is not None:
             self._loop.stop()
             return
@@ -219,7 +219,7 @@ class Supervisor:
         """Report why this node ends, unless it was ending anyway, and end."""
         if self._end_reason is None:
             self._end_reason = failed.message
-            self._uplink.report(messages.Failed(failed))
+            self._reporter.report(messages.Failed(failed))
         self._loop.stop()
 
     def _on_jvm_gone(self) -> None:
@@ -238,7 +238,7 @@ class Supervisor:
 
     def _on_tick(self) -> None:
         self._loop.set_timer("tick", _TICK_S, self._on_tick)
-        silent_s = time.monotonic() - self._uplink.last_contact_s
+        silent_s = time.monotonic() - self._reporter.last_contact_s
         if silent_s > self._lease_s:
             self._end_reason = f"no answer from the driver for {silent_s:.0f} s"
             self._loop.stop()
@@ -246,7 +246,7 @@ class Supervisor:
         procfs.reap_orphans(own=self._own_pids())
         error, self._log.write_error = self._log.write_error, ""
         if error:
-            self._uplink.log((f"tfos: output is missing from the log file: {error}",), 0)
+            self._reporter.log((f"tfos: output is missing from the log file: {error}",), 0)
 
     def _look_at_child(self) -> None:
         """End a suspended child: its peers would wait for it for ever."""
@@ -271,17 +271,19 @@ class Supervisor:
     def _on_child_message(self, message: FromChild) -> None:
         match message:
             case Progress(values=values, feeds=feeds, stats=stats):
-                self._note_vitals(progress=tuple(values.items()), feeds=feeds, stats=stats)
+                self._update_heartbeat_state(
+                    progress=tuple(values.items()), feeds=feeds, stats=stats
+                )
             case Raised():
                 self._raised = message
                 self._loop.set_timer("exit", RAISED_EXIT_S, self._kill_child)
             case _:
                 if isinstance(message, messages.PhaseChanged):
-                    self._note_vitals(phase=message.phase)
+                    self._update_heartbeat_state(phase=message.phase)
                 elif isinstance(message, messages.Done):
                     self._is_done = True
-                    self._note_vitals(phase="done")
-                self._uplink.report(message)
+                    self._update_heartbeat_state(phase="done")
+                self._reporter.report(message)
 
     def _kill_child(self, reason: str = "") -> None:
         if self._child is not None:
@@ -297,7 +299,7 @@ class Supervisor:
         procfs.kill_descendants(spare=self._board.pids)
         self._read_last_output(child)
         self._on_link()
-        self._note_vitals(child_pid=0)
+        self._update_heartbeat_state(child_pid=0)
         if self._end_reason is not None:
             self._loop.stop()
         elif not self._is_done:
@@ -309,7 +311,7 @@ class Supervisor:
         if delay_s is None:
             self._fail(self._restarts.explain(failed))
             return
-        self._uplink.report(self._restarts.report(failed))
+        self._reporter.report(self._restarts.report(failed))
         dead.close()
         self._child = None
         self._loop.set_timer("restart", delay_s, self._run_again)
@@ -333,7 +335,7 @@ class Supervisor:
             host=self._spec.executor.host,
             pid=self._child.pid if self._child else os.getpid(),
             executor_id=self._spec.executor.executor_id,
-            phase=self._vitals.phase,
+            phase=self._heartbeat_state.phase,
             error_type=error_type,
             message=message,
             log_tail=self._log.tail(),
@@ -352,7 +354,7 @@ class Supervisor:
                 self._loop.unwatch(child.output)
                 break
             self._log.write(data)
-        self._uplink.log(*self._log.take())
+        self._reporter.log(*self._log.take())
 
     def _read_last_output(self, child: children.Child) -> None:
         deadline_s = time.monotonic() + LAST_OUTPUT_S
@@ -360,20 +362,20 @@ class Supervisor:
             self._log.write(data)
         self._loop.unwatch(child.output)
         self._log.finish()
-        self._uplink.log(*self._log.take())
+        self._reporter.log(*self._log.take())
 
     def _close(self) -> None:
         """Leave no process, socket, file or directory, whatever state this is called in."""
-        self._note_vitals(phase="stopping")
+        self._update_heartbeat_state(phase="stopping")
         survivors = procfs.kill_descendants(timeout_s=KILL_TIMEOUT_S)
         if self._child is not None and self._child.exit is None and self._child.reap():
             self._read_last_output(self._child)
             self._on_link()
         procfs.reap_orphans(own=self._own_pids())
         if survivors:
-            self._uplink.log((f"tfos: processes {survivors} survive SIGKILL",), 0)
-        silent_s = time.monotonic() - self._uplink.last_contact_s
-        self._uplink.finish(LAST_REPORT_S if silent_s < self._lease_s else 0.1)
+            self._reporter.log((f"tfos: processes {survivors} survive SIGKILL",), 0)
+        silent_s = time.monotonic() - self._reporter.last_contact_s
+        self._reporter.finish(LAST_REPORT_S if silent_s < self._lease_s else 0.1)
         self._log.close()
         self._restarts.close()
         self._workspace.remove()
@@ -386,8 +388,8 @@ class Supervisor:
         if self._child is not None and self._child.link is not None:
             self._child.link.send(order)
 
-    def _note_vitals(self, **changes: Any) -> None:
-        self._vitals = dataclasses.replace(self._vitals, **changes)
+    def _update_heartbeat_state(self, **changes: Any) -> None:
+        self._heartbeat_state = dataclasses.replace(self._heartbeat_state, **changes)
 
     def _write_status(self, state: State, reason: str = "") -> None:
         with contextlib.suppress(OSError):  # the node task may be gone

@@ -38,7 +38,7 @@ class TensorBoardSpec(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...]
 
 
-class TensorBoardKeeper:
+class TensorBoardChild:
     """Runs TensorBoard on the chief's node and reports its state.
 
     Args:

@@ -48,7 +48,7 @@ def test_a_full_disk_costs_tensorboard_and_not_the_node():
         executor=types.SimpleNamespace(host="127.0.0.1"),
     )
     workspace: Any = types.SimpleNamespace(subdirectory=subdirectory)
-    tensorboard.TensorBoardKeeper(EventLoop(), reports.append).start(spec, workspace, {})
+    tensorboard.TensorBoardChild(EventLoop(), reports.append).start(spec, workspace, {})
     (report,) = reports
     assert report.url == ""
     assert "No space left" in report.reason

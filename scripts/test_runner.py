@@ -22,7 +22,7 @@ from pathlib import Path
 
 from scripts.test_groups import GROUPS, IDLE, LONG, Group
 
-LANES = 2
+AT_ONCE = 2
 NOTHING_COLLECTED = 5  # pytest's exit status
 NICE = ("nice", "-n", "19")
 
@@ -42,7 +42,7 @@ LINT = (
     Step("lint", ("ruff", "check", ".")),
 )
 CHECKS = (Step("types", ("mypy",)), Step("docs", ("scripts/docs",)))
-"""Commands that run in a lane beside the groups."""
+"""Commands that run beside the groups."""
 CLASSES = Step(
     "classes",
     ("bash", "-c", ". scripts/java.sh && tfos_spark_classes || echo 'JVMs will start slower'"),
@@ -61,7 +61,7 @@ class Running:
 
 
 @dataclass
-class Lanes:
+class Runner:
     """Runs steps in a scratch directory and keeps what they took, in seconds."""
 
     scratch: Path
@@ -108,7 +108,7 @@ class Lanes:
         print(ended.log.read_text(errors="replace"), end="")
         print(f"== {step.name}: {seconds:.0f} s", flush=True)
 
-    def run(self, steps: Sequence[Step], lanes: int = LANES) -> None:
+    def run(self, steps: Sequence[Step], at_once: int = AT_ONCE) -> None:
         """Run these steps, so many at a time, in this order where `apart_from` allows it."""
         waiting = list(steps)
         beside = {each.step.name for each in self.running}
@@ -116,7 +116,7 @@ class Lanes:
             busy = [each.step for each in self.running if each.step.name not in beside]
             names = {step.name for step in busy}
             fitting = [step for step in waiting if not names & set(step.apart_from)]
-            if fitting and len(busy) < lanes:
+            if fitting and len(busy) < at_once:
                 waiting.remove(fitting[0])
                 self.start(fitting[0])
             else:
@@ -134,20 +134,20 @@ def main() -> int:
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--shuffle")
     given = parser.parse_args()
-    lanes = Lanes(given.scratch, ("--shuffle", given.shuffle) if given.shuffle else ())
+    runner = Runner(given.scratch, ("--shuffle", given.shuffle) if given.shuffle else ())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # scripts/test ends: so do the groups
-    unit, *others = (lanes.tests(group) for group in GROUPS)
+    unit, *others = (runner.tests(group) for group in GROUPS)
     try:
-        lanes.start(lanes.tests(IDLE), prefix=NICE)
-        lanes.run([*LINT, unit, CLASSES, *CHECKS, *others])
-        while lanes.running:
-            lanes.wait_for_one()
+        runner.start(runner.tests(IDLE), prefix=NICE)
+        runner.run([*LINT, unit, CLASSES, *CHECKS, *others])
+        while runner.running:
+            runner.wait_for_one()
         if given.long:
-            lanes.run([lanes.tests(LONG)])
+            runner.run([runner.tests(LONG)])
     finally:
-        lanes.close()
-        (given.scratch / "took.json").write_text(json.dumps(lanes.took))
-        (given.scratch / "failed").write_text("".join(f"{name}\n" for name in lanes.failed))
+        runner.close()
+        (given.scratch / "took.json").write_text(json.dumps(runner.took))
+        (given.scratch / "failed").write_text("".join(f"{name}\n" for name in runner.failed))
     return 0
 
 
