@@ -20,7 +20,7 @@ _DIGEST_BYTES = 16
 
 MAX_COUNT = (1 << 62) - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
 def digest(*parts: bytes | bytearray | memoryview) -> str:

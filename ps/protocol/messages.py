@@ -66,7 +66,7 @@ Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 Rows = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_WAIT_S)]
 Digest = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-SaveId = Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{1,64}$")]
+SaveId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z-]{1,64}\Z")]
 TableNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_TABLES)]
 TableNumbers = Annotated[tuple[TableNumber, ...], msgspec.Meta(max_length=MAX_TABLES)]
 Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON_LENGTH)]
@@ -248,7 +248,7 @@ class TakeSnapshot(msgspec.Struct, frozen=True, tag="cut"):
     """Keep the shard for this save as it is now, or will be at `clock`; training goes on."""
 
     save_id: SaveId
-    base: Annotated[str, msgspec.Meta(pattern="^[0-9a-z-]{0,64}$")] = ""
+    base: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z-]{0,64}\Z")] = ""
     """The save that this one adds to: buckets that it holds unchanged are left out."""
     clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] | None = None
     """None: now."""

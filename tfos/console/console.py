@@ -12,18 +12,10 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, TextIO
 
+from tfos.console.printable import printable
+
 if TYPE_CHECKING:
     from rich.live import Live
-
-_MAX_LINE_CHARS = 4000
-
-
-def printable(text: str) -> str:
-    """Return text without control characters: a node must not steer the user's terminal."""
-    cut = text[:_MAX_LINE_CHARS]
-    safe = "".join(char if char.isprintable() or char == "\t" else _escape(char) for char in cut)
-    rest = len(text) - len(cut)
-    return f"{safe} ... ({rest} more characters)" if rest else safe
 
 
 class Console:
@@ -112,7 +104,3 @@ class Console:
 
     def _out(self) -> Any:
         return self._stream if self._stream is not None else sys.stderr
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")

@@ -19,6 +19,7 @@ from typing import TypeVar
 from rpc.auth.certificates import TlsCredentials
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
+from tfos.console.line_rate import LineRate
 from tfos.control import messages
 from tfos.control.server import ControlServer
 from tfos.control.state import Action, ClusterState, Send, Warn
@@ -28,6 +29,11 @@ from tfos.phases import ClusterPhase
 from tfos.topology import Plan
 
 Value = TypeVar("Value")
+
+_LINES_PER_S = 400.0
+_BURST_LINES = 2000
+"""Per node, twice what its supervisor sends (node.supervisor.log_buffer): a node that does not keep
+its own limit cannot flood the user's terminal."""
 
 _SYMPTOMS = (
     *("WorkerLost", "ServerGone", "RequestTimeout"),  # of ps
@@ -54,6 +60,9 @@ class Coordinator:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._server: ControlServer | None = None
+        self._line_rates = {
+            name: LineRate(_LINES_PER_S, _BURST_LINES, clock) for name in self._state.members
+        }
         self._closing = threading.Event()
         self._at_close: list[Callable[[], None]] = []
         self._liveness: threading.Thread | None = None
@@ -166,8 +175,12 @@ class Coordinator:
 
     def on_log(self, batch: messages.LogBatch) -> None:
         """Show lines of a node's output; the attempt does not matter, they were written."""
-        host = self.read(lambda state: _host(state, batch.node))
-        self._console.node_lines(f"{batch.node.name}@{host}", batch.lines, batch.dropped)
+        with self._lock:
+            host = _host(self._state, batch.node)
+            rate = self._line_rates.get(batch.node.name)
+            passed = rate.admit(len(batch.lines)) if rate else 0
+        dropped = batch.dropped + len(batch.lines) - passed
+        self._console.node_lines(f"{batch.node.name}@{host}", batch.lines[:passed], dropped)
 
     def on_stream_opened(self, node: NodeId) -> str:
         """Return why this attempt gets no orders; empty if it may have them."""

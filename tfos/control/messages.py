@@ -16,7 +16,7 @@ Direction and call:
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,16 +24,21 @@ import msgspec
 from rpc.endpoint import Endpoint
 from tfos.failure import NodeFailure, NodeId
 
+MAX_LOG_LINES = 1000
+"""Lines of one LogBatch; a supervisor sends at most 200."""
+ShortText: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,4096}\Z")]
+"""Without control characters: the driver shows it in errors and in status()."""
+
 
 class Register(msgspec.Struct, frozen=True):
     """A supervisor is up; a newer attempt of the same node replaces and fences the older one."""
 
     node: NodeId
-    executor_id: str
-    host: str
+    executor_id: ShortText
+    host: ShortText
     pid: int
     boot_id: str = ""
-    skew: str = ""
+    skew: ShortText = ""
     """Versions on this executor that differ from the driver's, in one line."""
 
 
@@ -80,7 +85,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
     node: NodeId
     seq: int
-    phase: str
+    phase: ShortText
     child_pid: int = 0
     rss_bytes: int = 0
     progress: dict[str, float] = {}
@@ -101,8 +106,8 @@ class LogBatch(msgspec.Struct, frozen=True):
     """Lines of the node's output since the last batch; `dropped` were over the rate limit."""
 
     node: NodeId
-    lines: tuple[str, ...]
-    dropped: int = 0
+    lines: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_LOG_LINES)]
+    dropped: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
@@ -144,7 +149,7 @@ class BatchReport(msgspec.Struct, frozen=True, tag=True):
 class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
     """TensorBoard answers at this URL; or it does not, for this reason."""
 
-    url: str
+    url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[!-~]{1,1000})?\Z")]
     reason: str = ""
 
     @property
@@ -157,7 +162,7 @@ class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
     """Activity of the child: `importing`, `waiting for roster`, `main_fun`, ..."""
 
-    phase: str
+    phase: ShortText
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

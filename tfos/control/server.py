@@ -25,7 +25,7 @@ from rpc.auth.certificates import TlsCredentials
 from rpc.limits import spare_descriptors
 from tfos.control import codec, messages
 from tfos.control.outbox import Outbox
-from tfos.errors import ControlError
+from tfos.errors import ControlError, ControlRefused
 from tfos.failure import NodeId
 
 _LOG = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class ControlHandler(Protocol):
         """Record a heartbeat."""
 
     def on_event(self, node: NodeId, event: messages.Event) -> None:
-        """Act on a report."""
+        """Act on a report; ControlRefused: this node may not make it."""
 
     def on_log(self, batch: messages.LogBatch) -> None:
         """Show lines of output."""
@@ -149,9 +149,11 @@ class ControlServer:
         """Serve Report."""
         message = _decode(codec.decode_report, body, context)
         _check_sender(message.node, context)
-        if isinstance(message.event, messages.Failed):
-            _check_sender(message.event.failure.node, context)
-        self._handler.on_event(message.node, message.event)
+        try:
+            self._handler.on_event(message.node, message.event)
+        except ControlRefused as error:
+            _LOG.warning("refused a report: %s", error)
+            _abort(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
         return codec.encode(messages.EventAck())
 
     def log(self, body: bytes, context: grpc.ServicerContext) -> bytes:

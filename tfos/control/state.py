@@ -19,6 +19,7 @@ from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import FeedEpoch
+from tfos.control.permissions import admitted
 from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
 from tfos.phases import ClusterPhase, may_move
 from tfos.topology import Plan
@@ -212,10 +213,15 @@ class ClusterState:
         return messages.HeartbeatReply(), []
 
     def on_event(self, node: NodeId, event: messages.Event, now_s: float) -> list[Action]:
-        """Handle an event of a node; reports of fenced attempts are ignored."""
+        """Handle an event of a node; reports of fenced attempts are ignored.
+
+        Raises:
+            ControlRefused: this node may not report this event; see control.permissions.
+        """
         member = self._current(node)
         if member is None:
             return []
+        event = admitted(member.planned, node, event)
         member.heard_s = now_s
         match event:
             case messages.Listening(endpoint):

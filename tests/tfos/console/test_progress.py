@@ -4,7 +4,8 @@ import io
 
 import pytest
 
-from tfos.console.console import Console, printable
+from tfos.console.console import Console
+from tfos.console.printable import printable
 from tfos.console.progress import Sample, TrainingProgress
 from tfos.monitor.reports import EpochReport, TrainReport
 

@@ -16,7 +16,7 @@ from tests.support.control import ControlBed
 from tfos.control import codec, messages
 from tfos.control.authority import ClusterAuthority
 from tfos.errors import ControlRefused, ControlUnavailable
-from tfos.failure import NodeId
+from tfos.failure import NodeFailure, NodeId
 
 pytestmark = pytest.mark.socket
 
@@ -207,3 +207,50 @@ def test_no_order_is_lost_or_doubled_when_the_connection_breaks(control):
     assert got.get(timeout=WAIT_S) == messages.Flush("input", 1)
     control.handler.wait_for("opened", 2)
     assert got.empty()
+
+
+@pytest.mark.attack("A15")
+def test_no_message_in_another_nodes_name_arrives(control):
+    """Every call, by a certificate of another role or rank, and by its own name afterwards."""
+    failure = NodeFailure(NODE, "h", 7)
+    for name in ("ps:0", "chief:0", "worker:1", "driver:0"):
+        client = control.client_with(NODE, control.authority.node(name))
+        calls = (
+            lambda client=client: client.register(messages.Register(NODE, "1", "h", 7)),
+            lambda client=client: client.heartbeat(_beat()),
+            lambda client=client: client.report(messages.Failed(failure)),
+            lambda client=client: client.log(messages.LogBatch(NODE, ("x",))),
+        )
+        for call in calls:
+            with pytest.raises(ControlRefused, match=f"the certificate is for '{name}'"):
+                call()
+        ended: queue.Queue[str] = queue.Queue()
+        client.orders(lambda order: None, ended.put)
+        assert f"the certificate is for '{name}'" in ended.get(timeout=WAIT_S)
+    assert control.handler.notes == []
+
+
+@pytest.mark.attack("A15")
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (codec.LOG, messages.LogBatch(NODE, ("x",) * (messages.MAX_LOG_LINES + 1))),
+        (codec.LOG, messages.LogBatch(NODE, (), -1)),
+        (codec.HEARTBEAT, messages.Heartbeat(NODE, 1, "\x1b[2J")),
+        (codec.REGISTER, messages.Register(NODE, "1", "h\n", 7)),
+        (codec.REPORT, messages.EventReport(NODE, messages.TensorBoardUp("javascript:x"))),
+        (codec.REPORT, messages.EventReport(NODE, messages.TensorBoardUp("http://h/\x1b[2J"))),
+        (codec.REPORT, messages.EventReport(NODE, messages.PhaseChanged("a" * 5000))),
+    ],
+)
+def test_a_node_that_exceeds_a_limit_is_refused(control, method, message):
+    keys = control.authority.node(NODE.name)
+    credentials = grpc.ssl_channel_credentials(keys.ca_pem, keys.key_pem, keys.cert_pem)
+    options = [("grpc.ssl_target_name_override", "test.tfos.invalid")]
+    with (
+        grpc.secure_channel(control.address, credentials, options) as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        channel.unary_unary(codec.path(method))(codec.encode(message), timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert control.handler.notes == []

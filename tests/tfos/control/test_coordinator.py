@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import queue
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.coordinator import Coordinator
+from tfos.errors import ControlRefused
 from tfos.failure import NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
@@ -92,6 +94,29 @@ def test_output_of_nodes_is_shown_with_its_origin(bed):
         r"worker:1@h | hello \x1b[31m",
         "worker:1@h | (2 lines dropped: over the rate limit; see its log)",
     ]
+
+
+@pytest.mark.attack("A24")
+def test_a_node_that_floods_the_driver_is_cut_to_the_rate(bed):
+    """500 batches of 1,000 lines, by a node that does not keep its own limit."""
+    node = bed.join("worker:1")
+    began_s = time.monotonic()
+    for _ in range(500):
+        bed.coordinator.on_log(messages.LogBatch(node.id, ("y",) * 1000))
+    admitted = 2000 + 400 * (time.monotonic() - began_s)
+    lines = bed.out.getvalue().splitlines()
+    assert lines.count("worker:1@h | y") <= admitted
+    dropped = sum(int(line.split("(")[1].split()[0]) for line in lines if "lines dropped" in line)
+    assert lines.count("worker:1@h | y") + dropped == 500_000
+
+
+@pytest.mark.attack("A15")
+def test_a_worker_that_reports_in_the_chiefs_place_is_refused(bed):
+    bed.join_all()
+    with pytest.raises(ControlRefused, match="worker:1 may not report TensorBoardUp; only the"):
+        bed.nodes["worker:1"].client.report(messages.TensorBoardUp("http://evil:80"))
+    assert "evil" not in bed.out.getvalue()
+    assert bed.coordinator.read(lambda state: state.tensorboard) is None
 
 
 def test_a_failure_wakes_who_waits_and_stops_the_others(bed):

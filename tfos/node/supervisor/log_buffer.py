@@ -13,6 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from tfos.console.line_rate import LineRate
+from tfos.console.printable import visible
+
 MAX_LINE_CHARS = 2000
 """A longer line is truncated for the driver; the file has all of it."""
 TAIL_LINES = 100
@@ -40,7 +43,7 @@ def clean_line(raw: bytes) -> str:
     """
     text = raw.decode("utf-8", errors="backslashreplace").rstrip("\r\n")
     text = _COLOURS.sub("", re.split(r"\r|\x08+", text)[-1])
-    shown = "".join(_visible(char) for char in text[:MAX_LINE_CHARS])[:MAX_LINE_CHARS]
+    shown = visible(text[:MAX_LINE_CHARS])[:MAX_LINE_CHARS]
     excess = len(text) - MAX_LINE_CHARS
     return f"{shown} ... ({excess} more characters)" if excess > 0 else shown
 
@@ -73,9 +76,7 @@ class NodeLog:
         self.path = path
         self._file = path.open("ab", buffering=0)
         self._splitter = LineSplitter()
-        self._clock = clock
-        self._allowance = float(BURST_LINES)
-        self._last_s = clock()
+        self._rate = LineRate(LINES_PER_S, BURST_LINES, clock)
         self._lines: list[str] = []
         self._dropped = 0
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -107,13 +108,8 @@ class NodeLog:
         that TensorFlow prints at every import remain in the file.
         """
         lines = [line for line in lines if not _TENSORFLOW_GREETING.match(line)]
-        now_s = self._clock()
-        refill = (now_s - self._last_s) * LINES_PER_S
-        self._allowance = min(float(BURST_LINES), self._allowance + refill)
-        self._last_s = now_s
         self._tail.extend(lines)
-        num_allowed = min(len(lines), int(self._allowance))
-        self._allowance -= num_allowed
+        num_allowed = self._rate.admit(len(lines))
         self._lines += map(clean_line, lines[:num_allowed])
         self._dropped += len(lines) - num_allowed
 
@@ -130,9 +126,3 @@ class NodeLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _visible(char: str) -> str:
-    if char.isprintable() or char == "\t":
-        return char
-    return char.encode("unicode_escape").decode("ascii")
