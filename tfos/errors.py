@@ -4,25 +4,31 @@ TFOSError                        every error of every room
 ├── SettingsError            impossible arguments (also a ValueError)     → fix the call
 │   ├── ConfigError          a Spark setting that the cluster cannot use  → fix the configuration
 │   ├── NotCompiled          distribute() before compile()                → compile first
+│   ├── NotDistributed       training leaves the parameter servers out    → ctx.distribute(model)
 │   ├── VariablesChanged     layers or `trainable` changed afterwards     → distribute last
 │   ├── NotPicklable         main_fun cannot travel to the executors      → fix the function
-│ └── UnsupportedError tfos does not do this (yet) → choose another way │ ├── UnsupportedOptimizer
-the servers have no such rule → choose another │ └── UnsupportedModel the step cannot be split →
-change train_step ├── NotEnoughSlots Spark cannot run all nodes at once → fewer nodes, more slots
-├── ReservationTimeout nodes did not register; the text names them → look at those executors ├──
-PhaseError the call does not fit the cluster's phase → programming error ├── NodeFailedError a node
-failed; `failures` has the records → read the first one ├── FeedError feeding.errors: rows, chunks,
-files │ ├── FeedTimeout no worker took the rows that were fed → feed_timeout, main_fun │ └──
-FeedJobError the Spark job that feeds rows failed → the data, the executors ├── PSError ps.errors:
-parameter servers, checkpoints, tables ├── RpcError rpc.errors: the data plane below both ├──
-ShutdownTimeout nodes did not end in time and were killed → timeout, main_fun ├── ControlError the
-control plane between driver and nodes │ ├── ControlUnavailable transient: no reply in time →
-retried by the caller │ └── ControlRefused the driver refused this node permanently → the node ends
-└── NodeError starting and running one node ├── NodeStartError the supervisor did not start → read
-its last output │ └── VersionSkew this executor cannot work with this driver → the same environment
-├── LinkError a child or supervisor sent no valid message → a defect of tfos ├── ClusterStopped the
-driver stopped the running cluster → expected └── NoServersError the cluster has no parameter
-servers → num_ps >= 1
+│   └── UnsupportedError     tfos does not do this (yet)                  → choose another way
+│       ├── UnsupportedOptimizer   the servers have no such rule          → choose another
+│       └── UnsupportedModel       the step cannot be split               → change train_step
+├── NotEnoughSlots           Spark cannot run all nodes at once           → fewer nodes, more slots
+├── ReservationTimeout       nodes did not register; the text names them  → look at those executors
+├── PhaseError               the call does not fit the cluster's phase    → programming error
+├── NodeFailedError          a node failed; `failures` has the records    → read the first one
+├── FeedError                feeding.errors: rows, chunks, files
+│   ├── FeedTimeout          no worker took the rows that were fed        → feed_timeout, main_fun
+│   └── FeedJobError         the Spark job that feeds rows failed         → the data, the executors
+├── PSError                  ps.errors: parameter servers, checkpoints, tables
+├── RpcError                 rpc.errors: the data plane below both
+├── ShutdownTimeout          nodes did not end in time and were killed    → timeout, main_fun
+├── ControlError             the control plane between driver and nodes
+│   ├── ControlUnavailable   transient: no reply in time                  → retried by the caller
+│   └── ControlRefused       the driver refused this node permanently     → the node ends
+└── NodeError                starting and running one node
+    ├── NodeStartError       the supervisor did not start                 → read its last output
+    │   └── VersionSkew      this executor cannot work with this driver   → the same environment
+    ├── LinkError            a child or supervisor sent no valid message  → a defect of tfos
+    ├── ClusterStopped       the driver stopped the running cluster       → expected
+    └── NoServersError       the cluster has no parameter servers         → num_ps >= 1
 
 FeedEndedWarning             fit() has more epochs than were fed
 
@@ -129,6 +135,7 @@ __all__ = [
     "NodeStartError",
     "NonFiniteGradient",
     "NotCompiled",
+    "NotDistributed",
     "NotEnoughSlots",
     "NotPicklable",
     "PSError",
@@ -293,6 +300,10 @@ def _where(failure: NodeFailure) -> str:
 
 class NotCompiled(SettingsError):
     """The model has no optimizer yet."""
+
+
+class NotDistributed(SettingsError):
+    """A worker trains alone although the cluster has parameter servers."""
 
 
 class VariablesChanged(SettingsError):

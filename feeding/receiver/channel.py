@@ -272,6 +272,12 @@ class FeedChannel:
         with self._state.changed:
             return self._state.queue(feed).validates
 
+    def train_rows(self) -> int:
+        """Return how many rows the consumer has trained; inference and validation rows apart."""
+        with self._state.changed:
+            queues = self._state.queues.values()
+            return sum(queue.train_rows for queue in queues if not queue.validates)
+
     def stats(self, feed: str) -> FeedStats:
         """Return the counts of one feed."""
         with self._state.changed:

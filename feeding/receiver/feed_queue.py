@@ -88,6 +88,8 @@ class FeedQueue:
         self.fed_rows = 0
         self.taken_rows = 0
         self.trained_rows = 0
+        self.train_rows = 0
+        """Those of `trained_rows` that are no inference rows, which are answered."""
         self.dropped_rows = 0
         self.unread_bytes = 0
         self.taken_bytes = 0
@@ -323,6 +325,7 @@ class FeedQueue:
             for piece in self._at_trainer.popleft():
                 self.trained_rows += piece.num_rows
                 if piece.epoch != INFERENCE:
+                    self.train_rows += piece.num_rows
                     self.rows(piece.epoch).train(piece)
                     may_complete |= piece.epoch < self.epoch
         return may_complete

@@ -50,6 +50,9 @@ class Context:
     def is_chief(self) -> bool:
         return self.worker_rank == 0
 
+    def check_servers_used(self, what: str) -> None:
+        """Train without the servers too: tests compare with plain Keras."""
+
     def ps_client(self) -> PSClient:
         return self.client
 

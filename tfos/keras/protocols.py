@@ -49,6 +49,13 @@ class WorkerContext(Protocol):
         """Report training progress to the driver; cheap, never raises."""
 
 
+class DataContext(WorkerContext, Protocol):
+    """The part of `NodeContext` that datasets use."""
+
+    def check_servers_used(self, what: str) -> None:
+        """Refuse a training, `what`, that leaves the cluster's servers out."""
+
+
 class ShownContext(WorkerContext, Protocol):
     """The part of `NodeContext` that `callbacks` uses."""
 

@@ -20,3 +20,10 @@ class ReadingContext(Protocol):
 
     def absolute_path(self, path: str) -> str:
         """A path as every node of the cluster means it."""
+
+
+class DatasetContext(ReadingContext, Protocol):
+    """The part of `NodeContext` that datasets of files use."""
+
+    def check_servers_used(self, what: str) -> None:
+        """Refuse a training, `what`, that leaves the cluster's servers out."""

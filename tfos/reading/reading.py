@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feeding.reading.runs import Source
     from tfos.keras.data.columns import Dtypes, Selector
     from tfos.keras.data.file_dataset import FileDataset
-    from tfos.reading.protocols import ReadingContext
+    from tfos.reading.protocols import DatasetContext
 
 
 class Reading:
@@ -36,7 +36,7 @@ class Reading:
         ctx: rank of this worker, and the base of relative paths.
     """
 
-    def __init__(self, ctx: ReadingContext) -> None:
+    def __init__(self, ctx: DatasetContext) -> None:
         self._ctx = ctx
 
     def tfrecord(
@@ -216,7 +216,7 @@ class FileRows:
         ctx: rank of this worker, and the client of the servers that keep positions.
     """
 
-    def __init__(self, source: Source, ctx: ReadingContext) -> None:
+    def __init__(self, source: Source, ctx: DatasetContext) -> None:
         self._source = source
         self._ctx = ctx
         self._shuffle: dict[str, int] = {}
@@ -344,12 +344,16 @@ class FileRows:
             dtypes=dtypes,
             map_fn=map_fn,
         )
+        check_servers_used = self._ctx.check_servers_used
         if self._course is None:
-            return FileDataset(self._reader(), batch_size, columns)
+            return FileDataset(
+                self._reader(), batch_size, columns, check_servers_used=check_servers_used
+            )
         return FileDataset(
             self._reader(),
             batch_size,
             columns,
+            check_servers_used=check_servers_used,
             position_name=position_name(self._name, self._ctx.rank),
             first_metadata=dict([files_metadata(self._name, self._source.files())]),
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfos.control.messages import RosterEntry
-from tfos.errors import NoServersError, SettingsError
+from tfos.errors import NoServersError, NotDistributed, PSError, SettingsError
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
 from tfos.node.spec import ChildSpec
@@ -160,6 +160,32 @@ class NodeContext:
             if self._client is None:
                 self._client = self.new_ps_client()
             return self._client
+
+    def check_servers_used(self, what: str) -> None:
+        """Refuse a training that leaves the cluster's servers out.
+
+        Args:
+            what: the training, as the beginning of a sentence: "fit() trains this model".
+
+        Raises:
+            NotDistributed: there are servers, and this process has not asked for their client.
+        """
+        if not self._leaves_servers_out:
+            return
+        count = len(self._servers)
+        raise NotDistributed(
+            f"{what} on {self._name} alone: the cluster has {count} parameter "
+            f"server{'s' if count > 1 else ''} and this worker does not use "
+            f"{'them' if count > 1 else 'it'}, so each worker has a model of its own, of its part "
+            "of the rows. Add the line model = ctx.distribute(model) between model.compile(...) "
+            "and model.fit(...); call ctx.ps_client() first if main_fun pushes by itself; or make "
+            "the cluster with num_ps=0 if every worker trains a model of its own"
+        )
+
+    def check_servers_seeded(self, what: str) -> None:
+        """Refuse what check_servers_used refuses, unless another worker has seeded the servers."""
+        if self._leaves_servers_out and self._are_servers_empty():
+            self.check_servers_used(what)
 
     def saver(self) -> ChiefSaver | None:
         """Return the saver of the cluster's checkpoints; None on workers that do not save."""
@@ -360,6 +386,20 @@ class NodeContext:
 
     def release_port(self) -> None:
         """Do nothing: ports are bound once and kept, so none is reserved for release."""
+
+    @property
+    def _leaves_servers_out(self) -> bool:
+        return bool(self._servers) and self._client is None
+
+    def _are_servers_empty(self) -> bool:
+        from ps.protocol.permissions import Phase
+
+        try:
+            with self.new_ps_client() as client:
+                return all(server.phase == Phase.EMPTY for server in client.describe())
+        except PSError as error:  # a server that is gone fails the cluster by itself
+            _logger.info("%s does not know whether the servers were seeded: %s", self._name, error)
+            return False
 
     def _check_feed(self, name: str) -> None:
         """Refuse a feed that will never be fed or ended: reading it would wait for ever."""

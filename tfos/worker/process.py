@@ -122,6 +122,9 @@ class WorkerProcess:
             self._call(lambda: main_fun(args, context))
             self._enter_phase("finishing")
             self._channel.drain()
+            trained_rows = self._channel.train_rows()
+            if trained_rows:
+                context.check_servers_seeded(f"main_fun has taken {trained_rows} rows of train()")
             if saver is not None:
                 saver.close()
             context.finish()

@@ -239,6 +239,18 @@ def test_a_batch_is_trained_when_the_trainer_comes_back():
     assert (epoch_of(queue, 0).accepted_rows, epoch_of(queue, 1).trained_rows) == (4, 0)
 
 
+def test_rows_of_train_are_counted_apart_from_those_of_inference():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1, 2, 3, session=7))
+    queue.offer(chunk(4, 5))
+    take(queue, pop_chunk(queue))
+    queue.settle()
+    assert (queue.trained_rows, queue.train_rows) == (3, 0)
+    take(queue, pop_chunk(queue))
+    queue.drain()
+    assert (queue.trained_rows, queue.train_rows) == (5, 2)
+
+
 def test_rows_that_were_read_ahead_and_lost_do_not_hold_up_the_epoch():
     queue = FeedQueue("input")
     queue.offer(chunk(1, 2))

@@ -28,6 +28,7 @@ STAY_S = 60
 
 
 def consume(args, ctx):
+    ctx.ps_client()  # this test is about rows: nothing is learned
     feed = ctx.get_data_feed()
     while not feed.should_stop():
         feed.next_batch(1)

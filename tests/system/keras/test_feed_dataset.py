@@ -18,7 +18,7 @@ from tests.support.keras_training import (
     together,
 )
 from tfos.control.messages import BatchReport, TrainBatch
-from tfos.errors import FeedEndedWarning, SettingsError
+from tfos.errors import FeedEndedWarning, NotDistributed, SettingsError
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.data.epoch_length import AllEpochs
@@ -347,3 +347,20 @@ def test_rows_are_trained_when_fit_comes_back_and_the_servers_have_acknowledged(
         assert (found.trained_rows, found.in_flight_rows) == (first + second, 0)
         assert ctx.feed_channel.wait_flushed("input", 1, 1.0)
         assert [each.trained_rows for each in found.epochs] == [first, second]
+
+
+def test_fit_on_a_feed_is_refused_if_the_servers_are_left_out(monkeypatch):
+    def refuse(what):
+        raise NotDistributed(what)
+
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        monkeypatch.setattr(ctx, "check_servers_used", refuse)
+        feed_epochs(ctx.feed_channel, batches(2, 2), finish=True)
+        model = make_model()
+        rows = FeedDataset(ctx, BATCH)
+        assert model.evaluate(rows, verbose=0) > 0, "evaluation trains nothing"
+        with pytest.raises(NotDistributed, match="fit"):
+            model.fit(rows, verbose=0)
+        distribute(model, ctx)
+        assert model.fit(rows, verbose=0).history["loss"], "no row is lost by the refusal"

@@ -16,6 +16,7 @@ from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tests.support.keras_training import serving, together
+from tfos.errors import NotDistributed
 from tfos.keras.fit.distribute import distribute
 from tfos.reading.reading import FileRows, Reading
 
@@ -34,6 +35,16 @@ class Place(NamedTuple):
 
     def absolute_path(self, path: str) -> str:
         return path
+
+    def check_servers_used(self, what: str) -> None:
+        """These tests train without servers, too."""
+
+
+class PlaceWithServers(Place):
+    """The context of a worker that has not asked for its servers."""
+
+    def check_servers_used(self, what: str) -> None:
+        raise NotDistributed(what)
 
 
 def write(path: Path, numbers: range) -> Path:
@@ -76,6 +87,14 @@ def test_sync_workers_train_on_uneven_shares_also_of_no_rows(tmp_path, zipped):
         assert (cluster.rows(1) == 0) is zipped
         for one, two in zip(models[0].weights, models[1].weights, strict=True):
             np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+def test_fit_on_files_is_refused_if_the_servers_are_left_out(tmp_path):
+    path = write(tmp_path / "rows", range(50))
+    reading = Reading(PlaceWithServers(0, 2))  # type: ignore[arg-type]
+    data = reading.tfrecord(path, COLUMNS).dataset(4, features="x", labels="n")
+    with pytest.raises(NotDistributed, match="fit"):
+        make_model().fit(data, verbose=0)
 
 
 def test_each_iteration_over_a_tf_dataset_is_an_epoch(tmp_path):

@@ -28,6 +28,7 @@ MOSTLY_ON_EXECUTORS = pytest.mark.parametrize(
 
 def consume(args, ctx):
     """Take the whole feed and write what was taken."""
+    ctx.ps_client()  # this test is about rows: nothing is learned
     feed = ctx.get_data_feed()
     rows = []
     while not feed.should_stop():

@@ -41,6 +41,7 @@ AT_ONCE_S = 15.0
 
 def drain(args, ctx):
     """Take the whole feed."""
+    ctx.ps_client()  # this test is about rows: nothing is learned
     feed = ctx.get_data_feed()
     while not feed.should_stop():
         feed.next_batch(16)
@@ -57,6 +58,7 @@ def sleep_long(args, ctx):
 
 def raise_in_worker_1(args, ctx):
     """Raise after the first batch, in one worker."""
+    ctx.ps_client()  # this test is about rows: nothing is learned
     feed = ctx.get_data_feed()
     while not feed.should_stop():
         feed.next_batch(16)
@@ -66,6 +68,7 @@ def raise_in_worker_1(args, ctx):
 
 def die(args, ctx):
     """End worker:1 in the way that args says; the chief goes on."""
+    ctx.ps_client()  # this test is about rows: nothing is learned
     feed = ctx.get_data_feed()
     while not feed.should_stop():
         feed.next_batch(16)

@@ -166,6 +166,58 @@ def test_a_worker_trains_against_the_parameter_server_of_another_node(bed):
     bed.assert_nothing_left()
 
 
+def take_rows(ask):
+    """Return a main_fun that takes one epoch, whose rows its model would be trained on."""
+
+    def main_fun(args, ctx):
+        ask(ctx)
+        data = ctx.get_data_feed()
+        while not data.should_stop():
+            data.next_batch(7)
+
+    return main_fun
+
+
+def seeds(ctx):
+    import numpy as np
+
+    from ps.manifest.manifest import SGD, GroupSpec, Manifest, ParamSpec
+
+    groups = (GroupSpec("trainable", "float32", SGD(), (ParamSpec("w", (4,)),)),)
+    with ctx.new_ps_client() as client:
+        client.seed(Manifest(groups=groups), {"trainable": np.zeros(4, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("ask", "num_rows", "is_refused"),
+    [
+        (lambda ctx: None, 50, True),
+        (lambda ctx: None, 0, False),
+        (seeds, 50, False),
+    ],
+    ids=["forgotten", "no-rows", "seeded-by-another"],
+)
+def test_rows_of_train_that_no_server_learned_from_end_in_an_error(bed, ask, num_rows, is_refused):
+    bed.start(bed.bundle("ps:0"))
+    bed.start(bed.bundle("worker:0", take_rows(ask)))
+    _, entry = bed.release("ps:0", "worker:0")
+    if num_rows:
+        feed(bed, entry, 0, range(num_rows))
+    bed.order("worker:0", messages.Flush("input", 0))
+    bed.order("worker:0", messages.FinishFeed("input"))
+    if is_refused:
+        failure = bed.failure("worker:0")
+        assert failure.error_type == "tfos.errors.NotDistributed"
+        assert "50 rows" in failure.message
+        assert "model = ctx.distribute(model)" in failure.message
+        assert "num_ps=0" in failure.message
+    else:
+        bed.event("worker:0", messages.Done)
+    for name in ("worker:0", "ps:0"):
+        bed.order(name, messages.Stop("over"))
+    bed.assert_nothing_left()
+
+
 def test_list_arguments_become_argv_and_exit_zero_is_a_normal_end(bed):
     def main_fun(args, ctx):
         import sys

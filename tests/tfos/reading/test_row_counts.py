@@ -33,6 +33,9 @@ class Worker:
     def __post_init__(self) -> None:
         self.is_chief = self.rank == 0
 
+    def check_servers_used(self, what: str) -> None:
+        """Nothing is trained."""
+
     def ps_client(self) -> PSClient:
         if self.client is None:
             raise NoServersError("num_ps=0")

@@ -11,7 +11,7 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tests.support.nodes import node_settings
 from tfos.control.messages import RosterEntry
-from tfos.errors import NoServersError, SettingsError
+from tfos.errors import NoServersError, NotDistributed, SettingsError
 from tfos.failure import NodeId
 from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
 from tfos.topology import PlannedNode
@@ -72,6 +72,21 @@ def test_the_client_is_one_object():
     client = ctx.ps_client()
     assert ctx.ps_client() is client
     client.close()
+
+
+def test_training_without_the_servers_names_the_line_to_add():
+    ctx = make_context([entry("ps", 0, 10), entry("ps", 1, 11)], num_ps=2)
+    with pytest.raises(NotDistributed) as caught:
+        ctx.check_servers_used("fit() trains this model")
+    assert str(caught.value).startswith("fit() trains this model on worker:1 alone: ")
+    assert "model = ctx.distribute(model)" in str(caught.value)
+    assert "2 parameter servers" in str(caught.value)
+    ctx.ps_client().close()
+    ctx.check_servers_used("fit() trains this model")
+
+
+def test_training_without_servers_is_each_workers_own_where_there_are_none():
+    make_context([entry("worker", 0, 11)]).check_servers_used("fit() trains this model")
 
 
 def test_progress_becomes_numbers():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,8 +27,9 @@ from feeding.receiver.epoch_rows import Receipt
 from tfos.errors import FeedEndedWarning, SettingsError, UnsupportedError
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.epoch_length import EpochLength
+from tfos.keras.data.lone_fit import is_lone_fit
 from tfos.keras.data.prefetch import Prefetcher
-from tfos.keras.protocols import WorkerContext
+from tfos.keras.protocols import DataContext
 
 PREFETCHED_BATCHES = 3
 """Enough to hide a short gap in the feed; more only holds memory."""
@@ -60,6 +61,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         columns: which values of a row are x, y and the sample weight; `map_fn` runs in the thread
             that reads ahead.
         name: of the rows, for that thread's name.
+        check_servers_used: refuses a training, named in its argument, without the cluster's
+            servers; None: there are none.
 
     Raises:
         SettingsError: an argument that cannot work.
@@ -72,6 +75,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         columns: ColumnRoles = AS_FED,
         *,
         name: str = "files",
+        check_servers_used: Callable[[str], None] | None = None,
     ) -> None:
         if type(batch_size) is not int or batch_size < 1:
             raise SettingsError(
@@ -89,6 +93,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._prefetcher = Prefetcher(
             read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
         )
+        self._check_servers_used = check_servers_used or (lambda _: None)
         self._head: Any = None
         self._over = False
         self._batches = 0
@@ -205,7 +210,13 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     # -- what Keras asks of an adapter
 
     def get_tf_dataset(self) -> BatchDataset:
-        """Return an iterable of batches; Keras calls `iter` on it for every epoch."""
+        """Return an iterable of batches; Keras calls `iter` on it for every epoch.
+
+        Raises:
+            NotDistributed: for `fit` of a model that leaves the cluster's servers out.
+        """
+        if is_lone_fit():
+            self._check_servers_used("fit() trains this model")
         return self
 
     def get_numpy_iterator(self) -> Iterator[Any]:
@@ -253,7 +264,7 @@ class FeedDataset(BatchDataset):
 
     def __init__(
         self,
-        ctx: WorkerContext,
+        ctx: DataContext,
         batch_size: int,
         columns: ColumnRoles = AS_FED,
         *,
@@ -262,7 +273,9 @@ class FeedDataset(BatchDataset):
         ragged = columns.map_fn is not None  # Keras takes arrays only
         self._feed = BatchReader(ctx.feed_channel, feed, ragged=ragged)
         self._feed.reads_ahead = True
-        super().__init__(self._feed, batch_size, columns, name=feed)
+        super().__init__(
+            self._feed, batch_size, columns, name=feed, check_servers_used=ctx.check_servers_used
+        )
         self.feed = feed
         self._channel = ctx.feed_channel
         self._in_loop = False

@@ -28,6 +28,7 @@ class FileDataset(BatchDataset):
         columns: which values of a row are x, y and the sample weight.
         position_name: under which name the position is kept with the parameters; empty: it is not.
         first_metadata: what the chief keeps beside it, by name.
+        check_servers_used: as for BatchDataset.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class FileDataset(BatchDataset):
         *,
         position_name: str = "",
         first_metadata: dict[str, Any] | None = None,
+        check_servers_used: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(reader, batch_size, columns)
+        super().__init__(reader, batch_size, columns, check_servers_used=check_servers_used)
         self._reader = reader
         self._position_name = position_name
         self._first_metadata = first_metadata or {}
