@@ -174,7 +174,7 @@ class FakeRdd:
 
 
 class FakeNode:
-    """A supervisor and its child: registers, serves, follows orders. Workers end with their feeds."""
+    """A supervisor and its child: it follows orders, and a worker ends with its feeds."""
 
     def __init__(
         self, task: NodeTask, bundle: NodeBundle, register: Callable[[NodeBundle], None]
