@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import socket
 import threading
@@ -101,7 +102,8 @@ class Silence:
         self._longest_look_s = longest_look_s
         self._seen: bytes | None = None
         self._looked_s = 0.0
-        self._silent_s = 0.0
+        self.silent_s = 0.0
+        """What the last look has returned."""
         self.has_changed = False
         """Whether a look has shown anything else than the first one."""
 
@@ -109,11 +111,11 @@ class Silence:
         """Return for how many seconds this was seen."""
         if seen != self._seen:
             self.has_changed = self._seen is not None
-            self._seen, self._silent_s = seen, 0.0
+            self._seen, self.silent_s = seen, 0.0
         else:
-            self._silent_s += min(now_s - self._looked_s, self._longest_look_s)
+            self.silent_s += min(now_s - self._looked_s, self._longest_look_s)
         self._looked_s = now_s
-        return self._silent_s
+        return self.silent_s
 
 
 class Lease:
@@ -143,17 +145,25 @@ class Lease:
         self._refusal = refusal
         self._timing = timing
         self._failed_attempts = 0
+        self._silence = Silence(3 * _LOOK_S)
+        """Of the lease that `take` waits for; kept when its time is up, so the next one goes on."""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take(self, before_creation: Callable[[], object] = lambda: None) -> bool:
+    def take(
+        self,
+        before_creation: Callable[[], object] = lambda: None,
+        *,
+        timeout_s: float = math.inf,
+    ) -> bool:
         """Make sure that this job holds the directory.
 
-        May wait `silent_s` for a lease of another host.
+        May wait `silent_s` for a lease of another host, in one call or in several.
 
         Args:
             before_creation: called right before each attempt to create the lease: what it sees in
                 the directory was not made under the new lease.
+            timeout_s: for that wait.
 
         Returns:
             Whether no process of this job held it before, so that whatever is staged there belongs
@@ -163,7 +173,7 @@ class Lease:
             CheckpointError: another job that lives, or may live, saves here; names it.
         """
         self._ended.clear()
-        silence = Silence(3 * _LOOK_S)
+        deadline_s = time.monotonic() + timeout_s
         was_ours = False
         with typed_errors(self._storage, self._name, "take"):
             while True:
@@ -178,10 +188,10 @@ class Lease:
                     if self._create():
                         self._remove_remains()
                         return not was_ours
-                elif self._is_over(found, holder, silence):
+                elif self._is_over(found, holder):
                     self._take_away(found)
-                elif self._ended.wait(min(_LOOK_S, self._timing.silent_s)):
-                    raise self._refused(holder)
+                else:
+                    self._wait(holder, deadline_s)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -217,7 +227,23 @@ class Lease:
                 self._take_away(found)
         self._storage.remove(self._beat_of(self._me))
 
-    def _is_over(self, found: bytes, holder: Holder | None, silence: Silence) -> bool:
+    def _wait(self, holder: Holder | None, deadline_s: float) -> None:
+        """Wait until the next look at a lease of which nobody knows whether it is over."""
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise CheckpointError(
+                f"{self._storage.where()} is used by {_named(holder)}, and whether that has ended "
+                f"cannot be seen from here: it was silent for {self._silence.silent_s:.1f} s, its "
+                f"lease is over after {self._limit_s(holder):g} s. Try again, which goes on "
+                "waiting, or raise timeout_s"
+            )
+        if self._ended.wait(min(_LOOK_S, self._timing.silent_s, left_s)):
+            raise self._refused(holder)
+
+    def _limit_s(self, holder: Holder | None) -> float:
+        return self._timing.silent_s if holder else UNREADABLE_S
+
+    def _is_over(self, found: bytes, holder: Holder | None) -> bool:
         """Whether nobody holds a lease any more; False: it is to be looked at again.
 
         Raises:
@@ -225,10 +251,12 @@ class Lease:
         """
         has_ended = holder.has_ended() if holder else None
         beat = self._read(self._beat_of(holder)) if holder and has_ended is None else None
+        silence = self._silence
         silent_s = silence.look(found + (beat or b""), time.monotonic())
         if has_ended is False or silence.has_changed:
+            self._silence = Silence(3 * _LOOK_S)
             raise self._refused(holder)
-        if not has_ended and silent_s < (self._timing.silent_s if holder else UNREADABLE_S):
+        if not has_ended and silent_s < self._limit_s(holder):
             return False
         where = self._storage.where()
         _logger.warning("%s: taking over from %s, which is gone", where, _named(holder))

@@ -42,7 +42,10 @@ class LinkStats(msgspec.Struct, frozen=True):
     with all waiting for other workers and all that was sent again."""
 
     def added(self, other: LinkStats) -> LinkStats:
-        """Return the sums with a second connection to this server, which carries other kinds."""
+        """Return the sums with another connection to this server.
+
+        Of a kind of request that both carry, this one's latencies count.
+        """
         return LinkStats(
             server=self.server,
             path=self.path or other.path,
@@ -52,7 +55,7 @@ class LinkStats(msgspec.Struct, frozen=True):
             reconnects=self.reconnects + other.reconnects,
             bytes_out=self.bytes_out + other.bytes_out,
             bytes_in=self.bytes_in + other.bytes_in,
-            latencies={**self.latencies, **other.latencies},
+            latencies={**other.latencies, **self.latencies},
         )
 
 

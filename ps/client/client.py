@@ -5,7 +5,8 @@ servers during a long wait.
 Does not: cut flat buffers (ps.client.dense), reconnect or wait (ps.client.channel,
 ps.client.retry), import numba, keras or tensorflow.
 Runs in: worker processes, and drivers for stats and control.
-Threads: any; one call at a time, `_lock` makes others wait. `close` waits for the call under way.
+Threads: any; one call at a time, `_lock` makes others wait. A save has connections of its own, so
+no other call waits for it. `close` waits for the calls under way.
 """
 
 from __future__ import annotations
@@ -124,8 +125,11 @@ class PSClient:
         self.num_workers = num_workers
         self.timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._servers = ServerGroup(
-            endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
+        self._servers, self._save_servers = (
+            ServerGroup(
+                endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
+            )
+            for _ in range(2)
         )
         self.tables = TableClient(self._servers, self._lock, timeout_s)
         self._dense = DenseClient(
@@ -422,7 +426,8 @@ class PSClient:
         Args:
             directory: a path or URL that `open_storage` opens.
             step: 0 or more, and larger than those that are there; None: the servers' clock.
-            timeout_s: seconds for the whole save.
+            timeout_s: seconds for the whole save, the wait for another host's lease included; a
+                request to the file system that is under way is not cut short.
             options: full or delta, and how many checkpoints to keep.
 
         Returns:
@@ -432,15 +437,14 @@ class PSClient:
             CheckpointError: the step exists, another job saves there, the disk is full, or a value
                 is not finite; what was there before is untouched.
         """
-        with self._lock:
-            return self._saver.save(
-                directory,
-                step,
-                manifest=self.manifest,
-                servers=self._servers,
-                timeout_s=timeout_s,
-                options=options,
-            )
+        return self._saver.save(
+            directory,
+            step,
+            manifest=self.manifest,
+            servers=self._save_servers,
+            timeout_s=timeout_s,
+            options=options,
+        )
 
     def restore(
         self,
@@ -486,7 +490,8 @@ class PSClient:
 
         Asks nobody and waits for nobody, also while another thread's call is under way.
         """
-        return self._servers.link_stats()
+        pairs = zip(self._servers.link_stats(), self._save_servers.link_stats(), strict=True)
+        return [own.added(saves) for own, saves in pairs]
 
     def fence(self, worker_rank: int, generation: int) -> None:
         """Refuse the worker's generations below this one. Drivers and supervisors only.
@@ -516,9 +521,10 @@ class PSClient:
 
     def close(self) -> None:
         """Close the connections and give checkpoint directories back. Idempotent."""
+        self._saver.close()
         with self._lock:
             self._servers.close()
-            self._saver.close()
+            self._save_servers.close()
 
     def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
         with self._lock:

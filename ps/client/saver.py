@@ -4,16 +4,19 @@ Covers: one save from its beginning to what is removed after it; the clock of al
 what a save is called to which nobody gives a number, and whether there is anything to save.
 Does not: copy parameters (ps.server.save_restore), decide when (ps.client.periodic_saver, or the
 user).
-Runs in: workers (the chief) and drivers.      Threads: one at a time; ps.client holds its lock.
+Runs in: workers (the chief) and drivers.
+Threads: any; a save waits for another one, and `close` for the one under way.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -25,7 +28,7 @@ from ps.checkpoint.lease import Lease
 from ps.checkpoint.reader import load_chain, steps_on_disk
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
 from ps.checkpoint.writer import Base, Origin, abort, commit, keep_newest
-from ps.errors import CheckpointError, PSSettingsError, RequestTimeout
+from ps.errors import CheckpointError, PSSettingsError, RequestTimeout, client_closed
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
 
@@ -99,6 +102,8 @@ class Saver:
     def __init__(self, owner: str, open_storage: OpenStorage = storage_at) -> None:
         self._owner = owner
         self._open_storage = open_storage
+        self._saving = threading.Lock()
+        self._is_closed = False
         self._places: dict[str, _Place] = {}
 
     def save(
@@ -114,42 +119,49 @@ class Saver:
         """Make a checkpoint; returns its directory. Raises as PSClient.save."""
         if step is not None and step < 0:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
-        storage = self._open_storage(directory)
-        if step is None:
-            found = self._unchanged_since(storage, servers, timeout_s)
-            if found:
-                return found
-        place = self._place(directory)
-        with typed_errors(storage, "", "save into"):
-            self._clean(storage, place)
-            deadline_s = time.monotonic() + timeout_s  # of the servers
-            base = self._base_for(place, step, options)
-            save_id = uuid.uuid4().hex
-            as_it_is = options.nobody_trains
-            order = messages.TakeSnapshot(save_id, base.save_id if base else "", as_it_is=as_it_is)
-            is_agreed = manifest.has_barrier and not as_it_is
-            try:
-                clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
-                request = messages.Save(str(directory), save_id)
-                answers = servers.ask(request, messages.Saved, timeout_s=_left_s(deadline_s))
-                shards = [answer.shard for answer in answers]
-                with place.lease.held():
-                    passed_over = {each for answer in answers for each in answer.passed_over}
-                    if step is None:
-                        step = next_step(clock, steps_on_disk(storage), passed_over)
-                    origin = Origin(self._owner, base, tuple(sorted(passed_over)))
-                    path = commit(
-                        storage, save_id, step=step, manifest=manifest, shards=shards, origin=origin
-                    )
-                    _forget_older(storage, options, step)
-            except BaseException:
-                abort(storage, save_id)
-                place.base = None
-                place.failed.append(save_id)
-                raise
-        place.base = Base(step, save_id)
-        place.num_deltas = place.num_deltas + 1 if base else 0
-        return path
+        with self._turn(timeout_s) as deadline_s:
+            storage = self._open_storage(directory)
+            if step is None:
+                found = self._unchanged_since(storage, servers, _left_s(deadline_s))
+                if found:
+                    return found
+            place = self._place(directory)
+            with typed_errors(storage, "", "save into"):
+                self._clean(storage, place, deadline_s)
+                base = self._base_for(place, step, options)
+                save_id = uuid.uuid4().hex
+                as_it_is = options.nobody_trains
+                order = messages.TakeSnapshot(
+                    save_id, base.save_id if base else "", as_it_is=as_it_is
+                )
+                is_agreed = manifest.has_barrier and not as_it_is
+                try:
+                    clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
+                    request = messages.Save(str(directory), save_id)
+                    answers = servers.ask(request, messages.Saved, timeout_s=_left_s(deadline_s))
+                    shards = [answer.shard for answer in answers]
+                    with place.lease.held():
+                        passed_over = {each for answer in answers for each in answer.passed_over}
+                        if step is None:
+                            step = next_step(clock, steps_on_disk(storage), passed_over)
+                        origin = Origin(self._owner, base, tuple(sorted(passed_over)))
+                        path = commit(
+                            storage,
+                            save_id,
+                            step=step,
+                            manifest=manifest,
+                            shards=shards,
+                            origin=origin,
+                        )
+                        _forget_older(storage, options, step)
+                except BaseException:
+                    abort(storage, save_id)
+                    place.base = None
+                    place.failed.append(save_id)
+                    raise
+            place.base = Base(step, save_id)
+            place.num_deltas = place.num_deltas + 1 if base else 0
+            return path
 
     def _unchanged_since(self, storage: Storage, servers: Servers, timeout_s: float) -> str:
         """Return the newest step's directory if the servers are as it holds them, else nothing.
@@ -169,18 +181,36 @@ class Saver:
         return ""
 
     def close(self) -> None:
-        """Give the directories back to other jobs. Idempotent."""
-        for place in self._places.values():
-            place.lease.release()
+        """Give the directories back to other jobs, after the save under way. Idempotent."""
+        with self._saving:
+            self._is_closed = True
+            for place in self._places.values():
+                place.lease.release()
 
-    def _clean(self, storage: Storage, place: _Place) -> None:
+    @contextmanager
+    def _turn(self, timeout_s: float) -> Iterator[float]:
+        """Wait until no other thread saves; yields this save's deadline (monotonic)."""
+        deadline_s = time.monotonic() + timeout_s
+        if not self._saving.acquire(timeout=timeout_s):
+            raise RequestTimeout(
+                f"another thread's save by this client was under way for {timeout_s:g} s; save "
+                "less often, or raise timeout_s"
+            )
+        try:
+            if self._is_closed:
+                raise client_closed()
+            yield deadline_s
+        finally:
+            self._saving.release()
+
+    def _clean(self, storage: Storage, place: _Place, deadline_s: float) -> None:
         """Take the lease; remove what failed saves left, the job's own or those of a dead one."""
         staged: list[str] = []
 
         def note_staged() -> None:  # before another process of this job can stage anything
             staged[:] = (name for name in storage.names() if name.startswith(STAGING_PREFIX))
 
-        if place.lease.take(before_creation=note_staged):
+        if place.lease.take(before_creation=note_staged, timeout_s=_left_s(deadline_s)):
             place.base, place.unowned = None, staged
         while place.unowned:
             storage.remove(place.unowned[-1])
@@ -254,7 +284,7 @@ def next_step(clock: int, on_disk: Collection[int], passed_over: Collection[int]
 def _left_s(deadline_s: float) -> float:
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
-        raise RequestTimeout("the servers did not agree on a clock in time; raise timeout_s")
+        raise RequestTimeout("the save was not done in time; raise timeout_s")
     return left_s
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,20 @@ import pytest
 
 from ps.checkpoint import reader as reading
 from ps.checkpoint.format import Checkpoint
+from ps.checkpoint.lease import Silence
 from ps.checkpoint.restore import Restoring, verify
 from ps.checkpoint.storage import Storage, storage_at
 from ps.checkpoint.writer import Base, Origin, Portion, abort, commit, write_shard
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
 from ps.dense.shard import DenseShard
-from ps.errors import CheckpointError, ManifestMismatch, PSSettingsError
+from ps.errors import (
+    CheckpointError,
+    ClosedError,
+    ManifestMismatch,
+    PSSettingsError,
+    RequestTimeout,
+)
 from ps.manifest.manifest import SGD, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.protocol import messages
 from ps.server.save_restore import restore_into
@@ -28,7 +37,15 @@ from ps.server.server import PSServer
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import connect
 from rpc.errors import DeadlineExceeded
-from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, random_arrays
+from tests.support.ps_cluster import (
+    ADD,
+    WAIT_S,
+    Cluster,
+    cluster,
+    filled,
+    make_manifest,
+    random_arrays,
+)
 
 pytestmark = pytest.mark.socket
 
@@ -394,6 +411,68 @@ def test_strict_refuses_a_damaged_newest_step(tmp_path: Path):
         with pytest.raises(CheckpointError, match=r"step-2/ps-0.data is damaged"):
             client.restore(tmp_path, like=Restoring(strict=True))
         assert client.restore(tmp_path) == 1
+
+
+# ---- time ----
+
+
+def foreign_lease(root: Path) -> Path:
+    path = root / "lease.json"
+    path.write_text('{"owner":"other","host":"far","kernel":"k","pid":1,"started":"1"}')
+    return path
+
+
+@pytest.mark.fault("F43")
+def test_a_save_ends_in_its_time_also_before_a_lease_that_may_be_stale(tmp_path: Path):
+    with seeded(make_manifest()) as (_, client):
+        foreign_lease(tmp_path)
+        began_s = time.monotonic()
+        expected = r"job 'other' \(host far, pid 1\).*its lease is over after 60 s"
+        with pytest.raises(CheckpointError, match=expected):
+            client.save(tmp_path, 1, timeout_s=0.2)
+        assert time.monotonic() - began_s < 0.2 + 1.0
+
+
+@pytest.mark.fault("F43")
+def test_no_other_call_waits_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Neither while it waits for a lease, nor while servers write to a slow disk."""
+    manifest = make_manifest(rule=ADD)
+    is_looking, is_writing, may_write = (threading.Event() for _ in range(3))
+    look = Silence.look
+
+    def looking(self: Silence, seen: bytes, now_s: float) -> float:
+        is_looking.set()
+        return look(self, seen, now_s)
+
+    def slowly(*arguments: Any, **settings: Any) -> Any:
+        is_writing.set()
+        assert may_write.wait(WAIT_S)
+        return write_shard(*arguments, **settings)
+
+    monkeypatch.setattr(Silence, "look", looking)
+    monkeypatch.setattr("ps.server.save_restore.write_shard", slowly)
+    with seeded(manifest, num_servers=1) as (bed, client):
+        before = bed.pulled(client)["trainable"]
+        lease = foreign_lease(tmp_path)
+        saving = threading.Thread(target=client.save, args=(tmp_path, 1))
+        saving.start()
+        assert is_looking.wait(WAIT_S)
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        assert not is_writing.is_set()
+        lease.unlink()
+        assert is_writing.wait(WAIT_S)
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        with pytest.raises(RequestTimeout, match=r"another thread's save .* under way for 0.01 s"):
+            client.save(tmp_path, 2, timeout_s=0.01)
+        assert saving.is_alive()
+        may_write.set()
+        saving.join(WAIT_S)
+        np.testing.assert_allclose(bed.pulled(client)["trainable"] - before, 2.0, rtol=1e-5)
+        assert {"save", "push"} <= client.link_stats()[0].latencies.keys()
+        client.close()
+        with pytest.raises(ClosedError):
+            client.save(tmp_path, 2)
+    assert steps_in(tmp_path) == [1]
 
 
 # ---- two jobs ----

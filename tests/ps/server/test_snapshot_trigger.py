@@ -188,5 +188,5 @@ def test_servers_cut_at_one_clock_whatever_they_do_meanwhile(answers, asked):
 def test_without_barriers_each_server_has_a_moment_of_its_own():
     servers = Scripted([(4, True), (9, True)])
     assert _snapshot(servers, NOW, float("inf"), is_agreed=False) == 9
-    with pytest.raises(RequestTimeout, match="did not agree on a clock in time"):
+    with pytest.raises(RequestTimeout, match="the save was not done in time"):
         _snapshot(servers, NOW, 0.0, is_agreed=True)
