@@ -3,7 +3,11 @@
 A server that was replaced while it was frozen does not know it when it is thawed. So each start
 takes the next number in a small file beside the checkpoints; who finds a higher one there ends.
 
-Covers: taking a number, noticing a higher one.
+Workers refuse a server whose number is lower than its predecessor's, so a number must outlive its
+file: there are two copies, each with a digest. A damaged copy says nothing, and the server that
+serves writes it again.
+
+Covers: taking a number, noticing a higher one, the two copies.
 Does not: end the process (ps.cli.serve, tfos.node.ps_process), choose between clients
 (ps.client.channel).
 Runs in: PS processes.      Threads: any.
@@ -11,29 +15,36 @@ Runs in: PS processes.      Threads: any.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
 import threading
 import time
+from collections.abc import Iterable
 
 import msgspec
 
 from ps import codec
+from ps.checkpoint.digest import digest
 from ps.checkpoint.lease import Lease
 from ps.checkpoint.storage import Storage, read_small, typed_errors
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError, ServerPhaseError
 from rpc.endpoint import Endpoint
 
+_logger = logging.getLogger(__name__)
+
 LOOK_S = 1.0
 """A server that has not looked for so long does so before it answers: it may have been frozen."""
 
+REPAIR_S = 5.0
+"""Between two attempts to write a copy again; a full disk is not asked more often."""
 _REFUSAL = "does not serve; stop one of them"
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """The content of the file."""
+    """The first line of both copies; the second one is its digest."""
 
     cluster_id: str
     number: int
@@ -41,6 +52,8 @@ class Generation(msgspec.Struct, frozen=True):
     pid: int
     endpoint: Endpoint | None = None
     """Where it listens."""
+    token: str = ""
+    """Drawn by each process, for two that have one number; empty in files of earlier versions."""
 
 
 class GenerationFence:
@@ -54,11 +67,17 @@ class GenerationFence:
 
     def __init__(self, storage: Storage, cluster_id: str, rank: int) -> None:
         self._storage = storage
-        self._name = _name_of(rank)
+        self._names = _names_of(rank)
         self._server = f"ps:{rank}"
         self._lock = threading.Lock()
         self._looked_s = time.monotonic()
-        self._mine = Generation(cluster_id, 0, socket.gethostname(), os.getpid())
+        self._repair_s = 0.0
+        """When a copy may be written again (monotonic)."""
+        self._record = b""
+        """What this process has written; empty before its claim."""
+        self._mine = Generation(
+            cluster_id, 0, socket.gethostname(), os.getpid(), token=secrets.token_hex(8)
+        )
         newest = self.successor()
         number = newest.number + 1 if newest else 1
         self._mine = msgspec.structs.replace(self._mine, number=number)
@@ -72,23 +91,15 @@ class GenerationFence:
         Raises:
             CheckpointError: another process was faster, or the disk fails.
         """
-        storage, name = self._storage, self._name
-        owner = f"{self._server}, start {self.number}, {secrets.token_hex(4)}"
-        claim = Lease(storage, owner, name=f"{name}.lease", refusal=_REFUSAL)
-        try:
-            claim.take()
-            with typed_errors(storage, name, "write"):
-                found = _read(read_small(storage, name))
-                is_ours = found is not None and found.cluster_id == self._mine.cluster_id
-                if is_ours and found and found.number >= self.number:
-                    raise CheckpointError(
-                        f"{self.replaced_text(found)} while it started; stop one of them"
-                    )
-                mine = msgspec.structs.replace(self._mine, endpoint=endpoint)
-                with claim.held():
-                    storage.put(name, msgspec.json.encode(mine), overwrite=True)
-        finally:
-            claim.release()
+        self._mine = msgspec.structs.replace(self._mine, endpoint=endpoint)
+        self._write()
+
+    def look(self) -> Generation | None:
+        """As `successor`; writes this process's own record again where it is lost or damaged."""
+        newer = self.successor()
+        if newer is None and self._record and time.monotonic() >= self._repair_s:
+            self._repair()
+        return newer
 
     @property
     def number(self) -> int:
@@ -96,13 +107,12 @@ class GenerationFence:
         return self._mine.number
 
     def successor(self) -> Generation | None:
-        """Return who has replaced this process, as the file says now."""
+        """Return who has replaced this process, as the copies say now."""
         try:
-            found = _read(read_small(self._storage, self._name))
+            newest = _newest(self._copies(), self._mine.cluster_id)
         except (OSError, CheckpointError):
             return None  # a disk that is away is no successor
-        is_other = found is not None and found.cluster_id == self._mine.cluster_id
-        return found if is_other and found and found.number > self.number else None
+        return newest if newest is not None and self._is_after(newest) else None
 
     def check(self) -> None:
         """Look again if the last look is old.
@@ -128,6 +138,54 @@ class GenerationFence:
             f"{newer.number} (host {newer.host}, pid {newer.pid})"
         )
 
+    def _is_after(self, other: Generation) -> bool:
+        mine = self._mine
+        is_twin = other.number == mine.number and other.token not in ("", mine.token)
+        return other.number > mine.number or is_twin
+
+    def _copies(self) -> list[Generation | None]:
+        return [_read(read_small(self._storage, name)) for name in self._names]
+
+    def _write(self) -> None:
+        """Write both copies, while no other process of this server may."""
+        storage, name = self._storage, self._names[0]
+        owner = f"{self._server}, start {self.number}, {secrets.token_hex(4)}"
+        claim = Lease(storage, owner, name=f"{name}.lease", refusal=_REFUSAL)
+        try:
+            claim.take()
+            with typed_errors(storage, name, "write"):
+                newest = _newest(self._copies(), self._mine.cluster_id)
+                if newest is not None and self._is_after(newest):
+                    raise CheckpointError(
+                        f"{self.replaced_text(newest)} while it started; stop one of them"
+                    )
+                self._record = _encoded(self._mine)
+                with claim.held():
+                    for each in reversed(self._names):
+                        storage.put(each, self._record, overwrite=True)
+        finally:
+            claim.release()
+
+    def _repair(self) -> None:
+        """Write the copies again if one of them is lost, damaged or out of date."""
+        self._repair_s = time.monotonic() + REPAIR_S
+        try:
+            if not any(map(self._is_to_repair, self._copies())) or not self._storage.names():
+                return  # an empty directory is a disk that is away
+            self._write()
+        except (OSError, CheckpointError) as error:
+            _logger.warning("%s cannot write its number again: %s", self._server, error)
+        else:
+            where = self._storage.where(self._names[0])
+            _logger.warning("%s was lost or damaged; %s has written it again", where, self._server)
+
+    def _is_to_repair(self, copy: Generation | None) -> bool:
+        """Whether a copy says nothing, or less than this process; another cluster's is let be."""
+        mine = self._mine
+        if copy is None:
+            return True
+        return copy.cluster_id == mine.cluster_id and copy.number < mine.number
+
 
 def endpoint_of(storage: Storage, cluster_id: str, rank: int) -> Endpoint | None:
     """Return where the newest process of a server listens; None: none of this cluster has said.
@@ -135,18 +193,31 @@ def endpoint_of(storage: Storage, cluster_id: str, rank: int) -> Endpoint | None
     Raises:
         OSError, CheckpointError: the file system is away.
     """
-    found = _read(read_small(storage, _name_of(rank)))
-    return found.endpoint if found is not None and found.cluster_id == cluster_id else None
+    copies = [_read(read_small(storage, name)) for name in _names_of(rank)]
+    newest = _newest(copies, cluster_id)
+    return newest.endpoint if newest is not None else None
 
 
-def _name_of(rank: int) -> str:
-    return f"ps-{rank}.epoch"
+def _names_of(rank: int) -> tuple[str, str]:
+    return f"ps-{rank}.epoch", f".ps-{rank}.epoch.copy"
+
+
+def _newest(copies: Iterable[Generation | None], cluster_id: str) -> Generation | None:
+    ours = (copy for copy in copies if copy is not None and copy.cluster_id == cluster_id)
+    return max(ours, key=lambda copy: copy.number, default=None)
+
+
+def _encoded(generation: Generation) -> bytes:
+    line = msgspec.json.encode(generation)
+    return line + b"\n" + digest(line).encode()
 
 
 def _read(data: bytes | None) -> Generation | None:
-    if not data:
+    """Return what a copy says; None if it is lost or damaged."""
+    line, has_digest, found = (data or b"").partition(b"\n")
+    if has_digest and found != digest(line).encode():
         return None
     try:
-        return codec.json(data, Generation)
+        return codec.json(line, Generation)
     except UNREADABLE:
         return None

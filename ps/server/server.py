@@ -180,7 +180,7 @@ class PSServer:
 
     def look_for_successor(self) -> str:
         """Return who has taken this server's place; empty: nobody."""
-        newer = self._guard.successor() if self._guard is not None else None
+        newer = self._guard.look() if self._guard is not None else None
         return self._guard.replaced_text(newer) if self._guard and newer else ""
 
     def _refuse_if_replaced(self) -> None:

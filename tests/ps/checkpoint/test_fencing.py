@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from ps.checkpoint import fencing
@@ -31,3 +34,101 @@ def test_a_server_of_another_rank_or_cluster_replaces_nobody(tmp_path, monkeypat
     first.claim()
     GenerationFence(storage_at(str(tmp_path)), "c", 1).claim()
     first.check()
+
+
+COPIES = ("ps-0.epoch", ".ps-0.epoch.copy")
+
+
+def guard(root: Path) -> GenerationFence:
+    return GenerationFence(storage_at(root), "c", 0)
+
+
+def claimed(root: Path, number: int) -> GenerationFence:
+    """The server that is start `number`, at work."""
+    starts = []
+    for _ in range(number):
+        starts.append(guard(root))
+        starts[-1].claim()
+    assert starts[-1].number == number
+    return starts[-1]
+
+
+@pytest.mark.fault("F11")
+@pytest.mark.parametrize("name", COPIES)
+def test_a_damaged_copy_ends_no_healthy_server_and_loses_no_number(tmp_path: Path, name: str):
+    server = claimed(tmp_path, 3)
+    path = tmp_path / name
+    whole = path.read_bytes()
+    damaged = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in range(len(whole))]
+    for content in [*damaged, b"", b"{", whole[:-40], whole * 2, whole.replace(b":3,", b":9,")]:
+        path.write_bytes(content)
+        assert server.successor() is None, content
+        assert guard(tmp_path).number == 4, content
+
+
+@pytest.mark.fault("F11")
+@pytest.mark.parametrize("lost", [COPIES[:1], COPIES[1:]])
+def test_a_restarted_server_outnumbers_its_predecessor_though_a_copy_is_lost(tmp_path: Path, lost):
+    claimed(tmp_path, 3)
+    for name in lost:
+        (tmp_path / name).unlink()
+    assert guard(tmp_path).number == 4
+
+
+@pytest.mark.fault("F11")
+def test_a_server_writes_again_what_was_lost_of_its_record(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setattr(fencing, "REPAIR_S", 0.0)
+    server = claimed(tmp_path, 3)
+    before = {name: (tmp_path / name).read_bytes() for name in COPIES}
+    (tmp_path / "step-1").mkdir()
+    for content in (None, b"{", before[COPIES[0]].replace(b":3,", b":9,")):
+        for name in COPIES:
+            (tmp_path / name).unlink() if content is None else (tmp_path / name).write_bytes(
+                content
+            )
+        assert server.look() is None
+        assert {name: (tmp_path / name).read_bytes() for name in COPIES} == before
+        assert guard(tmp_path).number == 4
+    assert "was lost or damaged; ps:0 has written it again" in caplog.text
+
+
+def test_a_server_writes_nothing_where_the_disk_is_away(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(fencing, "REPAIR_S", 0.0)
+    root = tmp_path / "mounted"
+    server = claimed(root, 1)
+    shutil.rmtree(root)
+    assert server.look() is None
+    assert not root.exists()
+    root.mkdir()
+    assert server.look() is None
+    assert not list(root.iterdir())
+
+
+def test_what_another_cluster_or_a_successor_has_written_stays(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(fencing, "REPAIR_S", 0.0)
+    first, other = claimed(tmp_path, 1), GenerationFence(storage_at(tmp_path), "other", 0)
+    other.claim()
+    assert first.look() is other.look() is None
+    assert GenerationFence(storage_at(tmp_path), "other", 0).number == 2
+    second = guard(tmp_path / "2")
+    second.claim()
+    third = guard(tmp_path / "2")
+    third.claim()
+    assert second.look() == third._mine
+    assert third.look() is None
+
+
+@pytest.mark.fault("F11")
+def test_of_two_processes_with_one_number_the_later_one_is_the_server(tmp_path: Path):
+    """Both copies are lost while a frozen server cannot write them again."""
+    frozen = claimed(tmp_path, 1)
+    for name in COPIES:
+        (tmp_path / name).unlink()
+    later = claimed(tmp_path, 1)
+    assert frozen.look() == later._mine
+    assert later.look() is None
+
+
+def test_a_file_of_the_version_before_is_read(tmp_path: Path):
+    (tmp_path / COPIES[0]).write_text('{"cluster_id":"c","number":7,"host":"h","pid":1}')
+    assert guard(tmp_path).number == 8

