@@ -155,7 +155,7 @@ class WorkerLink:
                 self.target.endpoint,
                 identity,
                 credentials,
-                expect=Role.WORKER,
+                expect=Identity(Role.WORKER, self.target.worker),
                 timeout_s=timeout_s,
             )
             self.way = way_text(self.connection.transport, self.target.endpoint)

@@ -53,6 +53,8 @@ class _Rule:
     phases: frozenset[Phase]
     chief_only: bool = False
     """Of the workers only rank 0."""
+    is_read: bool = False
+    """Changes nothing, so a replaced worker is answered too."""
 
 
 _ANY_PHASE = frozenset(Phase)
@@ -67,23 +69,23 @@ _LEADER = frozenset({Role.SERVER})
 _MANAGERS = frozenset({Role.DRIVER, Role.SUPERVISOR})
 
 _RULES: dict[type, _Rule] = {
-    messages.Describe: _Rule(_READERS | _LEADER, _ANY_PHASE),
-    messages.FetchStats: _Rule(_READERS, _ANY_PHASE),
-    messages.FetchManifest: _Rule(_READERS | _LEADER, _LOADED),
-    messages.Pull: _Rule(_WORKERS_AND_DRIVER, _LOADED),
-    messages.PullFrozen: _Rule(_WORKERS_AND_DRIVER, _LOADED),
+    messages.Describe: _Rule(_READERS | _LEADER, _ANY_PHASE, is_read=True),
+    messages.FetchStats: _Rule(_READERS, _ANY_PHASE, is_read=True),
+    messages.FetchManifest: _Rule(_READERS | _LEADER, _LOADED, is_read=True),
+    messages.Pull: _Rule(_WORKERS_AND_DRIVER, _LOADED, is_read=True),
+    messages.PullFrozen: _Rule(_WORKERS_AND_DRIVER, _LOADED, is_read=True),
     messages.Push: _Rule(_WORKERS, _SERVING),
     messages.Settle: _Rule(_WORKERS, _SERVING),
-    messages.Lookup: _Rule(_WORKERS_AND_DRIVER, _LOADED),
+    messages.Lookup: _Rule(_WORKERS_AND_DRIVER, _LOADED, is_read=True),
     messages.LookupBatch: _Rule(_WORKERS, _SERVING),
     messages.PushRows: _Rule(_WORKERS, _SERVING),
-    messages.Scan: _Rule(_WORKERS_AND_DRIVER, _LOADED),
+    messages.Scan: _Rule(_WORKERS_AND_DRIVER, _LOADED, is_read=True),
     messages.Join: _Rule(_WORKERS, _SERVING),
     messages.Leave: _Rule(_WORKERS, _LOADED),
     messages.Finish: _Rule(_WORKERS, _ANY_PHASE),
     messages.JoinRendezvous: _Rule(_WORKERS, _FILLING),
     messages.SetMetadata: _Rule(_WORKERS_AND_DRIVER, _SERVING),
-    messages.FetchMetadata: _Rule(_READERS, _ANY_PHASE),
+    messages.FetchMetadata: _Rule(_READERS, _ANY_PHASE, is_read=True),
     messages.Seed: _Rule(_WORKERS, _FILLING, chief_only=True),
     messages.Assign: _Rule(_WORKERS, _SERVING, chief_only=True),
     messages.TakeSnapshot: _Rule(_WORKERS_AND_DRIVER | _LEADER, _SERVING, chief_only=True),
@@ -98,6 +100,11 @@ _RULES: dict[type, _Rule] = {
 def name_of(request: messages.Request) -> str:
     """The request's name as users know it."""
     return type(request).__name__.lower()
+
+
+def changes_state(request: messages.Request) -> bool:
+    """Whether a replaced attempt of a worker must not make the request."""
+    return not _RULES[type(request)].is_read
 
 
 def is_allowed(request: messages.Request, caller: Identity, num_workers: int, phase: Phase) -> bool:

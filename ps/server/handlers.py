@@ -31,7 +31,7 @@ from ps.manifest.manifest import Layout, Manifest, WorkerRank
 from ps.manifest.sharding import deal
 from ps.protocol import messages
 from ps.protocol.messages import Ack, RendezvousValues
-from ps.protocol.permissions import check_caller, check_phase, is_allowed, name_of
+from ps.protocol.permissions import changes_state, check_caller, check_phase, is_allowed, name_of
 from ps.server.lifecycle import Lifecycle
 from ps.server.loss_report import RestorePoint
 from ps.server.rendezvous import MAX_VALUE_BYTES, RendezvousBoard
@@ -134,6 +134,9 @@ class Service:
             if of_shard is not None:
                 of_shard(life.shard or life.loaded(), call, request)
             else:
+                # A shard refuses replaced workers itself, as it begins a push.
+                if call.peer.role is Role.WORKER and changes_state(request):
+                    life.refuse_stale(WorkerRank(call.peer.rank), call.peer.generation)
                 self._handlers[type(request)](call, request)
             failed = False
         finally:
@@ -342,7 +345,6 @@ class Service:
                 f"a rendezvous value has at most {MAX_VALUE_BYTES} bytes, got {call.payload_bytes}"
             )
         worker = WorkerRank(call.peer.rank)
-        self.life.refuse_stale(worker, call.peer.generation)
         value = bytearray(call.payload_bytes)
         call.read_into(memoryview(value))
         deadline_s = time.monotonic() + request.wait_s
@@ -360,8 +362,6 @@ class Service:
             raise PSSettingsError(f"metadata is kept on ps:0, this is ps:{self.settings.rank}")
         text = metadata.read_text(request.name, call)
         shard = self.life.loaded()
-        if call.peer.role is Role.WORKER:
-            self.life.refuse_stale(WorkerRank(call.peer.rank), call.peer.generation)
         with shard.gate.between_clocks():
             shard.metadata.put_once(
                 request.number.session, request.number.sequence, request.name, text

@@ -1,7 +1,8 @@
 """TLS certificates of the data plane: loading a process's own, checking the peer's.
 
 Covers: key, certificate and authority of one process, the DNS name that ties a certificate to one
-cluster, ssl contexts (TLS 1.3 only, certificates on both sides).
+cluster, the URIs that tie it to a role and rank, ssl contexts (TLS 1.3 only, certificates on both
+sides).
 Does not: issue certificates (tfos.control.authority; by hand: SECURITY.md), move bytes
 (transport.tls_stream).
 Threads: any.
@@ -114,6 +115,35 @@ def check_cluster(certificate: Any, cluster_id: str) -> None:
         raise AuthError(
             f"the client's certificate is for {', '.join(names) or 'no name'}, not for "
             f"{data_name(cluster_id)}: it belongs to another cluster"
+        )
+
+
+def peer_uri(peer: str) -> str:
+    """Return the URI by which a certificate names a role and rank, or a role with any rank.
+
+    Args:
+        peer: `worker:1` as of `rpc.Identity`, or `feeder`.
+    """
+    return f"tfos:{peer}"
+
+
+def check_peer(certificate: Any, role: str, rank: int) -> None:
+    """Refuse a peer whose certificate is for another role or rank than the peer claims.
+
+    Args:
+        certificate: as of `check_cluster`.
+        role: that the peer claims, as in `rpc.Identity`.
+        rank: that it claims.
+
+    Raises:
+        AuthError: the certificate names neither.
+    """
+    named = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
+    if peer_uri(role) not in named and peer_uri(f"{role}:{rank}") not in named:
+        raise AuthError(
+            f"the peer claims to be {role}:{rank}, its certificate is for "
+            f"{', '.join(named) or 'no role'}; issue one with the name {peer_uri(f'{role}:{rank}')}"
+            " (a URI, see SECURITY.md)"
         )
 
 

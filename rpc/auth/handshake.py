@@ -33,6 +33,7 @@ import hashlib
 import hmac
 import secrets
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Literal
@@ -177,6 +178,7 @@ class ServerHandshake:
         identity: this process.
         credentials: the cluster's secret.
         options: what this side supports beyond what `credentials` require.
+        check_peer: raises AuthError if the client's certificate is for another identity.
         nonces: 64 bytes, for tests; None draws them.
     """
 
@@ -186,6 +188,7 @@ class ServerHandshake:
         credentials: Credentials,
         *,
         options: Options = Options.NONE,
+        check_peer: Callable[[Identity], None] | None = None,
         nonces: bytes | None = None,
     ) -> None:
         drawn = nonces if nonces is not None else secrets.token_bytes(2 * NONCE_BYTES)
@@ -195,6 +198,7 @@ class ServerHandshake:
         self.refusal: RpcError | None = None
         """Why a peer that proved itself cannot be served; send the answer, then close."""
         self._own_nonce = drawn[NONCE_BYTES:]
+        self._check_peer = check_peer
         self._options = options | credentials.options
         self._identity = identity
         self._credentials = credentials
@@ -204,7 +208,8 @@ class ServerHandshake:
         """Take `wanted` bytes; return what to send.
 
         Raises:
-            AuthError: the peer did not prove that it knows the secret. Send nothing, close.
+            AuthError: the peer did not prove that it knows the secret, or its certificate is for
+                another role or rank. Send nothing, close.
         """
         # First the fixed head: it says how long the body is, and bounds what is read for it.
         if not self._head:
@@ -230,6 +235,8 @@ class ServerHandshake:
             self.refusal = AuthError(_settings_text("client", message, self._credentials))
             return answer
         peer = _peer(self._credentials, message)
+        if self._check_peer is not None:
+            self._check_peer(peer)
         client_key, server_key = _keys(self._credentials, self.greeting + message + answer)
         self.session = Session(peer, server_key, client_key, options)
         return answer

@@ -42,7 +42,8 @@ def dial(
         deadline: in seconds of time.monotonic, for connecting and the handshake together.
 
     Raises:
-        AuthError: the peer does not know the secret, or closed after the client's proof.
+        AuthError: the peer does not know the secret, closed after the client's proof, or is
+            another role or rank than its certificate says.
         VersionMismatch: the peer knows the secret and speaks another version.
         PeerGone: nothing listens there, or the peer closed.
         DeadlineExceeded: the peer did not answer in time.
@@ -56,6 +57,8 @@ def dial(
             handshake = ClientHandshake(identity, credentials, options=options)
             session = _authenticate(stream, handshake, deadline)
             if session is not None:
+                if isinstance(stream, TlsStream):
+                    stream.check_peer(session.peer)
                 stream = upgraded(stream, session, limits, deadline)
         except BaseException:
             stream.close()
@@ -69,7 +72,8 @@ def dial(
             )
             return stream, session
         stream.close()
-    raise AuthError(f"{endpoint}: {mismatch_text(credentials)}")
+    over_tls = f"; or its certificate is not for {identity}" if credentials.tls is not None else ""
+    raise AuthError(f"{endpoint}: {mismatch_text(credentials)}{over_tls}")
 
 
 def _reach(endpoint: Endpoint, credentials: Credentials, deadline: float, limits: Limits) -> Stream:

@@ -137,7 +137,7 @@ def connect(
     identity: Identity,
     credentials: Credentials,
     *,
-    expect: Role | None = None,
+    expect: Role | Identity | None = None,
     timeout_s: float = 5.0,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Connection:
@@ -147,20 +147,33 @@ def connect(
         endpoint: where the peer listens.
         identity: who this side is.
         credentials: the cluster's secret; both sides prove that they know it.
-        expect: role that the peer must have.
+        expect: role that the peer must have, or also its rank and least generation.
         timeout_s: for connecting and the handshake together.
         limits: what this side accepts from the peer.
 
     Raises:
-        AuthError: the peer has another token, or another role than expected.
+        AuthError: the peer has another token, or is another one than expected.
         VersionMismatch: the peer has the token and runs another release.
         PeerGone: nothing listens there, or it closed.
         DeadlineExceeded: it did not answer in time.
     """
     stream, session = dial(endpoint, identity, credentials, limits, time.monotonic() + timeout_s)
-    if expect is not None and session.peer.role != expect:
+    if expect is not None and not _is_expected(session.peer, expect):
         stream.close()
+        wanted = f"a {expect.value}" if isinstance(expect, Role) else _attempt_text(expect)
         raise AuthError(
-            f"expected a {expect.value} at {endpoint}, found {session.peer}; check the roster"
+            f"expected {wanted} at {endpoint}, found {_attempt_text(session.peer)}; check the "
+            "roster"
         )
     return Connection(stream, session, limits)
+
+
+def _is_expected(peer: Identity, expect: Role | Identity) -> bool:
+    if isinstance(expect, Role):
+        return peer.role is expect
+    same = (peer.role, peer.rank) == (expect.role, expect.rank)
+    return same and peer.generation >= expect.generation
+
+
+def _attempt_text(peer: Identity) -> str:
+    return f"{peer} generation {peer.generation}"

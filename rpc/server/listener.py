@@ -28,7 +28,7 @@ from rpc.transport.listen import Acceptor, SocketAcceptor, TcpAcceptor, UnixAcce
 from rpc.transport.memfd import SharedMemoryQuota
 from rpc.transport.negotiate import options_for
 from rpc.transport.stream import Stream
-from rpc.transport.tls_stream import TlsAcceptor
+from rpc.transport.tls_stream import TlsAcceptor, TlsStream
 
 __all__ = ["Call", "Handler", "Listener", "ListenerStats"]
 
@@ -243,7 +243,12 @@ class Listener:
 
     def _new_handshake(self, stream: Stream) -> ServerHandshake:
         options = options_for(stream.transport, self._limits)
-        return ServerHandshake(self._identity, self._credentials, options=options)
+        return ServerHandshake(
+            self._identity,
+            self._credentials,
+            options=options,
+            check_peer=stream.check_peer if isinstance(stream, TlsStream) else None,
+        )
 
     def _admit(self, stream: Stream, session: Session) -> str:
         connection = ServedConnection(stream, session, self._handler, self._limits, self._quota)

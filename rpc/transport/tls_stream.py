@@ -12,8 +12,16 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import Sequence
+from typing import Any
 
-from rpc.auth.certificates import TlsCredentials, check_cluster, data_name, tls_context
+from rpc.auth.certificates import (
+    TlsCredentials,
+    check_cluster,
+    check_peer,
+    data_name,
+    tls_context,
+)
+from rpc.auth.handshake import Identity
 from rpc.errors import AuthError, IntegrityError, PeerGone, RpcError, TransportError
 from rpc.transport.listen import Acceptor
 from rpc.transport.record_stream import RecordStream
@@ -52,6 +60,8 @@ class TlsStream(RecordStream):
             server_hostname=None if server_side else data_name(cluster_id),
         )
         self._arriving = memoryview(bytearray(2048))  # small: the peer has not proved itself
+        self._certificate: Any = {}
+        """The peer's, once TLS has verified it."""
         self._handshake_bytes = 0
         self._may_have_bytes = False
         """Whether bytes have arrived since TLS last needed more."""
@@ -85,11 +95,20 @@ class TlsStream(RecordStream):
             if self._handshake_bytes > MAX_HANDSHAKE_BYTES:
                 raise AuthError(f"its TLS handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
             self._incoming.write(self._arriving[:count])
+        self._certificate = self._tls.getpeercert() or {}
         if self._server_side:
-            check_cluster(self._tls.getpeercert() or {}, self._cluster_id)
+            check_cluster(self._certificate, self._cluster_id)
         self._arriving = memoryview(bytearray(_CHUNK_BYTES))
         self._may_have_bytes = self._incoming.pending > 0
         return True
+
+    def check_peer(self, identity: Identity) -> None:
+        """Refuse a peer that proves the secret under a role or rank that its certificate lacks.
+
+        Raises:
+            AuthError: the text names both.
+        """
+        check_peer(self._certificate, identity.role.value, identity.rank)
 
     def recv_into(self, view: memoryview) -> int | None:
         """See Stream.

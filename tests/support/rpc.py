@@ -270,7 +270,7 @@ def sealed_pair(left: Stream, right: Stream) -> tuple[SealedStream, SealedStream
 @functools.cache
 def _tls_keys() -> tuple[TlsCredentials, str]:
     cluster_id = secrets.token_hex(8)
-    return ClusterAuthority(cluster_id).data_node("worker:0"), cluster_id
+    return ClusterAuthority(cluster_id).data_node("server", "worker", "driver"), cluster_id
 
 
 def over_tls(credentials: Credentials) -> Credentials:

@@ -17,6 +17,9 @@ from tfos.control import authority as authorities
 from tfos.control.authority import ClusterAuthority
 
 CLUSTER = "cluster-a"
+PEERS = ("server", "worker", "driver", "feeder")
+"""Of certificates that are good for any process: tests/rpc/transport/test_tls_peers.py has the
+others."""
 
 
 class Keys:
@@ -24,7 +27,7 @@ class Keys:
 
     def __init__(self) -> None:
         self.authority = ClusterAuthority(CLUSTER)
-        self.good = self.authority.data_node("worker:0")
+        self.good = self.authority.data_node(*PEERS)
 
     def wrong(self, how: str) -> TlsCredentials:
         with pytest.MonkeyPatch.context() as patched:
@@ -33,19 +36,19 @@ class Keys:
             elif how == "not yet valid":
                 patched.setattr(authorities, "_CLOCK_SKEW", datetime.timedelta(hours=-1))
             elif how == "other authority":
-                strange = ClusterAuthority(CLUSTER).data_node("worker:0")
+                strange = ClusterAuthority(CLUSTER).data_node(*PEERS)
                 return TlsCredentials(strange.cert_pem, strange.key_pem, self.good.ca_pem)
             elif how == "other cluster":
                 other = copy.copy(self.authority)
                 other._cluster_id = "cluster-b"
-                return other.data_node("worker:0")
+                return other.data_node(*PEERS)
             elif how == "control plane":
                 return self.authority.node("worker:0")
             elif how == "client only":
-                return self.authority.data_client()
+                return self.authority.data_client(*PEERS)
             else:
                 raise ValueError(how)
-            return self.authority.data_node("worker:0")
+            return self.authority.data_node(*PEERS)
 
     def write(self, keys: TlsCredentials, directory: Path) -> tuple[Path, Path, Path]:
         """Put them into files: certificate, key, authority."""

@@ -117,13 +117,13 @@ def served_for(bench: Bench) -> Iterator[PSClient]:
 def _over_tls(credentials: Credentials, directory: Path, command: list[str]) -> Credentials:
     """Make keys for both sides and tell the server's command line of its own."""
     authority = ClusterAuthority(credentials.cluster_id)
-    keys = authority.data_node("ps:0")
+    keys = authority.data_node("server")
     for name in ("cert", "key", "ca"):
         file = directory / f"{name}.pem"
         file.touch(mode=0o600)
         file.write_bytes(getattr(keys, f"{name}_pem"))
         command += [f"--tls-{name}", str(file)]
-    return replace(credentials, tls=authority.data_client())
+    return replace(credentials, tls=authority.data_client("worker", "driver"))
 
 
 @contextlib.contextmanager

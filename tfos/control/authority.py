@@ -7,13 +7,14 @@ Does not: revoke; an old attempt of a node is fenced by control.state, since it 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from rpc.auth.certificates import TlsCredentials, data_name
+from rpc.auth.certificates import TlsCredentials, data_name, peer_uri
 from tfos.control.identity import DRIVER_NAME, tls_name
 
 _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
@@ -49,22 +50,34 @@ class ClusterAuthority:
         """Return the credentials of one node, e.g. `worker:1`; all its attempts share them."""
         return self._issue(name, tls_name(self._cluster_id), _CLIENT)
 
-    def data_node(self, name: str) -> TlsCredentials:
-        """Return one node's credentials for the data plane, where it may listen and connect.
+    def data_node(self, *peers: str) -> TlsCredentials:
+        """Return credentials of the data plane for a process that listens and connects.
 
         The control plane refuses them, because their names differ.
-        """
-        return self._issue(f"data {name}", data_name(self._cluster_id), _SERVER, _CLIENT)
 
-    def data_client(self) -> TlsCredentials:
-        """Return connect-only credentials of the data plane, for the driver and feed tasks."""
-        return self._issue("data client", data_name(self._cluster_id), _CLIENT)
+        Args:
+            peers: `worker:1` as of `rpc.Identity`; a role alone is for any rank.
+        """
+        return self._issue_data(peers, _SERVER, _CLIENT)
+
+    def data_client(self, *peers: str) -> TlsCredentials:
+        """Return connect-only credentials of the data plane; `peers` as of `data_node`."""
+        return self._issue_data(peers, _CLIENT)
+
+    def _issue_data(self, peers: Sequence[str], *usages: x509.ObjectIdentifier) -> TlsCredentials:
+        uris = [x509.UniformResourceIdentifier(peer_uri(peer)) for peer in peers]
+        name = f"data {' '.join(peers)}"
+        return self._issue(name, data_name(self._cluster_id), *usages, uris=uris)
 
     def _issue(
-        self, common_name: str, dns_name: str, *usages: x509.ObjectIdentifier
+        self,
+        common_name: str,
+        dns_name: str,
+        *usages: x509.ObjectIdentifier,
+        uris: Sequence[x509.UniformResourceIdentifier] = (),
     ) -> TlsCredentials:
         key = ec.generate_private_key(ec.SECP256R1())
-        names: list[x509.GeneralName] = [x509.DNSName(dns_name)]
+        names: list[x509.GeneralName] = [x509.DNSName(dns_name), *uris]
         cert = (
             self._builder(_name(common_name), key.public_key())
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

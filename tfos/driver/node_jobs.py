@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rpc.auth.handshake import Identity, Role
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
@@ -40,13 +41,14 @@ class NodeKeys:
 
     def bundle(self, node: PlannedNode, settings: NodeSettings, main_fun: bytes) -> NodeBundle:
         """Return what the task of one node receives."""
+        peer = Identity(Role.SERVER if node.is_ps else Role.WORKER, node.rank)
         over_tls = settings.config.security == "tls"
         return NodeBundle(
             node=node,
             settings=settings,
             control_keys=self.authority.node(node.name),
             rpc_secret=self.rpc_secret,
-            data_tls=self.authority.data_node(node.name) if over_tls else None,
+            data_tls=self.authority.data_node(str(peer)) if over_tls else None,
             main_fun=b"" if node.is_ps else main_fun,
         )
 

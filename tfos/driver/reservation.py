@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rpc import endpoint
-from rpc.auth.handshake import Credentials
+from rpc.auth.handshake import Credentials, Role
 from tfos import topology
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.console.console import Console
@@ -67,7 +67,9 @@ class Reservation:
     coordinator: Coordinator
     keys: NodeKeys
     credentials: Credentials
-    """Of the data plane, for the driver and for feed tasks."""
+    """The driver's own, of the data plane."""
+    feeder_credentials: Credentials
+    """Of the data plane, for feed tasks: with TLS their certificate is for no other role."""
     workers_hold_slots: bool
     metrics: ClusterPage | None = None
 
@@ -123,7 +125,7 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
     cluster_id = secrets.token_hex(8)
     try:
         authority = ClusterAuthority(cluster_id)
-        credentials = _credentials(authority, config, cluster_id)
+        credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity)
         port = coordinator.start(facts.bind_host, authority.driver())
         metrics = _metrics(request, coordinator, cluster_id, console)
     except BaseException:
@@ -149,7 +151,8 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         settings=settings,
         coordinator=coordinator,
         keys=NodeKeys(authority, credentials.secret),
-        credentials=credentials,
+        credentials=_with_keys(credentials, Role.DRIVER, authority, config),
+        feeder_credentials=_with_keys(credentials, Role.FEEDER, authority, config),
         workers_hold_slots=slots.workers_hold_slots(plan, mode, offer),
         metrics=metrics,
     )
@@ -162,11 +165,13 @@ def _console(config: ClusterConfig, facts: spark_facts.SparkFacts) -> Console:
     return console
 
 
-def _credentials(
-    authority: ClusterAuthority, config: ClusterConfig, cluster_id: str
+def _with_keys(
+    credentials: Credentials, role: Role, authority: ClusterAuthority, config: ClusterConfig
 ) -> Credentials:
-    tls = authority.data_client() if config.security == "tls" else None
-    return Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity, tls)
+    """Return the credentials of a role that only connects, with a certificate if TLS is on."""
+    if config.security != "tls":
+        return credentials
+    return replace(credentials, tls=authority.data_client(role.value))
 
 
 def _metrics(

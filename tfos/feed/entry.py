@@ -127,7 +127,7 @@ class FeedService:
                 self.jobs = EpochFeeder(
                     reserved.sc,
                     reserved.coordinator,
-                    reserved.credentials,
+                    reserved.feeder_credentials,
                     reserved.config,
                     reserved.console,
                 )

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pickle
-from typing import Any
+from typing import Any, get_args
 
 import cloudpickle
 import numpy as np
@@ -13,7 +13,7 @@ from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.config import FeedConfig
 from feeding.encode.pickled import PickledPacker
 from feeding.errors import FeedClosed, FeedError, FeedTimeout, RowError, TrainerFailed
-from feeding.protocol.messages import Hello, encode
+from feeding.protocol.messages import Fetch, Hello, Put, Recall, Request, Wait, encode
 from feeding.receiver.data_feed import DataFeed
 from feeding.sender.task import FeedTask
 from rpc.auth.handshake import Identity, Role
@@ -348,10 +348,20 @@ def test_a_row_that_does_not_fit_fails_the_feeder_and_nobody_else():
 @pytest.mark.parametrize("role", [Role.WORKER, Role.SERVER, Role.DRIVER, Role.SUPERVISOR])
 @pytest.mark.attack("A15")
 def test_only_feeders_may_feed(role):
+    requests: dict[type, bytes] = {
+        Hello: encode(Hello("input", Schema(()))),
+        Put: b"refused before it is decoded",
+        Wait: encode(Wait("input", 0.0)),
+        Fetch: encode(Fetch("input", 0)),
+        Recall: encode(Recall("input", 0, 0, 0)),
+    }
+    assert set(requests) == set(get_args(Request))
     with workers(1) as (worker,):
         connection = connect(worker.listener.endpoint, Identity(role, 0), CREDENTIALS)
-        with connection, pytest.raises(RemoteError, match="only feeders may"):
-            connection.call(encode(Hello("input", Schema(()))), timeout_s=5.0)
+        with connection:
+            for meta in requests.values():
+                with pytest.raises(RemoteError, match="only feeders may"):
+                    connection.call(meta, timeout_s=5.0)
 
 
 def test_a_feeder_may_not_open_feeds_without_end():

@@ -16,6 +16,7 @@ from feeding.receiver.channel import FeedChannel
 from feeding.sender import connection_pool
 from feeding.sender.connection_pool import POOL, ConnectionPool, IdleConnection, Purpose
 from feeding.sender.task import FeedTarget, FeedTask
+from feeding.sender.worker_link import WorkerLink
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import connect
 from rpc.endpoint import Endpoint
@@ -311,6 +312,7 @@ from pathlib import Path
 import msgspec
 from feeding.sender.connection_pool import POOL
 from feeding.sender.task import FeedTarget, FeedTask
+from feeding.sender.worker_link import WorkerLink
 from feeding.config import FeedConfig
 from rpc.auth.handshake import Credentials
 
@@ -364,3 +366,15 @@ def test_workers_end_without_waiting_for_idle_connections():
     reading.result()
     eventually(lambda: worker.listener.finish_calls(0.0), "no call is under way")
     worker.close()
+
+
+@pytest.mark.attack("A15")
+def test_a_feeder_sends_nothing_to_a_worker_of_another_rank():
+    """An endpoint that another worker has taken over, or that a roster has wrong."""
+    with workers(1) as (worker,):
+        link = WorkerLink(FeedTarget(worker.rank + 1, "worker:1", worker.listener.endpoint))
+        link.open(Identity(Role.FEEDER, 0), CREDENTIALS, 5.0)
+        assert link.connection is None
+        assert link.lost is not None
+        assert "expected worker:1 generation 0" in link.lost.reason
+        assert f"found worker:{worker.rank}" in link.lost.reason

@@ -76,7 +76,7 @@ def address(listener: Listener) -> tuple[str, int]:
 
 def test_both_sides_show_a_certificate_and_speak_tls_1_3(served, tmp_path, caplog):
     caplog.set_level("INFO", "rpc.client.connect")
-    with come(served, KEYS.authority.data_client()) as connection:
+    with come(served, KEYS.authority.data_client("worker")) as connection:
         assert connection.transport == "tcp+tls"
         assert connection.call(b"x", timeout_s=WAIT_S).meta == b"done"
     assert "is reached by TLS: it has no Unix socket" in caplog.text
