@@ -25,6 +25,9 @@ from scripts.test_groups import GROUPS, IDLE, LONG, Group
 AT_ONCE = 2
 NOTHING_COLLECTED = 5  # pytest's exit status
 NICE = ("nice", "-n", "19")
+INTERRUPTIBLE = ("env", "--default-signal=INT")
+"""The shell starts this program in the background, so with SIGINT ignored, which steps would inherit;
+tests of Ctrl-C need it. The shell ends this program by SIGTERM."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Runner:
         log = self.scratch / f"{step.name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*prefix, *step.command],
+                [*INTERRUPTIBLE, *prefix, *step.command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -28,10 +28,6 @@ from scripts.local_hdfs.cluster import LocalHdfs
 from scripts.local_hdfs.errors import MissingTool
 from scripts.test_groups import names_for
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts background commands so; tests of Ctrl-C need it, and children inherit it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 LIBRARY_THREADS = (
     "Thread-serve_forever",  # py4j's callback server and pyspark's accumulator server
     "asyncio_",  # executors of event loops, joined at interpreter exit
