@@ -5,7 +5,13 @@ Used inside main_fun, so numpy and ps are imported where they run.
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+PAUSE = 4
+"""A step is followed by a pause of so many times its own duration, as if it computed: loops of
+servers and workers without one would take the cores from the tests that run beside this one."""
+LEAST_PAUSE_S = 0.01
 
 
 class PlainSteps:
@@ -27,9 +33,10 @@ class PlainSteps:
         self.count = 0
 
     def step(self) -> None:
-        """Push the gradient, pull the vector."""
+        """Push the gradient, pull the vector, and pause."""
         from ps.manifest.manifest import Hyper
 
+        begun_s = time.monotonic()
         self._client.push_pull(
             {"trainable": self._gradient},
             {"trainable": self._values},
@@ -37,3 +44,4 @@ class PlainSteps:
             rows=1,
         )
         self.count += 1
+        time.sleep(max(LEAST_PAUSE_S, PAUSE * (time.monotonic() - begun_s)))

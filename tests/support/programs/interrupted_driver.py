@@ -109,7 +109,8 @@ def reach(sc, phase: str, save_dir: str, clusters: list[TFCluster]) -> None:
         save_on_interrupt=save_dir,
         abort_s=STAY_S if phase == "save" else 10.0,
     )
-    with TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
+    size = 3 if phase == "reserve" else 2  # three do not fit beside what is held
+    with TFCluster.reserve(sc, size, 1, input_mode=InputMode.SPARK, config=config) as cluster:
         clusters.append(cluster)
         main_fun, args = MAIN_FUNS.get(phase, (consume, 0.2))
         cluster.start(main_fun, args)
@@ -141,7 +142,7 @@ def play_rounds(sc, save_dir: str) -> None:
 
 
 def run_one(sc, end: str) -> None:
-    cluster = TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK)
+    cluster = TFCluster.reserve(sc, 2, 1, input_mode=InputMode.SPARK)
     cluster.start(consume, 0.2)
     say("pids " + " ".join(str(node.pid) for node in cluster.status().nodes))
     if end == "forget":
