@@ -1,72 +1,116 @@
 """The parameter server: dense parameters, sparse tables, update rules, modes, checkpoints.
 
-Covers: the names that programs import. They load on first use.
+Public names: PSClient and PSServer; what a program passes to them and what they return. They load
+on first use.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rpc.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ps import errors as errors
+    from ps.checkpoint.fencing import Generation, GenerationFence
+    from ps.checkpoint.restore import RestoreOptions
+    from ps.checkpoint.storage import Storage
+    from ps.client.channel_stats import LinkStats
     from ps.client.client import PSClient
+    from ps.client.lookup_batch import TrainingBatch
     from ps.client.saver import SaveOptions
+    from ps.client.tables import TableClient
     from ps.config import ServerSettings
     from ps.errors import PSError
     from ps.manifest import initializer_spec as initializers
     from ps.manifest import rule_spec as rules
-    from ps.manifest.manifest import GroupSpec, Hyper, Manifest, ParamSpec
+    from ps.manifest.manifest import (
+        Bucket,
+        GroupLayout,
+        GroupSpec,
+        Hyper,
+        Layout,
+        Manifest,
+        ParamSpec,
+    )
     from ps.manifest.table_spec import Admission, TableSpec
+    from ps.metadata import AttachedMetadata
+    from ps.protocol.messages import Ack, Description
+    from ps.protocol.permissions import ServerPhase
     from ps.server.server import PSServer
+    from ps.stats.server_stats import ServerStats, TableStats, WorkerStats
+    from ps.tables.routing import RoutedIds
 
 _PART_OF = "tfos"  # tfos/import_check.py looks for this line
 
 __all__ = [
+    "Ack",
     "Admission",
+    "AttachedMetadata",
+    "Bucket",
+    "Description",
+    "Generation",
+    "GenerationFence",
+    "GroupLayout",
     "GroupSpec",
     "Hyper",
+    "Layout",
+    "LinkStats",
     "Manifest",
     "PSClient",
     "PSError",
     "PSServer",
     "ParamSpec",
+    "RestoreOptions",
+    "RoutedIds",
     "SaveOptions",
+    "ServerPhase",
     "ServerSettings",
+    "ServerStats",
+    "Storage",
+    "TableClient",
     "TableSpec",
+    "TableStats",
+    "TrainingBatch",
+    "WorkerStats",
     "errors",
     "initializers",
     "rules",
 ]
 
 _HOMES = {
+    "Ack": "ps.protocol.messages",
     "Admission": "ps.manifest.table_spec",
+    "AttachedMetadata": "ps.metadata",
+    "Bucket": "ps.manifest.manifest",
+    "Description": "ps.protocol.messages",
+    "Generation": "ps.checkpoint.fencing",
+    "GenerationFence": "ps.checkpoint.fencing",
+    "GroupLayout": "ps.manifest.manifest",
     "GroupSpec": "ps.manifest.manifest",
     "Hyper": "ps.manifest.manifest",
+    "Layout": "ps.manifest.manifest",
+    "LinkStats": "ps.client.channel_stats",
     "Manifest": "ps.manifest.manifest",
     "PSClient": "ps.client.client",
     "PSError": "ps.errors",
     "PSServer": "ps.server.server",
     "ParamSpec": "ps.manifest.manifest",
+    "RestoreOptions": "ps.checkpoint.restore",
+    "RoutedIds": "ps.tables.routing",
     "SaveOptions": "ps.client.saver",
+    "ServerPhase": "ps.protocol.permissions",
     "ServerSettings": "ps.config",
+    "ServerStats": "ps.stats.server_stats",
+    "Storage": "ps.checkpoint.storage",
+    "TableClient": "ps.client.tables",
     "TableSpec": "ps.manifest.table_spec",
+    "TableStats": "ps.stats.server_stats",
+    "TrainingBatch": "ps.client.lookup_batch",
+    "WorkerStats": "ps.stats.server_stats",
+    "errors": "ps.errors:",
+    "initializers": "ps.manifest.initializer_spec:",
+    "rules": "ps.manifest.rule_spec:",
 }
-_MODULES = {
-    "errors": "ps.errors",
-    "initializers": "ps.manifest.initializer_spec",
-    "rules": "ps.manifest.rule_spec",
-}
 
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its module on first use."""
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

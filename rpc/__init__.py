@@ -9,48 +9,44 @@ Packages, each importing from those before it only: auth, transport, wire, clien
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rpc.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rpc import errors as errors
-    from rpc.auth.handshake import Credentials, Identity, Role
+    from rpc.auth.certificates import TlsCredentials
+    from rpc.auth.handshake import Credentials, HandshakeOptions, Identity, Role
     from rpc.endpoint import Endpoint
     from rpc.errors import RpcError, TFOSError
+    from rpc.histogram import Latency
 
 _PART_OF = "tfos"  # tfos/import_check.py looks for this line
 
 __all__ = [
     "Credentials",
     "Endpoint",
+    "HandshakeOptions",
     "Identity",
+    "Latency",
     "Role",
     "RpcError",
     "TFOSError",
+    "TlsCredentials",
     "errors",
 ]
 
 _HOMES = {
     "Credentials": "rpc.auth.handshake",
     "Endpoint": "rpc.endpoint",
+    "HandshakeOptions": "rpc.auth.handshake",
     "Identity": "rpc.auth.handshake",
+    "Latency": "rpc.histogram",
     "Role": "rpc.auth.handshake",
     "RpcError": "rpc.errors",
     "TFOSError": "rpc.errors",
+    "TlsCredentials": "rpc.auth.certificates",
+    "errors": "rpc.errors:",
 }
-_MODULES = {
-    "errors": "rpc.errors",
-}
 
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its module on first use."""
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -30,6 +30,11 @@ class Endpoint(msgspec.Struct, frozen=True):
         return f"{self.host}:{self.port}" if self.port else f"unix:{self.unix_path}"
 
 
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
 @functools.cache
 def boot_id() -> str:
     """Return the kernel's boot id, the same for all processes of one running host."""

@@ -26,8 +26,8 @@ AT_ONCE = 2
 NOTHING_COLLECTED = 5  # pytest's exit status
 NICE = ("nice", "-n", "19")
 INTERRUPTIBLE = ("env", "--default-signal=INT")
-"""The shell starts this program in the background, so with SIGINT ignored, which steps would inherit;
-tests of Ctrl-C need it. The shell ends this program by SIGTERM."""
+"""The shell starts this program in the background, so with SIGINT ignored, and steps would inherit
+that; tests of Ctrl-C need it. The shell ends this program by SIGTERM."""
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,54 @@
 """tfos: parameter servers on Spark executors for Keras 3.
 
-Covers: the names that programs import. They load on first use, so that `import tfos` costs neither
-pyspark nor TensorFlow; node processes import parts of this package a thousand times.
+Public names: TFCluster with its settings and reports; NodeContext, which `main_fun` receives. They
+load on first use, so that `import tfos` costs neither pyspark nor TensorFlow; node processes import
+parts of this package a thousand times.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import TYPE_CHECKING
 
 from tfos.import_check import check_packages
 from tfos.version import __version__
 
+check_packages(os.path.dirname(os.path.dirname(__file__)))
+
+from rpc.lazy import lazy_names  # noqa: E402 - only if rpc is ours
+
 if TYPE_CHECKING:
     from tfos.cluster import TFCluster
     from tfos.config import Checkpoints, ClusterConfig, InputMode
     from tfos.datasource import register_data_sources
     from tfos.errors import NodeFailedError, TFOSError
-
-check_packages(os.path.dirname(os.path.dirname(__file__)))
+    from tfos.failure import NodeFailure
+    from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, StepTimes, TrainReport
+    from tfos.phases import ClusterPhase
+    from tfos.reading.reading import FileRows, Reading
+    from tfos.streaming.handle import StreamTraining
+    from tfos.streaming.state import StreamLag
+    from tfos.worker.context import NodeContext
 
 __all__ = [
     "Checkpoints",
     "ClusterConfig",
+    "ClusterPhase",
+    "ClusterReport",
+    "EpochReport",
+    "FileRows",
     "InputMode",
+    "NodeContext",
     "NodeFailedError",
+    "NodeFailure",
+    "NodeReport",
+    "Reading",
+    "StepTimes",
+    "StreamLag",
+    "StreamTraining",
     "TFCluster",
     "TFOSError",
+    "TrainReport",
     "__version__",
     "register_data_sources",
 ]
@@ -35,21 +56,23 @@ __all__ = [
 _HOMES = {
     "Checkpoints": "tfos.config",
     "ClusterConfig": "tfos.config",
+    "ClusterPhase": "tfos.phases",
+    "ClusterReport": "tfos.monitor.reports",
+    "EpochReport": "tfos.monitor.reports",
+    "FileRows": "tfos.reading.reading",
     "InputMode": "tfos.config",
+    "NodeContext": "tfos.worker.context",
     "NodeFailedError": "tfos.errors",
+    "NodeFailure": "tfos.failure",
+    "NodeReport": "tfos.monitor.reports",
+    "Reading": "tfos.reading.reading",
+    "StepTimes": "tfos.monitor.reports",
+    "StreamLag": "tfos.streaming.state",
+    "StreamTraining": "tfos.streaming.handle",
     "TFCluster": "tfos.cluster",
     "TFOSError": "tfos.errors",
+    "TrainReport": "tfos.monitor.reports",
     "register_data_sources": "tfos.datasource",
 }
 
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its module on first use."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'tfos' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -46,7 +46,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restoring:
+class RestoreOptions:
     """Options of a restore."""
 
     manifest: Manifest | None = None
@@ -60,10 +60,10 @@ class Restoring:
     """Only checkpoints of this job; None: of any job."""
 
 
-AS_SAVED = Restoring()
+AS_SAVED = RestoreOptions()
 
 
-def find(root: Root, step: int | None, like: Restoring) -> tuple[Checkpoint, Manifest]:
+def find(root: Root, step: int | None, like: RestoreOptions) -> tuple[Checkpoint, Manifest]:
     """Return the checkpoint to restore, and the manifest to restore it for.
 
     Raises:
@@ -78,7 +78,7 @@ def find(root: Root, step: int | None, like: Restoring) -> tuple[Checkpoint, Man
     return found, manifest
 
 
-def manifest_to_serve(checkpoint: Checkpoint, like: Restoring) -> Manifest:
+def manifest_to_serve(checkpoint: Checkpoint, like: RestoreOptions) -> Manifest:
     """Return what a server trains that is restored from a checkpoint.
 
     Without frozen groups if the checkpoint has none, as those of versions that did not keep them:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ps.checkpoint.fencing import GenerationFence
-from ps.checkpoint.restore import Restoring
+from ps.checkpoint.restore import RestoreOptions
 from ps.checkpoint.storage import storage_at
 from ps.cli.credentials import add_credentials, credentials_of, read_secret
 from ps.cli.self_saving import SelfSaving, refuse_foreign
@@ -28,7 +28,7 @@ from ps.client.periodic_saver import Period
 from ps.client.saver import SaveOptions
 from ps.config import ServerSettings
 from ps.errors import PSError, PSSettingsError
-from ps.protocol.permissions import Phase
+from ps.protocol.permissions import ServerPhase
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer
 from ps.stats.prometheus import CONTENT_TYPE, Page, server_metrics
@@ -75,7 +75,7 @@ def _serve(options: argparse.Namespace) -> int:
             server.bind_unix()
         step = -1
         if options.restore:
-            like = Restoring(strict=options.strict)
+            like = RestoreOptions(strict=options.strict)
             step = server.restore(options.restore, step=options.step, like=like)
             _logger.warning("%s resumes from step %d of %s", server, step, options.restore)
         page = _metrics_page(server, options, token)
@@ -89,7 +89,9 @@ def _serve(options: argparse.Namespace) -> int:
                 _wait_for_end(server, caught)
             finally:
                 if saves is not None:
-                    is_ours = server.phase is Phase.SERVING and not server.look_for_successor()
+                    is_ours = (
+                        server.phase is ServerPhase.SERVING and not server.look_for_successor()
+                    )
                     saves.close(last=is_ours)
         replaced = server.look_for_successor()
     if replaced:

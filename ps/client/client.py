@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ps import metadata
-from ps.checkpoint.restore import AS_SAVED, Restoring, find
+from ps.checkpoint.restore import AS_SAVED, RestoreOptions, find
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats
@@ -451,7 +451,7 @@ class PSClient:
         directory: str | Path,
         *,
         step: int | None = None,
-        like: Restoring = AS_SAVED,
+        like: RestoreOptions = AS_SAVED,
         timeout_s: float = DEFAULT_SAVE_TIMEOUT_S,
     ) -> int:
         """Fill EMPTY servers from a checkpoint instead of seeding them. Chief or driver only.

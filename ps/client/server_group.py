@@ -31,7 +31,7 @@ from ps.errors import (
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
 from ps.protocol.messages import Ack, Description, Number
-from ps.protocol.permissions import Phase
+from ps.protocol.permissions import ServerPhase
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity
 from rpc.client.connection import Buffer, Reply
@@ -299,12 +299,12 @@ def check_serving(described: Sequence[Description], waited_s: float) -> None:
         ManifestMismatch: they serve different manifests.
     """
     for server in described:
-        if server.phase == Phase.EMPTY:
+        if server.phase == ServerPhase.EMPTY:
             raise RequestTimeout(
                 f"ps:{server.server} is still EMPTY after {waited_s:g} s; has the chief seeded it?",
                 {"server": str(server.server)},
             )
-        if server.phase != Phase.SERVING:
+        if server.phase != ServerPhase.SERVING:
             raise ServerPhaseError(f"ps:{server.server} is {server.phase}: {server.reason}")
     hashes = {server.manifest_hash for server in described}
     if len(hashes) > 1:

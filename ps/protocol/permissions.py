@@ -14,7 +14,7 @@ from ps.protocol import messages
 from rpc.auth.handshake import Identity, Role
 
 
-class Phase(enum.StrEnum):
+class ServerPhase(enum.StrEnum):
     """Where a shard is in its life."""
 
     EMPTY = "EMPTY"
@@ -30,17 +30,17 @@ class Phase(enum.StrEnum):
 
 
 _MOVES = {
-    Phase.EMPTY: {Phase.SERVING, Phase.DRAINING},
-    Phase.SERVING: {Phase.DRAINING},
-    Phase.DRAINING: {Phase.CLOSED},
-    Phase.CLOSED: set[Phase](),
-    Phase.FAILED: {Phase.DRAINING},  # a failed shard is still stopped in order
+    ServerPhase.EMPTY: {ServerPhase.SERVING, ServerPhase.DRAINING},
+    ServerPhase.SERVING: {ServerPhase.DRAINING},
+    ServerPhase.DRAINING: {ServerPhase.CLOSED},
+    ServerPhase.CLOSED: set[ServerPhase](),
+    ServerPhase.FAILED: {ServerPhase.DRAINING},  # a failed shard is still stopped in order
 }
 
 
-def check_move(server: int, now: Phase, to: Phase) -> None:
+def check_move(server: int, now: ServerPhase, to: ServerPhase) -> None:
     """Raise ServerPhaseError unless a shard may go from `now` to `to`; any phase may fail."""
-    if to is not Phase.FAILED and to not in _MOVES[now]:
+    if to is not ServerPhase.FAILED and to not in _MOVES[now]:
         legal = ", ".join(sorted(phase.value for phase in _MOVES[now])) or "nowhere"
         raise ServerPhaseError(
             f"ps:{server} is {now.value} and cannot become {to.value}; legal: {legal}"
@@ -50,17 +50,17 @@ def check_move(server: int, now: Phase, to: Phase) -> None:
 @dataclass(frozen=True, slots=True)
 class _Rule:
     roles: frozenset[Role]
-    phases: frozenset[Phase]
+    phases: frozenset[ServerPhase]
     chief_only: bool = False
     """Of the workers only rank 0."""
     is_read: bool = False
     """Changes nothing, so a replaced worker is answered too."""
 
 
-_ANY_PHASE = frozenset(Phase)
-_LOADED = frozenset({Phase.SERVING, Phase.DRAINING})
-_SERVING = frozenset({Phase.SERVING})
-_FILLING = frozenset({Phase.EMPTY, Phase.SERVING})
+_ANY_PHASE = frozenset(ServerPhase)
+_LOADED = frozenset({ServerPhase.SERVING, ServerPhase.DRAINING})
+_SERVING = frozenset({ServerPhase.SERVING})
+_FILLING = frozenset({ServerPhase.EMPTY, ServerPhase.SERVING})
 _READERS = frozenset({Role.WORKER, Role.DRIVER, Role.SUPERVISOR})
 _WORKERS = frozenset({Role.WORKER})
 _WORKERS_AND_DRIVER = frozenset({Role.WORKER, Role.DRIVER})
@@ -107,7 +107,9 @@ def changes_state(request: messages.Request) -> bool:
     return not _RULES[type(request)].is_read
 
 
-def is_allowed(request: messages.Request, caller: Identity, num_workers: int, phase: Phase) -> bool:
+def is_allowed(
+    request: messages.Request, caller: Identity, num_workers: int, phase: ServerPhase
+) -> bool:
     """Whether this caller may make the request in this phase; the checks below say why not."""
     rule = _RULES[type(request)]
     if caller.role not in rule.roles or phase not in rule.phases:
@@ -141,7 +143,9 @@ def check_caller(request: messages.Request, caller: Identity, num_workers: int) 
     raise RoleError(f"{caller} may not call {name}; only the chief, worker:0, may")
 
 
-def check_phase(request: messages.Request, server: int, phase: Phase, reason: str = "") -> None:
+def check_phase(
+    request: messages.Request, server: int, phase: ServerPhase, reason: str = ""
+) -> None:
     """Refuse a request that is illegal in the shard's phase.
 
     Raises:
@@ -150,7 +154,7 @@ def check_phase(request: messages.Request, server: int, phase: Phase, reason: st
     rule = _RULES[type(request)]
     if phase in rule.phases:
         return
-    legal = ", ".join(known.value for known in Phase if known in rule.phases)
+    legal = ", ".join(known.value for known in ServerPhase if known in rule.phases)
     why = f" ({reason})" if reason else ""
     raise ServerPhaseError(
         f"{name_of(request)} needs a shard that is {legal}; ps:{server} is {phase.value}{why}",

@@ -17,7 +17,7 @@ import msgspec
 from ps import metadata
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import Root, read_manifest, steps_after
-from ps.checkpoint.restore import Restoring, manifest_to_serve
+from ps.checkpoint.restore import RestoreOptions, manifest_to_serve
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.config import ServerSettings
 from ps.consistency.asp import make_policy
@@ -393,13 +393,13 @@ class Service:
         manifest = self._read_manifest(call, request)
         storage = self._open_storage(request.directory)
         checkpoint = read_manifest(storage, request.step)
-        like = Restoring(manifest=manifest, reset_optimizer=request.reset_optimizer)
+        like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
         if self.restore(storage, checkpoint, like):
             self._restored = request
         self._refuse_other(manifest)
         self._reply_description(call)
 
-    def restore(self, root: Root, checkpoint: Checkpoint, like: Restoring) -> bool:
+    def restore(self, root: Root, checkpoint: Checkpoint, like: RestoreOptions) -> bool:
         """Fill the shard from a checkpoint; False when another one was faster.
 
         Raises:

@@ -20,21 +20,21 @@ from ps.consistency.waits import wait_until
 from ps.errors import ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.messages import Description
-from ps.protocol.permissions import Phase, check_move
+from ps.protocol.permissions import ServerPhase, check_move
 from ps.server.shard import ServingShard
 
 _logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Phase and shard of one server, changed together."""
+    """ServerPhase and shard of one server, changed together."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.stopping = threading.Event()
         """Set once the shard drains and whoever asked for it is answered: the process may end."""
         self._changed = threading.Condition()
-        self.phase = Phase.EMPTY
+        self.phase = ServerPhase.EMPTY
         """Where the shard is in its life; changed here alone."""
         self.reason = ""
         """Why it is DRAINING, CLOSED or FAILED; empty before."""
@@ -79,14 +79,16 @@ class Lifecycle:
     def wait_until_filled(self, deadline_s: float, is_gone: Callable[[], bool]) -> None:
         """Wait while the shard is EMPTY, at the latest until `deadline_s` (monotonic)."""
         with self._changed:
-            wait_until(self._changed, lambda: self.phase is not Phase.EMPTY, deadline_s, is_gone)
+            wait_until(
+                self._changed, lambda: self.phase is not ServerPhase.EMPTY, deadline_s, is_gone
+            )
 
     def install(self, shard: ServingShard) -> bool:
         """Serve this shard from now on; False when another one was faster."""
         with self._changed:
             if self.shard is not None:
                 return False
-            self._move(Phase.SERVING)
+            self._move(ServerPhase.SERVING)
             self.shard = shard
             fences, lost = tuple(self._fences.items()), tuple(self._lost.items())
             finished = tuple(self._finished)
@@ -144,28 +146,28 @@ class Lifecycle:
     def drain(self, reason: str) -> None:
         """End all waits and refuse what changes anything; the values can still be pulled."""
         with self._changed:
-            if self.phase in (Phase.DRAINING, Phase.CLOSED):
+            if self.phase in (ServerPhase.DRAINING, ServerPhase.CLOSED):
                 return
-            self._move(Phase.DRAINING, reason or "stopped")
+            self._move(ServerPhase.DRAINING, reason or "stopped")
             shard = self.shard
         if shard is not None:
-            where = f"ps:{self.settings.rank} is {Phase.DRAINING.value}"
+            where = f"ps:{self.settings.rank} is {ServerPhase.DRAINING.value}"
             shard.gate.close(ServerPhaseError(f"{where} ({reason}); nothing was changed"))
 
     def close(self) -> None:
         """Nothing is answered any more. Idempotent."""
         self.stop("closed")
         with self._changed:
-            if self.phase is not Phase.CLOSED:
-                self._move(Phase.CLOSED, self.reason)
+            if self.phase is not ServerPhase.CLOSED:
+                self._move(ServerPhase.CLOSED, self.reason)
 
     def fail(self, reason: str) -> None:
         """The shard cannot go on."""
         with self._changed:
-            if self.phase not in (Phase.DRAINING, Phase.CLOSED):
-                self._move(Phase.FAILED, reason)
+            if self.phase not in (ServerPhase.DRAINING, ServerPhase.CLOSED):
+                self._move(ServerPhase.FAILED, reason)
 
-    def _move(self, to: Phase, reason: str = "") -> None:
+    def _move(self, to: ServerPhase, reason: str = "") -> None:
         check_move(self.settings.rank, self.phase, to)
         before, self.phase, self.reason = self.phase, to, reason
         because = f": {reason}" if reason else ""

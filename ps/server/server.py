@@ -13,19 +13,19 @@ from pathlib import Path
 
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.reader import steps_on_disk
-from ps.checkpoint.restore import AS_SAVED, Restoring, find
+from ps.checkpoint.restore import AS_SAVED, RestoreOptions, find
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.config import ServerSettings
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
-from ps.protocol.permissions import Phase
+from ps.protocol.permissions import ServerPhase
 from ps.server.handlers import Service
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from rpc.server.listener import Listener
 
-__all__ = ["PSServer", "Phase", "ServerSettings", "ServerStats"]
+__all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
 
 _REPLACED_CLOSE_S = 1.0
 
@@ -110,7 +110,7 @@ class PSServer:
         self._listener.start()
 
     def restore(
-        self, directory: str | Path, *, step: int | None = None, like: Restoring = AS_SAVED
+        self, directory: str | Path, *, step: int | None = None, like: RestoreOptions = AS_SAVED
     ) -> int:
         """Fill the shard from a checkpoint instead of being seeded; call it before start().
 
@@ -144,7 +144,7 @@ class PSServer:
         return self._listener.endpoint
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ServerPhase:
         """Where the shard is in its life."""
         return self._service.life.phase
 

@@ -56,7 +56,7 @@ _MAX_RANK = 2**31 - 1
 _MAX_GENERATION = 2**63 - 1
 
 
-class Options(enum.IntFlag):
+class HandshakeOptions(enum.IntFlag):
     """Optional parts of the protocol that a side supports."""
 
     NONE = 0
@@ -65,8 +65,8 @@ class Options(enum.IntFlag):
     TLS = 4
 
 
-_AGREED = Options.PAYLOAD | Options.TLS
-"""Options that both sides must set alike: a side without one would weaken the other side."""
+_AGREED = HandshakeOptions.PAYLOAD | HandshakeOptions.TLS
+"""What both sides must set alike: a side without one would weaken the other side."""
 
 
 class Role(enum.StrEnum):
@@ -138,10 +138,10 @@ class Credentials:
         return cls(cluster_id=secrets.token_hex(8), secret=secrets.token_bytes(32))
 
     @property
-    def options(self) -> Options:
-        """Options that every handshake with these credentials must agree on."""
-        sealed = Options.PAYLOAD if self.integrity == "payload" else Options.NONE
-        return sealed | (Options.NONE if self.tls is None else Options.TLS)
+    def options(self) -> HandshakeOptions:
+        """HandshakeOptions that every handshake with these credentials must agree on."""
+        sealed = HandshakeOptions.PAYLOAD if self.integrity == "payload" else HandshakeOptions.NONE
+        return sealed | (HandshakeOptions.NONE if self.tls is None else HandshakeOptions.TLS)
 
     @property
     def short_id(self) -> str:
@@ -156,8 +156,8 @@ class Session:
     peer: Identity
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
-    options: Options = Options.NONE
-    """Options that both sides use."""
+    options: HandshakeOptions = HandshakeOptions.NONE
+    """HandshakeOptions that both sides use."""
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -187,7 +187,7 @@ class ServerHandshake:
         identity: Identity,
         credentials: Credentials,
         *,
-        options: Options = Options.NONE,
+        options: HandshakeOptions = HandshakeOptions.NONE,
         check_peer: Callable[[Identity], None] | None = None,
         nonces: bytes | None = None,
     ) -> None:
@@ -257,7 +257,7 @@ class ClientHandshake:
         identity: Identity,
         credentials: Credentials,
         *,
-        options: Options = Options.NONE,
+        options: HandshakeOptions = HandshakeOptions.NONE,
         nonce: bytes | None = None,
     ) -> None:
         self.session: Session | None = None
@@ -308,7 +308,7 @@ class ClientHandshake:
             raise ProtocolError(f"the server chose options {answer[_OPTIONS_AT]:#x} by itself")
         peer = _peer(self._credentials, answer)
         client_key, server_key = _keys(self._credentials, self._greeting + self._message + answer)
-        options = Options(answer[_OPTIONS_AT])
+        options = HandshakeOptions(answer[_OPTIONS_AT])
         self.session = Session(peer, client_key, server_key, options)
         return b""
 
@@ -321,7 +321,9 @@ def mismatch_text(credentials: Credentials) -> str:
     )
 
 
-def _pack(credentials: Credentials, identity: Identity, nonce: bytes, options: Options) -> bytes:
+def _pack(
+    credentials: Credentials, identity: Identity, nonce: bytes, options: HandshakeOptions
+) -> bytes:
     body = msgspec.msgpack.encode(
         _Body(credentials.cluster_id, identity.role, identity.rank, identity.generation, nonce)
     )
@@ -367,15 +369,18 @@ def _keys(credentials: Credentials, transcript: bytes) -> tuple[bytes, bytes]:
 
 
 def _settings_text(peer: str, message: bytes, ours: Credentials) -> str:
+    theirs = HandshakeOptions(message[_OPTIONS_AT])
     return (
-        f"{peer} was started with {_settings(Options(message[_OPTIONS_AT]))}, this side with "
+        f"{peer} was started with {_settings(theirs)}, this side with "
         f"{_settings(ours.options)}; give all processes of the cluster the same"
     )
 
 
-def _settings(options: Options) -> str:
-    integrity = "payload" if options & Options.PAYLOAD else "header"
-    return f"integrity={integrity!r}, security={'tls' if options & Options.TLS else 'hmac'!r}"
+def _settings(options: HandshakeOptions) -> str:
+    integrity = "payload" if options & HandshakeOptions.PAYLOAD else "header"
+    return (
+        f"integrity={integrity!r}, security={'tls' if options & HandshakeOptions.TLS else 'hmac'!r}"
+    )
 
 
 def _version_text(peer: str, peer_version: int) -> str:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from rpc.auth.handshake import Options, Session
+from rpc.auth.handshake import HandshakeOptions, Session
 from rpc.errors import ConnectionClosed, LimitExceeded, PeerGone, ProtocolError, RpcError
 from rpc.limits import Limits
 from rpc.server.request import Call
@@ -99,7 +99,7 @@ class ServedConnection:
     def _upgrade(self) -> None:
         deadline = time.monotonic() + self._limits.handshake_timeout_s
         limits = self._limits
-        if self._session.options & Options.SHARE:
+        if self._session.options & HandshakeOptions.SHARE:
             both_bytes = 2 * limits.shared_ring_bytes
             if self._quota.acquire(both_bytes):
                 self._shared_bytes = both_bytes

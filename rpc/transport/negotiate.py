@@ -7,7 +7,7 @@ Threads: the one that owns the stream.
 
 from __future__ import annotations
 
-from rpc.auth.handshake import Options, Session
+from rpc.auth.handshake import HandshakeOptions, Session
 from rpc.limits import Limits
 from rpc.transport.gmac_stream import SealedStream
 from rpc.transport.memfd import cannot_share
@@ -15,7 +15,7 @@ from rpc.transport.shm_stream import share
 from rpc.transport.stream import SocketStream, Stream
 
 
-def options_for(transport: str, limits: Limits) -> Options:
+def options_for(transport: str, limits: Limits) -> HandshakeOptions:
     """Return the options that a side offers in its handshake.
 
     Args:
@@ -23,8 +23,8 @@ def options_for(transport: str, limits: Limits) -> Options:
         limits: of this side.
     """
     if transport == "unix" and limits.shared_ring_bytes and not cannot_share():
-        return Options.SHARE
-    return Options.NONE
+        return HandshakeOptions.SHARE
+    return HandshakeOptions.NONE
 
 
 def upgraded(
@@ -45,8 +45,8 @@ def upgraded(
     Raises:
         TransportError, ProtocolError: see share.
     """
-    if session.options & Options.PAYLOAD and stream.transport == "tcp":
+    if session.options & HandshakeOptions.PAYLOAD and stream.transport == "tcp":
         return SealedStream(stream, session)
-    if not session.options & Options.SHARE or not isinstance(stream, SocketStream):
+    if not session.options & HandshakeOptions.SHARE or not isinstance(stream, SocketStream):
         return stream
     return share(stream, limits, first=first, deadline=deadline) or stream

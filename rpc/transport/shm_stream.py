@@ -228,7 +228,7 @@ def share(
 ) -> SharedStream | None:
     """Exchange segments with the peer; None if one side has no shared memory.
 
-    Both sides call it right after a handshake that agreed on Options.SHARE:
+    Both sides call it right after a handshake that agreed on HandshakeOptions.SHARE:
 
         server -> client   4s "TFRS" | u32 0 | u64 ring_bytes, with the segment's descriptor
         client -> server   the same

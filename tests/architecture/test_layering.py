@@ -41,7 +41,7 @@ MAY_IMPORT = {
 }
 LEVELS = {
     "rpc": (
-        ("endpoint", "errors", "histogram", "limits"),
+        ("endpoint", "errors", "histogram", "lazy", "limits"),
         ("auth", "process_id"),
         ("transport",),
         ("http_page", "wire"),

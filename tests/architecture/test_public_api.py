@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
+import importlib.util
 import inspect
 import re
+import typing
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,14 +43,14 @@ def _defaults(method):
 
 
 ROOMS = ("rpc", "ps", "feeding", "tfos")
-BEYOND_THE_FACES = [  # what the offered names give to users: `ctx`, `ctx.read`, `client.tables`
-    ("tfos.worker.context", "NodeContext"),
-    ("tfos.reading.reading", "Reading"),
-    ("tfos.reading.reading", "FileRows"),
-    ("tfos.streaming.handle", "StreamTraining"),
-    ("ps.client.tables", "TableClient"),
-    ("ps.client.lookup_batch", "TrainingBatch"),
-]
+FACES = (*ROOMS, "tfos.keras")
+RECEIVED = {
+    *("TFCluster", "NodeContext", "Reading", "FileRows", "StreamTraining", "DataFeed"),
+    *("TableClient", "TrainingBatch"),
+}
+"""Classes whose objects users receive: they do not call the constructors."""
+NOT_FOR_USERS = {"tfos.NodeContext.saver"}
+"""For tfos.worker.process, which holds the context."""
 FUNCTIONS = ["tfos.dfutil", "ps.manifest.rule_spec"]
 """Modules whose functions users call by their module's name."""
 
@@ -56,9 +61,6 @@ def _public_callables() -> Iterator[tuple[str, Any, str]]:
         (f"{room}.{name}", getattr(importlib.import_module(room), name))
         for room in ROOMS
         for name in importlib.import_module(room).__all__
-    ]
-    offered += [
-        (name, getattr(importlib.import_module(home), name)) for home, name in BEYOND_THE_FACES
     ]
     for home in FUNCTIONS:
         found = vars(importlib.import_module(home)).items()
@@ -138,6 +140,104 @@ def test_everything_that_is_offered_exists():
 def test_a_room_offers_its_names_by_itself(room):
     module = importlib.import_module(room)
     assert not [name for name in module.__all__ if not hasattr(module, name)]
+
+
+@functools.cache
+def _tree(module: str) -> ast.Module:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    return ast.parse(Path(spec.origin or "").read_text())
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_type_checkers_see_the_names_that_a_face_loads(face):
+    module = importlib.import_module(face)
+    seen = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}" if alias.asname else node.module
+        for node in ast.walk(_tree(face))
+        if isinstance(node, ast.ImportFrom) and node.col_offset
+        for alias in node.names
+    }
+    loaded = {name: home.removesuffix(":") for name, home in module._HOMES.items()}
+    assert seen == loaded
+    assert {*loaded} | {"__version__"} >= {*module.__all__} >= {*loaded}
+
+
+def _kinds_in(found: Any) -> Iterator[type]:
+    """The classes of our rooms in an annotation's object, also inside unions and generics."""
+    for part in typing.get_args(found):
+        yield from _kinds_in(part)
+    if isinstance(found, type) and found.__module__.partition(".")[0] in ROOMS:
+        yield found
+
+
+@functools.cache
+def _imports_of(module: str) -> dict[str, tuple[str, str]]:
+    """What a module imports by name, for type checkers too: (module, name) by local name."""
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in ast.walk(_tree(module))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def _named_kinds(annotation: Any, home: str) -> Iterator[tuple[str, str]]:
+    """Module and name of each class of ours in an annotation; imports no Keras for it."""
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    for node in ast.walk(ast.parse(text or "None", mode="eval")):
+        if not isinstance(node, ast.Name):
+            continue
+        source, name = _imports_of(home).get(node.id, (home, node.id))
+        if source.startswith("tfos.keras."):
+            classes = [each for each in _tree(source).body if isinstance(each, ast.ClassDef)]
+            yield from ((source, name) for each in classes if each.name == name)
+        elif source.partition(".")[0] in ROOMS:
+            found = getattr(importlib.import_module(source), name, None)
+            yield from ((kind.__module__, kind.__qualname__) for kind in _kinds_in(found))
+
+
+def _annotations() -> Iterator[tuple[str, Any, str]]:
+    """Annotations that users read in the faces: where, the annotation, the module that has it."""
+    for name, function, _ in _public_callables():
+        owner, _, method = name.rpartition(".")
+        is_received = method == "__init__" and owner.rpartition(".")[2] in RECEIVED
+        if not is_received and name not in NOT_FOR_USERS:
+            yield from (
+                (name, each, function.__module__) for each in function.__annotations__.values()
+            )
+    for room in ROOMS:
+        face = importlib.import_module(room)
+        for name in face.__all__:
+            for base in getattr(getattr(face, name), "__mro__", ()):
+                if base.__module__.partition(".")[0] in ROOMS and base not in ERRORS:
+                    yield from ((f"{room}.{name}", each, base.__module__) for each in _fields(base))
+
+
+def _fields(kind: type) -> Iterator[Any]:
+    """Annotations of a class's public attributes and properties."""
+    for name, annotation in vars(kind).get("__annotations__", {}).items():
+        if name[0] != "_":
+            yield annotation
+    for name, value in vars(kind).items():
+        if isinstance(value, property) and name[0] != "_" and value.fget is not None:
+            yield value.fget.__annotations__.get("return")
+
+
+ERRORS = {kind for kind in vars(tfos.errors).values() if isinstance(kind, type)}
+
+
+def test_every_class_in_a_public_signature_can_be_imported_from_a_face():
+    faces = [importlib.import_module(face) for face in FACES]
+    offered = {(home, name) for face in faces for name, home in face._HOMES.items()}
+    modules = {home.removesuffix(":") for home, _ in offered if home.endswith(":")}
+    hidden = {
+        f"{where}: {home}.{name}"
+        for where, annotation, module in _annotations()
+        for home, name in _named_kinds(annotation, module)
+        if (home, name) not in offered and home not in modules and home != "tfos.errors"
+    }
+    assert not hidden
 
 
 def test_every_error_is_in_one_tree_that_tfos_errors_shows():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from ps.checkpoint.restore import Restoring
+from ps.checkpoint.restore import RestoreOptions
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.client import PSClient
 from ps.consistency.policy import OnLost
@@ -146,7 +146,7 @@ class Cluster:
         host, port = old.endpoint.host, old.endpoint.port
         old.close(0.5)
         server = PSServer(old.settings, self.credentials, open_storage=self.open_storage)
-        server.restore(directory, like=Restoring(job=self.credentials.cluster_id))
+        server.restore(directory, like=RestoreOptions(job=self.credentials.cluster_id))
         if port:
             server.bind_tcp(host, port)
         else:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from rpc.auth.certificates import TlsCredentials
+from rpc.endpoint import bracketed
 from rpc.limits import spare_descriptors
 from tfos.control import codec, messages
 from tfos.control.outbox import Outbox
@@ -103,7 +104,7 @@ class ControlServer:
         """
         try:
             bound: int = self._server.add_secure_port(
-                f"{_bracketed(host)}:{port}", self._credentials
+                f"{bracketed(host)}:{port}", self._credentials
             )
         except RuntimeError as error:
             raise ControlError(
@@ -287,7 +288,3 @@ def _peer_name(context: grpc.ServicerContext) -> str:
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
     context.abort(code, details)
     raise ControlError(details)  # abort() has raised; this line is for the type checker
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -18,7 +18,7 @@ from ps.checkpoint.reader import steps_on_disk
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
 from ps.errors import PSError, RequestTimeout
-from ps.protocol.permissions import Phase
+from ps.protocol.permissions import ServerPhase
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import RpcError
 from tfos.console.console import Console
@@ -95,7 +95,7 @@ class FinalCheckpoint:
             open_storage=self._storages,
         ) as client:
             described = client.describe()
-            if any(server.phase == Phase.EMPTY.value for server in described):
+            if any(server.phase == ServerPhase.EMPTY.value for server in described):
                 return f"nothing to save to {self._directory}: no parameters were made yet"
             client.attach()
             clock = max(server.clock for server in described)

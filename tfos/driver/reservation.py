@@ -134,7 +134,7 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
     console.line(f"cluster {cluster_id}: {plan}")
     settings = NodeSettings(
         cluster_id=cluster_id,
-        driver_address=f"{_bracketed(facts.driver_host)}:{port}",
+        driver_address=f"{endpoint.bracketed(facts.driver_host)}:{port}",
         config=config,
         tensorboard=request.tensorboard,
         num_workers=plan.num_workers,
@@ -220,7 +220,3 @@ def _missing(state: ClusterState, now_s: float) -> tuple[list[str], str]:
         f"present: {', '.join(present) or 'none'}"
     )
     return [member.name for member in missing], text
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

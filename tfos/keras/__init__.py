@@ -2,6 +2,31 @@
 
 Covers: `distribute` (ctx.distribute), `dataset` (ctx.dataset), `callbacks`, `export`.
 Does not: sharding, update rules, transport (ps), rows (feeding), processes (tfos.node).
-Importing this package loads neither Keras nor TensorFlow; its modules load Keras, and TensorFlow in
-the functions that need it.
+Importing this package loads neither Keras nor TensorFlow: its public names load on first use, and
+its modules import TensorFlow in the functions that need it.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rpc.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from tfos.keras.data.dataset import FeedDataset
+    from tfos.keras.data.file_dataset import FileDataset
+    from tfos.keras.export import load_model
+
+__all__ = [
+    "FeedDataset",
+    "FileDataset",
+    "load_model",
+]
+
+_HOMES = {
+    "FeedDataset": "tfos.keras.data.dataset",
+    "FileDataset": "tfos.keras.data.file_dataset",
+    "load_model": "tfos.keras.export",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

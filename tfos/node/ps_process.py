@@ -15,7 +15,7 @@ import time
 
 import msgspec
 
-from ps.checkpoint.restore import Restoring
+from ps.checkpoint.restore import RestoreOptions
 from ps.manifest.manifest import WorkerRank
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer, ServerSettings
@@ -77,7 +77,7 @@ class ServerProcess:
         plan = self._spec.bundle.settings.config.checkpoints
         directory = plan.directory if plan is not None else ""
         step = self._server.restore(
-            directory, like=Restoring(job=self._spec.bundle.settings.cluster_id)
+            directory, like=RestoreOptions(job=self._spec.bundle.settings.cluster_id)
         )
         _logger.warning("%s resumes from step %d of %s", self._server, step, directory)
 

@@ -392,11 +392,11 @@ class NodeContext:
         return bool(self._servers) and self._client is None
 
     def _are_servers_empty(self) -> bool:
-        from ps.protocol.permissions import Phase
+        from ps.protocol.permissions import ServerPhase
 
         try:
             with self.new_ps_client() as client:
-                return all(server.phase == Phase.EMPTY for server in client.describe())
+                return all(server.phase == ServerPhase.EMPTY for server in client.describe())
         except PSError as error:  # a server that is gone fails the cluster by itself
             _logger.info("%s does not know whether the servers were seeded: %s", self._name, error)
             return False

@@ -13,7 +13,7 @@ from ps.checkpoint import format as form
 from ps.checkpoint.digest import digest
 from ps.checkpoint.inspect import export_npz, inspect
 from ps.checkpoint.reader import read_manifest
-from ps.checkpoint.restore import Restoring, verify
+from ps.checkpoint.restore import RestoreOptions, verify
 from ps.cli.main import main
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
@@ -124,7 +124,7 @@ def test_numbers_of_a_row_are_saved_restored_and_exported(tmp_path: Path):
         cluster(num_servers=1) as bed,
         pytest.raises(CheckpointError, match="rowwise_ad"),
     ):
-        bed.client().restore(tmp_path, like=Restoring(manifest=other))
+        bed.client().restore(tmp_path, like=RestoreOptions(manifest=other))
 
 
 def test_a_delta_holds_the_rows_that_were_pushed_since(tmp_path: Path):
@@ -196,8 +196,8 @@ def test_a_reset_optimizer_keeps_values_and_drops_slots(tmp_path: Path, num_serv
     with cluster(num_servers=num_servers) as bed:
         client = bed.client()
         with pytest.raises(CheckpointError, match=r"table user adagrad.*sgd.*reset_optimizer=True"):
-            client.restore(tmp_path, like=Restoring(manifest=asked))
-        client.restore(tmp_path, like=Restoring(manifest=asked, reset_optimizer=True))
+            client.restore(tmp_path, like=RestoreOptions(manifest=asked))
+        client.restore(tmp_path, like=RestoreOptions(manifest=asked, reset_optimizer=True))
         client.seed(asked, filled(asked))
         for name, found in client.tables.lookup({n: range(500) for n in values}).items():
             assert np.array_equal(found, values[name])
@@ -223,7 +223,7 @@ def test_another_table_is_refused_with_both_sides(tmp_path: Path, changes, messa
     user = msgspec.structs.replace(TWO.tables[0], **changes)
     asked = msgspec.structs.replace(TWO, tables=(user, TWO.tables[1]))
     with cluster() as bed, pytest.raises(CheckpointError, match=message):
-        bed.client().restore(tmp_path, like=Restoring(manifest=asked))
+        bed.client().restore(tmp_path, like=RestoreOptions(manifest=asked))
 
 
 @pytest.mark.attack("A19")

@@ -11,7 +11,7 @@ import pytest
 
 from ps.checkpoint.inspect import export_npz, inspect
 from ps.checkpoint.reader import read_manifest
-from ps.checkpoint.restore import Restoring, verify
+from ps.checkpoint.restore import RestoreOptions, verify
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
 from ps.dense.shard import DenseShard
@@ -196,7 +196,9 @@ def test_a_checkpoint_without_them_gets_them_with_the_seed(tmp_path: Path, asks:
         trained = bed.pulled(client)
     with cluster(num_servers=3, num_workers=2) as bed:
         chief, other = bed.client(0), bed.client(1)
-        chief.restore(tmp_path, like=Restoring(manifest=MANIFEST) if asks else Restoring())
+        chief.restore(
+            tmp_path, like=RestoreOptions(manifest=MANIFEST) if asks else RestoreOptions()
+        )
         other.attach()
         with pytest.raises(ServerPhaseError, match="has no frozen weights"):
             frozen_of(other, timeout_s=0.1)

@@ -15,7 +15,7 @@ import pytest
 
 from ps.checkpoint.format import step_of
 from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
-from ps.checkpoint.restore import Restoring
+from ps.checkpoint.restore import RestoreOptions
 from ps.checkpoint.storage import storage_at
 from ps.checkpoint.writer import write_shard
 from ps.client.client import PSClient
@@ -254,7 +254,7 @@ def test_a_run_that_went_on_from_an_older_step_saves_at_once_and_is_preferred(tm
         assert saved(client, tmp_path) == 4
     with cluster() as bed:
         client = bed.client()
-        client.restore(tmp_path, like=Restoring(reset_optimizer=True))
+        client.restore(tmp_path, like=RestoreOptions(reset_optimizer=True))
         assert set(bed.pulled(client)["trainable"].tolist()) == {6.0}
         assert saved(client, tmp_path) == 5, "without the optimizer's state it is another one"
 

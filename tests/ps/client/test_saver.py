@@ -17,7 +17,7 @@ import pytest
 from ps.checkpoint import reader as reading
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.lease import Silence
-from ps.checkpoint.restore import Restoring, verify
+from ps.checkpoint.restore import RestoreOptions, verify
 from ps.checkpoint.storage import Storage, storage_at
 from ps.checkpoint.writer import Base, Origin, Portion, abort, commit, write_shard
 from ps.client.client import PSClient
@@ -345,8 +345,8 @@ def test_another_optimizer_is_refused_unless_it_may_start_anew(tmp_path: Path):
     with cluster("inproc", num_servers=3) as bed:
         client = bed.client()
         with pytest.raises(CheckpointError, match=r"adam.*sgd.*reset_optimizer=True takes"):
-            client.restore(tmp_path, like=Restoring(manifest=asked))
-        client.restore(tmp_path, like=Restoring(manifest=asked, reset_optimizer=True))
+            client.restore(tmp_path, like=RestoreOptions(manifest=asked))
+        client.restore(tmp_path, like=RestoreOptions(manifest=asked, reset_optimizer=True))
         assert np.array_equal(bed.pulled(client)["trainable"], values["trainable"])
         client.seed(asked, filled(asked))  # adopts
         client.push(filled(asked, 1.0), hyper=HYPER, rows=1)
@@ -365,7 +365,7 @@ def test_a_reset_optimizer_starts_at_its_first_step(tmp_path: Path):
         values = bed.pulled(client)
     with cluster("inproc") as bed, cluster("inproc") as other:
         client, fresh = bed.client(), other.client()
-        client.restore(tmp_path, like=Restoring(reset_optimizer=True))
+        client.restore(tmp_path, like=RestoreOptions(reset_optimizer=True))
         fresh.seed(manifest, values)
         for each in (client, fresh):
             each.push(gradients, hyper=HYPER, rows=1)
@@ -392,7 +392,7 @@ def test_another_model_is_refused_before_a_server_is_asked(
         client = bed.client()
         for reset in (False, True):
             with pytest.raises(CheckpointError, match=message if not reset else "saved|asked"):
-                client.restore(tmp_path, like=Restoring(manifest=asked, reset_optimizer=reset))
+                client.restore(tmp_path, like=RestoreOptions(manifest=asked, reset_optimizer=reset))
         assert client.describe()[0].phase == "EMPTY"
         client.restore(tmp_path)
         with pytest.raises(ManifestMismatch, match="serves other parameters"):
@@ -409,7 +409,7 @@ def test_strict_refuses_a_damaged_newest_step(tmp_path: Path):
     with cluster("inproc", num_servers=2) as bed:
         client = bed.client()
         with pytest.raises(CheckpointError, match=r"step-2/ps-0.data is damaged"):
-            client.restore(tmp_path, like=Restoring(strict=True))
+            client.restore(tmp_path, like=RestoreOptions(strict=True))
         assert client.restore(tmp_path) == 1
 
 

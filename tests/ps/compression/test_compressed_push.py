@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps.checkpoint.restore import Restoring
+from ps.checkpoint.restore import RestoreOptions
 from ps.client.client import PSClient
 from ps.client.error_feedback import ErrorFeedback
 from ps.compression import format as packing
@@ -334,7 +334,7 @@ def test_a_checkpoint_restores_into_another_compression(tmp_path):
         saved = bed.pulled(client)
     with cluster("inproc", num_servers=2) as bed:
         client = bed.client()
-        client.restore(tmp_path, like=Restoring(manifest=plain(manifest)))
+        client.restore(tmp_path, like=RestoreOptions(manifest=plain(manifest)))
         found = bed.pulled(client)
     assert all(np.array_equal(found[name], saved[name]) for name in saved)
 

@@ -22,7 +22,7 @@ from ps.protocol.messages import (
     decode_request,
     encode,
 )
-from ps.protocol.permissions import Phase, check_caller, check_move, check_phase
+from ps.protocol.permissions import ServerPhase, check_caller, check_move, check_phase
 from rpc.auth.handshake import Identity, Role
 
 NUMBER = Number(5, 2, 1)
@@ -215,15 +215,15 @@ LEGAL_WHEN_EMPTY = {
 def test_an_empty_shard_names_its_phase():
     for kind, request in SAMPLES.items():
         if kind in LEGAL_WHEN_EMPTY:
-            check_phase(request, 3, Phase.EMPTY)
+            check_phase(request, 3, ServerPhase.EMPTY)
         else:
             with pytest.raises(ServerPhaseError, match="ps:3 is EMPTY"):
-                check_phase(request, 3, Phase.EMPTY)
+                check_phase(request, 3, ServerPhase.EMPTY)
 
 
 def test_a_failed_shard_says_why():
     with pytest.raises(ServerPhaseError, match=r"ps:0 is FAILED \(disk\)"):
-        check_phase(SAMPLES[Push], 0, Phase.FAILED, "disk")
+        check_phase(SAMPLES[Push], 0, ServerPhase.FAILED, "disk")
 
 
 def test_phases_move_forward_only():
@@ -231,8 +231,8 @@ def test_phases_move_forward_only():
         ("EMPTY", "SERVING"), ("EMPTY", "DRAINING"), ("SERVING", "DRAINING"),
         ("DRAINING", "CLOSED"), ("FAILED", "DRAINING"),
     }  # fmt: skip
-    for now, to in itertools.product(Phase, Phase):
-        if to is Phase.FAILED or (now.value, to.value) in legal:
+    for now, to in itertools.product(ServerPhase, ServerPhase):
+        if to is ServerPhase.FAILED or (now.value, to.value) in legal:
             check_move(0, now, to)
         else:
             match = f"is {now.value} and cannot become {to.value}"

@@ -13,8 +13,8 @@ from rpc.auth import handshake
 from rpc.auth.handshake import (
     ClientHandshake,
     Credentials,
+    HandshakeOptions,
     Identity,
-    Options,
     Role,
     ServerHandshake,
 )
@@ -115,13 +115,13 @@ def test_other_credentials_are_refused_by_both_sides(other):
 
 def feed_unchecked(impostor: ServerHandshake, proof: bytes, other: Credentials) -> bytes:
     """What a server without the right secret would answer if it skipped its own check."""
-    head_body = handshake._pack(other, SERVER, bytes(32), Options.NONE)
+    head_body = handshake._pack(other, SERVER, bytes(32), HandshakeOptions.NONE)
     label = b"tfrp/server" + impostor.greeting + proof
     return head_body + handshake._tag(other, label, head_body)
 
 
-@pytest.mark.parametrize("wanted", [Options.NONE, Options.SHARE])
-@pytest.mark.parametrize("offered", [Options.NONE, Options.SHARE])
+@pytest.mark.parametrize("wanted", [HandshakeOptions.NONE, HandshakeOptions.SHARE])
+@pytest.mark.parametrize("offered", [HandshakeOptions.NONE, HandshakeOptions.SHARE])
 def test_both_learn_what_both_can_do(wanted, offered):
     ours = ClientHandshake(WORKER, CREDENTIALS, options=wanted)
     theirs = ServerHandshake(SERVER, CREDENTIALS, options=offered)
@@ -134,8 +134,8 @@ def test_both_learn_what_both_can_do(wanted, offered):
 @pytest.mark.attack("A06")
 def test_options_cannot_be_changed_on_the_way():
     for at_client in (True, False):
-        ours = ClientHandshake(WORKER, CREDENTIALS, options=Options.SHARE)
-        theirs = ServerHandshake(SERVER, CREDENTIALS, options=Options.SHARE)
+        ours = ClientHandshake(WORKER, CREDENTIALS, options=HandshakeOptions.SHARE)
+        theirs = ServerHandshake(SERVER, CREDENTIALS, options=HandshakeOptions.SHARE)
         proof = feed(ours, theirs.greeting)
         if at_client:
             with pytest.raises(AuthError):
@@ -153,7 +153,7 @@ def without_options(message: bytes) -> bytes:
 @pytest.mark.attack("A06")
 def test_a_server_cannot_choose_what_was_not_wanted():
     ours = ClientHandshake(WORKER, CREDENTIALS)
-    theirs = ServerHandshake(SERVER, CREDENTIALS, options=Options.SHARE)
+    theirs = ServerHandshake(SERVER, CREDENTIALS, options=HandshakeOptions.SHARE)
     proof = feed(ours, theirs.greeting)
     theirs._options = ForcedOptions()  # type: ignore[assignment]
     with pytest.raises(ProtocolError, match="options 0x1 by itself"):
@@ -163,8 +163,8 @@ def test_a_server_cannot_choose_what_was_not_wanted():
 class ForcedOptions:
     """A mask through which everything passes."""
 
-    def __and__(self, _wanted: object) -> Options:
-        return Options.SHARE
+    def __and__(self, _wanted: object) -> HandshakeOptions:
+        return HandshakeOptions.SHARE
 
 
 PROTECTED = dataclasses.replace(CREDENTIALS, integrity="payload")
@@ -175,7 +175,7 @@ def test_integrity_of_the_payload_is_part_of_the_session():
     feed(ours, feed(theirs, feed(ours, theirs.greeting)))
     assert ours.session
     assert theirs.session
-    assert ours.session.options == theirs.session.options == Options.PAYLOAD
+    assert ours.session.options == theirs.session.options == HandshakeOptions.PAYLOAD
 
 
 @pytest.mark.attack("A06")

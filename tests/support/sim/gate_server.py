@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ps.checkpoint.reader import read_manifest
-from ps.checkpoint.restore import Restoring
+from ps.checkpoint.restore import RestoreOptions
 from ps.client.saver import Saver
 from ps.client.server_group import Answer
 from ps.config import ServerSettings
@@ -212,7 +212,7 @@ class GateBed:
         bed = GateBed.__new__(GateBed)
         bed.manifest, bed.digest = self.manifest, self.digest
         bed.service = Service(self.service.settings, open_connections=int)
-        like = Restoring(manifest=self.manifest)
+        like = RestoreOptions(manifest=self.manifest)
         assert bed.service.restore(str(directory), read_manifest(directory, 1), like)
         return bed
 
