@@ -26,7 +26,12 @@ _json_decoders: dict[type, Any] = {}
 
 
 def msgpack(data: bytes | memoryview, kind: type[Kind]) -> Kind:
-    """Return what msgpack `data` holds, or raise one of UNREADABLE."""
+    """Return what msgpack `data` holds, or raise one of UNREADABLE.
+
+    Args:
+        data: bytes that anybody may have written.
+        kind: the type that is expected.
+    """
     decoder = _msgpack_decoders.get(kind)
     if decoder is None:
         with _making:
@@ -36,7 +41,12 @@ def msgpack(data: bytes | memoryview, kind: type[Kind]) -> Kind:
 
 
 def json(data: bytes, kind: type[Kind]) -> Kind:
-    """Return what JSON `data` holds, or raise one of UNREADABLE."""
+    """Return what JSON `data` holds, or raise one of UNREADABLE.
+
+    Args:
+        data: bytes that anybody may have written.
+        kind: the type that is expected.
+    """
     decoder = _json_decoders.get(kind)
     if decoder is None:
         with _making:

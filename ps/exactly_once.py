@@ -96,7 +96,13 @@ class LogSnapshot:
         return sum(min(seen) > live.completed for live, seen in self._pairs)
 
     def has_changed_all(self, session: int, sequence: int, num_buckets: int) -> bool:
-        """Whether this push had changed all buckets at the snapshot without being completed."""
+        """Whether this push had changed all buckets at the snapshot without being completed.
+
+        Args:
+            session: number of the client.
+            sequence: number of the push in its session.
+            num_buckets: of the shard.
+        """
         return any(
             live.session == session and live.completed < sequence == min(seen[:num_buckets])
             for live, seen in self._pairs
@@ -131,6 +137,10 @@ def is_first(request: RequestId, acked_clock: int) -> bool:
     """Whether a push is for the first clock: its worker was told of none and is no later attempt.
 
     A later attempt begins where the others are.
+
+    Args:
+        request: the push.
+        acked_clock: newest clock that its worker has got; 0: none.
     """
     return not (acked_clock or request.generation)
 
@@ -147,7 +157,12 @@ class Verdict(enum.Enum):
 
 
 class SessionLog:
-    """What is known of one session."""
+    """What is known of one session.
+
+    Args:
+        generation: of the worker.
+        num_buckets: units of the shard: buckets and segments.
+    """
 
     __slots__ = (
         "applied",
@@ -303,7 +318,12 @@ class CompletionLog:
         self._lost_requests += 1
 
     def fence(self, worker: WorkerRank, least_generation: int) -> None:
-        """Refuse every generation of the worker below `least_generation` from now on."""
+        """Refuse every generation of the worker below `least_generation` from now on.
+
+        Args:
+            worker: rank.
+            least_generation: the oldest that is not refused.
+        """
         if least_generation <= self._least.get(worker, 0):
             return
         self._least[worker] = least_generation
@@ -317,7 +337,12 @@ class CompletionLog:
         self._sessions[worker] = kept
 
     def refuse_stale(self, worker: WorkerRank, generation: int) -> None:
-        """Raise StaleGeneration if a newer attempt of the worker is known, or this was fenced."""
+        """Raise StaleGeneration if a newer attempt of the worker is known, or this was fenced.
+
+        Args:
+            worker: rank.
+            generation: of the process that asks.
+        """
         least = self._least.get(worker, 0)
         if generation < least:
             raise _replaced(worker, generation, least)

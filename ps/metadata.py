@@ -75,7 +75,13 @@ class Metadata:
         return self._texts.copy()
 
     def expect(self, session: int, sequence: int, attached: AttachedMetadata) -> None:
-        """Hear of a push before it changes its first bucket; `put_pushed` follows."""
+        """Hear of a push before it changes its first bucket; `put_pushed` follows.
+
+        Args:
+            session: number of the client.
+            sequence: number of the push in its session.
+            attached: name and JSON text that it brings.
+        """
         self._coming[session] = sequence, attached
 
     def coming(self) -> dict[int, tuple[int, AttachedMetadata]]:
@@ -83,7 +89,12 @@ class Metadata:
         return self._coming.copy()
 
     def put_pushed(self, session: int, attached: AttachedMetadata) -> None:
-        """Keep what a push has brought, which is part of the parameters now."""
+        """Keep what a push has brought, which is part of the parameters now.
+
+        Args:
+            session: number of the client.
+            attached: name and JSON text.
+        """
         self._coming.pop(session, None)
         self.put(attached.name, attached.text)
 
@@ -94,6 +105,10 @@ class Metadata:
 
     def check_room(self, name: str, text: str) -> None:
         """Refuse a text for which there is no room.
+
+        Args:
+            name: of the value.
+            text: its JSON; REMOVED if it will be removed.
 
         Raises:
             PSSettingsError: there are too many, or they are too large.
@@ -111,7 +126,12 @@ class Metadata:
             )
 
     def put(self, name: str, text: str) -> None:
-        """Keep a text under a name, or remove what is there."""
+        """Keep a text under a name, or remove what is there.
+
+        Args:
+            name: of the value.
+            text: its JSON; REMOVED removes it.
+        """
         if not self._is_kept or self._texts.get(name, REMOVED) == text:
             return
         self.num_changes += 1
@@ -124,6 +144,12 @@ class Metadata:
 
     def put_once(self, session: int, sequence: int, name: str, text: str) -> None:
         """As `put`, unless this request of the session, or a later one, was here before.
+
+        Args:
+            session: number of the client.
+            sequence: number of the request in its session.
+            name: of the value.
+            text: its JSON; REMOVED removes it.
 
         Raises:
             PSSettingsError: see `check_room`.
@@ -141,6 +167,10 @@ class Metadata:
 def pushed(name: str, value: Any) -> AttachedMetadata:
     """Return metadata for a push.
 
+    Args:
+        name: of the value.
+        value: anything that JSON can express.
+
     Raises:
         PSSettingsError: see `text_of`; or it is too long to come with a push.
     """
@@ -155,6 +185,10 @@ def pushed(name: str, value: Any) -> AttachedMetadata:
 
 def text_of(name: str, value: Any) -> str:
     """Return a value as JSON.
+
+    Args:
+        name: of the value.
+        value: anything that JSON can express.
 
     Raises:
         PSSettingsError: the name is none, JSON has no such value, or its text is too long.
@@ -173,6 +207,10 @@ def text_of(name: str, value: Any) -> str:
 
 def read_text(name: str, call: Payload) -> str:
     """Return the text that a request brings.
+
+    Args:
+        name: of the value.
+        call: the request, whose payload is the text.
 
     Raises:
         PSSettingsError: it is too long, or no JSON.

@@ -32,7 +32,12 @@ def digest(*parts: bytes | bytearray | memoryview) -> str:
 
 
 def refuse_nonfinite(array: Array, what: str) -> None:
-    """Raise unless all values are finite: a checkpoint is never worse than the one before."""
+    """Raise unless all values are finite: a checkpoint is never worse than the one before.
+
+    Args:
+        array: any shape, floats.
+        what: names the array in the message.
+    """
     count = array.size - int(np.count_nonzero(np.isfinite(array)))
     if count:
         raise CheckpointError(f"{what} has {count} of {array.size} values NaN or infinite")

@@ -190,6 +190,11 @@ class GenerationFence:
 def endpoint_of(storage: Storage, cluster_id: str, rank: int) -> Endpoint | None:
     """Return where the newest process of a server listens; None: none of this cluster has said.
 
+    Args:
+        storage: the checkpoint root.
+        cluster_id: the cluster that the process must belong to.
+        rank: of the server.
+
     Raises:
         OSError, CheckpointError: the file system is away.
     """

@@ -117,13 +117,25 @@ def step_of(name: str) -> int | None:
 
 
 def bucket_nbytes(layout: Layout, manifest: Manifest, bucket_id: int) -> int:
-    """Return the bytes of a bucket in a shard's file: its values, slots and average."""
+    """Return the bytes of a bucket in a shard's file: its values, slots and average.
+
+    Args:
+        layout: of the manifest.
+        manifest: has the groups' dtypes and rules.
+        bucket_id: number of the bucket.
+    """
     bucket = layout.buckets[bucket_id]
     return bucket.nbytes * (1 + len(rule_of(manifest.group(bucket.group).rule).kept))
 
 
 def new_arrays(layout: Layout, manifest: Manifest, bucket_id: int) -> list[Array]:
-    """Return new arrays, [num_elements] each, for a bucket's values, slots and average."""
+    """Return new arrays, [num_elements] each, for a bucket's values, slots and average.
+
+    Args:
+        layout: of the manifest.
+        manifest: has the groups' dtypes and rules.
+        bucket_id: number of the bucket.
+    """
     bucket = layout.buckets[bucket_id]
     num_kept = len(rule_of(manifest.group(bucket.group).rule).kept)
     dtype = layout.group(bucket.group).numpy_dtype
@@ -137,7 +149,12 @@ def encode_manifest(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_manifest(data: bytes, path: str) -> Checkpoint:
-    """Check and decode the bytes of a manifest file."""
+    """Check and decode the bytes of a manifest file.
+
+    Args:
+        data: the file's content.
+        path: of the file, for messages.
+    """
     first, _, body = data.partition(b"\n")
     if first != digest(body).encode():
         raise CheckpointError(

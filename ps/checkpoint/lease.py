@@ -76,7 +76,12 @@ DEFAULT_TIMING = LeaseTiming()
 
 
 def this_holder(owner: str, token: str = "") -> Holder:
-    """Return the holder that this process is."""
+    """Return the holder that this process is.
+
+    Args:
+        owner: name of the job, for messages.
+        token: tells two leases of one process apart.
+    """
     return Holder.of_this(owner=owner, host=socket.gethostname(), token=token)
 
 
@@ -108,7 +113,12 @@ class Silence:
         """Whether a look has shown anything else than the first one."""
 
     def look(self, seen: bytes, now_s: float) -> float:
-        """Return for how many seconds this was seen."""
+        """Return for how many seconds this was seen.
+
+        Args:
+            seen: the content as it was read now.
+            now_s: monotonic seconds.
+        """
         if seen != self._seen:
             self.has_changed = self._seen is not None
             self._seen, self.silent_s = seen, 0.0

@@ -47,7 +47,12 @@ Root = str | Path | Storage
 
 
 def load_step(storage: Storage, step: int) -> Checkpoint:
-    """Read the manifest of a step; check that every shard file exists with its size."""
+    """Read the manifest of a step; check that every shard file exists with its size.
+
+    Args:
+        storage: the checkpoint root.
+        step: number of the step.
+    """
     checkpoint = read_step(storage, step)
     for shard in checkpoint.shards:
         _check_size(storage, step, shard)
@@ -55,7 +60,12 @@ def load_step(storage: Storage, step: int) -> Checkpoint:
 
 
 def read_step(storage: Storage, step: int) -> Checkpoint:
-    """Read the manifest of a step alone."""
+    """Read the manifest of a step alone.
+
+    Args:
+        storage: the checkpoint root.
+        step: number of the step.
+    """
     name = f"{step_name(step)}/{MANIFEST_NAME}"
     path = storage.where(name)
     try:
@@ -97,6 +107,10 @@ def _check_size(storage: Storage, step: int, shard: ShardRecord) -> None:
 def load_chain(storage: Storage, step: int) -> list[Checkpoint]:
     """Return a step's checkpoint, then its base, and so on down to the full one.
 
+    Args:
+        storage: the checkpoint root.
+        step: number of the step.
+
     Raises:
         CheckpointError: one of them is missing, incomplete, or of another save or model.
     """
@@ -123,7 +137,15 @@ def load_chain(storage: Storage, step: int) -> list[Checkpoint]:
 def load_index(
     storage: Storage, shard: ShardRecord, checkpoint: Checkpoint, layout: Layout, directory: str
 ) -> ShardIndex:
-    """Read and check a shard's index: digest, bucket ids, and that all sizes add up."""
+    """Read and check a shard's index: digest, bucket ids, and that all sizes add up.
+
+    Args:
+        storage: the checkpoint root.
+        shard: the shard's entry in the manifest file.
+        checkpoint: the step that it belongs to.
+        layout: of the checkpoint's manifest.
+        directory: of the step, below the root.
+    """
     name = f"{directory}/{shard.file_name}"
     path = storage.where(name)
     if shard.index_nbytes > shard.nbytes:
@@ -190,7 +212,12 @@ def complete_chains(storage: Storage) -> Iterator[list[Checkpoint]]:
 
 
 def steps_passed_over(storage: Storage, steps: Iterable[int]) -> set[int]:
-    """Return the steps that a readable manifest names as skipped by its run."""
+    """Return the steps that a readable manifest names as skipped by its run.
+
+    Args:
+        storage: the checkpoint root.
+        steps: numbers of the steps to read; unreadable ones are left out.
+    """
     found: set[int] = set()
     for step in steps:
         with contextlib.suppress(CheckpointError):
@@ -202,13 +229,23 @@ def steps_after(root: Root, checkpoint: Checkpoint) -> tuple[int, ...]:
     """Return the steps that a run skips when it resumes from this checkpoint.
 
     Those with a greater number, the greatest MAX_PASSED_OVER at most, and those skipped before.
+
+    Args:
+        root: the checkpoint root.
+        checkpoint: the one to resume from.
     """
     newer = {step for step in steps_on_disk(storage_at(root)) if step > checkpoint.step}
     return tuple(sorted(newer | {*checkpoint.passed_over})[-MAX_PASSED_OVER:])
 
 
 def log_skipped(storage: Storage, step: int, error: CheckpointError) -> None:
-    """Log why a checkpoint is skipped."""
+    """Log why a checkpoint is skipped.
+
+    Args:
+        storage: the checkpoint root.
+        step: number of the step.
+        error: what is wrong with it.
+    """
     logger.warning("checkpoint step %d in %s is skipped: %s", step, storage.where(), error)
 
 
@@ -220,6 +257,10 @@ def latest(root: Root) -> int | None:
 
 def read_manifest(root: Root, step: int | None = None) -> Checkpoint:
     """Return the manifest of a step, or of the newest complete one.
+
+    Args:
+        root: the checkpoint root.
+        step: number of the step; None: the newest complete one.
 
     Raises:
         CheckpointError: the step is missing or incomplete (the message names the newest complete

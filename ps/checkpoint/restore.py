@@ -66,6 +66,11 @@ AS_SAVED = RestoreOptions()
 def find(root: Root, step: int | None, like: RestoreOptions) -> tuple[Checkpoint, Manifest]:
     """Return the checkpoint to restore, and the manifest to restore it for.
 
+    Args:
+        root: the checkpoint root.
+        step: number of the step; None: the newest one that can be restored.
+        like: what the checkpoint has to fit.
+
     Raises:
         CheckpointError: there is none, or the requested one is damaged or of another model.
     """
@@ -83,6 +88,10 @@ def manifest_to_serve(checkpoint: Checkpoint, like: RestoreOptions) -> Manifest:
 
     Without frozen groups if the checkpoint has none, as those of versions that did not keep them:
     they come with the next seed.
+
+    Args:
+        checkpoint: the one to restore.
+        like: what was asked for.
     """
     asked = like.manifest or checkpoint.manifest
     return asked if checkpoint.manifest.frozen_groups else asked.without_frozen()
@@ -117,6 +126,10 @@ def restore_shard(
 def verify(root: Root, checkpoint: Checkpoint) -> None:
     """Read everything and compare all digests, one bucket or piece of a table in memory at a time.
 
+    Args:
+        root: the checkpoint root.
+        checkpoint: a step, read with the steps that it needs.
+
     Raises:
         CheckpointError: names the first damaged file.
     """
@@ -130,7 +143,12 @@ def _verify_chain(storage: Storage, chain: Iterable[Checkpoint]) -> None:
 
 
 def verify_files(storage: Storage, checkpoint: Checkpoint) -> None:
-    """As `verify`, without the checkpoints that a delta needs."""
+    """As `verify`, without the checkpoints that a delta needs.
+
+    Args:
+        storage: the checkpoint root.
+        checkpoint: the step to read.
+    """
     for _ in _read_buckets(storage, checkpoint, None):
         pass
     check_step_rows(storage, checkpoint)
@@ -196,6 +214,11 @@ class SavedBucket(NamedTuple):
 def read_values(root: Root, checkpoint: Checkpoint, wanted: set[int]) -> Iterator[SavedBucket]:
     """Yield the wanted buckets, each from the newest file of the chain that has it.
 
+    Args:
+        root: the checkpoint root.
+        checkpoint: the newest step of the chain.
+        wanted: numbers of the buckets.
+
     Raises:
         CheckpointError: a file is damaged, or none has a bucket.
     """
@@ -253,7 +276,13 @@ def _read_exactly(file: BinaryIO, into: memoryview) -> int:
 
 
 def read_extra(root: Root, checkpoint: Checkpoint, rank: int) -> bytes:
-    """Return the extra bytes that the server of this rank saved."""
+    """Return the extra bytes that the server of this rank saved.
+
+    Args:
+        root: the checkpoint root.
+        checkpoint: the step to read.
+        rank: of the server that saved.
+    """
     storage = storage_at(root)
     directory = step_name(checkpoint.step)
     if not 0 <= rank < len(checkpoint.shards):

@@ -207,7 +207,13 @@ class ShardSnapshot:
             return self._note(unit)
 
     def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
-        """Copy a bucket's state of the snapshot to `out`, and free its copy; return its step."""
+        """Copy a bucket's state of the snapshot to `out`, and free its copy; return its step.
+
+        Args:
+            bucket_id: number of the bucket.
+            out: [num_elements] each: values, slots in the rule's order, average if there is one;
+                filled.
+        """
         unit = self._indices[bucket_id]
         with self._locks[unit]:
             if unit not in self._aside:

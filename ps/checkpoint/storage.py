@@ -62,6 +62,10 @@ class Storage(Protocol):
     def publish(self, directory: str, target: str) -> None:
         """Give a directory its final name, at once and so that it survives a crash.
 
+        Args:
+            directory: its name until now, below the root.
+            target: its final name, below the root.
+
         Raises:
             FileExistsError: the target exists and is not empty.
         """
@@ -76,12 +80,21 @@ class Storage(Protocol):
     def put(self, name: str, data: bytes, *, overwrite: bool) -> None:
         """Make `data` the content of a small file: readers see all of it, or what was before.
 
+        Args:
+            name: of the file, below the root.
+            data: the whole content.
+            overwrite: replace a file that exists.
+
         Raises:
             FileExistsError: it exists and `overwrite` is False.
         """
 
     def move(self, name: str, target: str) -> None:
         """Give a file another name, that nothing has, at once where the store can.
+
+        Args:
+            name: of the file, below the root.
+            target: its new name, below the root.
 
         Raises:
             FileNotFoundError: there is no such file, or another one has moved it.
@@ -114,6 +127,10 @@ def storage_at(root: str | Path | Storage) -> Storage:
 def read_small(storage: Storage, name: str) -> bytes | None:
     """Return the content of a file that `put` has made, None if there is none.
 
+    Args:
+        storage: the checkpoint root.
+        name: of the file, below the root.
+
     Raises:
         CheckpointError: it is a link, a device or a directory.
         OSError: the file system fails.
@@ -127,7 +144,13 @@ def read_small(storage: Storage, name: str) -> bytes | None:
 
 @contextmanager
 def typed_errors(storage: Storage, name: str, action: str) -> Iterator[None]:
-    """Turn an OSError into a CheckpointError that states the path and the free space."""
+    """Turn an OSError into a CheckpointError that states the path and the free space.
+
+    Args:
+        storage: the checkpoint root.
+        name: of the file or directory, below the root.
+        action: verb for the message, for example "write".
+    """
     try:
         yield
     except OSError as error:

@@ -75,17 +75,31 @@ class SegmentSource(Protocol):
 
 
 def piece_nbytes(spec: TableSpec, piece: PieceRecord) -> int:
-    """Return the bytes of a piece."""
+    """Return the bytes of a piece.
+
+    Args:
+        spec: the table.
+        piece: the piece's entry in the index.
+    """
     return piece.num_rows * (8 if piece.is_dropped else 16 + row_width(spec) * spec.itemsize)
 
 
 def segment_nbytes(spec: TableSpec, record: SegmentRecord) -> int:
-    """Return the bytes of a segment."""
+    """Return the bytes of a segment.
+
+    Args:
+        spec: the table.
+        record: the segment's entry in the index.
+    """
     return sum(piece_nbytes(spec, piece) for piece in record.pieces) + record.counts_nbytes
 
 
 def write_segment(file: BinaryIO, source: SegmentSource) -> SegmentRecord:
     """Write a segment; one piece of it is in memory at a time.
+
+    Args:
+        file: open for writing, at the segment's position.
+        source: yields the segment's rows.
 
     Raises:
         CheckpointError: a value is not finite.
@@ -111,7 +125,14 @@ def write_segment(file: BinaryIO, source: SegmentSource) -> SegmentRecord:
 def check_segments(
     path: str, manifest: Manifest, records: Sequence[SegmentRecord], *, is_delta: bool
 ) -> None:
-    """Check that a shard has every segment of every table once, in order."""
+    """Check that a shard has every segment of every table once, in order.
+
+    Args:
+        path: of the shard's file, for messages.
+        manifest: has the tables.
+        records: the segments' entries in the index.
+        is_delta: whether rows may be missing, as in a delta checkpoint.
+    """
     expected = [(at, n) for at, spec in enumerate(manifest.tables) for n in range(spec.segments)]
     found = [record.place for record in records]
     if found != expected:
@@ -131,6 +152,13 @@ def read_piece(
     file: BinaryIO, path: str, spec: TableSpec, record: SegmentRecord, piece: PieceRecord
 ) -> RowBatch | Dropped:
     """Read the piece at the file's position, and check it.
+
+    Args:
+        file: open for reading, at the piece's position.
+        path: of the file, for messages.
+        spec: the table.
+        record: the segment's entry in the index.
+        piece: the piece's entry.
 
     Raises:
         CheckpointError: it is damaged, or holds values that no table could have written.
@@ -159,13 +187,27 @@ def read_piece(
 
 
 def read_counts(file: BinaryIO, path: str, spec: TableSpec, record: SegmentRecord) -> bytes:
-    """Read the counts at the file's position, and check their digest."""
+    """Read the counts at the file's position, and check their digest.
+
+    Args:
+        file: open for reading, at the counts' position.
+        path: of the file, for messages.
+        spec: the table.
+        record: the segment's entry in the index.
+    """
     what = f"the counts of segment {record.segment} of table {spec.name!r}"
     return read_checked(file, path, (record.counts_nbytes, record.counts_digest), what)
 
 
 def read_checked(file: BinaryIO, path: str, expected: tuple[int, str], what: str) -> bytes:
-    """Read so many bytes of this digest."""
+    """Read so many bytes of this digest.
+
+    Args:
+        file: open for reading, at the right position.
+        path: of the file, for messages.
+        expected: bytes and digest.
+        what: names the part in messages.
+    """
     nbytes, expected_digest = expected
     position = file.tell()
     data = file.read(nbytes)

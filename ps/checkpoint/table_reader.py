@@ -71,6 +71,10 @@ def read_rows(
 def check_step_rows(storage: Storage, checkpoint: Checkpoint) -> None:
     """Read all pieces of one step alone and compare their digests.
 
+    Args:
+        storage: the checkpoint root.
+        checkpoint: the step to read.
+
     Raises:
         CheckpointError: names the first damaged file.
     """

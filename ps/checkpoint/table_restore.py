@@ -34,7 +34,13 @@ Array = np.ndarray[Any, Any]
 
 
 def has_same_slices(checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings) -> bool:
-    """Whether a server's segments own the same ids as in the checkpoint."""
+    """Whether a server's segments own the same ids as in the checkpoint.
+
+    Args:
+        checkpoint: the one to restore.
+        tables: the server's shares of the manifest's tables.
+        place: has the server's rank and the number of servers.
+    """
     saved = [spec.segments for spec in checkpoint.manifest.tables]
     asked = [table.spec.segments for table in tables]
     return len(checkpoint.shards) == place.num_servers and saved == asked

@@ -63,7 +63,12 @@ class ShardSource(Protocol):
         """Ids of the buckets, ascending."""
 
     def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
-        """Copy a bucket's values, then its slots, to `out`; return its step."""
+        """Copy a bucket's values, then its slots, to `out`; return its step.
+
+        Args:
+            bucket_id: number of the bucket.
+            out: [num_elements] each, as of `format.new_arrays`; filled.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +284,22 @@ def _check_base(storage: Storage, base: Base, step: int, passed_over: Collection
 
 
 def abort(root: Root, save_id: str) -> None:
-    """Remove the files of a failed save; do nothing after its commit."""
+    """Remove the files of a failed save; do nothing after its commit.
+
+    Args:
+        root: the checkpoint root.
+        save_id: names the save.
+    """
     storage_at(root).remove(staging_name(save_id))
 
 
 def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
-    """Check a save's files before its commit; reads the indexes, not the values."""
+    """Check a save's files before its commit; reads the indexes, not the values.
+
+    Args:
+        storage: the checkpoint root.
+        checkpoint: what is about to be committed.
+    """
     staging = staging_name(checkpoint.save_id)
     for shard in checkpoint.shards:
         name = f"{staging}/{shard.file_name}"

@@ -90,7 +90,14 @@ class OutgoingCall(msgspec.Struct):
 
 
 class Channel:
-    """The connection to one server, made when it is needed and made again when it was cut."""
+    """The connection to one server, made when it is needed and made again when it was cut.
+
+    Args:
+        server: rank of the server.
+        endpoint: where it listens.
+        credentials: the cluster's secret.
+        identity: who this process is.
+    """
 
     def __init__(
         self, server: int, endpoint: Endpoint, credentials: Credentials, identity: Identity
@@ -197,7 +204,13 @@ class Channel:
     def answered(
         self, request: type[messages.Request], begun_s: float, *, is_refused: bool
     ) -> None:
-        """Count an answer to a call that began at `begun_s`; the next cut is a new story."""
+        """Count an answer to a call that began at `begun_s`; the next cut is a new story.
+
+        Args:
+            request: type of the request.
+            begun_s: monotonic seconds at which its first attempt began.
+            is_refused: whether the answer is an error.
+        """
         self._pause_s = 0.0
         self._next_attempt_s = 0.0
         self._counters.refused += is_refused

@@ -57,7 +57,13 @@ class RendezvousClient:
         self._uses: dict[str, int] = {}
 
     def rendezvous(self, key: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
-        """Bring a value and get those of all live workers. Raises as PSClient.rendezvous."""
+        """Bring a value and get those of all live workers. Raises as PSClient.rendezvous.
+
+        Args:
+            key: name of the rendezvous.
+            value: at most 1 MiB.
+            timeout_s: seconds until RequestTimeout.
+        """
         uses = self._uses.get(key, 0)
         reply = self._wait(f"{key}#{uses}" if uses else key, value, timeout_s)
         self._uses[key] = uses + 1

@@ -71,7 +71,12 @@ class DenseClient:
         return self._hash if self._manifest is not None else self.manifest.hash()
 
     def adopt(self, manifest: Manifest, digest: str) -> None:
-        """Use these parameters from now on."""
+        """Use these parameters from now on.
+
+        Args:
+            manifest: what the servers serve.
+            digest: its hash.
+        """
         self._manifest = manifest
         self._hash = digest
         self.layout = Layout.of(manifest)
@@ -84,7 +89,12 @@ class DenseClient:
         self._packer = ErrorFeedback.if_needed(manifest, num_servers) if self._pushes else None
 
     def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
-        """Give the servers their manifest and first values. Raises as PSClient.seed."""
+        """Give the servers their manifest and first values. Raises as PSClient.seed.
+
+        Args:
+            manifest: groups and tables of the model.
+            values: per group the flat buffer, [num_elements] of its dtype.
+        """
         layout, frozen = Layout.of(manifest), Layout.frozen(manifest)
         check_arrays(Layout.whole(manifest), values, "values")
         encoded = manifest.encode()
@@ -111,7 +121,12 @@ class DenseClient:
         self._servers.answers(calls, Description, timeout_s=self._timeout_s)
 
     def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
-        """Fill the arrays with the newest values, or their moving averages where there are any."""
+        """Fill the arrays with the newest values, or their moving averages where there are any.
+
+        Args:
+            into: per group the flat buffer, [num_elements] of its dtype; filled.
+            averages: read moving averages instead of values.
+        """
         request = messages.Pull(self._hash or self.known_hash(), averages)
         check_arrays(self.layout, into, "into", writable=True)
         views = views_per_server(into, self.pieces)
@@ -122,7 +137,13 @@ class DenseClient:
         return acks[0] if len(acks) == 1 else joined(acks)
 
     def pull_frozen(self, manifest: Manifest, into: Mapping[str, Array], timeout_s: float) -> None:
-        """Fill the arrays with the values of frozen groups. Raises as PSClient.pull_frozen."""
+        """Fill the arrays with the values of frozen groups. Raises as PSClient.pull_frozen.
+
+        Args:
+            manifest: has the frozen groups.
+            into: per frozen group the flat buffer, [num_elements] of its dtype; filled.
+            timeout_s: seconds until RequestTimeout.
+        """
         layout = Layout.frozen(manifest)
         check_arrays(layout, into, "into", writable=True)
         request = messages.PullFrozen(manifest.frozen_hash())
@@ -142,7 +163,16 @@ class DenseClient:
         lag: int = 0,
         metadata: AttachedMetadata | None = None,
     ) -> Ack:
-        """Push a gradient, or none, and fill `into` if it is given. Raises as PSClient.push."""
+        """Push a gradient, or none, and fill `into` if it is given. Raises as PSClient.push.
+
+        Args:
+            grads: per group the flat gradient, [num_elements] of its dtype; None: a null push.
+            into: per group the flat buffer, filled with fresh values; None: no values come back.
+            hyper: learning rate and further scalars; None for a null push.
+            rows: rows that the gradient is the mean of.
+            lag: steps computed since the values were pulled.
+            metadata: saved with the parameters that contain this push; None: none.
+        """
         digest = self._hash or self.known_hash()
         pulls, is_null = into is not None, grads is None
 

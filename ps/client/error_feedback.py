@@ -73,7 +73,12 @@ class ErrorFeedback:
 
     @classmethod
     def if_needed(cls, manifest: Manifest, num_servers: int) -> Self | None:
-        """Return one if any group is compressed."""
+        """Return one if any group is compressed.
+
+        Args:
+            manifest: has the groups' compression.
+            num_servers: that share the buckets.
+        """
         is_needed = any(spec.compression != "none" for spec in manifest.groups)
         return cls(manifest, num_servers) if is_needed else None
 

@@ -40,6 +40,10 @@ from rpc.errors import (
 def connect_together(links: Sequence[Channel], left_s: float) -> dict[int, RpcError | PSError]:
     """Connect those links that have no connection and may try now; bounded as one attempt is.
 
+    Args:
+        links: to the servers.
+        left_s: seconds to the deadline.
+
     Returns:
         By the server's rank why no attempt will ever succeed. A link that only has to try again
         later is not among them, nor one that is connected now.
@@ -72,6 +76,11 @@ def exchange(calls: Sequence[OutgoingCall], *, timeout_s: float, reconnect_s: fl
     A request that was cut is sent again while others still wait for their replies: at a barrier
     those come only when every server has got its part from everybody. Every server gets its chance
     to answer even when another one refuses, so that all of them agree on what was pushed.
+
+    Args:
+        calls: at most one per server.
+        timeout_s: seconds for all of them together.
+        reconnect_s: seconds for which an unreachable server is tried again.
 
     Raises:
         PSError: the first server's refusal, as the server raised it.

@@ -48,7 +48,13 @@ class Servers(Protocol):
     def ask(
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
     ) -> list[Answer]:
-        """Raise PSError if one of them refuses, or does not answer within `timeout_s`."""
+        """Raise PSError if one of them refuses, or does not answer within `timeout_s`.
+
+        Args:
+            request: sent to every server.
+            answer: type of the reply.
+            timeout_s: seconds for all of them together.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +122,16 @@ class Saver:
         timeout_s: float,
         options: SaveOptions = DEFAULT_OPTIONS,
     ) -> str:
-        """Make a checkpoint; returns its directory. Raises as PSClient.save."""
+        """Make a checkpoint; returns its directory. Raises as PSClient.save.
+
+        Args:
+            directory: the checkpoint root; a URL where the client's storage knows URLs.
+            step: number of the checkpoint; None: the clock.
+            manifest: what the servers serve.
+            servers: all of them.
+            timeout_s: seconds for the whole save.
+            options: full or delta, retention.
+        """
         if step is not None and step < 0:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
         with self._turn(timeout_s) as deadline_s:

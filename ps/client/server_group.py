@@ -91,7 +91,13 @@ class ServerGroup:
     def ask(
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
     ) -> list[Answer]:
-        """Make the same request to every server."""
+        """Make the same request to every server.
+
+        Args:
+            request: sent to every server.
+            answer: type of the reply.
+            timeout_s: seconds for all of them together.
+        """
         calls = [OutgoingCall(link, request) for link in self.links]
         return self.answers(calls, answer, timeout_s=timeout_s)
 
@@ -104,12 +110,23 @@ class ServerGroup:
     def answers(
         self, calls: Sequence[OutgoingCall], answer: type[Answer], *, timeout_s: float
     ) -> list[Answer]:
-        """Make these requests and decode their replies' meta. Raises as `send`."""
+        """Make these requests and decode their replies' meta. Raises as `send`.
+
+        Args:
+            calls: at most one per server.
+            answer: type of the replies.
+            timeout_s: seconds for all of them together.
+        """
         replies = self.send(calls, timeout_s=timeout_s)
         return [messages.decode_reply(reply.meta, answer) for reply in replies]
 
     def acks(self, calls: Sequence[OutgoingCall], *, timeout_s: float) -> list[Ack]:
-        """As `answers`, of requests that are acknowledged."""
+        """As `answers`, of requests that are acknowledged.
+
+        Args:
+            calls: at most one per server.
+            timeout_s: seconds for all of them together.
+        """
         if self._closed:
             raise client_closed()
         replies = exchange(calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s)
@@ -117,6 +134,10 @@ class ServerGroup:
 
     def send(self, calls: Sequence[OutgoingCall], *, timeout_s: float) -> list[Reply]:
         """Make these requests.
+
+        Args:
+            calls: at most one per server.
+            timeout_s: seconds for all of them together.
 
         Raises:
             ClosedError: after close().
@@ -292,6 +313,10 @@ class ServerGroup:
 
 def check_serving(described: Sequence[Description], waited_s: float) -> None:
     """Refuse servers that do not all serve the same manifest.
+
+    Args:
+        described: every server's answer.
+        waited_s: seconds that the caller waited for it, for the message.
 
     Raises:
         RequestTimeout: one is still EMPTY.

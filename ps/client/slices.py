@@ -28,7 +28,12 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 def slice_by_server(layout: Layout, num_servers: int) -> tuple[tuple[Slice, ...], ...]:
-    """Return each server's pieces in the order of its buckets; neighbours are merged."""
+    """Return each server's pieces in the order of its buckets; neighbours are merged.
+
+    Args:
+        layout: of the manifest.
+        num_servers: that share the buckets.
+    """
     cut: list[tuple[Slice, ...]] = []
     for owned in deal(layout.bucket_bytes(), num_servers):
         pieces: list[Slice] = []
@@ -46,6 +51,12 @@ def check_arrays(
     layout: Layout, arrays: Mapping[str, Array], what: str, *, writable: bool = False
 ) -> None:
     """Refuse arrays that are not the manifest's flat buffers.
+
+    Args:
+        layout: of the manifest.
+        arrays: per group the caller's flat buffer.
+        what: names the arrays in messages, for example "grads".
+        writable: whether they will be filled.
 
     Raises:
         ShapeError: a group is missing or unknown, or an array has another dtype or size, is not
@@ -73,14 +84,24 @@ def check_arrays(
 
 
 def views_of(arrays: Mapping[str, Array], pieces: Sequence[Slice]) -> list[memoryview]:
-    """Return the bytes of the pieces, as views of the arrays."""
+    """Return the bytes of the pieces, as views of the arrays.
+
+    Args:
+        arrays: per group the flat buffer.
+        pieces: one server's slices, in the order of its buckets.
+    """
     return views_per_server(arrays, [pieces])[0]
 
 
 def views_per_server(
     arrays: Mapping[str, Array], pieces: Sequence[Sequence[Slice]]
 ) -> list[list[memoryview]]:
-    """Return the bytes of each server's pieces, as views of the arrays."""
+    """Return the bytes of each server's pieces, as views of the arrays.
+
+    Args:
+        arrays: per group the flat buffer.
+        pieces: per server its slices.
+    """
     views: list[list[memoryview]] = []
     for owned in pieces:
         own: list[memoryview] = []

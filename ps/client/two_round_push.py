@@ -40,7 +40,13 @@ class ClippedPush:
     def if_needed(
         cls, servers: ServerGroup, manifest: Manifest, *, num_workers: int
     ) -> Self | None:
-        """Return one where a push takes two rounds: no server has the whole mean, nor a worker."""
+        """Return one where a push takes two rounds: no server has the whole mean, nor a worker.
+
+        Args:
+            servers: all of them.
+            manifest: has the rules.
+            num_workers: of the cluster.
+        """
         in_parts = len(servers.links) > 1 and servers_take_norms(manifest, num_workers=num_workers)
         return cls(servers, manifest) if in_parts else None
 
@@ -52,7 +58,14 @@ class ClippedPush:
         payloads: Sequence[Buffers],
         intos: Sequence[Sequence[memoryview]],
     ) -> list[Ack]:
-        """Push as ServerGroup.change does; `timeout_s` holds for each round. Raises as that."""
+        """Push as ServerGroup.change does; `timeout_s` holds for each round. Raises as that.
+
+        Args:
+            request: the push; its number and clocks are filled in per server.
+            timeout_s: seconds for each round.
+            payloads: per server the gradient's views.
+            intos: per server the views that receive fresh values.
+        """
         acks = self._servers.change(
             lambda number: msgspec.structs.replace(request(number), pull=True),
             timeout_s=timeout_s,

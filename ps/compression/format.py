@@ -47,12 +47,22 @@ FORMATS: dict[Compression, Format] = {
 
 
 def num_scales(kind: Compression, num_elements: int) -> int:
-    """Return how many scales a packed bucket begins with."""
+    """Return how many scales a packed bucket begins with.
+
+    Args:
+        kind: the packed format.
+        num_elements: elements of the bucket.
+    """
     return -(-num_elements // BLOCK) if FORMATS[kind].has_scales else 0
 
 
 def packed_nbytes(kind: Compression, num_elements: int) -> int:
-    """Return the bytes of a packed bucket, with its padding."""
+    """Return the bytes of a packed bucket, with its padding.
+
+    Args:
+        kind: the packed format.
+        num_elements: elements of the bucket.
+    """
     nbytes = 4 * num_scales(kind, num_elements) + FORMATS[kind].code.itemsize * num_elements
     return nbytes + -nbytes % _ALIGNMENT
 

@@ -60,6 +60,11 @@ def add_left(g: Array, left: Array, total: Array) -> Any:
     """Write g + left to total; return the bits of the largest magnitude, or of what is not finite.
 
     Integers are compared: a maximum of floats is not vectorized, and does not see NaN.
+
+    Args:
+        g: [n] float32, a bucket's gradient.
+        left: [n] float32, what earlier packings rounded away.
+        total: [n] float32; filled.
     """
     most = np.uint32(0)
     for i in range(total.size):
@@ -70,7 +75,15 @@ def add_left(g: Array, left: Array, total: Array) -> Any:
 
 @kernel_of_distinct_arrays
 def pack_int8(g: Array, left: Array, new_left: Array, scales: Array, codes: Array) -> int:
-    """Return -1, or the first element of a block that is not finite; then codes mean nothing."""
+    """Return -1, or the first element of a block that is not finite; then codes mean nothing.
+
+    Args:
+        g: [n] float32, a bucket's gradient.
+        left: [n] float32, what earlier packings rounded away.
+        new_left: [n] float32; filled with what this packing rounds away.
+        scales: [num_scales] float32; filled, one per block.
+        codes: [n] int8; filled.
+    """
     for b in range(scales.size):
         block = slice(b * BLOCK, b * BLOCK + BLOCK)
         total, code = new_left[block], codes[block]
@@ -92,7 +105,13 @@ def pack_int8(g: Array, left: Array, new_left: Array, scales: Array, codes: Arra
 
 @kernel_of_distinct_arrays
 def unpack_int8(scales: Array, codes: Array, out: Array) -> int:
-    """Return -1, or the first scale that no packer makes; then `out` means nothing."""
+    """Return -1, or the first scale that no packer makes; then `out` means nothing.
+
+    Args:
+        scales: [num_scales] float32, one per block.
+        codes: [n] int8.
+        out: [n] float32; filled.
+    """
     for b in range(scales.size):
         scale = scales[b]
         if not (np.float32(0) <= scale < _INFINITY):
@@ -106,7 +125,15 @@ def unpack_int8(scales: Array, codes: Array, out: Array) -> int:
 
 @kernel_of_distinct_arrays
 def pack_fp16(g: Array, left: Array, new_left: Array, scales: Array, codes: Array) -> int:
-    """Return as pack_int8."""
+    """Return as pack_int8.
+
+    Args:
+        g: [n] float32, a bucket's gradient.
+        left: [n] float32, what earlier packings rounded away.
+        new_left: [n] float32; filled with what this packing rounds away.
+        scales: [num_scales] float32; filled, one per block.
+        codes: [n] 16 bits; filled.
+    """
     for b in range(scales.size):
         block = slice(b * BLOCK, b * BLOCK + BLOCK)
         total, code = new_left[block], codes[block]
@@ -129,7 +156,13 @@ def pack_fp16(g: Array, left: Array, new_left: Array, scales: Array, codes: Arra
 
 @kernel_of_distinct_arrays
 def unpack_fp16(scales: Array, codes: Array, out: Array) -> int:
-    """Return as unpack_int8."""
+    """Return as unpack_int8.
+
+    Args:
+        scales: [num_scales] float32, one per block.
+        codes: [n] 16 bits.
+        out: [n] float32; filled.
+    """
     for b in range(scales.size):
         scale = scales[b]
         if not (np.float32(0) <= scale < _INFINITY):
@@ -143,7 +176,14 @@ def unpack_fp16(scales: Array, codes: Array, out: Array) -> int:
 
 @kernel_of_distinct_arrays
 def pack_bf16(g: Array, left: Array, new_left: Array, _scales: Array, codes: Array) -> int:
-    """Return as pack_int8; without scales. What would be infinite becomes the largest number."""
+    """Return as pack_int8; without scales. What would be infinite becomes the largest number.
+
+    Args:
+        g: [n] float32, a bucket's gradient.
+        left: [n] float32, what earlier packings rounded away.
+        new_left: [n] float32; filled with what this packing rounds away.
+        codes: [n] 16 bits; filled.
+    """
     for start in range(0, g.size, BLOCK):
         block = slice(start, start + BLOCK)
         total, code = new_left[block], codes[block]
@@ -162,7 +202,12 @@ def pack_bf16(g: Array, left: Array, new_left: Array, _scales: Array, codes: Arr
 
 @kernel_of_distinct_arrays
 def unpack_bf16(_scales: Array, codes: Array, out: Array) -> int:
-    """Return as unpack_int8; without scales."""
+    """Return as unpack_int8; without scales.
+
+    Args:
+        codes: [n] 16 bits.
+        out: [n] float32; filled.
+    """
     for i in range(out.size):
         out[i] = float_of(np.uint32(np.uint32(codes[i]) << _UPPER))
     return -1

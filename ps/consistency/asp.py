@@ -42,7 +42,7 @@ class ASP:
         return PushDecision.APPLY
 
     def on_push(self, worker: WorkerRank, rows: int, *, null: bool) -> list[Action]:  # noqa: ARG002 - rows weigh in sync only
-        """Count the push and answer it."""
+        """Count the push and answer it. Arguments as of Policy."""
         if not null:
             self.clock += 1
         return [Release((worker,), self.clock)]
@@ -52,7 +52,7 @@ class ASP:
         return self.clock
 
     def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:  # noqa: ARG002 - no clock of its own
-        """Nothing waits for members."""
+        """Nothing waits for members. Arguments as of Policy."""
         refuse_finished(worker, self._finished)
         return []
 
@@ -81,7 +81,14 @@ class ASP:
 def make_policy(
     manifest: Manifest, num_workers: int, *, on_lost: OnLost = "fail", clock: int = 0
 ) -> Policy:
-    """Return the policy that the manifest asks for."""
+    """Return the policy that the manifest asks for.
+
+    Args:
+        manifest: has the mode and its bounds.
+        num_workers: of the cluster.
+        on_lost: what a lost worker means: "fail" or "continue".
+        clock: updates so far, after a restore.
+    """
     if num_workers < 1:
         raise PSSettingsError(f"num_workers must be at least 1, got {num_workers}")
     if manifest.consistency == "sync":

@@ -39,6 +39,11 @@ class BSP:
 
     All members of `0..num_workers-1` are waited for from the start, so no early worker can run
     ahead of one that is still starting.
+
+    Args:
+        num_workers: of the cluster.
+        on_lost: what a lost worker means: "fail" or "continue".
+        clock: completed barriers so far, after a restore.
     """
 
     def __init__(self, num_workers: int, *, on_lost: OnLost = "fail", clock: int = 0) -> None:
@@ -68,7 +73,10 @@ class BSP:
         return PushDecision.STAGE
 
     def on_push(self, worker: WorkerRank, rows: int, *, null: bool) -> list[Action]:
-        """Count the worker as present; complete the barrier if it was the last."""
+        """Count the worker as present; complete the barrier if it was the last.
+
+        Arguments as of Policy.
+        """
         self.admit(worker)
         if worker in self._arrived:
             raise ServerPhaseError(
@@ -83,7 +91,7 @@ class BSP:
         return self.clock
 
     def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:  # noqa: ARG002 - no clock of its own
-        """Wait for this worker from the barrier that is open now."""
+        """Wait for this worker from the barrier that is open now. Arguments as of Policy."""
         self._refuse_broken()
         refuse_finished(worker, self._finished)
         self._members.add(worker)
@@ -125,6 +133,10 @@ class BSP:
         What has arrived of the workers that are behind was sent again for the last of them: they
         did not hear that it was applied. It is lost too and waits no longer, or they would stay one
         behind. All else is for the clock that is open now.
+
+        Args:
+            clock: a completed barrier that a worker knows.
+            behind: workers that know only the one before.
         """
         if clock <= self.clock:
             return []

@@ -132,6 +132,10 @@ class RowGate:
     def admit(self, ticket: Ticket, batch: RequestId | None) -> None:
         """Refuse gradients that may not be applied now; others are, as they arrive.
 
+        Args:
+            ticket: of the push.
+            batch: the lookup that the rows were trained from; None: none.
+
         Raises:
             ServerPhaseError, WorkerLost: as for a push to the groups.
             PSSettingsError: hybrid: they are of no batch, so nothing bounds how old they are.
@@ -148,6 +152,10 @@ class RowGate:
         """A push is done, and its batch over; False when that was known.
 
         All of it was applied as it arrived, so it counts though a copy was refused meanwhile.
+
+        Args:
+            ticket: of the push.
+            batch: the lookup that the rows were trained from; None: none.
         """
         with self._gate.changed:
             ticket.refuse(None)
@@ -161,6 +169,11 @@ class RowGate:
         """A push is refused: its number is done, its batch over, and a retry hears why.
 
         A late copy leaves what is known of later requests.
+
+        Args:
+            ticket: of the push.
+            batch: the lookup that the rows were trained from; None: none.
+            error: why.
 
         Raises:
             StaleGeneration, PSError: as Gate.begin.
@@ -312,7 +325,12 @@ class Gate(Generic[Gradient]):
             return self._tracker.staleness(worker, self._policy.clock + arriving, lag)
 
     def pulled(self, worker: WorkerRank, clock: int) -> None:
-        """Note which clock's parameters the worker has got."""
+        """Note which clock's parameters the worker has got.
+
+        Args:
+            worker: rank.
+            clock: of the parameters that were sent.
+        """
         with self.changed:
             self._tracker.pulled(worker, clock)
 
@@ -357,6 +375,10 @@ class Gate(Generic[Gradient]):
 
         So barriers stay whole and all servers agree on the clocks, though one refused its part.
 
+        Args:
+            push: begun before.
+            error: what the sender gets.
+
         Returns:
             What waits in its place, which ends with `error`; until then its worker should not push
             again. None: the session has gone on to a later request.
@@ -382,6 +404,11 @@ class Gate(Generic[Gradient]):
         self, push: PendingPush[Gradient], deadline_s: float, is_gone: Callable[[], bool]
     ) -> int:
         """Wait until the push is part of a clock.
+
+        Args:
+            push: arrived before.
+            deadline_s: monotonic seconds.
+            is_gone: whether the sender's connection has ended.
 
         Returns:
             That clock.
@@ -413,6 +440,13 @@ class Gate(Generic[Gradient]):
         """Execute a membership event once; False when this request was executed before.
 
         Nobody waits for anybody at a closed gate, so there a worker that `leaves` is just let go.
+
+        Args:
+            request: identifies the event.
+            event: what the policy does.
+            acknowledged: last request that the session knows to be done.
+            acked_clock: newest clock that the worker has got; 0: none.
+            leaves: whether the worker leaves or finishes.
         """
         with self.changed:
             if leaves and self._closed is not None:
@@ -433,14 +467,24 @@ class Gate(Generic[Gradient]):
                 self.execute(self._policy.on_finish(worker))
 
     def fence(self, worker: WorkerRank, least_generation: int) -> None:
-        """Refuse older generations of the worker from now on, also in the middle of a push."""
+        """Refuse older generations of the worker from now on, also in the middle of a push.
+
+        Args:
+            worker: rank.
+            least_generation: the oldest that is not refused.
+        """
         with self.changed:
             self._log.fence(worker, least_generation)
             self._drop_replaced(worker)
             self.changed.notify_all()  # its lookups hear that they are fenced
 
     def refuse_stale(self, worker: WorkerRank, generation: int) -> None:
-        """Raise StaleGeneration unless this generation of the worker may still act."""
+        """Raise StaleGeneration unless this generation of the worker may still act.
+
+        Args:
+            worker: rank.
+            generation: of the process that asks.
+        """
         with self.changed:
             self._log.refuse_stale(worker, generation)
 

@@ -129,6 +129,10 @@ class Hybrid(BSP):
     def on_lookup(self, batch: RequestId, still_open: Collection[int]) -> list[Action]:
         """A member asks for rows to train on.
 
+        Args:
+            batch: identifies the lookup.
+            still_open: sequences of its session that its worker has under way, this one included.
+
         Raises:
             PhaseError: it has left or finished.
             WorkerLost: the barrier is broken.

@@ -116,6 +116,11 @@ class Policy(Protocol):
     def on_push(self, worker: WorkerRank, rows: int, *, null: bool) -> list[Action]:
         """A push has arrived completely; `null` brings no gradient but counts as present.
 
+        Args:
+            worker: rank.
+            rows: rows that the gradient is the mean of.
+            null: whether it brings no gradient.
+
         Raises:
             ServerPhaseError, WorkerLost: a push that was to be staged is not admitted any more. One
                 that was applied on its way in is never refused here.
@@ -125,7 +130,12 @@ class Policy(Protocol):
         """The worker's own clock in ssp; elsewhere all have the server's."""
 
     def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:
-        """The worker will push again; in ssp its clock is raised to `at_least`."""
+        """The worker will push again; in ssp its clock is raised to `at_least`.
+
+        Args:
+            worker: rank.
+            at_least: ssp: smallest clock that the worker continues from.
+        """
 
     def on_leave(self, worker: WorkerRank) -> list[Action]:
         """The worker will not push until it joins again."""
@@ -153,7 +163,12 @@ def worker_lost(lost: WorkerRank) -> WorkerLost:
 
 
 def refuse_finished(worker: WorkerRank, finished: Set[WorkerRank]) -> None:
-    """Raise ServerPhaseError for a worker that has finished."""
+    """Raise ServerPhaseError for a worker that has finished.
+
+    Args:
+        worker: rank.
+        finished: ranks of the workers that have finished.
+    """
     if worker in finished:
         raise ServerPhaseError(
             f"worker {worker} has called finish(), which is final; push before it"
@@ -161,6 +176,11 @@ def refuse_finished(worker: WorkerRank, finished: Set[WorkerRank]) -> None:
 
 
 def refuse_outsider(worker: WorkerRank, members: Set[WorkerRank]) -> None:
-    """Raise ServerPhaseError for a worker that has left, so that nobody waits for it."""
+    """Raise ServerPhaseError for a worker that has left, so that nobody waits for it.
+
+    Args:
+        worker: rank.
+        members: ranks of the workers that barriers wait for.
+    """
     if worker not in members:
         raise ServerPhaseError(f"worker {worker} has left the barrier; call join() before push()")

@@ -23,7 +23,12 @@ from ps.manifest.manifest import WorkerRank
 
 
 class ClockRecovery(Generic[Gradient]):
-    """What the requests to one shard say of its past; asked only where the record was restored."""
+    """What the requests to one shard say of its past; asked only where the record was restored.
+
+    Args:
+        policy: of the shard.
+        waiting: the pushes that wait for a clock.
+    """
 
     def __init__(self, policy: Policy, waiting: WaitingPushes[Gradient]) -> None:
         self._policy = policy
@@ -57,6 +62,10 @@ class ClockRecovery(Generic[Gradient]):
 
         Workers at a barrier are told of the same clocks, but the one whose answer was lost does not
         know of the last: its push comes again, for a clock that is past.
+
+        Args:
+            push: the push's ticket.
+            acked_clock: newest clock that its worker has got.
         """
         is_old = push.is_resent or is_first(push.id, acked_clock)
         return is_old and acked_clock < self._told_clock

@@ -71,6 +71,8 @@ class SSP:
         """Advance the worker's clock and answer everybody who may go on.
 
         A worker that left while its push was on its way is answered at once.
+
+        Arguments as of Policy.
         """
         if not null:
             self.clock += 1
@@ -89,6 +91,8 @@ class SSP:
         The slowest may be at another clock on another server. A worker that began there at another
         clock would be ahead at one server and behind at the other for good, and two of those could
         wait for each other: it joins all servers, and again with the largest of their clocks.
+
+        Arguments as of Policy.
         """
         refuse_finished(worker, self._finished)
         self._clocks[worker] = max(self.clock_of(worker), at_least)
@@ -115,7 +119,12 @@ class SSP:
         return dropped
 
     def catch_up(self, worker: WorkerRank, clock: int) -> list[Action]:
-        """After a restore: a member had got to this clock of its own, which never goes back."""
+        """After a restore: a member had got to this clock of its own, which never goes back.
+
+        Args:
+            worker: rank.
+            clock: its own clock, as it knows it.
+        """
         if worker not in self._clocks or clock <= self.clocks[worker]:
             return []
         self._clocks[worker] = clock

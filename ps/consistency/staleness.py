@@ -34,7 +34,12 @@ class StalenessTracker:
         self._pushes[worker] = self._pushes.get(worker, 0) + 1
 
     def pulled(self, worker: WorkerRank, clock: int) -> None:
-        """Note which clock's parameters the worker has got."""
+        """Note which clock's parameters the worker has got.
+
+        Args:
+            worker: rank.
+            clock: of the parameters that were sent.
+        """
         seen = self._seen_others.setdefault(worker, deque(maxlen=MAX_LAG + 1))
         seen.append(clock - self._pushes.get(worker, 0))
 

@@ -77,7 +77,12 @@ class WaitingLookups:
 
 
 def no_permit(worker: WorkerRank, bound: int) -> RequestTimeout:
-    """The error that ends a lookup whose worker's older batches were not over in time."""
+    """The error that ends a lookup whose worker's older batches were not over in time.
+
+    Args:
+        worker: rank.
+        bound: batches of a worker that may be open at once.
+    """
     return RequestTimeout(
         f"worker {worker} has staleness_bound={bound} batches under way: their rows were looked up "
         "and their gradients have not come; push() or close() them, or raise the bound",
@@ -150,7 +155,12 @@ class Updates(Protocol[Gradient]):
 
 
 def still_waits(clock: int, missing: Sequence[WorkerRank]) -> RequestTimeout:
-    """The error that ends a push whose clock was not complete in time."""
+    """The error that ends a push whose clock was not complete in time.
+
+    Args:
+        clock: the incomplete one.
+        missing: ranks of the workers that have not pushed.
+    """
     names = ", ".join(str(rank) for rank in missing)
     return RequestTimeout(
         f"clock {clock} still waits for worker {names}; raise the timeout or let idle workers "
@@ -203,7 +213,12 @@ class WaitingPushes(Generic[Gradient]):
         return [waiting[part.worker] for part in action.contributions]
 
     def fail(self, staged: StagedPushes[Gradient], error: PSError) -> None:
-        """Their reduction was refused: nothing of them is applied, and each sender hears why."""
+        """Their reduction was refused: nothing of them is applied, and each sender hears why.
+
+        Args:
+            staged: pushes of one clock.
+            error: why.
+        """
         for push in staged:
             push.error = error
             push.ticket.refuse(error)
@@ -241,7 +256,12 @@ class WaitingPushes(Generic[Gradient]):
             push.error = worker_lost(action.lost)
 
     def close(self, error: PSError, clock: int) -> None:
-        """End all waits: with `error` where nothing was applied."""
+        """End all waits: with `error` where nothing was applied.
+
+        Args:
+            error: what the senders get.
+            clock: updates so far.
+        """
         for push in self.pushes.values():
             if push.is_applied:
                 push.clock = clock

@@ -45,7 +45,12 @@ class MovingAverage:
 
     @classmethod
     def if_kept(cls, config: RuleConfig, dtype: np.dtype[Any]) -> Self | None:
-        """Return the average for a rule's settings, or None without `ema_momentum`."""
+        """Return the average for a rule's settings, or None without `ema_momentum`.
+
+        Args:
+            config: the group's rule.
+            dtype: of the group.
+        """
         if not isinstance(config, Descent) or config.ema_momentum is None:
             return None
         return cls(config.ema_momentum, config.ema_overwrite_frequency, dtype)

@@ -51,7 +51,12 @@ class FrozenValues:
         return sum(bucket.nbytes for bucket in self.buckets)
 
     def load(self, bucket_id: int, values: Array) -> None:
-        """Set a bucket's values: 1-d, of its dtype and size."""
+        """Set a bucket's values: 1-d, of its dtype and size.
+
+        Args:
+            bucket_id: number of the bucket.
+            values: [num_elements] of the group's dtype.
+        """
         np.copyto(self._arrays[bucket_id], values)
 
     def memory(self) -> list[memoryview]:

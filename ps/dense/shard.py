@@ -196,7 +196,12 @@ class DenseShard:
         return self._slice(bucket_id).step
 
     def set_values(self, bucket_id: int, values: Array) -> None:
-        """Replace a bucket's values; slots and step stay, as with Keras's set_weights."""
+        """Replace a bucket's values; slots and step stay, as with Keras's set_weights.
+
+        Args:
+            bucket_id: number of the bucket.
+            values: [num_elements] of the group's dtype.
+        """
         piece = self._slice(bucket_id)
         self._check_like(piece, values, "assigned")
         with piece.lock:
@@ -204,7 +209,14 @@ class DenseShard:
             piece.version += 1
 
     def load(self, bucket_id: int, values: Array, slots: Sequence[Array], step: int) -> None:
-        """Replace a bucket's values, slots (in the rule's order) and step, as from a checkpoint."""
+        """Replace a bucket's values, slots (in the rule's order) and step, as from a checkpoint.
+
+        Args:
+            bucket_id: number of the bucket.
+            values: [num_elements] of the group's dtype.
+            slots: [num_elements] each, then the average if there is one.
+            step: updates of the bucket so far.
+        """
         piece = self._slice(bucket_id)
         for array in (values, *slots):
             self._check_like(piece, array, "restored")
@@ -216,7 +228,12 @@ class DenseShard:
             piece.version += 1
 
     def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
-        """Copy a bucket's values, then its slots, to `out` under its lock; return its step."""
+        """Copy a bucket's values, then its slots, to `out` under its lock; return its step.
+
+        Args:
+            bucket_id: number of the bucket.
+            out: [num_elements] each: values, slots, then the average if there is one; filled.
+        """
         piece = self._slice(bucket_id)
         with piece.lock:
             for target, source in zip(out, (piece.values, *piece.slots), strict=True):
@@ -224,7 +241,12 @@ class DenseShard:
             return piece.step
 
     def check_finite(self, bucket_id: int, pushed: Array) -> None:
-        """Raise NonFiniteGradient, naming the first parameter, unless all values are finite."""
+        """Raise NonFiniteGradient, naming the first parameter, unless all values are finite.
+
+        Args:
+            bucket_id: number of the bucket.
+            pushed: [num_elements] of the group's dtype.
+        """
         count = kernels.count_nonfinite(pushed)
         if count:
             raise _nonfinite(self._slice(bucket_id), pushed, count)
@@ -250,7 +272,13 @@ class DenseShard:
             self.update(piece, gradient, hyper)
 
     def update(self, piece: DenseBucket, gradient: Array, hyper: Hyper) -> None:
-        """As `apply`, under the bucket's lock, with a gradient of its dtype and size."""
+        """As `apply`, under the bucket's lock, with a gradient of its dtype and size.
+
+        Args:
+            piece: the bucket, whose lock the caller holds.
+            gradient: [num_elements] of the group's dtype.
+            hyper: the push's hyper-parameters.
+        """
         group = piece.group
         flags = gradient.flags
         if not flags.aligned or not flags.c_contiguous:

@@ -35,6 +35,10 @@ def split_into_runs(buckets: Sequence[Bucket], max_bytes: int) -> tuple[BucketRu
     """Join neighbouring buckets of one group into runs of at most `max_bytes` (or one bucket).
 
     Pure. Runs end at groups, so that each run's elements have one dtype and stay aligned.
+
+    Args:
+        buckets: of a shard, ascending.
+        max_bytes: largest run.
     """
     runs: list[BucketRun] = []
     for index, bucket in enumerate(buckets):
@@ -51,7 +55,12 @@ def split_into_runs(buckets: Sequence[Bucket], max_bytes: int) -> tuple[BucketRu
 
 
 class StagedGradient:
-    """Memory for one gradient of all of a shard's buckets; each group starts aligned."""
+    """Memory for one gradient of all of a shard's buckets; each group starts aligned.
+
+    Args:
+        buckets: of a shard, ascending.
+        dtype_of: returns the dtype of a bucket by its number.
+    """
 
     def __init__(self, buckets: Sequence[Bucket], dtype_of: Callable[[int], np.dtype[Any]]) -> None:
         starts: list[int] = []
@@ -82,6 +91,10 @@ class StagingPool:
 
     The last thread that writes or reads a buffer gives it back. A reader that is stuck on a dead
     connection keeps its own; a retry gets another.
+
+    Args:
+        buckets: of a shard, ascending.
+        dtype_of: returns the dtype of a bucket by its number.
     """
 
     def __init__(self, buckets: Sequence[Bucket], dtype_of: Callable[[int], np.dtype[Any]]) -> None:

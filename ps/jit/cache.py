@@ -204,6 +204,10 @@ def load(dispatcher: Any, signature: tuple[Any, ...]) -> bool:
     """Take a kernel from the cache or compile it; return False if it was loaded already.
 
     Not to be entered by two threads at once.
+
+    Args:
+        dispatcher: the kernel, decorated by `kernel`.
+        signature: numba types of its arguments.
     """
     if signature in dispatcher.overloads:
         return False

@@ -14,7 +14,12 @@ _FIELDS = ("consistency", "reduction", "staleness_bound", "staleness_aware", "bu
 
 
 def manifest_differences(expected: Manifest, found: Manifest) -> tuple[str, ...]:
-    """Return one short sentence per difference, the most important first, at most MAX_SHOWN."""
+    """Return one short sentence per difference, the most important first, at most MAX_SHOWN.
+
+    Args:
+        expected: this side's.
+        found: the other side's.
+    """
     sentences = list(_differences(expected, found))
     if len(sentences) > MAX_SHOWN:
         left = len(sentences) - MAX_SHOWN

@@ -41,6 +41,13 @@ def variance_scaling(
     A table has no fixed number of rows, so the caller names one. Glorot is scale 1 with "fan_avg",
     He scale 2 and LeCun scale 1 with "fan_in".
 
+    Args:
+        dim: elements of a row.
+        num_rows: rows of the embedding that it shall equal.
+        scale: factor of the variance.
+        mode: which fan divides the scale.
+        distribution: of the values.
+
     Source: keras.initializers.VarianceScaling, whose fans of a matrix are its two dimensions.
     """
     if dim < 1 or num_rows < 1 or not 0 < scale <= MAX_SCALAR:

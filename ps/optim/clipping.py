@@ -114,7 +114,14 @@ class Norms:
             )
 
     def add(self, squares: Array, group: str, start: int, part: Array) -> None:
-        """Add the squares of a piece that begins at element `start` of its group."""
+        """Add the squares of a piece that begins at element `start` of its group.
+
+        Args:
+            squares: [num_squares] float64, one per parameter; changed.
+            group: name of the group.
+            start: the first element of `part` in the group's flat buffer.
+            part: [n] of the group's dtype.
+        """
         clipped = self._groups.get(group)
         if clipped is not None:
             for place, piece in clipped.segments(start, start + part.size):
@@ -149,7 +156,14 @@ class Norms:
 
 
 def scale_to_norm(gradient: Array, out: Array, squares: float, limit: float) -> None:
-    """`g * limit / max(|g|, limit)`, in the order of tf.clip_by_norm, unless that overflows."""
+    """`g * limit / max(|g|, limit)`, in the order of tf.clip_by_norm, unless that overflows.
+
+    Args:
+        gradient: [n] floats.
+        out: [n] of the same dtype; filled; may be `gradient` itself.
+        squares: sum of the squares of the whole gradient.
+        limit: largest norm.
+    """
     number, norm = gradient.dtype.type, float(np.sqrt(squares))
     if norm * limit > float(np.finfo(gradient.dtype).max):  # no element is larger than the norm
         factor = np.float64(limit / max(norm, limit))
@@ -168,7 +182,12 @@ def _scale_to_global_norm(gradient: Array, out: Array, squares: float, limit: fl
 
 
 def servers_take_norms(manifest: Manifest, *, num_workers: int) -> bool:
-    """Whether the reduced gradient is clipped by norm, which needs the servers."""
+    """Whether the reduced gradient is clipped by norm, which needs the servers.
+
+    Args:
+        manifest: has the rules.
+        num_workers: of the cluster.
+    """
     return manifest.has_barrier and num_workers > 1 and Norms(manifest).size > 0
 
 
@@ -197,7 +216,12 @@ class Clipper:
 
     @classmethod
     def if_needed(cls, manifest: Manifest, *, num_workers: int) -> Self | None:
-        """Return one where this worker clips anything."""
+        """Return one where this worker clips anything.
+
+        Args:
+            manifest: has the rules.
+            num_workers: of the cluster.
+        """
         clipper = cls(manifest, num_workers=num_workers)
         return clipper if clipper._out else None
 

@@ -409,6 +409,12 @@ def mean_square_root(g: Scalar, a: Scalar, num_elements: Scalar, epsilon: Scalar
     """`a += mean(g * g)`; returns a and the root of `a + epsilon`.
 
     The sum runs through the row in order, so its bits depend on the row alone.
+
+    Args:
+        g: [dim], the row's gradient.
+        a: the row's accumulator.
+        num_elements: dim, in the table's dtype.
+        epsilon: added below the root.
     """
     total = g[0] * g[0]
     for i in range(1, g.size):
@@ -418,12 +424,26 @@ def mean_square_root(g: Scalar, a: Scalar, num_elements: Scalar, epsilon: Scalar
 
 
 def adam_step(t: Scalar, one: Scalar, learning_rate: Scalar, beta_1: Scalar, beta_2: Scalar) -> Two:
-    """`t += 1`; returns t and Adam's `learning_rate * sqrt(1 - beta_2^t) / (1 - beta_1^t)`."""
+    """`t += 1`; returns t and Adam's `learning_rate * sqrt(1 - beta_2^t) / (1 - beta_1^t)`.
+
+    Args:
+        t: updates of the row so far.
+        one: 1 in the table's dtype.
+        learning_rate: of this step.
+        beta_1: decay of the mean.
+        beta_2: decay of the mean of squares.
+    """
     t = t + one
     return t, learning_rate * np.sqrt(one - beta_2**t) / (one - beta_1**t)
 
 
 def adamax_step(t: Scalar, one: Scalar, beta_1: Scalar) -> Two:
-    """`t += 1`; returns t and Adamax's `1 - beta_1^t`."""
+    """`t += 1`; returns t and Adamax's `1 - beta_1^t`.
+
+    Args:
+        t: updates of the row so far.
+        one: 1 in the table's dtype.
+        beta_1: decay of the mean.
+    """
     t = t + one
     return t, one - beta_1**t

@@ -47,7 +47,13 @@ def clip(g: Array, out: Array, s: Array) -> None:
 
 @kernel
 def scale(g: Array, out: Array, s: Array) -> None:
-    """Write g * s[0] to out: the first term of a weighted sum."""
+    """Write g * s[0] to out: the first term of a weighted sum.
+
+    Args:
+        g: [n] floats.
+        out: [n] of the same dtype; filled.
+        s: [1] of the same dtype, the factor.
+    """
     weight = s[0]
     mode = flush_denormals()
     for i in range(g.size):
@@ -57,7 +63,13 @@ def scale(g: Array, out: Array, s: Array) -> None:
 
 @kernel
 def add_scaled(g: Array, out: Array, s: Array) -> None:
-    """Add g * s[0] to out: a further term of a weighted sum."""
+    """Add g * s[0] to out: a further term of a weighted sum.
+
+    Args:
+        g: [n] floats.
+        out: [n] of the same dtype; changed.
+        s: [1] of the same dtype, the factor.
+    """
     weight = s[0]
     mode = flush_denormals()
     for i in range(g.size):
@@ -67,7 +79,13 @@ def add_scaled(g: Array, out: Array, s: Array) -> None:
 
 @kernel
 def blend(v: Array, average: Array, s: Array) -> None:
-    """Write average * s[0] + v * s[1] to average; see ps.dense.ema."""
+    """Write average * s[0] + v * s[1] to average; see ps.dense.ema.
+
+    Args:
+        v: [n] floats, the values.
+        average: [n] of the same dtype; changed.
+        s: [2] of the same dtype: momentum, and 1 - momentum.
+    """
     kept, taken = s[0], s[1]
     mode = flush_denormals()
     for i in range(v.size):
@@ -80,6 +98,10 @@ def largest_masked(bits: Array, mask: Array) -> Any:
     """Return the largest of bits & mask[0]; a float's bits without its sign grow with it.
 
     The casts keep numba from widening to 64 bits, half as many at a time.
+
+    Args:
+        bits: [n] uint32 or uint64, floats as bits.
+        mask: [1] of the same dtype: all bits but the sign.
     """
     number = bits.dtype.type
     kept = mask[0]
@@ -196,6 +218,11 @@ def sparse_for(config: RuleConfig, dtype: str, *, row_steps: bool = False) -> Ro
     step. The two agree, for rows and rules that a gradient of zero does not move: SGD and Adagrad
     always, Ftrl after a row's first update; with momentum, moving averages or weight decay this is
     the lazy variant of the rule.
+
+    Args:
+        config: the table's rule.
+        dtype: of the table.
+        row_steps: whether each row counts its own updates.
     """
     rule = counting(rule_of(config)) if row_steps else rule_of(config)
     return RowUpdate(_loaded(Loop(rule, decays(config), over_rows=True).name, dtype), rule)

@@ -300,6 +300,12 @@ def adam_alpha(config: Adam, learning_rate: float, step: int, dtype: np.dtype[An
 
     The powers are taken in double precision and rounded once, as the C library's powf does; where
     TensorFlow's differs in the last bit of a power, alpha differs too.
+
+    Args:
+        config: the rule.
+        learning_rate: of this step.
+        step: number of the update, from 1.
+        dtype: of the group.
     """
     number = dtype.type
     rest_2 = _rest(config.beta_2, step, dtype)
@@ -384,7 +390,12 @@ def scalars(
 
 
 def decay_scalars(config: RuleConfig, learning_rate: float) -> tuple[float, ...]:
-    """Return the last scalars of a rule that decays; none of others."""
+    """Return the last scalars of a rule that decays; none of others.
+
+    Args:
+        config: the rule.
+        learning_rate: of this step.
+    """
     if not isinstance(config, Descent) or not config.weight_decay:
         return ()
     return single(config.weight_decay), learning_rate
@@ -394,6 +405,13 @@ def step_scalars(
     config: RuleConfig, group: str, hyper: Hyper, step: int, dtype: np.dtype[Any]
 ) -> Array:
     """Return `scalars` for a push to a group of the manifest.
+
+    Args:
+        config: the group's rule.
+        group: its name, for messages.
+        hyper: the push's hyper-parameters.
+        step: number of the update, from 1.
+        dtype: of the group.
 
     Raises:
         PSSettingsError: `hyper.scalars` does not fit the rule.

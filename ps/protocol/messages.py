@@ -435,6 +435,10 @@ def decode_ack(meta: bytes | memoryview) -> Ack:
 def decode_reply(meta: bytes | memoryview, reply: type[_Reply]) -> _Reply:
     """Return the reply in a frame's meta, or the statistics in its payload.
 
+    Args:
+        meta: the encoded reply.
+        reply: the type that is expected.
+
     Raises:
         PSSettingsError: the server sent something else; client and server differ in version.
     """

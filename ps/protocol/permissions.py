@@ -39,7 +39,13 @@ _MOVES = {
 
 
 def check_move(server: int, now: ServerPhase, to: ServerPhase) -> None:
-    """Raise ServerPhaseError unless a shard may go from `now` to `to`; any phase may fail."""
+    """Raise ServerPhaseError unless a shard may go from `now` to `to`; any phase may fail.
+
+    Args:
+        server: rank, for the message.
+        now: the shard's phase.
+        to: the phase to enter.
+    """
     if to is not ServerPhase.FAILED and to not in _MOVES[now]:
         legal = ", ".join(sorted(phase.value for phase in _MOVES[now])) or "nowhere"
         raise ServerPhaseError(
@@ -110,7 +116,14 @@ def changes_state(request: messages.Request) -> bool:
 def is_allowed(
     request: messages.Request, caller: Identity, num_workers: int, phase: ServerPhase
 ) -> bool:
-    """Whether this caller may make the request in this phase; the checks below say why not."""
+    """Whether this caller may make the request in this phase; the checks below say why not.
+
+    Args:
+        request: what is asked.
+        caller: the authenticated peer.
+        num_workers: of the cluster.
+        phase: the shard's.
+    """
     rule = _RULES[type(request)]
     if caller.role not in rule.roles or phase not in rule.phases:
         return False
@@ -121,6 +134,11 @@ def is_allowed(
 
 def check_caller(request: messages.Request, caller: Identity, num_workers: int) -> None:
     """Refuse a caller that may not make this request in any phase.
+
+    Args:
+        request: what is asked.
+        caller: the authenticated peer.
+        num_workers: of the cluster.
 
     Raises:
         RoleError: wrong role, not the chief, or a worker rank that the cluster does not have.
@@ -147,6 +165,12 @@ def check_phase(
     request: messages.Request, server: int, phase: ServerPhase, reason: str = ""
 ) -> None:
     """Refuse a request that is illegal in the shard's phase.
+
+    Args:
+        request: what is asked.
+        server: rank, for the message.
+        phase: the shard's.
+        reason: why it failed or stops; "": unknown.
 
     Raises:
         ServerPhaseError: the message names the phase and the phases in which it is legal.

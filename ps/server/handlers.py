@@ -72,7 +72,14 @@ _OF_SHARD: dict[type, Callable[[ServingShard, Call, Any], None]] = {
 
 
 class Service:
-    """The handler behind one server's listener."""
+    """The handler behind one server's listener.
+
+    Args:
+        settings: of this server.
+        open_connections: returns how many connections are open, for the counters.
+        refuse_if_replaced: raises if a newer process serves this rank; None: nothing is checked.
+        open_storage: returns the storage of a checkpoint root.
+    """
 
     def __init__(
         self,
@@ -167,7 +174,12 @@ class Service:
         return self._counters.snapshot(base)
 
     def worker_lost(self, worker: WorkerRank, generation: int | None = None) -> None:
-        """Stop waiting for the worker anywhere, and fence what is left of it."""
+        """Stop waiting for the worker anywhere, and fence what is left of it.
+
+        Args:
+            worker: rank.
+            generation: of the lost process; None: the newest known.
+        """
         if self.life.lose(worker, generation):
             self._rendezvous.lose(worker)
 
@@ -401,6 +413,11 @@ class Service:
 
     def restore(self, root: Root, checkpoint: Checkpoint, like: RestoreOptions) -> bool:
         """Fill the shard from a checkpoint; False when another one was faster.
+
+        Args:
+            root: the checkpoint root.
+            checkpoint: the one to restore.
+            like: what it has to fit.
 
         Raises:
             CheckpointError: it is damaged or of another model.

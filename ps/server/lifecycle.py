@@ -77,7 +77,12 @@ class Lifecycle:
             )
 
     def wait_until_filled(self, deadline_s: float, is_gone: Callable[[], bool]) -> None:
-        """Wait while the shard is EMPTY, at the latest until `deadline_s` (monotonic)."""
+        """Wait while the shard is EMPTY, at the latest until `deadline_s` (monotonic).
+
+        Args:
+            deadline_s: monotonic seconds.
+            is_gone: whether the caller's connection has ended.
+        """
         with self._changed:
             wait_until(
                 self._changed, lambda: self.phase is not ServerPhase.EMPTY, deadline_s, is_gone
@@ -101,7 +106,12 @@ class Lifecycle:
         return True
 
     def fence(self, worker: WorkerRank, generation: int) -> None:
-        """Refuse the worker's generations below this one from now on."""
+        """Refuse the worker's generations below this one from now on.
+
+        Args:
+            worker: rank.
+            generation: the oldest that is not refused.
+        """
         with self._changed:
             self._fences[worker] = max(generation, self._fences.get(worker, 0))
             shard = self.shard
@@ -124,6 +134,10 @@ class Lifecycle:
     def lose(self, worker: WorkerRank, generation: int | None) -> bool:
         """Wait for the worker no longer and refuse that generation; None: the newest known.
 
+        Args:
+            worker: rank.
+            generation: of the lost process; None: the newest known.
+
         Returns:
             False when a newer generation is at work, so nobody was lost.
         """
@@ -133,7 +147,12 @@ class Lifecycle:
         return shard is None or shard.gate.lose(worker, generation)
 
     def refuse_stale(self, worker: WorkerRank, generation: int) -> None:
-        """Raise StaleGeneration unless this generation of the worker may still act."""
+        """Raise StaleGeneration unless this generation of the worker may still act.
+
+        Args:
+            worker: rank.
+            generation: of the process that asks.
+        """
         shard = self.shard
         if shard is not None:
             shard.gate.refuse_stale(worker, generation)

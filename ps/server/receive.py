@@ -74,7 +74,12 @@ class Intake:
         self._most_unpacked = max(packed_sizes, default=0)
 
     def check_size(self, got: int, what: str) -> None:
-        """Refuse a payload that has not exactly what every owned bucket takes."""
+        """Refuse a payload that has not exactly what every owned bucket takes.
+
+        Args:
+            got: bytes of the payload.
+            what: names the payload in the message.
+        """
         if got != self.nbytes:
             how = f", packed as {', '.join(sorted(self._kinds))}" if self._kinds else ""
             raise ShapeError(
@@ -88,6 +93,11 @@ class Intake:
 
     def unpack(self, part: BucketPart, data: Array, out: Array) -> Array:
         """Unpack one part into the first elements of `out`, and return those.
+
+        Args:
+            part: the bucket and its place in the payload.
+            data: [nbytes] uint8 as received.
+            out: of the group's dtype, at least the bucket's elements; filled.
 
         Raises:
             PackingError: it is packed as no packer does.
@@ -113,6 +123,10 @@ class Intake:
 
     def stage(self, call: Incoming, staged: StagedGradient) -> None:
         """Read the whole payload into staging memory.
+
+        Args:
+            call: the request, whose payload is read.
+            staged: memory for the whole gradient; filled.
 
         Raises:
             NonFiniteGradient, PackingError: the rest of the payload is not read.

@@ -101,6 +101,10 @@ class Reduction:
     def reduce(self, staged: StagedPushes[StagedGradient], clock: int) -> None:
         """Reduce in the given order, and apply unless other servers' squares are needed.
 
+        Args:
+            staged: pushes of one clock, by rank.
+            clock: the one that they complete.
+
         Raises:
             NonFiniteGradient: finite gradients have an infinite sum; those buckets are unchanged,
                 with clipping by norm all of them.

@@ -40,6 +40,11 @@ class Rendezvous:
     def arrive(self, key: str, worker: WorkerRank, value: bytes) -> bool:
         """Bring a value; the same worker may repeat itself.
 
+        Args:
+            key: name of the rendezvous.
+            worker: rank.
+            value: at most MAX_VALUE_BYTES.
+
         Returns:
             Whether the rendezvous is closed, so that `result` has its values.
 
@@ -142,6 +147,13 @@ class RendezvousBoard:
         is_gone: Callable[[], bool],
     ) -> Mapping[WorkerRank, bytes]:
         """Bring a value and wait for everybody's.
+
+        Args:
+            key: name of the rendezvous.
+            worker: rank.
+            value: at most MAX_VALUE_BYTES.
+            deadline_s: monotonic seconds.
+            is_gone: whether the caller's connection has ended.
 
         Raises:
             RequestTimeout: not before `deadline_s` (monotonic); names who is missing. The value

@@ -32,12 +32,22 @@ class Incoming(Protocol):
         """Send a part of the reply's payload."""
 
     def reply(self, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
-        """Send the last part of the reply."""
+        """Send the last part of the reply.
+
+        Args:
+            meta: the encoded reply.
+            buffers: its payload.
+        """
 
     def peer_gone(self) -> bool:
         """Whether nobody waits for the reply any more."""
 
 
 def request_id(peer: Identity, number: Number) -> RequestId:
-    """Return the name of a changing request in the record."""
+    """Return the name of a changing request in the record.
+
+    Args:
+        peer: the worker.
+        number: session and sequence number of the request.
+    """
     return RequestId(WorkerRank(peer.rank), peer.generation, number.session, number.sequence)

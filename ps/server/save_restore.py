@@ -75,7 +75,13 @@ class SavedVersions:
         return tuple(save_id for save_id, at in self._num_changes.items() if at == num_changes)
 
     def note(self, save_id: str, versions: dict[UnitKey, int], num_changes: int) -> None:
-        """Remember a save and how often the shard had changed, and forget the oldest."""
+        """Remember a save and how often the shard had changed, and forget the oldest.
+
+        Args:
+            save_id: names the save.
+            versions: per unit the version that was saved.
+            num_changes: of the shard at the snapshot.
+        """
         self._by_save[save_id] = versions
         while len(self._by_save) > _MAX_REMEMBERED:
             self._by_save.popitem(last=False)
@@ -105,6 +111,11 @@ class ShardSaving:
     ) -> messages.SnapshotMade:
         """Keep the shard as it is at one moment, until `save` has written it; repeating is safe.
 
+        Args:
+            shard: seeded.
+            request: names the save, the base and the clock.
+            is_gone: whether the client's connection has ended.
+
         Raises:
             CheckpointError: an earlier save is still being written.
             RequestTimeout: see ps.server.snapshot_trigger.
@@ -132,6 +143,11 @@ class ShardSaving:
     ) -> messages.Saved:
         """Write the snapshot of this save; a repeated request gets the answer of the first.
 
+        Args:
+            shard: seeded.
+            request: names the save and the directory.
+            is_gone: whether the client's connection has ended.
+
         Raises:
             CheckpointError: disk full, no permission, or a value is not finite; nothing is left.
                 Or there is no such snapshot.
@@ -156,7 +172,12 @@ class ShardSaving:
         return self._known.at(shard.num_changes)
 
     def note_restored(self, save_id: str, num_changes: int) -> None:
-        """Hear which save the shard was filled from, and its number before anybody changed it."""
+        """Hear which save the shard was filled from, and its number before anybody changed it.
+
+        Args:
+            save_id: names the save.
+            num_changes: of the shard right after the restore.
+        """
         self._known.note(save_id, {}, num_changes)  # what a delta adds to it is all
 
     def _write(self, shard: ServingShard, request: messages.Save) -> messages.Saved:
@@ -195,6 +216,14 @@ def restore_into(
 
     With another number of servers or segments the sessions are not taken over: their numbers count
     requests to one server, and those servers are gone.
+
+    Args:
+        dense: the shard's buckets; filled.
+        tables: the shard's tables; filled.
+        root: the checkpoint root.
+        checkpoint: the one to restore.
+        place: has the server's rank and the number of servers.
+        reset_optimizer: restore values only, not slots and steps.
 
     Raises:
         CheckpointError: the checkpoint is damaged or of another model.

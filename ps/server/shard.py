@@ -133,12 +133,22 @@ class ServingShard:
             )
 
     def answer_tables(self, call: Incoming, request: TableRequest) -> None:
-        """Answer a request to the tables."""
+        """Answer a request to the tables.
+
+        Args:
+            call: the request at the listener, which is answered.
+            request: its decoded meta.
+        """
         self.check_manifest(request.manifest_hash)
         self.tables.answer(call, request)
 
     def pull(self, call: Incoming, request: messages.Pull) -> None:
-        """Answer with the newest values, or with their moving averages."""
+        """Answer with the newest values, or with their moving averages.
+
+        Args:
+            call: the request at the listener, which is answered.
+            request: its decoded meta.
+        """
         if request.manifest_hash != self.manifest_hash:
             self.check_manifest(request.manifest_hash)
         clock, averages = self.gate.clock, request.averages
@@ -149,7 +159,12 @@ class ServingShard:
             self.gate.pulled(WorkerRank(call.peer.rank), clock)
 
     def push(self, call: Incoming, request: messages.Push) -> None:
-        """Take a gradient (or a null push) and answer when it is part of the parameters."""
+        """Take a gradient (or a null push) and answer when it is part of the parameters.
+
+        Args:
+            call: the request at the listener, which is answered.
+            request: its decoded meta.
+        """
         self._check_push(call, request)
         deadline_s = time.monotonic() + request.wait_s
         number, gate = request.number, self.gate
@@ -190,7 +205,12 @@ class ServingShard:
             gate.pulled(worker, clock)
 
     def settle(self, call: Incoming, request: messages.Settle) -> None:
-        """Apply what a barrier has reduced, once the squares of all servers are known."""
+        """Apply what a barrier has reduced, once the squares of all servers are known.
+
+        Args:
+            call: the request at the listener, which is answered.
+            request: its decoded meta.
+        """
         self.check_manifest(request.manifest_hash)
         squares = self._read_squares(call)
         number = request.number
@@ -208,7 +228,12 @@ class ServingShard:
             self.gate.pulled(sender.worker, clock)
 
     def assign(self, call: Incoming, request: messages.Assign) -> None:
-        """Replace the values by the chief's; between two clocks in sync mode."""
+        """Replace the values by the chief's; between two clocks in sync mode.
+
+        Args:
+            call: the request at the listener, which is answered.
+            request: its decoded meta.
+        """
         self.check_manifest(request.manifest_hash)
         self._values_in.check_size(call.payload_bytes, "assign")
         sender = request_id(call.peer, request.number)

@@ -68,6 +68,11 @@ class SnapshotTrigger:
     ) -> SnapshotTaken:
         """Take the snapshot, replacing one taken for another save; repeating is safe.
 
+        Args:
+            order: which save, at which clock.
+            wait_s: seconds to wait for the clock.
+            is_gone: whether the client's connection has ended.
+
         Returns:
             Not made: the order's clock is past, or did not come within `wait_s`.
 

@@ -92,6 +92,10 @@ class TableServing:
     def answer(self, call: Incoming, request: TableRequest) -> None:
         """Answer one request.
 
+        Args:
+            call: the request at the listener, which is answered.
+            request: its decoded meta.
+
         Raises:
             PSError: a refused push; its number is done with, and a retry is refused again.
         """

@@ -78,7 +78,12 @@ class Counters:
             self._bytes_out += num_bytes
 
     def applied(self, seconds: float, bytes_in: int = 0) -> None:
-        """Update kernels ran for so long, for a gradient of this size."""
+        """Update kernels ran for so long, for a gradient of this size.
+
+        Args:
+            seconds: that the kernels ran.
+            bytes_in: of the gradient.
+        """
         with self._lock:
             self._apply.add(seconds)
             self._bytes_in += bytes_in
@@ -99,7 +104,13 @@ class Counters:
                 self._count(worker, waited_s=waited_s)
 
     def count_push(self, worker: WorkerRank, rows: int, staleness: int) -> None:
-        """A gradient has become part of the parameters."""
+        """A gradient has become part of the parameters.
+
+        Args:
+            worker: rank.
+            rows: rows that the gradient is the mean of.
+            staleness: updates by others since its parameters were pulled.
+        """
         with self._lock:
             counts = self._workers.setdefault(worker, {})
             counts["pushes"] = counts.get("pushes", 0) + 1

@@ -127,7 +127,14 @@ def insert(slots: Array, row_ids: Array, start: int, stop: int) -> None:
 
 @inlined
 def relink(slots: Array, row_ids: Array, row: Any, to_row: Any) -> None:
-    """Change the row of an id from `row` to `to_row`."""
+    """Change the row of an id from `row` to `to_row`.
+
+    Args:
+        slots: [capacity] uint64, the index.
+        row_ids: [rows] int64, the id of each row.
+        row: the row that the id has now.
+        to_row: the row that it gets.
+    """
     position = _slot_of(slots, row_ids, row_ids[row])
     if position >= 0:
         slots[position] = (slots[position] >> _HALF << _HALF) | np.uint64(to_row + 1)
@@ -136,6 +143,11 @@ def relink(slots: Array, row_ids: Array, row: Any, to_row: Any) -> None:
 @inlined
 def unlink(slots: Array, row_ids: Array, row: Any) -> None:
     """Remove the id of `row`; displaced entries move back, so no tombstone is left.
+
+    Args:
+        slots: [capacity] uint64, the index.
+        row_ids: [rows] int64, the id of each row.
+        row: whose id is removed.
 
     Source: Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R.
     """

@@ -50,7 +50,12 @@ def as_bits(spec: TableSpec, ids: ArrayLike) -> Array:
 
 
 def from_bits(spec: TableSpec, bits: Array) -> Array:
-    """Return ids as users see them: int64 or uint64, in the same shape."""
+    """Return ids as users see them: int64 or uint64, in the same shape.
+
+    Args:
+        spec: the table.
+        bits: ids as int64, any shape.
+    """
     return bits.view(np.uint64) if spec.id_kind == "uint64" else bits
 
 
@@ -78,7 +83,12 @@ def _bits_of_objects(spec: TableSpec, array: Array) -> Array:
 
 
 def shown(spec: TableSpec, bits: np.int64) -> int:
-    """Return one id as users see it, for a message."""
+    """Return one id as users see it, for a message.
+
+    Args:
+        spec: the table.
+        bits: the id as int64.
+    """
     return int(bits) % 2**64 if spec.id_kind == "uint64" else int(bits)
 
 

@@ -95,7 +95,12 @@ class Quota:
             self._used -= num_rows
 
     def full(self, spec: TableSpec, num_rows: int) -> TableFull:
-        """Return the error for rows that do not fit."""
+        """Return the error for rows that do not fit.
+
+        Args:
+            spec: the table.
+            num_rows: rows that were asked for.
+        """
         rest = "; raise the limit, add servers, or set when_full='lru'"
         if spec.when_full == "lru":
             rest = (

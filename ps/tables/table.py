@@ -178,7 +178,13 @@ class Table:
         row_scalars(self.spec, hyper, 1)
 
     def dump_some(self, at: int, stop: int, max_nbytes: int) -> tuple[RowBatch, int]:
-        """Copy rows of segment number `at` below `stop`; return them and the next stop, or 0."""
+        """Copy rows of segment number `at` below `stop`; return them and the next stop, or 0.
+
+        Args:
+            at: number of the segment.
+            stop: row below which to copy; rows go from the last to the first.
+            max_nbytes: largest copy, in bytes.
+        """
         segment = self.segments[at]
         with segment.lock:
             return segment.dump(stop, max(1, max_nbytes // segment.row_nbytes))
@@ -325,5 +331,11 @@ class Table:
 
 
 def make_tables(manifest: Manifest, *, rank: int, num_servers: int) -> tuple[Table, ...]:
-    """Make a server's shares of the manifest's tables, without rows."""
+    """Make a server's shares of the manifest's tables, without rows.
+
+    Args:
+        manifest: has the tables.
+        rank: of the server.
+        num_servers: that share the tables.
+    """
     return tuple(Table(spec, rank=rank, num_servers=num_servers) for spec in manifest.tables)
