@@ -201,6 +201,9 @@ class NotEnoughSlots(TFOSError):
 class ReservationTimeout(TFOSError):
     """Not every node registered in time.
 
+    Args:
+        message: the text of the error.
+
     Attributes:
         missing: names of the nodes that were not ready.
     """

@@ -32,7 +32,13 @@ def may_move(current: ClusterPhase, target: ClusterPhase) -> bool:
 
 
 def require(call: str, current: ClusterPhase, *allowed: ClusterPhase) -> None:
-    """Raise PhaseError unless the cluster is in one of the allowed phases."""
+    """Raise PhaseError unless the cluster is in one of the allowed phases.
+
+    Args:
+        call: name of the user's call, for the message.
+        current: the cluster's phase.
+        allowed: phases that the call fits.
+    """
     if current not in allowed:
         names = " or ".join(phase.name for phase in allowed)
         raise PhaseError(

@@ -61,7 +61,13 @@ RULES: tuple[RuleConfig, ...] = (
 
 
 def measure(bench: Bench, config: RuleConfig, gradient: Array) -> None:
-    """Report one rule against both references."""
+    """Report one rule against both references.
+
+    Args:
+        bench: takes the figure.
+        config: the rule.
+        gradient: [n] float32.
+    """
     rule = rule_of(config)
     s = scalars(config, 1e-3, 1, gradient.dtype)
     kernel = kernels.dense_for(config, "float32")

@@ -30,6 +30,10 @@ def question(name: str) -> str:
 def run(name: str, bench: Bench) -> None:
     """Run one benchmark; its figures go to `bench`.
 
+    Args:
+        name: of the benchmark.
+        bench: takes its figures.
+
     Raises:
         PSSettingsError: there is none of this name, or it cannot measure given servers.
         ModuleNotFoundError: it compares with a package that is not installed.

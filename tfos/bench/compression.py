@@ -33,7 +33,12 @@ KINDS: tuple[Compression, ...] = ("none", *FORMATS)
 
 
 def packed(kind: Compression, num_elements: int) -> Manifest:
-    """As the manifest of `dense`, with compression."""
+    """As the manifest of `dense`, with compression.
+
+    Args:
+        kind: the packed format.
+        num_elements: float32 parameters.
+    """
     plain = manifest(Add(), num_elements)
     groups = tuple(msgspec.structs.replace(spec, compression=kind) for spec in plain.groups)
     return msgspec.structs.replace(plain, groups=groups)

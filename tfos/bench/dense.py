@@ -36,7 +36,12 @@ RAW = "raw TCP socket on loopback"
 
 
 def manifest(rule: RuleConfig, num_elements: int) -> Manifest:
-    """One group of equal tensors."""
+    """One group of equal tensors.
+
+    Args:
+        rule: of the group.
+        num_elements: float32 parameters.
+    """
     shape = (num_elements // NUM_TENSORS,)
     params = tuple(ParamSpec(f"tensor_{index}", shape) for index in range(NUM_TENSORS))
     return Manifest(groups=(GroupSpec(name=GROUP, dtype="float32", rule=rule, params=params),))
@@ -62,7 +67,15 @@ GIVEN = Way("dense", "given servers")
 
 
 def pull_and_push(bench: Bench, client: PSClient, raw: RawPeer, num_bytes: int, way: Way) -> None:
-    """Each direction alone."""
+    """Each direction alone.
+
+    Args:
+        bench: takes the figures.
+        client: attached.
+        raw: the plain socket to compare with.
+        num_bytes: of the parameters.
+        way: the transport, and names of the figures.
+    """
     repeats = bench.repeats(REPEATS)
     gradient = np.ones(num_bytes // 4, np.float32)
     into = np.zeros_like(gradient)
@@ -89,7 +102,13 @@ def pull_and_push(bench: Bench, client: PSClient, raw: RawPeer, num_bytes: int, 
 
 
 def push_pull_adam(bench: Bench, raw: RawPeer, num_bytes: int) -> None:
-    """P03: the whole round trip of a training step against its parts in sequence."""
+    """P03: the whole round trip of a training step against its parts in sequence.
+
+    Args:
+        bench: takes the figure.
+        raw: the plain socket to compare with.
+        num_bytes: of the parameters.
+    """
     gradient = np.full(num_bytes // 4, 1e-3, np.float32)
     into = np.zeros_like(gradient)
     data = gradient.data.cast("B")

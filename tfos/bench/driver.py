@@ -75,7 +75,13 @@ class Forwarder:
 
 
 def simulate(port: int, nodes: list[Node], orders: Any) -> None:
-    """Be all nodes, in a process of their own; answers each (rounds, period) with the bytes."""
+    """Be all nodes, in a process of their own; answers each (rounds, period) with the bytes.
+
+    Args:
+        port: of the control server.
+        nodes: with their certificates.
+        orders: pipe to the measuring process.
+    """
     forwarder = Forwarder(port)
     address = f"{HOST}:{forwarder.port}"
     clients = []
@@ -142,7 +148,14 @@ def _answer(pipe: Any) -> int:
 
 
 def beats(pipe: Any, num_nodes: int, rounds: int, period_s: float) -> tuple[float, float]:
-    """Let all nodes send so many; returns bytes and CPU milliseconds of this process per beat."""
+    """Let all nodes send so many; returns bytes and CPU milliseconds of this process per beat.
+
+    Args:
+        pipe: to the process that is all nodes.
+        num_nodes: that send.
+        rounds: heartbeats of each node.
+        period_s: seconds between two of a node.
+    """
     begun_s = time.process_time()
     pipe.send((rounds, period_s))
     count = rounds * num_nodes

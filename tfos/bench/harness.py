@@ -73,14 +73,27 @@ class Bench:
         reference_name: str = "",
         **more: object,
     ) -> None:
-        """Take one figure; `more` stands in its line as it is."""
+        """Take one figure; `more` stands in its line as it is.
+
+        Args:
+            figure: its id, name and unit.
+            ours: one number per repeat.
+            reference: one number per repeat; empty: none.
+            reference_name: what the reference is.
+            **more: further fields of the line.
+        """
         line = line_of(figure, ours, reference, reference_name, command=self.command, **more)
         self.lines.append(line)
         self.on_line(line)
 
 
 def interleave(repeats: int, *measures: Measure) -> list[list[float]]:
-    """Run the measures in turn, `repeats` times, so that a slow minute of the machine hits all."""
+    """Run the measures in turn, `repeats` times, so that a slow minute of the machine hits all.
+
+    Args:
+        repeats: runs of each measure.
+        measures: each returns one number.
+    """
     results: list[list[float]] = [[] for _ in measures]
     for _ in range(repeats):
         for values, measure in zip(results, measures, strict=True):
@@ -104,7 +117,16 @@ def line_of(
     command: str,
     **more: object,
 ) -> Line:
-    """Return one figure as what its JSON line holds."""
+    """Return one figure as what its JSON line holds.
+
+    Args:
+        figure: its id, name and unit.
+        ours: one number per repeat.
+        reference: one number per repeat; empty: none.
+        reference_name: what the reference is.
+        command: that measures it again.
+        **more: further fields of the line.
+    """
     ratio = statistics.median(ours) / statistics.median(reference) if reference else None
     return {
         "id": figure.id,

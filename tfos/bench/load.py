@@ -38,7 +38,13 @@ FIRST_IDLE_RANK = 1000
 
 
 def p99_ms(pool: ThreadPoolExecutor, clients: Sequence[PSClient], calls_each: int) -> float:
-    """Return the 99th percentile of all calls of all clients."""
+    """Return the 99th percentile of all calls of all clients.
+
+    Args:
+        pool: a thread per client.
+        clients: attached.
+        calls_each: calls of each client.
+    """
 
     def pull(client: PSClient) -> list[float]:
         into = {GROUP: np.zeros(NUM_ELEMENTS, np.float32)}
@@ -49,7 +55,13 @@ def p99_ms(pool: ThreadPoolExecutor, clients: Sequence[PSClient], calls_each: in
 
 
 def connected(pool: ThreadPoolExecutor, group: BenchServers, count: int) -> list[Connection]:
-    """Return so many connections that carry no calls."""
+    """Return so many connections that carry no calls.
+
+    Args:
+        pool: threads that connect.
+        group: the server.
+        count: number of connections.
+    """
 
     def come(index: int) -> Connection:
         identity = Identity(Role.WORKER, FIRST_IDLE_RANK + index)
@@ -59,7 +71,13 @@ def connected(pool: ThreadPoolExecutor, group: BenchServers, count: int) -> list
 
 
 def beside_idle(bench: Bench, num_idle: int, num_active: int) -> None:
-    """LOAD."""
+    """LOAD.
+
+    Args:
+        bench: takes the figures.
+        num_idle: connections without calls.
+        num_active: clients that call.
+    """
     calls_each = 20 if bench.toy else CALLS_EACH
     values = np.zeros(NUM_ELEMENTS, np.float32)
     alone, beside = [], []
@@ -95,7 +113,14 @@ def beside_idle(bench: Bench, num_idle: int, num_active: int) -> None:
 
 
 def handshakes(bench: Bench, count: int, num_threads: int, protection: Protection) -> None:
-    """SHAKE."""
+    """SHAKE.
+
+    Args:
+        bench: takes the figures.
+        count: number of connections.
+        num_threads: that connect at once.
+        protection: of the connections.
+    """
     seconds = []
     with (
         server_group(protection=protection) as group,

@@ -52,7 +52,13 @@ def resident_bytes(pid: int) -> tuple[int, int]:
 
 
 def dense(report: Report, rule: RuleConfig, num_bytes: int) -> None:
-    """Measure one server that holds `num_bytes` of parameters."""
+    """Measure one server that holds `num_bytes` of parameters.
+
+    Args:
+        report: takes the figure.
+        rule: of the parameters.
+        num_bytes: of the parameters, without slots.
+    """
     gradient = np.full(num_bytes // 4, 1e-3, np.float32)
     into = np.zeros_like(gradient)
     with server_group(unix=True) as group, _worker(group) as client:
@@ -65,7 +71,13 @@ def dense(report: Report, rule: RuleConfig, num_bytes: int) -> None:
 
 
 def table(report: Report, rule: RuleConfig, num_rows: int) -> None:
-    """Measure one server that holds a table of `num_rows` rows."""
+    """Measure one server that holds a table of `num_rows` rows.
+
+    Args:
+        report: takes the figure.
+        rule: of the table.
+        num_rows: rows of the table.
+    """
     spec = TableSpec(name="rows", dim=DIM, rule=rule)
     with server_group(unix=True) as group, _worker(group) as client:
         client.seed(Manifest(groups=(), tables=(spec,)), {})

@@ -61,7 +61,14 @@ class Work:
 
 
 def train(group: BenchServers, work: Work, rank: int, answers: Any) -> None:
-    """Run one worker, in a process of its own; tells how long its steps took."""
+    """Run one worker, in a process of its own; tells how long its steps took.
+
+    Args:
+        group: the servers.
+        work: mode, sizes and steps.
+        rank: of the worker.
+        answers: queue for its seconds.
+    """
     gradient = {GROUP: np.full(work.num_elements, 1e-3, np.float32)}
     values = {GROUP: np.zeros(work.num_elements, np.float32)}
     identity = Identity(Role.WORKER, rank)
@@ -83,7 +90,12 @@ def train(group: BenchServers, work: Work, rank: int, answers: Any) -> None:
 
 
 def trained(work: Work, num_servers: int = 1) -> tuple[float, list[ServerStats]]:
-    """Return steps a second of all workers together, and the servers' counters."""
+    """Return steps a second of all workers together, and the servers' counters.
+
+    Args:
+        work: mode, sizes and steps.
+        num_servers: that share the parameters.
+    """
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
     with server_group(num_servers=num_servers, num_workers=work.num_workers) as group:
@@ -122,7 +134,14 @@ def _seconds(answers: Any) -> float:
 
 
 def weak_scaling(bench: Bench, mode: Mode, num_elements: int, steps: int) -> None:
-    """Report P17 in one mode."""
+    """Report P17 in one mode.
+
+    Args:
+        bench: takes the figures.
+        mode: of the manifest.
+        num_elements: float32 parameters.
+        steps: of each worker.
+    """
 
     def rate(num_workers: int) -> float:
         return trained(Work(mode, num_workers, num_elements, steps, COMPUTE_S))[0]
@@ -141,7 +160,13 @@ def weak_scaling(bench: Bench, mode: Mode, num_elements: int, steps: int) -> Non
 
 
 def per_step(bench: Bench, num_elements: int, steps: int) -> None:
-    """Report what a step moves."""
+    """Report what a step moves.
+
+    Args:
+        bench: takes the figures.
+        num_elements: float32 parameters.
+        steps: of each worker.
+    """
     sizes = SIZES[1:2] if bench.toy else SIZES
     for num_servers, num_workers in sizes:
         found = []

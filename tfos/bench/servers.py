@@ -86,14 +86,25 @@ def server_group(
 def server(
     *, num_workers: int = 1, unix: bool = False, protection: Protection = "header"
 ) -> Iterator[tuple[Endpoint, Credentials]]:
-    """Start one server as `server_group` does and yield where it is."""
+    """Start one server as `server_group` does and yield where it is.
+
+    Args:
+        num_workers: that the server waits for.
+        unix: also listen on a Unix socket.
+        protection: of the connections.
+    """
     with server_group(num_workers=num_workers, unix=unix, protection=protection) as group:
         yield group.endpoints[0], group.credentials
 
 
 @contextlib.contextmanager
 def served(*, unix: bool = False, protection: Protection = "header") -> Iterator[PSClient]:
-    """Start a server as `server` does and yield its only worker; both end with the block."""
+    """Start a server as `server` does and yield its only worker; both end with the block.
+
+    Args:
+        unix: connect by the Unix socket.
+        protection: of the connection.
+    """
     with (
         server(unix=unix, protection=protection) as (endpoint, credentials),
         PSClient([endpoint], credentials, Identity(Role.WORKER, 0), num_workers=1) as client,

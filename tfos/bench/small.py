@@ -26,7 +26,12 @@ REPEATS = 10
 
 
 def median_us(work: Callable[[], object], count: int) -> float:
-    """Return the median of `count` single timings in microseconds."""
+    """Return the median of `count` single timings in microseconds.
+
+    Args:
+        work: one request.
+        count: number of requests.
+    """
     return statistics.median(timed(work) for _ in range(count)) * 1e6
 
 

@@ -43,7 +43,12 @@ SPEC = TableSpec(name="rows", dim=DIM, rule=Adagrad())
 
 
 def zipf_batches(num_ids: int, batch_size: int) -> Iterator[Array]:
-    """Batches of ids, the k-th most frequent drawn in proportion to k ** -1.05, again and again."""
+    """Batches of ids, the k-th most frequent drawn in proportion to k ** -1.05, again and again.
+
+    Args:
+        num_ids: of the table.
+        batch_size: ids of a batch, repetitions included.
+    """
     random = np.random.default_rng(0)
     weights = np.arange(1, num_ids + 1) ** -ZIPF
     cumulated = np.cumsum(weights) / weights.sum()
@@ -62,7 +67,12 @@ class InProcess:
         self._router = Router(SPEC, 1)
 
     def step(self, ids: Array, grads: Array) -> None:
-        """Deduplicate, look up, spread, sum and update."""
+        """Deduplicate, look up, spread, sum and update.
+
+        Args:
+            ids: [n] int64, may repeat.
+            grads: [n, dim] float32.
+        """
         routed = self._router.route(ids)
         values = np.empty((routed.unique.size, DIM), np.float32)
         look_up(self._table, routed.unique, values)
@@ -71,33 +81,64 @@ class InProcess:
 
 
 def look_up(table: Table, ids: Array, out: Array) -> None:
-    """Write the rows of arranged ids to `out`."""
+    """Write the rows of arranged ids to `out`.
+
+    Args:
+        table: one server's share.
+        ids: [n] int64, arranged by segment.
+        out: [n, dim] float32; filled.
+    """
     for at, own in enumerate(table.split(ids)):
         table.lookup(at, ids[own], out[own])
 
 
 def update(table: Table, ids: Array, grads: Array) -> None:
-    """Update the rows of arranged, distinct ids."""
+    """Update the rows of arranged, distinct ids.
+
+    Args:
+        table: one server's share.
+        ids: [n] int64, arranged by segment, distinct.
+        grads: [n, dim] float32.
+    """
     for at, own in enumerate(table.split(ids)):
         with table.segments[at].lock:
             table.push(at, ids[own], grads[own], HYPER)
 
 
 def step_over(tables: TableClient, ids: Array, grads: Array) -> None:
-    """The step of a worker."""
+    """The step of a worker.
+
+    Args:
+        tables: of a client.
+        ids: [n] int64, may repeat.
+        grads: [n, dim] float32.
+    """
     routed = tables.route({SPEC.name: ids})
     tables.lookup(routed)
     tables.push({SPEC.name: (routed[SPEC.name], grads)}, hyper=HYPER)
 
 
 def all_steps(step: Callable[[Array, Array], None], batches: list[Array], grads: Array) -> None:
-    """Make one step with each batch."""
+    """Make one step with each batch.
+
+    Args:
+        step: takes ids and gradients.
+        batches: [n] int64 each.
+        grads: [n, dim] float32.
+    """
     for ids in batches:
         step(ids, grads)
 
 
 def over_tcp(bench: Bench, num_ids: int, batch_size: int, steps: int) -> None:
-    """P06."""
+    """P06.
+
+    Args:
+        bench: takes the figures.
+        num_ids: of the table.
+        batch_size: ids of a batch.
+        steps: batches of a measurement.
+    """
     grads = np.full((batch_size, DIM), 1e-3, np.float32)
     local = InProcess()
     ours, reference = zipf_batches(num_ids, batch_size), zipf_batches(num_ids, batch_size)
@@ -134,7 +175,13 @@ def over_tcp(bench: Bench, num_ids: int, batch_size: int, steps: int) -> None:
 
 
 def alone(bench: Bench, num_rows: int, batch_size: int) -> None:
-    """P07."""
+    """P07.
+
+    Args:
+        bench: takes the figures.
+        num_rows: of the table.
+        batch_size: ids of a batch.
+    """
     random = np.random.default_rng(0)
     table, router = Table(SPEC, rank=0, num_servers=1), Router(SPEC, 1)
     grads = np.full((batch_size, DIM), 1e-3, np.float32)

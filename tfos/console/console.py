@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 class Console:
-    """Lines for the user. With `enabled=False` only warnings are shown."""
+    """Lines for the user. With `enabled=False` only warnings are shown.
+
+    Args:
+        enabled: show output, progress and tables too.
+        stream: where lines go; None: standard error.
+    """
 
     def __init__(self, *, enabled: bool = True, stream: TextIO | None = None) -> None:
         self.enabled = enabled
@@ -43,7 +48,13 @@ class Console:
         self._write(f"tfos | WARNING: {printable(text)}")
 
     def node_lines(self, prefix: str, lines: tuple[str, ...], dropped: int) -> None:
-        """Show a node's output as `worker:1@host | text`."""
+        """Show a node's output as `worker:1@host | text`.
+
+        Args:
+            prefix: the node and its host.
+            lines: output without line ends.
+            dropped: lines that the node left out before these.
+        """
         if not self.enabled:
             return
         text = [f"{prefix} | {printable(line)}" for line in lines]
@@ -53,7 +64,12 @@ class Console:
             self._write("\n".join(text))
 
     def progress(self, text: str, *, final: bool = False) -> None:
-        """Replace the live line, or write a plain one. The final one stays."""
+        """Replace the live line, or write a plain one. The final one stays.
+
+        Args:
+            text: one line.
+            final: leave it on the screen.
+        """
         if not self.enabled:
             return
         with self._lock:

@@ -42,7 +42,12 @@ class TrainingProgress:
     _epoch_s: float = 0.0
 
     def start_epoch(self, epoch: int, sample: Sample) -> None:
-        """Begin an epoch at these totals."""
+        """Begin an epoch at these totals.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            sample: rows, steps and seconds so far.
+        """
         self.epoch = epoch
         self.epoch_fraction = None
         self._epoch_rows = sample.rows

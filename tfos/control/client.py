@@ -81,22 +81,42 @@ class ControlClient:
     def register(
         self, register: messages.Register, *, timeout_s: float = REGISTER_TIMEOUT_S
     ) -> messages.RegisterReply:
-        """Announce this attempt of the node; waits for the driver to become reachable."""
+        """Announce this attempt of the node; waits for the driver to become reachable.
+
+        Args:
+            register: the node, its attempt, host and process.
+            timeout_s: seconds until ControlUnavailable.
+        """
         return self._call(codec.REGISTER, register, codec.decode_register_reply, timeout_s)
 
     def heartbeat(
         self, heartbeat: messages.Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S
     ) -> messages.HeartbeatReply:
-        """Send a heartbeat; the reply to a replaced attempt says that it is fenced."""
+        """Send a heartbeat; the reply to a replaced attempt says that it is fenced.
+
+        Args:
+            heartbeat: phase, progress and counters.
+            timeout_s: seconds until ControlUnavailable.
+        """
         return self._call(codec.HEARTBEAT, heartbeat, codec.decode_heartbeat_reply, timeout_s)
 
     def report(self, event: messages.Event, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Report an event."""
+        """Report an event.
+
+        Args:
+            event: what has happened.
+            timeout_s: seconds until ControlUnavailable.
+        """
         report = messages.EventReport(self.node, event)
         self._call(codec.REPORT, report, codec.decode_ack, timeout_s)
 
     def log(self, batch: messages.LogBatch, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Send lines of output; the caller may drop them on failure."""
+        """Send lines of output; the caller may drop them on failure.
+
+        Args:
+            batch: lines of output.
+            timeout_s: seconds until ControlUnavailable.
+        """
         self._call(codec.LOG, batch, codec.decode_ack, timeout_s)
 
     def orders(

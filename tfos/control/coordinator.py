@@ -43,7 +43,14 @@ _SYMPTOMS = (
 
 
 class Coordinator:
-    """One cluster's control plane in the driver."""
+    """One cluster's control plane in the driver.
+
+    Args:
+        plan: the nodes.
+        config: timeouts, and what is shown.
+        console: where warnings and output go.
+        clock: returns monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -68,7 +75,12 @@ class Coordinator:
         self._liveness: threading.Thread | None = None
 
     def start(self, host: str, credentials: TlsCredentials) -> int:
-        """Listen on a port of the system's choice and return it."""
+        """Listen on a port of the system's choice and return it.
+
+        Args:
+            host: address to listen at.
+            credentials: the driver's certificate and the cluster's authority.
+        """
         server = ControlServer(self, credentials, num_nodes=len(self._state.plan.nodes))
         port = server.start(host)
         with self._lock:
@@ -170,7 +182,12 @@ class Coordinator:
             return reply
 
     def on_event(self, node: NodeId, event: messages.Event) -> None:
-        """Act on a node's report."""
+        """Act on a node's report.
+
+        Args:
+            node: who reports, with its attempt.
+            event: what has happened.
+        """
         self.act(lambda state: state.on_event(node, event, self._clock()))
 
     def on_log(self, batch: messages.LogBatch) -> None:

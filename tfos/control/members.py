@@ -103,7 +103,12 @@ class Member:
                 self.batches[feed] = event
 
     def take(self, register: Register, now_s: float) -> None:
-        """Become the attempt that registers."""
+        """Become the attempt that registers.
+
+        Args:
+            register: the node, its attempt, host and process.
+            now_s: monotonic seconds.
+        """
         self.status = NodeStatus.REGISTERED
         self.attempt = register.node.attempt
         self.executor_id = register.executor_id
@@ -131,7 +136,12 @@ class Member:
         return max(candidates, key=_progress_of)
 
     def failure(self, error_type: str, message: str) -> NodeFailure:
-        """Return a record for a failure that the node could not report."""
+        """Return a record for a failure that the node could not report.
+
+        Args:
+            error_type: kind of the failure.
+            message: its text.
+        """
         return NodeFailure(
             self.node,
             self.host,

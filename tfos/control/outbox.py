@@ -61,7 +61,13 @@ class Outbox:
     def stream(
         self, number: int, after: int, is_active: Callable[[], bool]
     ) -> Iterator[messages.SequencedOrder]:
-        """Yield the orders after `after` as they arrive; end when replaced, closed or inactive."""
+        """Yield the orders after `after` as they arrive; end when replaced, closed or inactive.
+
+        Args:
+            number: of this stream; a higher one replaces it.
+            after: sequence number of the last order that the node has.
+            is_active: whether the caller still listens.
+        """
         while True:
             with self._changed:
                 while (

@@ -49,7 +49,15 @@ class ControlHandler(Protocol):
         """Record a heartbeat."""
 
     def on_event(self, node: NodeId, event: messages.Event) -> None:
-        """Act on a report; ControlRefused: this node may not make it."""
+        """Act on a report.
+
+        Args:
+            node: who reports, with its attempt.
+            event: what has happened.
+
+        Raises:
+            ControlRefused: this node may not make it.
+        """
 
     def on_log(self, batch: messages.LogBatch) -> None:
         """Show lines of output."""
@@ -62,7 +70,13 @@ class ControlHandler(Protocol):
 
 
 class ControlServer:
-    """Serves one cluster. Orders are queued per attempt of a node and never lost."""
+    """Serves one cluster. Orders are queued per attempt of a node and never lost.
+
+    Args:
+        handler: is called for each message.
+        credentials: the driver's certificate and the cluster's authority.
+        num_nodes: of the cluster; sizes the thread pool.
+    """
 
     def __init__(
         self, handler: ControlHandler, credentials: TlsCredentials, *, num_nodes: int
@@ -96,6 +110,10 @@ class ControlServer:
     def start(self, host: str, port: int = 0) -> int:
         """Bind and serve.
 
+        Args:
+            host: address to listen at.
+            port: 0: the system chooses.
+
         Returns:
             The port, which the system chose if `port` was 0.
 
@@ -115,7 +133,12 @@ class ControlServer:
         return bound
 
     def send(self, node: NodeId, order: messages.Order) -> None:
-        """Queue an order for this attempt of a node; it leaves at once if the node listens."""
+        """Queue an order for this attempt of a node; it leaves at once if the node listens.
+
+        Args:
+            node: the node, with its attempt.
+            order: what it shall do.
+        """
         self._outbox(node).put(order)
 
     def close(self) -> None:
@@ -135,19 +158,34 @@ class ControlServer:
             return self._outboxes.setdefault(node, Outbox())
 
     def register(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve Register."""
+        """Serve Register.
+
+        Args:
+            body: the encoded request.
+            context: of the call; has the peer's certificate.
+        """
         message = _decode(codec.decode_register, body, context)
         _check_sender(message.node, context)
         return codec.encode(self._handler.on_register(message))
 
     def heartbeat(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve Heartbeat."""
+        """Serve Heartbeat.
+
+        Args:
+            body: the encoded request.
+            context: of the call; has the peer's certificate.
+        """
         message = _decode(codec.decode_heartbeat, body, context)
         _check_sender(message.node, context)
         return codec.encode(self._handler.on_heartbeat(message))
 
     def report(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve Report."""
+        """Serve Report.
+
+        Args:
+            body: the encoded request.
+            context: of the call; has the peer's certificate.
+        """
         message = _decode(codec.decode_report, body, context)
         _check_sender(message.node, context)
         try:
@@ -158,14 +196,24 @@ class ControlServer:
         return codec.encode(messages.EventAck())
 
     def log(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve Log."""
+        """Serve Log.
+
+        Args:
+            body: the encoded request.
+            context: of the call; has the peer's certificate.
+        """
         message = _decode(codec.decode_log, body, context)
         _check_sender(message.node, context)
         self._handler.on_log(message)
         return codec.encode(messages.EventAck())
 
     def orders(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Serve Orders: yields until the node, a newer stream or this server ends it."""
+        """Serve Orders: yields until the node, a newer stream or this server ends it.
+
+        Args:
+            body: the encoded request.
+            context: of the call; has the peer's certificate.
+        """
         message = _decode(codec.decode_subscribe, body, context)
         _check_sender(message.node, context)
         refusal = self._handler.on_stream_opened(message.node)

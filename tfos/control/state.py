@@ -111,7 +111,12 @@ class ClusterState:
         return [worker for worker in self.workers if worker.status is NodeStatus.RUNNING]
 
     def unflushed(self, feed: str, epoch: int) -> list[Member]:
-        """Return the workers that have yet to reach the end of an epoch of a feed."""
+        """Return the workers that have yet to reach the end of an epoch of a feed.
+
+        Args:
+            feed: name of the feed.
+            epoch: number of the epoch, from 0.
+        """
         return [
             worker
             for worker in self.training()
@@ -132,7 +137,14 @@ class ClusterState:
     def flush(
         self, feed: str, epoch: int, checked_by: FeedEpoch | None = None, rounds: int = 0
     ) -> list[Action]:
-        """End an epoch of a feed at every worker that still trains, after so many rounds."""
+        """End an epoch of a feed at every worker that still trains, after so many rounds.
+
+        Args:
+            feed: name of the feed.
+            epoch: number of the epoch, from 0.
+            checked_by: the feed and epoch that validate this one; None: none.
+            rounds: rounds in which rows were fed.
+        """
         order = messages.Flush(feed, epoch, checked_by, rounds)
         return [Send(each.node, order) for each in self.training()]
 
@@ -146,7 +158,13 @@ class ClusterState:
         ]
 
     def stop(self, members: list[Member], reason: str, *, grace_s: float) -> list[Action]:
-        """Stop these nodes; their end is no failure any more."""
+        """Stop these nodes; their end is no failure any more.
+
+        Args:
+            members: the nodes.
+            reason: for their logs.
+            grace_s: seconds until they are killed.
+        """
         actions: list[Action] = []
         for member in members:
             if member.is_live and not member.stop_ordered:
@@ -155,12 +173,23 @@ class ClusterState:
         return actions
 
     def end(self, members: list[Member], reason: str, *, grace_s: float) -> list[Action]:
-        """Stop these nodes finally: no node may join any more."""
+        """Stop these nodes finally: no node may join any more.
+
+        Args:
+            members: the nodes.
+            reason: for their logs.
+            grace_s: seconds until they are killed.
+        """
         self.is_ending = True
         return self.stop(members, reason, grace_s=grace_s)
 
     def fail(self, failure: NodeFailure, *, stop: bool = True) -> list[Action]:
-        """Fail the cluster because of this record; without `stop` the caller ends it in order."""
+        """Fail the cluster because of this record; without `stop` the caller ends it in order.
+
+        Args:
+            failure: the record; the first one is the headline.
+            stop: stop all nodes at once.
+        """
         self._note(failure)
         if len(self.fatal) < _MAX_FAILURES:
             self.fatal.append(failure)
@@ -175,7 +204,12 @@ class ClusterState:
     def on_register(
         self, register: messages.Register, now_s: float
     ) -> tuple[messages.RegisterReply, list[Action]]:
-        """Handle a registration: an upsert by (role, index, attempt)."""
+        """Handle a registration: an upsert by (role, index, attempt).
+
+        Args:
+            register: the node, its attempt, host and process.
+            now_s: monotonic seconds.
+        """
         member = self.members.get(register.node.name)
         if member is None:
             return self._refuse(f"this cluster has no {register.node.name}: {self.plan}")
@@ -204,7 +238,12 @@ class ClusterState:
     def on_heartbeat(
         self, heartbeat: messages.Heartbeat, now_s: float
     ) -> tuple[messages.HeartbeatReply, list[Action]]:
-        """Handle a heartbeat; the reply to a replaced or lost attempt says that it is fenced."""
+        """Handle a heartbeat; the reply to a replaced or lost attempt says that it is fenced.
+
+        Args:
+            heartbeat: phase, progress and counters.
+            now_s: monotonic seconds.
+        """
         member = self._current(heartbeat.node)
         if member is None:
             return messages.HeartbeatReply(fenced=True), []
@@ -214,6 +253,11 @@ class ClusterState:
 
     def on_event(self, node: NodeId, event: messages.Event, now_s: float) -> list[Action]:
         """Handle an event of a node; reports of fenced attempts are ignored.
+
+        Args:
+            node: who reports, with its attempt.
+            event: what has happened.
+            now_s: monotonic seconds.
 
         Raises:
             ControlRefused: this node may not report this event; see control.permissions.
@@ -243,7 +287,12 @@ class ClusterState:
         return []
 
     def on_stream_opened(self, node: NodeId, now_s: float) -> str:
-        """Handle a subscription to orders; return the reason of a refusal, or an empty string."""
+        """Handle a subscription to orders; return the reason of a refusal, or an empty string.
+
+        Args:
+            node: who subscribes, with its attempt.
+            now_s: monotonic seconds.
+        """
         member = self._current(node)
         if member is None:
             return f"{node.name} attempt {node.attempt} was replaced or fenced"
@@ -252,7 +301,12 @@ class ClusterState:
         return ""
 
     def on_stream_closed(self, node: NodeId, now_s: float) -> list[Action]:
-        """Handle a closed connection: after an order to stop it is the end; else it may return."""
+        """Handle a closed connection: after an order to stop it is the end; else it may return.
+
+        Args:
+            node: whose connection it was.
+            now_s: monotonic seconds.
+        """
         member = self._current(node)
         if member is not None:
             if member.stop_ordered:

@@ -52,6 +52,10 @@ RECORD_SCHEMA = types.StructType([types.StructField("byteArray", types.BinaryTyp
 def check_schema(schema: types.StructType, record_type: RecordType) -> None:
     """Refuse columns that a record cannot hold.
 
+    Args:
+        schema: the DataFrame's, without partition columns.
+        record_type: what a record holds.
+
     Raises:
         FeedSettingsError: names the column, its type and what to do.
     """
@@ -80,6 +84,10 @@ def check_schema(schema: types.StructType, record_type: RecordType) -> None:
 def check_partition_columns(schema: types.StructType, names: Iterable[str]) -> None:
     """Refuse columns that cannot become directories.
 
+    Args:
+        schema: the DataFrame's.
+        names: the partition columns.
+
     Raises:
         FeedSettingsError: there is no such column, or its values name no directory.
     """
@@ -102,7 +110,12 @@ def check_partition_columns(schema: types.StructType, names: Iterable[str]) -> N
 
 
 def without(schema: types.StructType, names: Iterable[str]) -> types.StructType:
-    """Return the columns of the records, without those of the directories' names."""
+    """Return the columns of the records, without those of the directories' names.
+
+    Args:
+        schema: the DataFrame's.
+        names: the partition columns.
+    """
     apart = set(names)
     kept = types.StructType([field for field in schema.fields if field.name not in apart])
     if not kept.fields:
@@ -113,7 +126,12 @@ def without(schema: types.StructType, names: Iterable[str]) -> types.StructType:
 def spark_schema(
     found: Mapping[str, FeatureSurvey], binary_features: Iterable[str] = ()
 ) -> types.StructType:
-    """Return the columns for a survey: one value is a scalar, any other number an array."""
+    """Return the columns for a survey: one value is a scalar, any other number an array.
+
+    Args:
+        found: per feature what the sampled records hold.
+        binary_features: features that become BinaryType instead of StringType.
+    """
     binary = set(binary_features)
     fields = []
     for name, seen in found.items():

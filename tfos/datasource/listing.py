@@ -63,6 +63,11 @@ def complete_path(path: str) -> str:
 def path_on(path: str, default_fs: str, user: str = "") -> str:
     """Return a path as listings name it, without a scheme on `default_fs`.
 
+    Args:
+        path: as the user wrote it.
+        default_fs: Spark's default file system, as a URL.
+        user: whose home relative paths are in; "": none.
+
     Raises:
         FeedSettingsError: it has a scheme, but no host where one is needed.
     """

@@ -26,6 +26,10 @@ Kind = Literal["int", "bigint", "date", "string"]
 def directory_name(column: str, value: Any) -> str:
     """Return the path component for a value of a partition column.
 
+    Args:
+        column: name of the partition column.
+        value: as Python has it; None: null.
+
     Raises:
         RowError: the name would exceed the limit of file systems, or contains a NUL.
     """
@@ -44,7 +48,12 @@ def directory_name(column: str, value: Any) -> str:
 
 
 def partition_values(path: str, base: str) -> dict[str, str | None]:
-    """Return the values of the directories between a base and a file, in order."""
+    """Return the values of the directories between a base and a file, in order.
+
+    Args:
+        path: of the file.
+        base: directory that was read.
+    """
     found: dict[str, str | None] = {}
     below = path.removeprefix(base.rstrip("/") + "/")
     if below == path:
@@ -79,6 +88,11 @@ def partition_kinds(files: Mapping[str, Mapping[str, str | None]]) -> dict[str, 
 
 def partition_value(column: str, text: str | None, kind: str) -> Any:
     """Return the value of a directory as a type that Spark calls `kind`.
+
+    Args:
+        column: name of the partition column, for messages.
+        text: from the directory's name; None: null.
+        kind: Spark's simple name of the type, for example "bigint".
 
     Raises:
         DataError: it is no such value.

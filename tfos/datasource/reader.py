@@ -125,7 +125,12 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
 
 
 def split_file(file: SourceFile, partition_bytes: int) -> list[Split]:
-    """Return about equal ranges of a file of at most so many bytes; all of it if it is gzip."""
+    """Return about equal ranges of a file of at most so many bytes; all of it if it is gzip.
+
+    Args:
+        file: its path and size.
+        partition_bytes: largest range, in bytes.
+    """
     size = file.size_bytes
     count = -(-size // partition_bytes) if file.is_splittable else 1
     bounds = [size * number // count for number in range(count + 1)] if size else []
@@ -133,7 +138,12 @@ def split_file(file: SourceFile, partition_bytes: int) -> list[Split]:
 
 
 def pack(ranges: Sequence[FileRange], partition_bytes: int) -> list[list[FileRange]]:
-    """Put small ranges together, the largest first, up to the size of a partition."""
+    """Put small ranges together, the largest first, up to the size of a partition.
+
+    Args:
+        ranges: of all files.
+        partition_bytes: size of a partition, in bytes.
+    """
     parts: list[list[FileRange]] = []
     room = 0
     for each in sorted(ranges, key=lambda each: -each.split.size):

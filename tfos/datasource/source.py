@@ -35,7 +35,12 @@ class TFRecordDataSource(DataSource):  # type: ignore[misc]  # pyspark is untype
         return RecordFilesReader(schema, parse_options(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of files below the path."""
+        """Return the writer of files below the path.
+
+        Args:
+            schema: the DataFrame's.
+            overwrite: whether old content is replaced.
+        """
         from tfos.datasource.writer import RecordFilesWriter
 
         return RecordFilesWriter(schema, parse_options(self.options), overwrite)

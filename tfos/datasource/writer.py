@@ -129,7 +129,12 @@ class TaskFiles:
         self._num_files = 0
 
     def append(self, directory: str, frames: Array) -> None:
-        """Add records to the file that is open for a directory below the root."""
+        """Add records to the file that is open for a directory below the root.
+
+        Args:
+            directory: below the root; "": the root.
+            frames: [bytes] uint8, framed records.
+        """
         file = self._open.pop(directory, None)
         if file is None:
             if len(self._open) == _MOST_OPEN:
@@ -191,6 +196,10 @@ def by_directory(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield the rows of a batch grouped by their partition columns, without these columns.
+
+    Args:
+        batch: rows of one task.
+        partition_by: the partition columns, in the order of directories.
 
     Raises:
         RowError: a value cannot be a directory name.

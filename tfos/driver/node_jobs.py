@@ -40,7 +40,13 @@ class NodeKeys:
     rpc_secret: bytes = field(repr=False)
 
     def bundle(self, node: PlannedNode, settings: NodeSettings, main_fun: bytes) -> NodeBundle:
-        """Return what the task of one node receives."""
+        """Return what the task of one node receives.
+
+        Args:
+            node: from the plan.
+            settings: the same for all nodes.
+            main_fun: the pickled function and its arguments.
+        """
         peer = Identity(Role.SERVER if node.is_ps else Role.WORKER, node.rank)
         over_tls = settings.config.security == "tls"
         return NodeBundle(

@@ -30,6 +30,10 @@ _MIB = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2, "p": 1024**3}
 def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
     """Refuse Spark settings under which nodes would be removed, doubled or starved.
 
+    Args:
+        conf: Spark's settings.
+        config: the cluster's.
+
     Raises:
         ConfigError: names the setting, its value and what to do.
     """
@@ -116,7 +120,12 @@ def check_mode(mode: object) -> InputMode:
 
 
 def check_ported_options(*, driver_ps_nodes: bool, eval_node: bool) -> None:
-    """Refuse two options of TensorFlowOnSpark that tfos does not have."""
+    """Refuse two options of TensorFlowOnSpark that tfos does not have.
+
+    Args:
+        driver_ps_nodes: must be False.
+        eval_node: must be False.
+    """
     if driver_ps_nodes:
         raise UnsupportedError(
             "driver_ps_nodes=True: the driver never carries tensors here. Use num_ps executors "
@@ -160,7 +169,12 @@ def check_epochs(num_epochs: object) -> int:
 
 
 def check_shuffle(seed: object, shuffle_rows: object) -> None:
-    """Refuse a seed that is none, and windows without one."""
+    """Refuse a seed that is none, and windows without one.
+
+    Args:
+        seed: an int, or None.
+        shuffle_rows: rows of a window; 0 or 1: none.
+    """
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
         raise SettingsError(f"seed must be an int from 0 to 2**64 - 1, or None, got {seed!r}.")
     if type(shuffle_rows) is not int or shuffle_rows < 1:
@@ -170,7 +184,12 @@ def check_shuffle(seed: object, shuffle_rows: object) -> None:
 
 
 def check_timeout(name: str, value: object) -> float:
-    """Return a positive number of seconds."""
+    """Return a positive number of seconds.
+
+    Args:
+        name: of the argument, for messages.
+        value: as the user gave it.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise SettingsError(f"{name} must be > 0 seconds, got {value!r}.")
     if math.isinf(value):

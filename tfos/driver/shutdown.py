@@ -40,7 +40,14 @@ _SERVERS_SHARE = 0.7
 
 
 class Shutdown:
-    """Ends one cluster."""
+    """Ends one cluster.
+
+    Args:
+        coordinator: of the cluster.
+        config: timeouts, and what is saved.
+        console: where progress goes.
+        credentials: the data plane's secret, for the final checkpoint.
+    """
 
     def __init__(
         self,
@@ -86,7 +93,13 @@ class Shutdown:
             self._unwatch()
 
     def shutdown(self, feeds: tuple[str, ...], *, grace_s: float, timeout_s: float) -> None:
-        """End in order: feeds, main_fun, workers, servers, jobs, control plane."""
+        """End in order: feeds, main_fun, workers, servers, jobs, control plane.
+
+        Args:
+            feeds: names of the feeds to finish.
+            grace_s: seconds that main_fun may take after its feeds have ended.
+            timeout_s: seconds until the nodes are killed.
+        """
         late: ShutdownTimeout | None = None
         if self._coordinator.phase is ClusterPhase.RUNNING:
             late = self._finish(feeds, grace_s, timeout_s)

@@ -16,6 +16,11 @@ from tfos.phases import ClusterPhase, require
 def start_nodes(reserved: Reservation, ending: Shutdown, main_fun: bytes) -> None:
     """Return once main_fun runs on every worker; what fails on the way ends the cluster.
 
+    Args:
+        reserved: the cluster's slots, keys and control plane.
+        ending: ends the cluster after a failure.
+        main_fun: the pickled function and its arguments.
+
     Raises:
         ReservationTimeout: names the nodes that never served.
         NodeFailedError: a node failed while it started.

@@ -110,6 +110,10 @@ def is_frame(data: Any) -> bool:
 def answered(request: FeedRequest, task: InferenceTask) -> Any:
     """Return the lazy DataFrame of the given one's columns and the result columns.
 
+    Args:
+        request: the call's arguments.
+        task: runs in Spark's tasks.
+
     Raises:
         SettingsError: columns=, nulls= or output= does not fit the DataFrame, or it is one of
             Connect.

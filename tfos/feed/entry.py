@@ -72,6 +72,10 @@ class FeedService:
     def train_batch(self, request: FeedRequest, batch: MicroBatch) -> EpochReport | None:
         """Feed one micro-batch of a stream; None if main_fun has returned on every worker.
 
+        Args:
+            request: the call's arguments.
+            batch: the micro-batch and its state.
+
         Raises:
             SettingsError, NodeFailedError, PhaseError: as train.
         """

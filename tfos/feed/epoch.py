@@ -21,7 +21,14 @@ from tfos.monitor import reports
 
 
 class EpochFeed:
-    """One epoch that is being fed."""
+    """One epoch that is being fed.
+
+    Args:
+        source: the rows.
+        task: feeds a partition.
+        call: of the user, which may be interrupted.
+        progress: the console's live line.
+    """
 
     def __init__(
         self, source: FeedSource, task: FeedTask, call: FeedCall, progress: TrainingProgress
@@ -35,7 +42,12 @@ class EpochFeed:
         """Rounds of feeding lost rows again that have begun."""
 
     def next_round(self, targets: tuple[FeedTarget, ...], rows: Rows) -> FeedTask:
-        """Return the task that feeds lost rows again to these workers."""
+        """Return the task that feeds lost rows again to these workers.
+
+        Args:
+            targets: the workers that still train.
+            rows: ranges per partition.
+        """
         self.rounds += 1
         return dataclasses.replace(self.task, targets=targets, again=rows, round_number=self.rounds)
 
@@ -76,7 +88,12 @@ def _marks(worker: Member) -> float:
 
 
 def final_line(report: reports.EpochReport, progress: TrainingProgress) -> str:
-    """Return the console line of a finished epoch."""
+    """Return the console line of a finished epoch.
+
+    Args:
+        report: of the epoch.
+        progress: has rates and loss.
+    """
     title = progress.title or f"epoch {progress.epoch + 1} of {progress.num_epochs}"
     parts = [f"{title}: {report.summary}"]
     if progress.steps_per_s > 0:  # unknown in an epoch shorter than a heartbeat

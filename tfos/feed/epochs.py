@@ -44,7 +44,12 @@ class RouteLog:
         self._logged: dict[str, set[str]] = {}
 
     def tell(self, feed: str, reports: Iterable[FeedReport]) -> None:
-        """Show a line if the tasks of a job used a route that this feed had not used before."""
+        """Show a line if the tasks of a job used a route that this feed had not used before.
+
+        Args:
+            feed: name of the feed.
+            reports: of the job's tasks.
+        """
         ways = Counter(way for report in reports for way in report.ways)
         logged = self._logged.setdefault(feed, set())
         if ways.keys() <= logged:
@@ -58,7 +63,15 @@ _CANCEL_S = 5.0
 
 
 class EpochFeeder:
-    """Feeds the workers of one cluster."""
+    """Feeds the workers of one cluster.
+
+    Args:
+        sc: the SparkContext.
+        coordinator: of the cluster.
+        credentials: the data plane's secret.
+        config: how rows travel.
+        console: where progress goes.
+    """
 
     def __init__(
         self,
@@ -144,6 +157,11 @@ class EpochFeeder:
         """Feed a micro-batch of a Structured Stream; None if main_fun has returned everywhere.
 
         Returns once the chief has reported it as trained, and saved if due, or never will.
+
+        Args:
+            request: the call's arguments.
+            batch: the micro-batch and its state.
+            is_abandoned: whether the user's call was interrupted.
         """
         progress = TrainingProgress(1, title=f"batch {batch.batch_id}")
         with self._calls.enter(request.feed, is_abandoned) as call:

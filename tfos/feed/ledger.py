@@ -23,7 +23,12 @@ Rows = dict[int, tuple[Span, ...]]
 
 
 class EpochLedger:
-    """Rows of one epoch of one feed. Workers are known by rank."""
+    """Rows of one epoch of one feed. Workers are known by rank.
+
+    Args:
+        feed: its name, for messages.
+        epoch: number of the epoch, from 0.
+    """
 
     def __init__(self, feed: str, epoch: int) -> None:
         self._feed = feed

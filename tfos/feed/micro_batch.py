@@ -29,28 +29,56 @@ class MicroBatch:
     """Whether to save once it was trained."""
 
     def begin(self, state: ClusterState, feed: str, epoch: int) -> list[Action]:
-        """Return the order that makes this epoch the batch."""
+        """Return the order that makes this epoch the batch.
+
+        Args:
+            state: of the cluster.
+            feed: name of the feed.
+            epoch: number of the epoch that feeds the batch.
+        """
         order = TrainBatch(
             feed, self.number, epoch, self.query, self.batch_id, self.holds, self.saves
         )
         return [Send(state.workers[0].node, order)]
 
     def leave(self, state: ClusterState, feed: str, *, in_part: bool) -> list[Action]:
-        """Return the order not to record this batch: it failed, or had no rows."""
+        """Return the order not to record this batch: it failed, or had no rows.
+
+        Args:
+            state: of the cluster.
+            feed: name of the feed.
+            in_part: whether some of its rows were trained.
+        """
         return [Send(state.workers[0].node, LeaveBatch(feed, self.number, in_part))]
 
     def may_begin(self, state: ClusterState, feed: str) -> bool:
-        """Whether its rows may be fed, or never will be."""
+        """Whether its rows may be fed, or never will be.
+
+        Args:
+            state: of the cluster.
+            feed: name of the feed.
+        """
         return answer_to(state, feed, self.number) is not None or not chief_trains(state)
 
     def is_over(self, state: ClusterState, feed: str) -> bool:
-        """Whether the chief has reported it as trained, and saved if due, or never will."""
+        """Whether the chief has reported it as trained, and saved if due, or never will.
+
+        Args:
+            state: of the cluster.
+            feed: name of the feed.
+        """
         found = answer_to(state, feed, self.number)
         return (found is not None and found.is_done) or not chief_trains(state)
 
 
 def answer_to(state: ClusterState, feed: str, number: int) -> BatchReport | None:
-    """Return the chief's answer to this order about a feed, or to a later one."""
+    """Return the chief's answer to this order about a feed, or to a later one.
+
+    Args:
+        state: of the cluster.
+        feed: name of the feed.
+        number: of the order.
+    """
     found = state.workers[0].batches.get(feed)
     return found if found is not None and found.number >= number else None
 

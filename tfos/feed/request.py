@@ -52,6 +52,10 @@ class FeedCalls:
     def enter(self, feed: str, is_abandoned: Callable[[], bool]) -> Iterator[FeedCall]:
         """Feed alone.
 
+        Args:
+            feed: name of the feed.
+            is_abandoned: whether the user's call was interrupted.
+
         Raises:
             PhaseError: another call feeds this feed: their rows and epochs would mix.
         """

@@ -97,6 +97,10 @@ def source_of(request: FeedRequest) -> FeedSource:
 def answers_of(request: FeedRequest, task: InferenceTask) -> Any:
     """Return a lazy collection of one result per row, in order: an RDD or a DataFrame.
 
+    Args:
+        request: the call's arguments.
+        task: runs in Spark's tasks.
+
     Raises:
         SettingsError: the data is neither, or an argument does not fit it.
     """

@@ -36,7 +36,13 @@ _OF_THE_DATA = f"{RowError.__module__}.{RowError.__qualname__}: "
 
 
 class FeedWatch:
-    """Watches one cluster while it is fed."""
+    """Watches one cluster while it is fed.
+
+    Args:
+        coordinator: of the cluster.
+        config: timeouts.
+        console: where warnings go.
+    """
 
     def __init__(self, coordinator: Coordinator, config: ClusterConfig, console: Console) -> None:
         self._coordinator = coordinator
@@ -105,7 +111,12 @@ class FeedWatch:
             raise self._end()
 
     def failure(self, call: FeedCall, error: BaseException) -> TFOSError:
-        """Return the error of a job that failed, which may be the symptom of a cluster's end."""
+        """Return the error of a job that failed, which may be the symptom of a cluster's end.
+
+        Args:
+            call: the feeding call.
+            error: what the Spark job has raised.
+        """
         reason = reason_of(error)
         own = FeedJobError(f"feeding epoch {call.epoch} of {call.feed!r} failed in Spark: {reason}")
         if reason.startswith(_OF_THE_DATA):

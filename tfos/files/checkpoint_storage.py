@@ -60,7 +60,13 @@ class Storages:
 
 
 class RemoteStorage:
-    """A directory that is a URL. Names are this program's own, and checked again all the same."""
+    """A directory that is a URL. Names are this program's own, and checked again all the same.
+
+    Args:
+        root: a URL.
+        staging_dir: local directory for files that are being written.
+        config: timeouts of the file system.
+    """
 
     def __init__(self, root: Location, staging_dir: str, config: FileSystemConfig) -> None:
         self._root = root

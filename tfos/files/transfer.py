@@ -88,7 +88,12 @@ def pieces_maker(path: Path) -> Callable[[], Iterator[bytes]]:
 
 
 def file_pieces(path: Path, limit_bytes: int | None = None) -> Iterator[bytes]:
-    """Read a regular file of this host, its first `limit_bytes` at most; a link is refused."""
+    """Read a regular file of this host, its first `limit_bytes` at most; a link is refused.
+
+    Args:
+        path: of the file.
+        limit_bytes: None: the whole file.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

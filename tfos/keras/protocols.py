@@ -46,7 +46,14 @@ class WorkerContext(Protocol):
         loss: float | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Report training progress to the driver; cheap, never raises."""
+        """Report training progress to the driver; cheap, never raises.
+
+        Args:
+            step: batches trained by this worker.
+            rows: rows trained by this worker.
+            loss: of the last batch; None: unknown.
+            metrics: further values by name.
+        """
 
 
 class DataContext(WorkerContext, Protocol):

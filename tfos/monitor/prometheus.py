@@ -96,6 +96,10 @@ class ClusterPage:
     def start(self, host: str, port: object) -> None:
         """Listen.
 
+        Args:
+            host: address to listen at.
+            port: as the user gave it; 0: the system chooses.
+
         Raises:
             SettingsError: the port is invalid or in use.
         """

@@ -10,7 +10,13 @@ _MIB = 1 << 20
 
 
 def cluster_report(cluster_id: str, state: ClusterState, now_s: float) -> reports.ClusterReport:
-    """Return the report of status() at this moment."""
+    """Return the report of status() at this moment.
+
+    Args:
+        cluster_id: of the cluster.
+        state: of the cluster.
+        now_s: monotonic seconds.
+    """
     board = state.tensorboard
     waits = stragglers.waits_of(state.servers)
     times = {each.name: stragglers.step_times(each, waits) for each in state.workers}

@@ -110,6 +110,10 @@ def step_times(worker: Member, waits: Waits) -> StepTimes | None:
     """Return a worker's recent time by part, or since its start if it has made few steps since.
 
     None: there are no times.
+
+    Args:
+        worker: its record at the driver.
+        waits: seconds that each worker's pushes waited for others.
     """
     beat = worker.heartbeat
     if beat is None or "compute_s" not in beat.progress:

@@ -66,7 +66,12 @@ Received = TypeVar("Received")
 
 
 class ChildLink(Generic[Received]):
-    """One end of the socketpair; `Received` is the union of what may arrive at this end."""
+    """One end of the socketpair; `Received` is the union of what may arrive at this end.
+
+    Args:
+        sock: this end of the socketpair.
+        accepts: union of the message types that may arrive.
+    """
 
     def __init__(self, sock: socket.socket, accepts: object) -> None:
         sock.setblocking(False)  # one flag for both directions, so every wait is a poll
@@ -82,6 +87,10 @@ class ChildLink(Generic[Received]):
 
     def send(self, message: msgspec.Struct, *, timeout_s: float = 5.0) -> bool:
         """Send one message.
+
+        Args:
+            message: of a type that the peer accepts.
+            timeout_s: seconds until the peer counts as stuck.
 
         Returns:
             False if the peer has ended or has not read for `timeout_s`; the link is then

@@ -28,7 +28,12 @@ class Exit:
 
 
 def describe_exit(how: Exit, *, oom_kills: int = 0) -> str:
-    """Return how a process ended, as text after the process's name."""
+    """Return how a process ended, as text after the process's name.
+
+    Args:
+        how: exit status or signal.
+        oom_kills: processes that the kernel killed for memory meanwhile.
+    """
     signal_number = how.signal_number
     if signal_number is None:
         return f"ended with exit code {how.exit_code}"
@@ -45,7 +50,12 @@ def describe_exit(how: Exit, *, oom_kills: int = 0) -> str:
 
 
 def raised(base: NodeFailure, error: Raised) -> NodeFailure:
-    """Return the record of a child that has reported its exception."""
+    """Return the record of a child that has reported its exception.
+
+    Args:
+        base: has the node, host and pid.
+        error: type, text and traceback.
+    """
     return msgspec.structs.replace(
         base,
         error_type=error.error_type,
@@ -56,7 +66,12 @@ def raised(base: NodeFailure, error: Raised) -> NodeFailure:
 
 
 def died(base: NodeFailure, how: Exit) -> NodeFailure:
-    """Return the record of a child that has ended without a report."""
+    """Return the record of a child that has ended without a report.
+
+    Args:
+        base: has the node, host and pid.
+        how: exit status or signal.
+    """
     early = " before its work was done (os._exit?)" if how.exit_code == 0 else ""
     return msgspec.structs.replace(
         base,

@@ -34,7 +34,12 @@ _status_decoder = msgspec.json.Decoder(LaunchStatus)
 
 
 class SupervisorHandle:
-    """The node task's view of a supervisor it started: a pipe that ends when the process does."""
+    """The node task's view of a supervisor it started: a pipe that ends when the process does.
+
+    Args:
+        status: read end of the pipe.
+        errors: read end of its standard error.
+    """
 
     def __init__(self, status: IO[bytes], errors: IO[bytes]) -> None:
         self._status = status

@@ -53,7 +53,12 @@ def java_ancestor() -> int | None:
 
 
 def command_line_option(pid: int, option: str) -> str:
-    """Return the word after `option` in a process's command line, or an empty string."""
+    """Return the word after `option` in a process's command line, or an empty string.
+
+    Args:
+        pid: of the process.
+        option: for example "--executor-id".
+    """
     words = _command_line(pid)
     return words[words.index(option) + 1] if option in words[:-1] else ""
 
@@ -67,7 +72,12 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def wait_exited(pidfds: Collection[int], timeout_s: float) -> bool:
-    """Wait until all of these processes have ended; False at the deadline."""
+    """Wait until all of these processes have ended; False at the deadline.
+
+    Args:
+        pidfds: of the processes.
+        timeout_s: seconds for all of them together.
+    """
     deadline_s = time.monotonic() + timeout_s
     left = set(pidfds)
     poll = select.poll()
@@ -106,6 +116,10 @@ def kill_descendants(*, spare: Collection[int] = (), timeout_s: float = 5.0) -> 
 
     Needs `become_subreaper`: this process adopts the orphans of a killed parent and finds them in
     the next round. Children stay zombies until their owner, or `reap_orphans`, waits for them.
+
+    Args:
+        spare: pids that are left alone.
+        timeout_s: seconds for all of them together.
 
     Returns:
         The pids still alive at the deadline (a process in uninterruptible sleep cannot be killed).

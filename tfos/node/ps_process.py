@@ -32,7 +32,12 @@ _logger = logging.getLogger(__name__)
 
 
 class ServerProcess:
-    """One parameter server between its supervisor and its clients."""
+    """One parameter server between its supervisor and its clients.
+
+    Args:
+        spec: the child's document.
+        link: to the supervisor.
+    """
 
     def __init__(self, spec: ChildSpec, link: ChildLink[messages.Order]) -> None:
         self._spec = spec

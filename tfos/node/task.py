@@ -165,6 +165,10 @@ def find_executor(bundle: NodeBundle, *, cores: int) -> Executor:
 
     Two tasks of one executor, several executors of one host and local mode all differ in the
     command line of the JVM above this process, and in nothing that an environment would tell.
+
+    Args:
+        bundle: what the task received.
+        cores: of the executor.
     """
     jvm_pid = procfs.java_ancestor() or 0
     executor_id = procfs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""

@@ -58,7 +58,12 @@ def installed() -> dict[str, str]:
 
 
 def compare(driver: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
-    """Return the differences; a package that only one side has is none."""
+    """Return the differences; a package that only one side has is none.
+
+    Args:
+        driver: versions by package.
+        here: versions by package.
+    """
     return [
         Difference(name, version, here[name])
         for name, version in driver.items()

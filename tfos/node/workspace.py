@@ -38,7 +38,12 @@ class Owner(ProcessId, frozen=True, kw_only=True):
 
 
 def make_directory(parent: str, cluster_id: str) -> Path:
-    """Create a directory (mode 0700) that this process owns; it is removed after its death."""
+    """Create a directory (mode 0700) that this process owns; it is removed after its death.
+
+    Args:
+        parent: where it is made.
+        cluster_id: part of its name.
+    """
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     owner = Owner.of_this(cluster_id=cluster_id)
     (path / _MARK).write_bytes(msgspec.json.encode(owner))
@@ -69,7 +74,14 @@ def _remove(path: Path) -> bool:
 
 
 class Workspace:
-    """Directories of a running node; the log remains where Spark keeps its own logs."""
+    """Directories of a running node; the log remains where Spark keeps its own logs.
+
+    Args:
+        executor: where the node runs.
+        node_name: for example "worker-0".
+        attempt: of the node.
+        cluster_id: part of the directories' names.
+    """
 
     def __init__(self, executor: Executor, node_name: str, attempt: int, cluster_id: str) -> None:
         self._parents = (executor.scratch_dir, tempfile.gettempdir())

@@ -70,12 +70,22 @@ def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: 
 
 
 def position_name(name: str, worker: int) -> str:
-    """Return the name of the metadata that holds a worker's position."""
+    """Return the name of the metadata that holds a worker's position.
+
+    Args:
+        name: of the rows.
+        worker: rank.
+    """
     return _key(name, f"worker/{worker}")
 
 
 def files_metadata(name: str, files: Iterable[SourceFile]) -> tuple[str, Any]:
-    """Return name and value of the files' metadata; value None: too many files."""
+    """Return name and value of the files' metadata; value None: too many files.
+
+    Args:
+        name: of the rows.
+        files: all files.
+    """
     listed = [(file.path, file.size_bytes) for file in files]
     is_short = len(msgspec.json.encode(listed)) <= _MAX_LISTED_BYTES
     return _key(name, "files"), listed if is_short else None

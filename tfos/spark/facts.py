@@ -120,6 +120,10 @@ def read_offer(sc: Any, facts: SparkFacts) -> Offer:
 
     The status store knows cores, but its counts of active tasks lag behind (measured: 0 while two
     tasks ran); the scheduler's are exact.
+
+    Args:
+        sc: the SparkContext.
+        facts: what was read before the cluster began.
     """
     check_running(sc)
     spark = sc._jsc.sc()

@@ -144,7 +144,12 @@ class SparkJob(Generic[Result]):
 
 
 def inheriting(spark: Any, function: Callable[[], Result]) -> Callable[[], Result]:
-    """Return the function as one that runs with this thread's local properties on any thread."""
+    """Return the function as one that runs with this thread's local properties on any thread.
+
+    Args:
+        spark: the SparkContext, or a session of Connect.
+        function: without arguments.
+    """
     check_running(spark)
     properties = spark._jsc.sc().getLocalProperties().clone()
 

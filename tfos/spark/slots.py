@@ -82,6 +82,10 @@ class SlotWait:
     def ready(self, offer: Offer, now_s: float) -> bool:
         """Return whether the cluster fits now.
 
+        Args:
+            offer: executors, slots and running tasks.
+            now_s: monotonic seconds.
+
         Raises:
             NotEnoughSlots: it does not, and waiting longer is of no use.
         """
@@ -104,7 +108,12 @@ class SlotWait:
 
 
 def shortage(plan: Plan, offer: Offer) -> str:
-    """Return the sentence with the arithmetic of too few slots."""
+    """Return the sentence with the arithmetic of too few slots.
+
+    Args:
+        plan: the nodes.
+        offer: executors, slots and running tasks.
+    """
     need = len(plan.nodes)
     if not offer.executors:
         seen = "no executor has registered"
@@ -141,6 +150,11 @@ def workers_hold_slots(plan: Plan, mode: InputMode, offer: Offer) -> bool:
     It does when the worker reads its own data, or when every executor has a second slot and as many
     free ones as workers remain for the tasks that feed them. Otherwise it returns after the start
     and its slot serves feed tasks.
+
+    Args:
+        plan: the nodes.
+        mode: who reads the data.
+        offer: executors, slots and running tasks.
     """
     if mode is InputMode.TENSORFLOW:
         return True

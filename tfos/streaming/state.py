@@ -66,7 +66,12 @@ class QueryState:
         return f"batch {first}" if first == last else f"batches {first} to {last}"
 
     def note(self, batch_id: int, report: EpochReport) -> None:
-        """A batch is over; without rows it changed nothing that had to be saved."""
+        """A batch is over; without rows it changed nothing that had to be saved.
+
+        Args:
+            batch_id: Spark's number of the micro-batch.
+            report: of the epoch that fed it.
+        """
         if report.fed_rows:
             self.num_unsaved += 1
             self.num_batches += 1

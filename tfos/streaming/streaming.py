@@ -69,6 +69,11 @@ class Streams:
     ) -> StreamTraining:
         """Start a query that trains, or take charge of one; see TFCluster.stream.
 
+        Args:
+            source: a streaming DataFrame, its writer, or a running query.
+            checkpoint_location: of Spark's query; None: the session's.
+            request: the call's arguments.
+
         Raises:
             SettingsError: the source is no stream.
         """
@@ -87,7 +92,13 @@ class Streams:
         return training
 
     def train_batch(self, request: FeedRequest, df: Any, batch_id: int) -> None:
-        """Train the rows of one micro-batch once; see TFCluster.train_batch."""
+        """Train the rows of one micro-batch once; see TFCluster.train_batch.
+
+        Args:
+            request: the call's arguments.
+            df: the micro-batch.
+            batch_id: Spark's number of it.
+        """
         sc = self._sc
         query = sc.getLocalProperty(_QUERY_ID) or ""
         state, run = self._state_of(query, sc.getLocalProperty(_RUN_ID) if query else "")

@@ -111,7 +111,12 @@ class MicroBatches:
             self._followed.add(feed)
 
     def trained(self, feed: str, epoch: int) -> None:
-        """Every worker's rows of this and earlier epochs are in the servers' parameters."""
+        """Every worker's rows of this and earlier epochs are in the servers' parameters.
+
+        Args:
+            feed: name of the feed.
+            epoch: number of the epoch, from 0.
+        """
         order = self._take(feed, epoch)
         if order is None:
             self._go_on(feed, epoch)
@@ -121,7 +126,12 @@ class MicroBatches:
         self._finish(order, error=error)
 
     def flushed(self, feed: str, epoch: int) -> None:
-        """Handle an epoch whose rows were read; without a `fit` on this feed it is over."""
+        """Handle an epoch whose rows were read; without a `fit` on this feed it is over.
+
+        Args:
+            feed: name of the feed.
+            epoch: number of the epoch, from 0.
+        """
         with self._lock:
             is_followed = feed in self._followed
         if is_followed:

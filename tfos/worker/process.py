@@ -54,7 +54,12 @@ _logger = logging.getLogger(__name__)
 
 
 class WorkerProcess:
-    """One run of main_fun and everything around it."""
+    """One run of main_fun and everything around it.
+
+    Args:
+        spec: the child's document.
+        link: to the supervisor.
+    """
 
     def __init__(self, spec: ChildSpec, link: ChildLink[messages.Order]) -> None:
         self._spec = spec

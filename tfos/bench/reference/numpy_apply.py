@@ -11,7 +11,14 @@ Array = np.ndarray[Any, Any]
 
 
 def update(formula: Callable[..., Any], g: Array, arrays: list[Array], scalars: Array) -> None:
-    """Apply one gradient in place; `arrays` are the values, then the slots."""
+    """Apply one gradient in place; `arrays` are the values, then the slots.
+
+    Args:
+        formula: of the rule, from ps.optim.formulas.
+        g: [n] floats, the gradient.
+        arrays: [n] each, the values, then the slots; changed.
+        scalars: of the step, of the same dtype.
+    """
     new = formula(g, *arrays, *scalars)
     for array, changed in zip(arrays, new if len(arrays) > 1 else (new,), strict=True):
         array[:] = changed

@@ -17,7 +17,12 @@ REQUEST = struct.Struct("<cQ")
 
 
 def receive(connection: socket.socket, view: memoryview) -> None:
-    """Fill `view` from the socket."""
+    """Fill `view` from the socket.
+
+    Args:
+        connection: a connected socket.
+        view: flat bytes; filled.
+    """
     while view.nbytes:
         count = connection.recv_into(view)
         if not count:
@@ -54,7 +59,12 @@ class RawPeer:
         receive(self._socket, into)
 
     def echo(self, data: memoryview, into: memoryview) -> None:
-        """Send `data` and receive it back."""
+        """Send `data` and receive it back.
+
+        Args:
+            data: flat bytes.
+            into: of the same size; filled.
+        """
         self._socket.sendall(REQUEST.pack(b"E", data.nbytes))
         self._socket.sendall(data)
         receive(self._socket, into)

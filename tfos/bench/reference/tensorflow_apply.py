@@ -70,7 +70,12 @@ def use_one_thread() -> None:
 
 
 def update(name: str, gradient: np.ndarray[Any, Any]) -> tuple[str, Callable[[], object]]:
-    """Return what the update is called, and a function that runs it once."""
+    """Return what the update is called, and a function that runs it once.
+
+    Args:
+        name: of the rule's class.
+        gradient: [n] float32.
+    """
     import tensorflow as tf
 
     variable = tf.Variable(tf.zeros_like(gradient))

@@ -27,7 +27,12 @@ STOP_TIMEOUT_S = 10.0
 
 
 class TensorFlowPeer:
-    """The three processes as a caller sees them."""
+    """The three processes as a caller sees them.
+
+    Args:
+        processes: coordinator, worker and server.
+        messages: their output, for error texts.
+    """
 
     def __init__(self, processes: list[subprocess.Popen[str]], messages: IO[bytes]) -> None:
         self.pids = tuple(process.pid for process in processes)
@@ -64,7 +69,12 @@ class TensorFlowPeer:
 
 @contextlib.contextmanager
 def tensorflow_peer(num_bytes: int, num_tensors: int) -> Iterator[TensorFlowPeer]:
-    """Start the processes with variables of `num_bytes` together; they end with the block."""
+    """Start the processes with variables of `num_bytes` together; they end with the block.
+
+    Args:
+        num_bytes: of all variables together, float32.
+        num_tensors: number of variables.
+    """
     spec = json.dumps({job: [f"127.0.0.1:{_free_port()}"] for job in ("ps", "worker")})
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     with contextlib.ExitStack() as running:
@@ -99,7 +109,12 @@ def _free_port() -> int:
 
 
 def serve(spec: dict[str, list[str]], job: str) -> None:
-    """Run the worker or the server until killed."""
+    """Run the worker or the server until killed.
+
+    Args:
+        spec: TensorFlow's cluster: addresses by job.
+        job: "worker" or "ps".
+    """
     import tensorflow as tf
 
     server = tf.distribute.Server(tf.train.ClusterSpec(spec), job_name=job, protocol="grpc")
@@ -107,7 +122,13 @@ def serve(spec: dict[str, list[str]], job: str) -> None:
 
 
 def coordinate(spec: dict[str, list[str]], num_bytes: int, num_tensors: int) -> None:
-    """Answer commands until standard input ends."""
+    """Answer commands until standard input ends.
+
+    Args:
+        spec: TensorFlow's cluster: addresses by job.
+        num_bytes: of all variables together, float32.
+        num_tensors: number of variables.
+    """
     commands = _commands(spec, num_bytes, num_tensors)
     for line in sys.stdin:
         sys.stdout.write(json.dumps(commands[line.strip()]()) + "\n")

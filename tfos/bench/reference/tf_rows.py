@@ -10,7 +10,12 @@ Array = np.ndarray[Any, Any]
 
 
 class TfRows:
-    """A variable [num_rows, dim] with its accumulator; rows are found by their number."""
+    """A variable [num_rows, dim] with its accumulator; rows are found by their number.
+
+    Args:
+        num_rows: rows of the variable.
+        dim: elements of a row.
+    """
 
     def __init__(self, num_rows: int, dim: int) -> None:
         import tensorflow as tf
@@ -31,7 +36,12 @@ class TfRows:
         return self._gather(resource=self._values.handle, indices=rows, dtype=self._dtype)
 
     def update(self, rows: Any, grads: Any) -> None:
-        """Apply Adagrad to these rows."""
+        """Apply Adagrad to these rows.
+
+        Args:
+            rows: [n] int64, distinct.
+            grads: [n, dim] float32.
+        """
         self._apply(
             var=self._values.handle,
             accum=self._accumulator.handle,

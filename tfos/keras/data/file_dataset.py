@@ -68,7 +68,12 @@ class FileDataset(BatchDataset):
 
 
 def tf_dataset(epoch: Callable[[], Iterator[dict[str, BatchColumn]]], schema: Schema) -> Any:
-    """Return a dataset whose every iteration takes one epoch's batches."""
+    """Return a dataset whose every iteration takes one epoch's batches.
+
+    Args:
+        epoch: starts the next epoch's batches: per column [rows, ...].
+        schema: names, dtypes and shapes of the columns.
+    """
     import tensorflow as tf
 
     def tensors() -> Iterator[dict[str, Any]]:

@@ -72,7 +72,12 @@ def describe(data: Any) -> bytes:
 
 
 def build(model: Any, described: bytes) -> None:
-    """Create the model's variables by calling it on one row of zeros, unless it has them."""
+    """Create the model's variables by calling it on one row of zeros, unless it has them.
+
+    Args:
+        model: a Keras model.
+        described: from `describe`, possibly on another worker.
+    """
     if not is_built(model):
         model(_zeros(_decoder.decode(described)))
 

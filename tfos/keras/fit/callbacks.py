@@ -83,7 +83,12 @@ class ReportProgress(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._reported_s = -math.inf
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002 - Keras'
-        """Report, but not more often than heartbeats carry it."""
+        """Report, but not more often than heartbeats carry it.
+
+        Args:
+            batch: number of the batch in its epoch.
+            logs: Keras's metrics so far.
+        """
         self._steps += 1
         now_s = time.monotonic()
         if now_s - self._reported_s >= REPORT_INTERVAL_S:
@@ -91,7 +96,12 @@ class ReportProgress(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
             self._report(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Report the epoch's own loss."""
+        """Report the epoch's own loss.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: Keras's metrics of the epoch.
+        """
         self._report(logs)
 
     def _report(self, logs: Logs) -> None:

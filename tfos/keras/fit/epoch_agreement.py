@@ -58,7 +58,14 @@ class FeedEnded(Exception):
 
 
 class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """First in the list of callbacks."""
+    """First in the list of callbacks.
+
+    Args:
+        trainer: of the model.
+        dataset: what `fit` reads.
+        validation: the feed's validation passes.
+        name: prefix of the rendezvous' keys.
+    """
 
     def __init__(
         self, trainer: PSTrainer, dataset: Any, validation: ValidationPasses, name: str
@@ -82,7 +89,12 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._trainer.rendezvous(f"{self._name}/begin", b"")
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Wait for the epoch's first batch, or for the end of the feed."""
+        """Wait for the epoch's first batch, or for the end of the feed.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: Keras's, unused.
+        """
         if self._dataset is not None and not self._dataset.start_epoch():
             raise FeedEnded
         if self._dataset is not None:
@@ -92,7 +104,12 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._rows_before = self._trainer.rows
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Steps 1 to 3 of the module's list."""
+        """Steps 1 to 3 of the module's list.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: Keras's metrics of the epoch.
+        """
         trainer = self._trainer
         trainer.attach_without_batch()
         trainer.drain()
@@ -129,7 +146,12 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Last in the list of callbacks."""
+    """Last in the list of callbacks.
+
+    Args:
+        trainer: of the model.
+        name: prefix of the rendezvous' keys.
+    """
 
     def __init__(self, trainer: PSTrainer, name: str) -> None:
         super().__init__()
@@ -138,7 +160,12 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._has_run = False
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Step 5 of the module's list."""
+        """Step 5 of the module's list.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: Keras's metrics of the epoch.
+        """
         trainer = self._trainer
         self._has_run = True
         trainer.join()

@@ -40,7 +40,12 @@ def adopt_frozen(
 
 
 def check_same(ours: Manifest, servers: Manifest) -> None:
-    """Refuse servers that hold another model; names may differ, as Keras numbers layers."""
+    """Refuse servers that hold another model; names may differ, as Keras numbers layers.
+
+    Args:
+        ours: manifest of this worker's model.
+        servers: manifest that the servers serve.
+    """
     for field in ("consistency", "reduction", "staleness_bound", "staleness_aware"):
         if getattr(ours, field) != getattr(servers, field):
             raise UnsupportedModel(

@@ -50,7 +50,13 @@ class StepOutput:
 
 
 class GradientStep:
-    """The compiled step of one model."""
+    """The compiled step of one model.
+
+    Args:
+        model: compiled.
+        variables: the model's, in the servers' groups.
+        clips_here: whether the worker clips gradients before they are pushed.
+    """
 
     def __init__(self, model: Any, variables: Variables, *, clips_here: bool) -> None:
         self._model = model
@@ -219,7 +225,12 @@ class GradientStep:
 
 
 class Captured:
-    """Replacement of the optimizer's `apply` during one step."""
+    """Replacement of the optimizer's `apply` during one step.
+
+    Args:
+        optimizer: the model's.
+        place: where TensorFlow builds the step; `apply` must be called there.
+    """
 
     def __init__(self, optimizer: Any, place: Any) -> None:
         self._optimizer = optimizer
@@ -227,7 +238,12 @@ class Captured:
         self._pairs: list[tuple[Any, Any]] | None = None
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Keep the gradients instead of applying them."""
+        """Keep the gradients instead of applying them.
+
+        Args:
+            grads: one tensor per trainable variable.
+            trainable_variables: in the same order; required, though Keras has a default.
+        """
         if self._pairs is not None:
             raise UnsupportedModel(
                 "train_step applies gradients more than once in a step; the parameter servers take "
@@ -309,7 +325,12 @@ def _all_finite(gradients: Sequence[Any]) -> Any:
 
 
 class Traces:
-    """Concrete functions by kind of batch: nesting, dtypes, shapes without the batch dimension."""
+    """Concrete functions by kind of batch: nesting, dtypes, shapes without the batch dimension.
+
+    Args:
+        function: to be traced.
+        jit_compile: compile it by XLA.
+    """
 
     def __init__(self, function: Callable[..., Any], *, jit_compile: bool) -> None:
         import tensorflow as tf

@@ -88,6 +88,11 @@ class AppliedPush:
 class PSTrainer:
     """Keeps one model's variables and the servers' parameters together.
 
+    Args:
+        model: compiled and built.
+        ctx: the worker's context.
+        settings: of `ctx.distribute`.
+
     Attributes:
         steps: pushes of this worker that the servers have acknowledged.
         rows: rows in those, and in batches that are only accumulated so far.
@@ -405,7 +410,12 @@ class PSTrainer:
             self._member = False
 
     def rendezvous(self, key: str, value: bytes) -> dict[int, bytes]:
-        """PSTrainer small values with all workers that are not done; returns them by rank."""
+        """Exchange small values with all workers that are not done; returns them by rank.
+
+        Args:
+            key: name of the rendezvous.
+            value: at most 1 MiB.
+        """
         if self.ctx.num_workers == 1:
             return {self.ctx.worker_rank: value}
         answers = self._client.rendezvous(key, value, timeout_s=RENDEZVOUS_TIMEOUT_S)

@@ -25,7 +25,13 @@ _READ_BYTES = 64 * 1024
 
 
 class Child:
-    """A running child process."""
+    """A running child process.
+
+    Args:
+        pid: of the child.
+        output: descriptor of the pipe with its output.
+        link: control link; None for programs that are not ours.
+    """
 
     def __init__(self, pid: int, output: int, link: ChildLink[FromChild] | None) -> None:
         self.pid = pid

@@ -53,11 +53,23 @@ class EventLoop:
             self._selector.unregister(fd)
 
     def set_timer(self, name: str, delay_s: float, react: React) -> None:
-        """Call `react` once after `delay_s`; replaces the timer of this name."""
+        """Call `react` once after `delay_s`; replaces the timer of this name.
+
+        Args:
+            name: of the timer.
+            delay_s: seconds from now.
+            react: called without arguments.
+        """
         self._timers[name] = (time.monotonic() + delay_s, react)
 
     def advance_timer(self, name: str, delay_s: float, react: React) -> None:
-        """Set a timer unless one of this name is due earlier."""
+        """Set a timer unless one of this name is due earlier.
+
+        Args:
+            name: of the timer.
+            delay_s: seconds from now.
+            react: called without arguments.
+        """
         timer = self._timers.get(name)
         if timer is None or timer[0] > time.monotonic() + delay_s:
             self.set_timer(name, delay_s, react)

@@ -70,7 +70,12 @@ class LineSplitter:
 
 
 class NodeLog:
-    """All output of one node: appended to a file, and kept as lines until they are taken."""
+    """All output of one node: appended to a file, and kept as lines until they are taken.
+
+    Args:
+        path: of the log file.
+        clock: returns monotonic seconds.
+    """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path

@@ -57,7 +57,14 @@ class HeartbeatState:
 
 
 class Reporter:
-    """A supervisor's line to its driver."""
+    """A supervisor's line to its driver.
+
+    Args:
+        client: of the control plane.
+        register: what the node registers with.
+        vitals: returns what the next heartbeat carries.
+        post: passes what the driver sent to the supervisor's main thread.
+    """
 
     def __init__(
         self,
@@ -97,7 +104,12 @@ class Reporter:
             self._changed.notify()
 
     def log(self, lines: tuple[str, ...], dropped: int) -> None:
-        """Queue lines of output; they are dropped, and counted, when the driver does not answer."""
+        """Queue lines of output; they are dropped, and counted, when the driver does not answer.
+
+        Args:
+            lines: without line ends.
+            dropped: lines that were left out before these.
+        """
         if lines or dropped:
             with self._changed:
                 self._lines += lines

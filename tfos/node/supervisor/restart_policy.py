@@ -62,6 +62,10 @@ class Restarts:
     def open_sockets(self, host: str, directory: Path) -> None:
         """Bind the sockets of all children of this node, so that clients find each of them.
 
+        Args:
+            host: address to listen at.
+            directory: of the Unix socket.
+
         Raises:
             OSError: the host is not an address of this machine.
         """

@@ -61,7 +61,13 @@ class TensorBoardChild:
         return {self._child.pid} if self._child else set()
 
     def start(self, spec: SupervisorSpec, workspace: Workspace, env: Mapping[str, str]) -> None:
-        """Start TensorBoard for the cluster's log directory, or report why it cannot start."""
+        """Start TensorBoard for the cluster's log directory, or report why it cannot start.
+
+        Args:
+            spec: the supervisor's document.
+            workspace: the node's directories.
+            env: environment of the child.
+        """
         self._advertised_host = spec.executor.host
         try:
             directory = event_dir(spec.bundle.settings.tensorboard.log_dir, workspace)
@@ -134,6 +140,10 @@ def reachable_url(url: str, advertised_host: str) -> str:
     """Return the URL with this host's address where TensorBoard names the address of all.
 
     A loopback address would hide from the driver that others can open it.
+
+    Args:
+        url: as TensorBoard prints it.
+        advertised_host: this host's address.
     """
     if advertised_host.startswith("127.") or advertised_host in ("localhost", "::1"):
         return url
@@ -150,6 +160,10 @@ def event_dir(log_dir: str, workspace: Workspace) -> str:
 
     Without a user's directory, or with a URL, it is a temporary directory of the node; with a URL
     the worker copies its files there (tfos.worker.log_mirror).
+
+    Args:
+        log_dir: the user's; "": none.
+        workspace: the node's directories.
     """
     path = log_dir.removeprefix("file://")
     if not path or "://" in path:
