@@ -13,7 +13,7 @@ from ps.errors import PSSettingsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How one server stands in its cluster."""
+    """Rank, cluster and limits of one server."""
 
     rank: int
     num_servers: int

@@ -134,7 +134,7 @@ class RequestId(NamedTuple):
 
 
 def is_first(request: RequestId, acked_clock: int) -> bool:
-    """Whether a push is for the first clock: its worker was told of none and is no later attempt.
+    """Whether a push is for the first clock: its worker has an ack of none and is no later attempt.
 
     A later attempt begins where the others are.
 
@@ -169,7 +169,7 @@ class SessionLog:
         "completed",
         "ended",
         "generation",
-        "heard",
+        "last_request",
         "may_jump",
         "refusal",
         "resent",
@@ -181,13 +181,13 @@ class SessionLog:
         self.sequence = 0
         self.completed = 0
         self.applied = array("q", bytes(8 * num_buckets))
-        self.heard = 0
+        self.last_request = 0
         # After a restore the session is ahead of the record: the requests between are lost.
         self.may_jump = False
         # The first request since then: it may be one that the restore has undone.
         self.resent = 0
         self.refusal: PSError | None = None
-        # Why the record has put it away; requests that began before hear it.
+        # Why the record has put it away; requests that began before end with it.
         self.ended: PSError | None = None
 
 
@@ -281,7 +281,7 @@ class CompletionLog:
 
         Args:
             request: its name.
-            acknowledged: the last request that the session was told is done.
+            acknowledged: the last request whose ack the session has.
 
         Raises:
             StaleGeneration: a newer attempt of the worker is known, or this one was fenced.
@@ -298,7 +298,7 @@ class CompletionLog:
         if session is None or is_new:
             session = self._open(request)
         self._num_requests += 1
-        session.heard = self._num_requests
+        session.last_request = self._num_requests
         if sequence <= session.completed or sequence < session.sequence:
             return Ticket(request, Verdict.DUPLICATE, session)
         if session.may_jump or (is_new and acknowledged and self.is_restored):
@@ -364,7 +364,7 @@ class CompletionLog:
         """Take over the sessions of a checkpoint.
 
         A session that still lives may be ahead, or have begun since: its first request may jump,
-        and the jump is counted. Those of another run are never heard of again and make room in
+        and the jump is counted. Those of another run never send again and make room in
         time.
         """
         self.is_restored = True
@@ -385,7 +385,7 @@ class CompletionLog:
         """Make a session's log; the one that was silent longest makes room."""
         sessions = self._sessions.setdefault(request.worker, {})
         if len(sessions) >= MAX_SESSIONS:
-            silent = min(sessions, key=lambda session: sessions[session].heard)
+            silent = min(sessions, key=lambda session: sessions[session].last_request)
             sessions.pop(silent).ended = ServerPhaseError(
                 f"worker {request.worker} has more than {MAX_SESSIONS} clients at this server; the "
                 "one that was silent longest was put away: close clients that are done"
@@ -398,7 +398,7 @@ class CompletionLog:
         is_unknown = self.is_restored and not session.sequence
         if not session.may_jump and not is_unknown:
             raise SequenceGap(
-                f"worker {request.worker} was told that its request {acknowledged} is done, "
+                f"worker {request.worker} has the ack of its request {acknowledged}, "
                 f"this server knows requests up to {session.sequence}: it was restarted and has "
                 "lost updates; restore the last checkpoint and restart the workers",
                 {"worker": str(request.worker), "acknowledged": str(acknowledged)},

@@ -28,7 +28,7 @@ from ps.errors import PSSettingsError
 MAX_ENTRIES = 4096
 MAX_ENTRY_BYTES = 1 << 20
 MAX_PUSHED_LENGTH = 4096
-"""Of metadata that comes with a push: it stands in the request's meta."""
+"""Of metadata that comes with a push: it is in the request's meta."""
 MAX_ALL_BYTES = 16 << 20
 """They are held in memory, copied by every snapshot and read by any client."""
 _MAX_SESSIONS = 1024
@@ -75,7 +75,7 @@ class Metadata:
         return self._texts.copy()
 
     def expect(self, session: int, sequence: int, attached: AttachedMetadata) -> None:
-        """Hear of a push before it changes its first bucket; `put_pushed` follows.
+        """Note a push before it changes its first bucket; `put_pushed` follows.
 
         Args:
             session: number of the client.

@@ -138,7 +138,7 @@ def build_model(learning_rate=1e-3):
 
 def predict_fun(args, ctx):
     """Answer every row of a feed with the predicted digit, until the feed ends."""
-    from tfos.keras.export import load_model
+    from tfos.keras import load_model
 
     model = load_model(args.model_file)
     feed = ctx.get_data_feed(train_mode=False)
@@ -166,7 +166,7 @@ def predict(sc, args, held_out):
 
 def held_out_accuracy(args, held_out):
     """Load the exported model and test it on digits it never saw."""
-    from tfos.keras.export import load_model
+    from tfos.keras import load_model
 
     images, labels = held_out
     model = load_model(args.model_file)  # for a local path keras.models.load_model is enough

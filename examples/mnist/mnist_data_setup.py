@@ -20,7 +20,7 @@ import digits
 
 def write_part(output, file_format, part, rows):
     """Write one partition's rows as one file; returns its name and how many there were."""
-    from feeding.filesystem.registry import filesystem_for
+    from feeding import filesystem_for
 
     name = f"part-{part:05d}.{file_format}"
     path = f"{output}/{name}"
@@ -38,8 +38,7 @@ def write_csv(file, rows):
 
 
 def write_tfrecord(file, rows):
-    from feeding.formats.tfrecord.framing import RecordWriter
-    from feeding.formats.tfrecord.from_rows import encode_example
+    from feeding import RecordWriter, encode_example
 
     records = RecordWriter(file)
     for pixels, label in rows:
@@ -65,7 +64,7 @@ WRITERS = {"csv": write_csv, "tfrecord": write_tfrecord, "parquet": write_parque
 
 def remove_others(output, written):
     """Remove parts that an earlier run left: they hold digits that are in the new ones too."""
-    from feeding.filesystem.registry import filesystem_for
+    from feeding import filesystem_for
 
     filesystem = filesystem_for(output)
     for entry in filesystem.entries(output):

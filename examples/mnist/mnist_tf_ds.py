@@ -23,7 +23,7 @@ def main_fun(args, ctx):
     import keras
     from digits import build_model
 
-    from feeding.formats.tfrecord.example import Feature
+    from feeding import Feature
 
     keras.utils.set_random_seed(args.seed)
     if args.format == "parquet":

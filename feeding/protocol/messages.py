@@ -13,7 +13,7 @@ A connection begins with a Hello and carries the partitions of one feed, one aft
 feeder sends another Hello where the last status is old, and to claim a partition.
 A feeder sends no Put while the last FeedStatus says that there is no room: that is the
 back-pressure.
-No reply is held longer than the request's `hold_s`: a feeder always hears from a live worker.
+No reply is held longer than the request's `hold_s`: a live worker always answers in time.
 """
 
 from __future__ import annotations

@@ -149,7 +149,6 @@ class ShardSnapshot:
         self._is_written = self._is_released = False
         self._expires_s = time.monotonic() + UNWRITTEN_S
         self._dense = dense
-        self._locks = guard.locks
         self._base = base
         self._record = guard.record.snapshot()
         self._indices = {bucket.id: index for index, bucket in enumerate(dense.buckets)}
@@ -199,7 +198,7 @@ class ShardSnapshot:
         if bucket_id in self.frozen:
             return bucket_id in self._base
         unit = self._indices[bucket_id]
-        with self._locks[unit]:
+        with self._dense.owned[unit].lock:
             if self._is_noted[unit]:
                 return unit not in self._aside
             if self._base.get(bucket_id) != self._dense.version(bucket_id):
@@ -215,7 +214,7 @@ class ShardSnapshot:
                 filled.
         """
         unit = self._indices[bucket_id]
-        with self._locks[unit]:
+        with self._dense.owned[unit].lock:
             if unit not in self._aside:
                 self._note(unit)
                 return self._dense.dump(bucket_id, out)
@@ -311,8 +310,6 @@ class CopyOnWrite:
         self.tables = tuple(tables)
         self.record = record
         self.metadata = Metadata() if metadata is None else metadata
-        self.locks = tuple(bucket.lock for bucket in dense.owned)
-        """The buckets' own locks: applying, marking in the log and copying exclude each other."""
         self.snapshot: ShardSnapshot | None = None
         """The one that is open."""
 

@@ -26,7 +26,7 @@ RECONNECT_S = 2.0
 
 
 class SelfSaving:
-    """The saves of a group of servers that nobody else drives.
+    """Saves of hand-started servers, led by rank 0.
 
     Args:
         period: where and when.

@@ -1,6 +1,6 @@
 """The command line of a hand-started parameter server: `python -m ps.server`.
 
-Covers: arguments, the secret's file, the line that tells where it listens, ending on a signal.
+Covers: arguments, the secret's file, the line that shows where it listens, ending on a signal.
 Does not: what a node of a Spark cluster does (tfos.node.ps_process).
 Runs in: the main thread of its own process.
 """

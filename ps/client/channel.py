@@ -110,7 +110,7 @@ class Channel:
         self.acknowledged = 0
         """Number of the last one that it has answered with success."""
         self.acked_clock = 0
-        """Where it has told this worker to stand, at the furthest; see Ack.worker_clock."""
+        """Newest clock that it has acknowledged to this worker; see Ack.worker_clock."""
         self._credentials = credentials
         self._identity = identity
         self.last_failure: RpcError | None = None
@@ -204,7 +204,7 @@ class Channel:
     def answered(
         self, request: type[messages.Request], begun_s: float, *, is_refused: bool
     ) -> None:
-        """Count an answer to a call that began at `begun_s`; the next cut is a new story.
+        """Count an answer to a call that began at `begun_s`; pauses start anew after the next cut.
 
         Args:
             request: type of the request.

@@ -162,7 +162,7 @@ class PSClient:
 
     @property
     def layout(self) -> Layout:
-        """Where each parameter stands in the flat buffers; after seed() or attach()."""
+        """The place of each parameter in the flat buffers; after seed() or attach()."""
         return self._dense.layout
 
     def describe(self) -> list[Description]:

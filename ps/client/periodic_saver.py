@@ -2,7 +2,7 @@
 
 A clock says only when to look: whether there is anything to save is the servers' to say.
 
-Covers: when to save, saves that somebody asks for, moments in which none may begin, trying again
+Covers: when to save, saves on request, moments in which none may begin, trying again
 after a save that failed, a last save at the end.
 Does not: save (ps.client.saver), choose the servers (ps.cli.self_saving, tfos.worker.saver).
 Runs in: the chief's process, or that of the first hand-started server.

@@ -1,7 +1,7 @@
 """Saves by a client: lease, full or delta, every server's part, commit, retention.
 
 Covers: one save from its beginning to what is removed after it; the clock of all snapshots;
-what a save is called to which nobody gives a number, and whether there is anything to save.
+the number of a save without one, and whether there is anything to save.
 Does not: copy parameters (ps.server.save_restore), decide when (ps.client.periodic_saver, or the
 user).
 Runs in: workers (the chief) and drivers.
@@ -67,7 +67,7 @@ class SaveOptions:
     """Every so many saves one holds all buckets, those between only what has changed since the
     last. 1: all are full. Larger: smaller saves, more files to read at a restore."""
     nobody_trains: bool = False
-    """The workers are gone and what they left half done stays so: servers that stand a clock apart
+    """The workers are gone and what they left half done stays so: servers that are a clock apart
     are saved as they are, and a clipped gradient that waits for its norms is left out."""
 
     def __post_init__(self) -> None:

@@ -204,7 +204,7 @@ class ServerGroup:
     def align_clocks(
         self, acks: Sequence[Ack], manifest: Manifest, *, timeout_s: float
     ) -> list[Ack]:
-        """Let a worker that has joined stand at the same clock everywhere, the largest.
+        """Raise the clock of a worker that has joined to the largest of all servers.
 
         Args:
             acks: every server's answer to the join.
@@ -243,7 +243,7 @@ class ServerGroup:
         return self._inactive_request is not None
 
     def probe_restarts(self, *, timeout_s: float) -> None:
-        """Find servers that were started again, and tell them where this worker stands.
+        """Find servers that were started again, and repeat to them that this worker is inactive.
 
         What fails is logged and left to the next look: nothing hangs on it for this worker.
 
@@ -262,8 +262,8 @@ class ServerGroup:
                     self.change(request, timeout_s=timeout_s, links=[link])
                     self._num_declared[link.server] = count
             except (PSError, RpcError) as error:
-                self._unknown = unknown  # it is said again, under another number
-                _logger.info("%s was not told that this worker is away: %s", link.name, error)
+                self._unknown = unknown  # it is sent again, under another number
+                _logger.info("%s does not know that this worker is inactive: %s", link.name, error)
 
     def check_size(self, described: Sequence[Description]) -> None:
         """Refuse servers that were started for another number of servers or workers."""

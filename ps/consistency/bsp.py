@@ -128,10 +128,10 @@ class BSP:
         return dropped + self._complete_if_all_arrived()
 
     def catch_up(self, clock: int, behind: Set[WorkerRank] = frozenset()) -> list[Action]:
-        """After a restore: some worker was told of this clock, so those up to it are undone.
+        """After a restore: some worker has an ack of this clock, so the clocks up to it are lost.
 
         What has arrived of the workers that are behind was sent again for the last of them: they
-        did not hear that it was applied. It is lost too and waits no longer, or they would stay one
+        got no ack of it. It is lost too and waits no longer, or they would stay one
         behind. All else is for the clock that is open now.
 
         Args:

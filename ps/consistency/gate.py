@@ -88,7 +88,7 @@ class RowGate:
 
         Raises:
             RequestTimeout: not before `deadline_s`; the worker's older batches are still under way.
-            ServerGone: the sender is gone; its retry stands in line anew.
+            ServerGone: the sender is gone; its retry queues anew.
             PSError: the worker has left, was replaced or lost, or the gate is closed.
         """
         gate, hybrid = self._gate, self._hybrid
@@ -166,7 +166,7 @@ class RowGate:
             return True
 
     def refused(self, ticket: Ticket, batch: RequestId | None, error: PSError) -> None:
-        """A push is refused: its number is done, its batch over, and a retry hears why.
+        """A push is refused: its number is done, its batch over, and a retry gets the same error.
 
         A late copy leaves what is known of later requests.
 
@@ -241,7 +241,7 @@ class Gate(Generic[Gradient]):
             return frozenset(self._waiting.pushes)
 
     def clock_of(self, worker: WorkerRank) -> int:
-        """Where a worker stands; see ps.consistency.policy."""
+        """A worker's own clock; see ps.consistency.policy."""
         with self.changed:
             return self._policy.clock_of(worker)
 
@@ -255,8 +255,8 @@ class Gate(Generic[Gradient]):
 
         Args:
             request: its name.
-            acknowledged: the last request that the session was told is done.
-            acked_clock: the newest clock that its worker was told; 0: none yet.
+            acknowledged: the last request whose ack the session has.
+            acked_clock: the newest clock that its worker has an ack of; 0: none yet.
 
         Raises:
             StaleGeneration, SequenceGap: see ps.exactly_once.
@@ -286,7 +286,7 @@ class Gate(Generic[Gradient]):
 
         Raises:
             StaleGeneration, SequenceGap, PSError: as `begin`; of a push that waits no more.
-            ServerPhaseError, WorkerLost: its worker may not push; every copy hears the same.
+            ServerPhaseError, WorkerLost: its worker may not push; every copy gets the same error.
         """
         with self.changed:
             worker = push.id.worker
@@ -476,7 +476,7 @@ class Gate(Generic[Gradient]):
         with self.changed:
             self._log.fence(worker, least_generation)
             self._drop_replaced(worker)
-            self.changed.notify_all()  # its lookups hear that they are fenced
+            self.changed.notify_all()  # its lookups end with StaleGeneration
 
     def refuse_stale(self, worker: WorkerRank, generation: int) -> None:
         """Raise StaleGeneration unless this generation of the worker may still act.
@@ -560,7 +560,7 @@ class Gate(Generic[Gradient]):
         return ticket
 
     def _learn(self, worker: WorkerRank, acked_clock: int, *, counts: bool = False) -> None:
-        """After a restore: hear from a request how far its worker was."""
+        """After a restore: learn from a request how far its worker was."""
         news = self._recovery.learn(worker, acked_clock, counts=counts)
         if news is not None:
             self.execute(news)
@@ -577,7 +577,7 @@ class Gate(Generic[Gradient]):
     def _drop_replaced(self, worker: WorkerRank) -> None:
         """Let nothing wait that an attempt of the worker has pushed which is fenced by now.
 
-        Else it would stand in the barrier for the newer attempt, whose own push had no place.
+        Else it would count in the barrier for the newer attempt, whose own push had no place.
         """
         if self._waiting.has_fenced(worker):
             self._arriving.discard(worker)
@@ -600,7 +600,7 @@ class Gate(Generic[Gradient]):
             self._updates.reduce(staged)
         except NonFiniteGradient as error:  # finite gradients whose sum is not
             self._waiting.fail(staged, error)
-        except Exception as error:  # whatever it is, the waiting workers must hear of it
+        except Exception as error:  # whatever it is, the waiting workers must get it
             _logger.exception("reducing clock %d failed", self._policy.clock)
             reason = f"reducing clock {self._policy.clock} failed: {type(error).__name__}: {error}"
             self.close(ServerError(reason))
@@ -623,5 +623,5 @@ def refusing(ticket: Ticket) -> Iterator[None]:
 
 
 def sender_gone(worker: WorkerRank) -> ServerGone:
-    """The error that ends a wait whose sender has hung up; nobody hears it."""
+    """The error that ends a wait whose sender has disconnected; it is sent to nobody."""
     return ServerGone(f"worker {worker} closed its connection while waiting")

@@ -1,6 +1,6 @@
 """Hybrid: dense groups wait at the barrier, rows are applied on arrival under a worker's permits.
 
-Covers: who may look up rows to train on, who stands in line, who gives permits back.
+Covers: who may look up rows to train on, the queue, the release of permits.
 Does not: hold rows or gradients, wait, or answer anybody (ps.consistency.gate). Pure: no locks,
 clock or I/O.
 
@@ -57,7 +57,7 @@ class Permits:
         Args:
             batch: its name.
             still_open: the sequences of its session that its worker has under way, this one
-                included. Others are over, though the server was not told.
+                included. Others are over, though no request of the server said so.
         """
         held = self._held.setdefault(batch.worker, set())
         line = self._line.setdefault(batch.worker, [])

@@ -5,9 +5,9 @@ Does not: remember requests (ps.exactly_once), count clocks (ps.consistency.bsp,
 ps.consistency.ssp).
 Threads: the gate's lock guards it.
 
-Each request names the newest clock that its worker was told by this server: the barrier's, or in
-ssp the worker's own. Only a server that was set back by a restore can have told a clock that it
-does not know itself.
+Each request names the newest clock that this server has acknowledged to its worker: the barrier's,
+or in ssp the worker's own. Only a server that was set back by a restore can have acknowledged a
+clock that it does not know itself.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class ClockRecovery(Generic[Gradient]):
         self._policy = policy
         self._waiting = waiting
         self._told_clock = 0
-        """The newest of the barrier's that the server before the restore has told."""
+        """The newest of the barrier's that the server acknowledged before the restore."""
 
     def learn(self, worker: WorkerRank, acked_clock: int, *, counts: bool) -> list[Action] | None:
-        """Count on from the clock that a worker was told.
+        """Continue from the clock that a worker has an ack of.
 
         Args:
             worker: its rank.
@@ -60,7 +60,7 @@ class ClockRecovery(Generic[Gradient]):
     def is_past(self, push: Ticket, acked_clock: int) -> bool:
         """Whether a push that was not applied is for a barrier that was completed without it.
 
-        Workers at a barrier are told of the same clocks, but the one whose answer was lost does not
+        Workers at a barrier get acks of the same clocks, but the one whose answer was lost does not
         know of the last: its push comes again, for a clock that is past.
 
         Args:

@@ -14,8 +14,8 @@ instead. With s = 0 workers go in step, though each sees a part of the others' n
 A worker that joins starts at the slowest member's clock, the same at all servers, so nobody's bound
 is broken by it. One that leaves, finishes or is lost is waited for no more; its updates stay.
 
-A server that was restored counts from 0 again, and each worker's next request tells it where that
-worker stands. Until all members have spoken, those that have wait for those that have not.
+A server that was restored counts from 0 again, and each worker's next request brings the
+worker's clock. Until all members have sent one, the others wait.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class WaitingLookups:
         self._waits[action.batch].is_granted = True
 
     def recall(self, action: RecallLookups) -> None:
-        """End the waits; their senders hear why."""
+        """End the waits with an error."""
         for batch in action.batches:
             self._waits[batch].is_recalled = True
 
@@ -108,7 +108,7 @@ class PendingPush(Generic[Gradient]):
     gradient: Gradient | None = None
     """What was staged; None for a null push and for one that was applied as it arrived."""
     acked_clock: int = 0
-    """The newest clock that its sender was told before it; a staged push is for the next one."""
+    """The newest clock that its sender had an ack of; a staged push is for the next one."""
     metadata: AttachedMetadata | None = None
     """What is kept once it is part of the parameters."""
     ticket: Ticket = field(init=False)
@@ -173,9 +173,9 @@ class WaitingPushes(Generic[Gradient]):
     """The pushes that have arrived at a gate and are not answered yet.
 
     Args:
-        log: told when a restore has undone a push.
-        tracker: told whose updates the clock counts.
-        updates: told of every push that has become part of the parameters.
+        log: counts the pushes that a restore has undone.
+        tracker: counts whose updates the clock contains.
+        updates: called for every push that has become part of the parameters.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class WaitingPushes(Generic[Gradient]):
         return [waiting[part.worker] for part in action.contributions]
 
     def fail(self, staged: StagedPushes[Gradient], error: PSError) -> None:
-        """Their reduction was refused: nothing of them is applied, and each sender hears why.
+        """Their reduction was refused: nothing of them is applied, and each sender gets the error.
 
         Args:
             staged: pushes of one clock.
@@ -243,7 +243,7 @@ class WaitingPushes(Generic[Gradient]):
             self._log.give_up(push.ticket)
 
     def drop(self, action: Drop) -> None:
-        """Forget a lost worker's pushes; if it was only frozen, it hears that it is fenced."""
+        """Forget a lost worker's pushes; if it was only frozen, it gets StaleGeneration."""
         for push in self._take((action.worker,)):
             try:
                 self._log.refuse_stale(action.worker, push.id.generation)

@@ -75,7 +75,7 @@ class RowPart:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A formula and what stands around it."""
+    """A formula with its slots and scalars."""
 
     formula: Callable[..., Any]
     """A function of ps.optim.formulas: (g, v, *slots, *scalars) -> value, or (value, *slots)."""

@@ -358,7 +358,7 @@ class Ack(msgspec.Struct, frozen=True):
     has_squares: bool = False
     """Whether the payload is the squares of a reduced gradient that waits for Settle."""
     worker_clock: int = 0
-    """Of pushes and memberships: where the worker stands; its own in ssp, elsewhere `clock`."""
+    """Of pushes and memberships: the worker's clock; its own in ssp, elsewhere `clock`."""
 
 
 class Scanned(msgspec.Struct, frozen=True):

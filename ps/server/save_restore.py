@@ -172,7 +172,7 @@ class ShardSaving:
         return self._known.at(shard.num_changes)
 
     def note_restored(self, save_id: str, num_changes: int) -> None:
-        """Hear which save the shard was filled from, and its number before anybody changed it.
+        """Note which save the shard was filled from, and its number before any change.
 
         Args:
             save_id: names the save.

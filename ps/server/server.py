@@ -37,7 +37,7 @@ class PSServer:
         settings: its place in the cluster.
         credentials: the cluster's secret.
         generation: grows when this server is replaced.
-        guard: tells when another process has taken this server's place; has the generation then.
+        guard: detects a newer process of this rank; has this one's generation.
         open_storage: opens a checkpoint directory as clients name it.
     """
 
@@ -184,7 +184,7 @@ class PSServer:
         return self._guard.replaced_text(newer) if self._guard and newer else ""
 
     def _refuse_if_replaced(self) -> None:
-        """Answer nobody any more once replaced: a cut sends clients to the new server."""
+        """Close all connections once replaced: clients reconnect to the new server."""
         if self._guard is None:
             return
         try:

@@ -73,7 +73,7 @@ class ServingShard:
         dense: values and slots.
         policy: when to apply; see ps.consistency.asp.
         counters: where to count.
-        on_failed: told why the shard cannot go on.
+        on_failed: called with the reason why the shard cannot go on.
         sessions: the completion log of a restored checkpoint; None: there is none.
         tables: this server's shares of the sparse tables.
     """
@@ -152,8 +152,8 @@ class ServingShard:
         if request.manifest_hash != self.manifest_hash:
             self.check_manifest(request.manifest_hash)
         clock, averages = self.gate.clock, request.averages
-        told = list(map(self.dense.averages, self.dense.bucket_ids)) if averages else self._values
-        call.reply(messages.encode(Ack(clock)), told)
+        sent = list(map(self.dense.averages, self.dense.bucket_ids)) if averages else self._values
+        call.reply(messages.encode(Ack(clock)), sent)
         self._counters.add_sent(self.dense.value_nbytes)
         if call.peer.role is Role.WORKER and not averages:
             self.gate.pulled(WorkerRank(call.peer.rank), clock)
@@ -281,8 +281,8 @@ class ServingShard:
     def _reply_squares(self, call: Incoming, request: messages.Push, ack: Ack) -> None:
         squares = self.reduction.squares(ack.clock)
         ack = msgspec.structs.replace(ack, has_squares=squares is not None)
-        told = np.zeros(self.reduction.num_squares) if squares is None else squares
-        call.reply(messages.encode(ack), [told] if request.pull else ())
+        sent = np.zeros(self.reduction.num_squares) if squares is None else squares
+        call.reply(messages.encode(ack), [sent] if request.pull else ())
 
     def _read_squares(self, call: Incoming) -> Array | None:
         if not call.payload_bytes:
@@ -396,7 +396,7 @@ class ServingShard:
     ) -> None:
         """Drain and refuse: the bucket is unchanged, and a barrier counts the push as null.
 
-        The refusal is told when that barrier is complete, so its worker may push again at once.
+        The refusal is sent when that barrier is complete, so its worker may push again at once.
         """
         worker, sequence = push.id.worker, push.id.sequence
         call.discard_rest()

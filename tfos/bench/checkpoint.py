@@ -6,7 +6,7 @@ Method: P19: a table of 1,000,000 rows (dim 16, float32, Adagrad) on one server 
     P18: one sync worker computes (a product of matrices) and pushes 4 M parameters with Adam to a
     server. In turn 1 s of steps during which a driver saves everything, and 1 s without; what a
     save adds to the steps beside it, it adds to 10 s of training.
-Caveats: bytes do not depend on the machine; the seconds of the saves stand beside them. P18 needs
+Caveats: bytes do not depend on the machine; the seconds of saves are reported too. P18 needs
     cores of its own, and one thread for the product (OPENBLAS_NUM_THREADS=1); else what is measured
     is who gets a core. `save_cpu_s` is what a save costs the server wherever it runs.
 Bar: a delta at 1 % of the rows has at most 0.02 of the full save's bytes; saves every 10 s take at

@@ -6,8 +6,8 @@ Method: 64 MiB of parameters in 64 float32 tensors. Ours: pull, then push with a
     reference: TensorFlow's ParameterServerStrategy with a ClusterCoordinator, one worker and one
     server, each a process with its own gRPC; a compiled function on the worker reads all variables,
     another does assign_add on all of them (reference/tensorflow_ps.py). Seconds of both together,
-    and of each alone; both sides take turns. CPU seconds of all processes of a side stand beside:
-    they hang less on who else uses the machine.
+    and of each alone; both sides take turns. CPU seconds of all processes of a side are reported,
+    too: they hang less on who else uses the machine.
 Caveats: the reference's seconds hold one schedule and join for each of the two, about a
     millisecond.
 Bar: read + add at least 3 times as fast.

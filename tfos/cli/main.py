@@ -60,7 +60,7 @@ def _options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """What stands before a command's name."""
+    """Options before a command's name."""
 
 
 @app.command()

@@ -83,7 +83,7 @@ class Member:
         """The newest heartbeat of the newest attempt."""
         return self.beats[-1] if self.beats else None
 
-    def hear(self, heartbeat: Heartbeat) -> None:
+    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Keep a heartbeat unless a newer one has arrived."""
         if not self.beats or heartbeat.seq > self.beats[-1].seq:
             self.beats.append(heartbeat)

@@ -248,7 +248,7 @@ class ClusterState:
         if member is None:
             return messages.HeartbeatReply(fenced=True), []
         member.heard_s = now_s
-        member.hear(heartbeat)
+        member.take_heartbeat(heartbeat)
         return messages.HeartbeatReply(), []
 
     def on_event(self, node: NodeId, event: messages.Event, now_s: float) -> list[Action]:

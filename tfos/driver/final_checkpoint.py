@@ -38,7 +38,7 @@ class FinalCheckpoint:
         directory: where; the servers and the driver see it under this path.
         coordinator: knows where the servers are.
         credentials: of the data plane.
-        console: hears where the checkpoint is, or why there is none.
+        console: shows where the checkpoint is, or why there is none.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class NodeJobs:
 
     Args:
         sc: the SparkContext.
-        coordinator: hears when a job ends too early.
+        coordinator: gets the failure when a job ends too early.
         keys: of the nodes.
         settings: of the nodes.
         on_cancel: called on a job's thread when somebody else has cancelled it under nodes that

@@ -350,7 +350,7 @@ class NodeContext:
                 mean `ctx.working_dir`.
 
         Returns:
-            The absolute path or URL; `tfos.keras.export.load_model` opens both.
+            The absolute path or URL; `tfos.keras.load_model` opens both.
 
         Raises:
             SettingsError: not a Keras model, one that was never built, or a path that is refused.

@@ -36,7 +36,7 @@ class Bench:
     def push(self, *units: int) -> None:
         self.ticket = self.record.begin(REQUEST)
         for unit in units:
-            with self.guard.locks[unit]:
+            with self.dense.owned[unit].lock:
                 self.guard.before(unit)
                 gradient = np.ones(self.dense.buckets[unit].num_elements, np.float32)
                 self.dense.apply(unit, gradient, HYPER)

@@ -58,7 +58,7 @@ class Bench:
 
     def reduce(self, _: object) -> None:
         for unit, bucket in enumerate(self.dense.buckets):
-            with self.guard.locks[unit]:
+            with self.guard.dense.owned[unit].lock:
                 self.guard.before(unit)
                 ones = np.ones(bucket.num_elements, np.float32)
                 self.dense.apply(bucket.id, ones, Hyper(0.1))

@@ -143,7 +143,7 @@ class PSTrainer:
 
     @property
     def sync(self) -> bool:
-        """Whether a barrier stands behind every push."""
+        """Whether every push waits at a barrier."""
         return self.settings.consistency == "sync"
 
     @property
