@@ -134,46 +134,38 @@ class Saver:
         """
         if step is not None and step < 0:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
-        with self._turn(timeout_s) as deadline_s:
-            storage = self._open_storage(directory)
+        storage = self._open_storage(directory)
+        with self._turn(timeout_s) as deadline_s, typed_errors(storage, "", "save into"):
             if step is None:
                 found = self._unchanged_since(storage, servers, _left_s(deadline_s))
                 if found:
                     return found
             place = self._place(directory)
-            with typed_errors(storage, "", "save into"):
-                self._clean(storage, place, deadline_s)
-                base = self._base_for(place, step, options)
-                save_id = uuid.uuid4().hex
-                as_it_is = options.nobody_trains
-                order = messages.TakeSnapshot(
-                    save_id, base.save_id if base else "", as_it_is=as_it_is
-                )
-                is_agreed = manifest.has_barrier and not as_it_is
-                try:
-                    clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
-                    request = messages.Save(str(directory), save_id)
-                    answers = servers.ask(request, messages.Saved, timeout_s=_left_s(deadline_s))
-                    shards = [answer.shard for answer in answers]
-                    with place.lease.held():
-                        passed_over = {each for answer in answers for each in answer.passed_over}
-                        if step is None:
-                            step = next_step(clock, steps_on_disk(storage), passed_over)
-                        origin = Origin(self._owner, base, tuple(sorted(passed_over)))
-                        path = commit(
-                            storage,
-                            save_id,
-                            step=step,
-                            manifest=manifest,
-                            shards=shards,
-                            origin=origin,
-                        )
-                        _forget_older(storage, options, step)
-                except BaseException:
-                    abort(storage, save_id)
-                    place.base = None
-                    place.failed.append(save_id)
-                    raise
+            self._clean(storage, place, deadline_s)
+            base = self._base_for(place, step, options)
+            save_id = uuid.uuid4().hex
+            as_it_is = options.nobody_trains
+            order = messages.TakeSnapshot(save_id, base.save_id if base else "", as_it_is=as_it_is)
+            is_agreed = manifest.has_barrier and not as_it_is
+            try:
+                clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
+                request = messages.Save(str(directory), save_id)
+                answers = servers.ask(request, messages.Saved, timeout_s=_left_s(deadline_s))
+                shards = [answer.shard for answer in answers]
+                with place.lease.held():
+                    passed_over = {each for answer in answers for each in answer.passed_over}
+                    if step is None:
+                        step = next_step(clock, steps_on_disk(storage), passed_over)
+                    origin = Origin(self._owner, base, tuple(sorted(passed_over)))
+                    path = commit(
+                        storage, save_id, step=step, manifest=manifest, shards=shards, origin=origin
+                    )
+                    _forget_older(storage, options, step)
+            except BaseException:
+                abort(storage, save_id)
+                place.base = None
+                place.failed.append(save_id)
+                raise
             place.base = Base(step, save_id)
             place.num_deltas = place.num_deltas + 1 if base else 0
             return path

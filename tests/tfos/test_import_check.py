@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 FILES = [f"{name}/__init__.py" for name in ("tfos", *PACKAGES)] + [
     "tfos/import_check.py",
     "tfos/version.py",
+    "rpc/lazy.py",
 ]
 
 
