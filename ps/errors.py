@@ -5,9 +5,10 @@ PSError (a TFOSError)
 ├── ManifestMismatch         two sides mean different parameters → fix the deployment
 ├── RoleError                this role may not call that         → fix the call
 ├── ServerPhaseError         the shard is in the wrong phase     → wait, seed or restart it
-├── PushError                the server refused one push         → its state is unchanged
+├── PushError                a push was refused                  → each class says what has changed
 │   ├── ShapeError           size or dtype of a tensor is wrong
-│   ├── NonFiniteGradient    NaN or infinity in a bucket
+│   ├── NonFiniteGradient    NaN or infinity in a gradient
+│   │   └── NonFiniteUpdate  a finite gradient, whose update overflows
 │   ├── PackingError         a packed gradient that no packer makes
 │   ├── IdError              an id that its table does not take
 │   ├── TableFull            a table has no room for new rows
@@ -86,7 +87,7 @@ class ServerPhaseError(PSError):
 
 
 class PushError(PSError):
-    """The server refused a push and left the parameters it concerns unchanged."""
+    """A push was refused; nothing has changed, unless the class says otherwise."""
 
     code = "push"
 
@@ -98,13 +99,26 @@ class ShapeError(PushError):
 
 
 class NonFiniteGradient(PushError):
-    """A pushed bucket holds NaN or infinity; that bucket was left as it was."""
+    """A gradient holds NaN or infinity.
+
+    From a server: that bucket or segment is unchanged. In async and ssp, and in tables, those that
+    came before it have changed; the message says how many.
+    """
 
     code = "non_finite"
 
 
+class NonFiniteUpdate(NonFiniteGradient):
+    """A finite gradient, whose update would make parameters or slots NaN or infinite.
+
+    Those elements keep their values and slots, all others are updated.
+    """
+
+    code = "non_finite_update"
+
+
 class PackingError(PushError):
-    """A packed bucket says what no packer makes; that bucket was left as it was."""
+    """A packed bucket says what no packer makes; what has changed: as NonFiniteGradient."""
 
     code = "packing"
 

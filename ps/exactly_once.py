@@ -246,6 +246,10 @@ class Ticket(msgspec.Struct, eq=False):
         """Note that the request has changed the bucket."""
         self.session.applied[bucket] = self.id.sequence
 
+    def num_marked(self, units: Iterable[int]) -> int:
+        """Return how many of these units the request has changed."""
+        return sum(self.session.applied[unit] == self.id.sequence for unit in units)
+
     def complete(self) -> None:
         """Note that nothing of this request is left to do."""
         session = self.session

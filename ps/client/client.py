@@ -284,8 +284,11 @@ class PSClient:
             The servers' clock after it, and how stale the gradient was.
 
         Raises:
-            NonFiniteGradient: NaN or infinity; that bucket is unchanged. In sync mode the refusing
-                server counts the push as null, so the barrier holds.
+            NonFiniteGradient: NaN or infinity; that bucket is unchanged, and in async and ssp those
+                before it have changed: the message says how many. In sync mode the refusing server
+                counts the push as null, so the barrier holds.
+            NonFiniteUpdate: the update of some elements overflows; they keep their numbers, and all
+                others are updated.
             StaleGeneration: a newer attempt of this worker is at work: end this process.
             WorkerLost: sync: a member of the barrier is gone.
             RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.

@@ -165,6 +165,8 @@ class TableClient:
             ShapeError: gradients of another shape or dtype; nothing was sent.
             NonFiniteGradient, TableFull: a segment of a server refused; that segment is unchanged,
                 others may have been updated.
+            NonFiniteUpdate: the update of some elements overflows; they keep their numbers, and all
+                others are updated.
             SettingsError: hybrid, where rows are pushed for the batch that they were looked up for.
             StaleGeneration: a newer attempt of this worker is at work: end this process.
             RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.

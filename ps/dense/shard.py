@@ -21,7 +21,7 @@ import numpy as np
 
 from ps.dense.ema import MovingAverage
 from ps.dense.frozen import FrozenValues
-from ps.errors import ManifestMismatch, NonFiniteGradient, ShapeError
+from ps.errors import ManifestMismatch, NonFiniteGradient, NonFiniteUpdate, ShapeError
 from ps.manifest.manifest import (
     Bucket,
     GroupLayout,
@@ -34,7 +34,7 @@ from ps.manifest.rule_spec import Average
 from ps.manifest.sharding import deal
 from ps.optim import kernels
 from ps.optim.clipping import clip_of
-from ps.optim.rules import rule_of, step_scalars
+from ps.optim.rules import rule_of, stands_still, step_scalars
 
 Array = np.ndarray[Any, Any]
 
@@ -252,7 +252,7 @@ class DenseShard:
             raise _nonfinite(self._slice(bucket_id), pushed, count)
 
     def apply(self, bucket_id: int, gradient: Array, hyper: Hyper) -> None:
-        """Update one bucket by its rule; all or nothing.
+        """Update one bucket by its rule.
 
         Args:
             bucket_id: an owned bucket.
@@ -262,9 +262,11 @@ class DenseShard:
                 step's scalars are computed once.
 
         Raises:
+            NonFiniteUpdate: the elements that would not be finite keep their numbers, the others
+                are updated.
             NonFiniteGradient: the bucket is unchanged.
-            ShapeError: wrong dtype or size.
-            SettingsError: the push's scalars do not fit the rule.
+            ShapeError: wrong dtype or size; the bucket is unchanged.
+            SettingsError: the push's scalars do not fit the rule; the bucket is unchanged.
         """
         piece = self._slice(bucket_id)
         self._check_like(piece, gradient, "pushed")
@@ -287,25 +289,27 @@ class DenseShard:
         if count:
             raise _nonfinite(piece, gradient, count)
         if group.is_average:
-            self._average(piece, gradient)
-            return
-        if group.clip_value is not None and self.manifest.has_barrier:
-            gradient = _clipped(group, gradient)  # the reduced one
-        scalars = group.scalars(hyper, piece.step + 1)
-        group.update(gradient, piece.values, *piece.slots[: group.num_slots], scalars)
+            left = self._average(piece, gradient)
+        elif stands_still(group.spec.rule, hyper.learning_rate, group.dtype):
+            left = 0
+        else:
+            if group.clip_value is not None and self.manifest.has_barrier:
+                gradient = _clipped(group, gradient)  # the reduced one
+            scalars = group.scalars(hyper, piece.step + 1)
+            left = group.update(gradient, piece.values, *piece.slots[: group.num_slots], scalars)
         piece.step += 1
         piece.version += 1
         if group.average is not None:
             group.average.follow(piece.values, piece.slots[-1], piece.step)
+        if left:
+            raise _overflowed(piece, left, hyper)
 
-    def _average(self, piece: DenseBucket, pushed: Array) -> None:
-        if self._num_pushers == 1:
-            np.copyto(piece.values, pushed)
-        else:
+    def _average(self, piece: DenseBucket, pushed: Array) -> int:
+        if self._num_pushers > 1:
             divisor = np.array([self._num_pushers], piece.group.dtype)
-            piece.group.update(pushed, piece.values, divisor)
-        piece.step += 1
-        piece.version += 1
+            return int(piece.group.update(pushed, piece.values, divisor))
+        np.copyto(piece.values, pushed)
+        return 0
 
     def _slice(self, bucket_id: int) -> DenseBucket:
         try:
@@ -332,6 +336,18 @@ def _clipped(group: _Group, gradient: Array) -> Array:
     out = np.empty_like(gradient)
     kernels.clip(gradient, out, np.array([group.clip_value], group.dtype))
     return out
+
+
+def _overflowed(piece: DenseBucket, count: int, hyper: Hyper) -> NonFiniteUpdate:
+    bucket, group = piece.bucket, piece.group
+    names = dict.fromkeys(group.layout.param_at(at) for at in (bucket.start, bucket.stop - 1))
+    return NonFiniteUpdate(
+        f"{count} of {bucket.num_elements} values of bucket {bucket.id} of group "
+        f"{bucket.group!r} ({' to '.join(map(repr, names))}), or their slots, would become NaN or "
+        f"infinite by {group.rule.name} at learning rate {hyper.learning_rate:g}; they keep their "
+        "numbers, all others are updated; lower the rate, clip the gradient or raise epsilon",
+        {"bucket": str(bucket.id), "group": bucket.group, "count": str(count)},
+    )
 
 
 def _nonfinite(piece: DenseBucket, pushed: Array, count: int) -> NonFiniteGradient:

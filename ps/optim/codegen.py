@@ -10,6 +10,7 @@ decay. LLVM inlines the calls and vectorizes the inner loop.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ps.optim.rules import Rule
@@ -17,18 +18,26 @@ from ps.optim.rules import Rule
 _BUCKET = """\
 def {name}(g, {values}, s):
     {scalars}
+    infinity = v.dtype.type(np.inf)
+    left = 0
     mode = flush_denormals()
     for i in range(v.size):
-        {updated} = formula(g[i], {value}, {operands})
+        {new} = formula(g[i], {value}, {operands})
+        is_finite = {all_finite}
+        left += not is_finite
+        {kept}
     restore(mode)
+    return left
 """
 
 _ROWS = """\
 def {name}(slab, rows, grads, s):
     for k in range(rows.size):
         if rows[k] < 0 or rows[k] >= slab.shape[0]:
-            return k
+            return -1 - k
     {scalars}
+    infinity = slab.dtype.type(np.inf)
+    left = 0
     dim = grads.shape[1]
     c = np.empty({num_computed}, slab.dtype)
     mode = flush_denormals()
@@ -37,10 +46,16 @@ def {name}(slab, rows, grads, s):
         g = grads[k]
         {views}
         {once}
+        is_row_finite = {row_finite}
         for i in range(dim):
-            {updated} = formula(g[i], {value}, {operands})
+            {new} = formula(g[i], {value}, {operands})
+            is_finite = is_row_finite & {all_finite}
+            left += not is_finite
+            {kept}
+        if is_row_finite:
+            {keep_own}
     restore(mode)
-    return -1
+    return left
 """
 
 
@@ -54,8 +69,11 @@ class Loop:
 
     Over rows it is `name(slab, rows, grads, s)`. slab is [capacity, width]: each row its values,
     then each slot, then the per-row numbers. rows is [n] int64, distinct row numbers; grads is [n,
-    dim]. It returns -1, or the position of the first row number that is not in the slab: then
-    nothing has changed.
+    dim].
+
+    Both return how many elements keep their value and slots, because one of these would become NaN
+    or infinite; a row whose own numbers would keeps all of them. Over rows, -1 - k means that row
+    number k is not in the slab: then nothing has changed.
     """
 
     rule: Rule
@@ -87,25 +105,39 @@ class Loop:
             names += ["weight_decay", "decay_rate"]
             value = "decay(v[i], weight_decay, decay_rate)"
         views = [f"{array} = row[{k} * dim : {k + 1} * dim]" for k, array in enumerate(values)]
+        once, own = self._once(len(values))
         return (_ROWS if self.over_rows else _BUCKET).format(
             name=self.name,
             values=", ".join(values),
             views="; ".join(views),
-            once=self._once(len(values)) or "pass",
-            num_computed=len(self.rule.row.computed) if self.rule.row is not None else 0,
+            once=once or "pass",
+            num_computed=len(own) + (len(self.rule.row.computed) if self.rule.row else 0),
+            row_finite=_all_finite([f"c[{k}]" for k in range(len(own))]),
+            keep_own="; ".join(f"{number} = c[{k}]" for k, number in enumerate(own)) or "pass",
             scalars="; ".join(f"{name} = s[{k}]" for k, name in enumerate(names)) or "pass",
-            updated=", ".join(f"{array}[i]" for array in values),
+            new=", ".join(f"new_{array}" for array in values),
+            all_finite=_all_finite([f"new_{array}" for array in values]),
+            kept="; ".join(f"{a}[i] = new_{a} if is_finite else {a}[i]" for a in values),
             value=value,
             operands=", ".join(operands),
         )
 
-    def _once(self, num_arrays: int) -> str:
-        """Return the source of the per-row part: per-row numbers and scalars."""
+    def _once(self, num_arrays: int) -> tuple[str, list[str]]:
+        """Return the source of the per-row part, and the row's numbers.
+
+        Their new values come first in `c`, then the computed scalars: an array, for its dtype.
+        """
         row = self.rule.row
         if row is None:
-            return ""
+            return "", []
         own = [f"row[{num_arrays} * dim + {k}]" for k in range(len(row.slots))]
-        computed = [f"c[{k}]" for k in range(len(row.computed))]  # an array, for its dtype
+        results = [f"c[{k}]" for k in range(len(own) + len(row.computed))]
         operands = ["g"] * row.takes_gradient + own + list(row.scalar_names)
-        call = f"{', '.join(own + computed)} = row_formula({', '.join(operands)})"
-        return "; ".join([call, *map(" = ".join, zip(row.computed, computed, strict=True))])
+        call = f"{', '.join(results)} = row_formula({', '.join(operands)})"
+        named = zip(row.computed, results[len(own) :], strict=True)
+        return "; ".join([call, *map(" = ".join, named)]), own
+
+
+def _all_finite(names: Sequence[str]) -> str:
+    """Return the source of a test that LLVM vectorizes: no branch, and false for NaN."""
+    return " & ".join(f"(abs({name}) < infinity)" for name in names) or "True"

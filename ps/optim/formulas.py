@@ -129,8 +129,8 @@ def rmsprop_centered(
 
     Slots: u, the mean of squares; c, the mean.
     Source: Graves, Generating Sequences With Recurrent Neural Networks, 2013, equations 38-45.
-    Departure, as in Keras: where rounding makes u - c * c + epsilon negative the value becomes NaN;
-    a larger epsilon prevents it.
+    Departure, as in Keras: where rounding makes u - c * c + epsilon negative the result is NaN,
+    which kernels leave out (ps.optim.codegen); a larger epsilon prevents it.
     """
     u = rho * u + rate * (g * g)
     c = rho * c + rate * g
@@ -309,7 +309,7 @@ def ftrl(
     Slots: a, starts at `initial_accumulator_value`; w, the linear term.
     Source: McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013. Departure, as
     in Keras: v follows from the slots alone, so the first update discards the initial value, also
-    where g is 0.
+    where g is 0. At a learning rate of 0 nothing changes (ps.optim.rules.stands_still).
     """
     b = a + g * g
     root = np.sqrt(b)

@@ -171,8 +171,8 @@ class RowUpdate:
         self._num_arrays = 1 + len(rule.slots)
         self._num_own = len(rule.row_slots)
 
-    def __call__(self, slab: Array, rows: Array, grads: Array, scalars: Array) -> None:
-        """Apply one gradient to each of the rows; all or nothing.
+    def __call__(self, slab: Array, rows: Array, grads: Array, scalars: Array) -> int:
+        """Apply one gradient to each of the rows.
 
         Args:
             slab: [capacity, width], contiguous; see ps.optim.row_rules.
@@ -180,8 +180,12 @@ class RowUpdate:
             grads: [n, dim], contiguous, of the slab's dtype.
             scalars: `ps.optim.rules.scalars` in the slab's dtype.
 
+        Returns:
+            How many elements keep their numbers; see ps.optim.codegen.Loop.
+
         Raises:
-            ShapeError: the arrays do not fit each other, or a row is not in the slab.
+            ShapeError: the arrays do not fit each other, or a row is not in the slab; nothing has
+                changed.
         """
         width = self._num_arrays * grads.shape[1] + self._num_own
         if len(rows) != len(grads) or slab.shape[1] != width:
@@ -190,19 +194,22 @@ class RowUpdate:
                 f"{list(grads.shape)}; a row is {self._num_arrays} times as wide as its gradient, "
                 f"and {self._num_own} more"
             )
-        bad = self._kernel(slab, rows, grads, scalars)
-        if bad >= 0:
+        left = int(self._kernel(slab, rows, grads, scalars))
+        if left < 0:
             raise ShapeError(
-                f"row {rows[bad]} is not in a table of {slab.shape[0]} rows; nothing was applied"
+                f"row {rows[-1 - left]} is not in a table of {slab.shape[0]} rows; nothing was "
+                "applied"
             )
+        return left
 
 
 def dense_for(config: RuleConfig, dtype: str) -> Any:
     """Return a rule's compiled kernel for buckets: `update(g, v, *slots, scalars)`.
 
     g, v and the slots are [num_elements], contiguous, of `dtype`, and do not overlap; v and the
-    slots change. `ps.optim.rules.rule_of` has the slots' names and initial values,
-    `ps.optim.rules.scalars` computes the scalars.
+    slots change. It returns how many elements keep their numbers; see ps.optim.codegen.Loop.
+    `ps.optim.rules.rule_of` has the slots' names and initial values, `ps.optim.rules.scalars`
+    computes the scalars.
 
     Args:
         config: the rule's settings.

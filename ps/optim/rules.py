@@ -342,12 +342,19 @@ def _powers(
     return ()
 
 
+def stands_still(config: RuleConfig, learning_rate: float, dtype: np.dtype[Any]) -> bool:
+    """Whether a step at this rate changes neither values nor slots: Ftrl's at a rate of 0.
+
+    Ftrl divides by the rate, and Keras's variables become NaN there. A rate below the smallest
+    normal number is 0 in a kernel.
+    """
+    return isinstance(config, Ftrl) and abs(dtype.type(learning_rate)) < np.finfo(dtype).tiny
+
+
 def _ftrl_l2(config: Ftrl, learning_rate: float, dtype: np.dtype[Any]) -> Number:
     number = dtype.type
-    if learning_rate == 0:
-        raise PSSettingsError(
-            "Ftrl divides by the learning rate, which is 0; end the schedule above"
-        )
+    if stands_still(config, learning_rate, dtype):
+        return number(0)  # nobody uses it
     strength = number(config.l2_regularization_strength)
     return number(2) * (strength + number(config.beta) / (number(2) * number(learning_rate)))
 
@@ -372,8 +379,11 @@ def scalars(
         1-d array of `dtype`: those of the step, the rule's constants, then for rules that decay
         (weight decay, learning rate). Empty for average and add.
 
+        A scalar may be infinite at a huge rate: what it touches is not finite, and kernels leave
+        that out.
+
     Raises:
-        PSSettingsError: another number of scalars given than the rule has; a rate of 0 with Ftrl.
+        PSSettingsError: another number of scalars given than the rule has.
     """
     if not isinstance(config, Descent):
         return np.empty(0, dtype)
@@ -381,12 +391,13 @@ def scalars(
     if given and len(given) != len(rule.step_scalars):
         wanted = ", ".join(rule.step_scalars) or "none"
         raise PSSettingsError(f"{rule.name} takes the step scalars: {wanted}; got {tuple(given)!r}")
-    lead = [*(given or _powers(config, learning_rate, step, dtype))]
-    if not isinstance(config, Adam):  # whose alpha contains the rate
-        lead.insert(0, learning_rate)
-    if isinstance(config, Ftrl):
-        lead.append(_ftrl_l2(config, learning_rate, dtype))
-    return np.array((*lead, *rule.constants, *decay_scalars(config, learning_rate)), dtype)
+    with np.errstate(over="ignore"):
+        lead = [*(given or _powers(config, learning_rate, step, dtype))]
+        if not isinstance(config, Adam):  # whose alpha contains the rate
+            lead.insert(0, learning_rate)
+        if isinstance(config, Ftrl):
+            lead.append(_ftrl_l2(config, learning_rate, dtype))
+        return np.array((*lead, *rule.constants, *decay_scalars(config, learning_rate)), dtype)
 
 
 def decay_scalars(config: RuleConfig, learning_rate: float) -> tuple[float, ...]:

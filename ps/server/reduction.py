@@ -30,10 +30,11 @@ from ps.checkpoint.snapshot import CopyOnWrite
 from ps.consistency.waiting import StagedPushes
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
-from ps.errors import NonFiniteGradient
+from ps.errors import NonFiniteGradient, NonFiniteUpdate
 from ps.manifest.manifest import Hyper
 from ps.optim import kernels
 from ps.optim.clipping import Norms, servers_take_norms
+from ps.server.overflow import FirstOverflow
 from ps.stats.counters import Counters
 
 _logger = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class _Reduced:
     squares: Array
     gradient: StagedGradient | None
     """None once it was applied or dropped."""
+    error: NonFiniteUpdate | None = None
+    """Why each of its pushers is refused, though it was applied."""
 
 
 class Reduction:
@@ -106,6 +109,7 @@ class Reduction:
             clock: the one that they complete.
 
         Raises:
+            NonFiniteUpdate: the update overflows; see ps.errors.
             NonFiniteGradient: finite gradients have an infinite sum; those buckets are unchanged,
                 with clipping by norm all of them.
         """
@@ -129,16 +133,22 @@ class Reduction:
         Args:
             clock: as the pushes were answered.
             squares: of the whole gradient, summed over the servers.
+
+        Raises:
+            NonFiniteUpdate: as `reduce`, for each call.
         """
         last = self._last
-        if last is None or last.clock != clock or last.gradient is None:
+        if last is None or last.clock != clock:
             return
-        gradient, last.gradient = last.gradient, None
-        try:
-            if squares is not None:
-                self._apply_scaled(gradient, last.hyper, squares)
-        finally:
-            self._pool.give(gradient)
+        if last.gradient is not None:
+            gradient, last.gradient = last.gradient, None
+            try:
+                if squares is not None:
+                    last.error = self._apply_scaled(gradient, last.hyper, squares)
+            finally:
+                self._pool.give(gradient)
+        if last.error is not None:
+            raise last.error.again()
 
     def _apply_each(self, staged: StagedPushes[StagedGradient], hyper: Hyper) -> None:
         gradients, shares, ones = _weighed(staged)
@@ -184,13 +194,16 @@ class Reduction:
         if not self.in_rounds:
             self.settle(clock, squares)
 
-    def _apply_scaled(self, gradient: StagedGradient, hyper: Hyper, squares: Array) -> None:
+    def _apply_scaled(
+        self, gradient: StagedGradient, hyper: Hyper, squares: Array
+    ) -> NonFiniteUpdate | None:
         started_s = time.perf_counter()
+        overflow = FirstOverflow()
         try:
             for index, owned in enumerate(self._dense.owned):
                 bucket, part = owned.bucket, gradient.arrays[index]
                 self._norms.scale(squares, bucket.group, bucket.start, part, part)
-                with owned.lock:
+                with owned.lock, overflow:
                     self._guard.before(index)
                     self._dense.update(owned, part, hyper)
         except Exception as error:  # some buckets are updated, some are not
@@ -198,6 +211,7 @@ class Reduction:
             raise
         finally:
             self._counters.applied(time.perf_counter() - started_s)
+        return overflow.error
 
 
 def _weighed(
@@ -211,4 +225,4 @@ def _weighed(
 
 
 def _after_reduction(error: NonFiniteGradient) -> NonFiniteGradient:
-    return NonFiniteGradient(f"after the reduction, {error.message}", error.details)
+    return type(error)(f"after the reduction, {error.message}", error.details)

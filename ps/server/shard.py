@@ -51,6 +51,7 @@ from ps.metadata import Metadata
 from ps.optim.rules import step_scalars
 from ps.protocol import messages
 from ps.protocol.messages import Ack
+from ps.server.overflow import FirstOverflow
 from ps.server.receive import Intake
 from ps.server.reduction import Reduction
 from ps.server.request import Incoming, request_id
@@ -215,12 +216,16 @@ class ServingShard:
         squares = self._read_squares(call)
         number = request.number
         sender = request_id(call.peer, number)
+        overflow = FirstOverflow()
         with self.gate.between_clocks():
             ticket = self.gate.begin(sender, number.acknowledged, number.acked_clock)
             if ticket.verdict is not Verdict.DUPLICATE:
-                self.reduction.settle(request.clock, squares)
+                with overflow:
+                    self.reduction.settle(request.clock, squares)
+                ticket.refuse(overflow.error)
                 ticket.complete()
             clock = self.gate.clock
+        overflow.check()
         ack = Ack(clock, applied=squares is not None, worker_clock=clock)
         call.reply(messages.encode(ack), self._values if request.pull else ())
         if request.pull:
@@ -334,7 +339,11 @@ class ServingShard:
         *,
         answers_early: bool,
     ) -> int:
-        """Apply each bucket when it is here; returns how many buckets' values were sent back."""
+        """Apply each bucket when it is here; returns how many buckets' values were sent back.
+
+        Raises:
+            NonFiniteGradient, PackingError: the push is refused.
+        """
         ticket, hyper = push.ticket, push.hyper or Hyper(0.0)
         if self._is_staleness_aware:
             hyper = slowed(hyper, push.staleness)
@@ -343,6 +352,7 @@ class ServingShard:
         dense, guard, intake = self.dense, self._guard, self._gradients_in
         scratch, unpacked = intake.scratch()
         sent, unsent_bytes, apply_s = 0, 0, 0.0
+        overflow = FirstOverflow()
         try:
             for run in intake.runs:
                 call.read_into(scratch.data[: run.nbytes])
@@ -357,13 +367,15 @@ class ServingShard:
                         if ticket.needs(part.at):
                             if guard.snapshot is not None:
                                 guard.before(part.at)
-                            dense.update(part.bucket, gradient, hyper)
+                            with overflow:
+                                dense.update(part.bucket, gradient, hyper)
                             ticket.mark(part.at)
                 apply_s += time.perf_counter() - started_s
                 unsent_bytes += run.buckets.nbytes
                 if answers_early and unsent_bytes >= SEND_BYTES:
                     call.send(self._values[sent : run.buckets.stop])
                     sent, unsent_bytes = run.buckets.stop, 0
+            overflow.check()
         except (NonFiniteGradient, PackingError) as error:
             self._refuse(call, push, error, deadline_s)
         finally:
@@ -394,15 +406,18 @@ class ServingShard:
         error: NonFiniteGradient | PackingError,
         deadline_s: float,
     ) -> None:
-        """Drain and refuse: the bucket is unchanged, and a barrier counts the push as null.
+        """Drain and refuse; a barrier counts the push as null.
 
         The refusal is sent when that barrier is complete, so its worker may push again at once.
         """
         worker, sequence = push.id.worker, push.id.sequence
         call.discard_rest()
+        buckets = range(len(self.dense.buckets))
+        changed = push.ticket.num_marked(buckets)
         refused = type(error)(
-            f"{error.message} (worker:{worker}, request {sequence})",
-            {**error.details, "worker": str(worker)},
+            f"{error.message} (worker:{worker}, request {sequence}, which has changed {changed} of "
+            f"the {len(buckets)} buckets of ps:{self.dense.rank})",
+            {**error.details, "worker": str(worker), "changed_buckets": str(changed)},
         )
         self._counters.count(worker, refused=1)
         null = self.gate.refuse(push, refused)

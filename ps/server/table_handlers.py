@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from ps.exactly_once import RequestId, Ticket, Verdict
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
 from ps.protocol.messages import Ack, BatchName
+from ps.server.overflow import FirstOverflow
 from ps.server.request import Incoming, request_id
 from ps.stats.counters import Counters
 from ps.stats.server_stats import TableStats
@@ -63,6 +64,23 @@ class TablePart(NamedTuple):
     ids: Array
     slices: list[slice]
     """Which of the ids are each segment's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPush:
+    """One push of rows that is under way."""
+
+    ticket: Ticket
+    hyper: Hyper
+    batch: RequestId | None
+    """The name of the lookup that it ends."""
+    parts: Sequence[TablePart]
+    overflow: FirstOverflow = field(default_factory=FirstOverflow)
+
+    @property
+    def units(self) -> list[int]:
+        """Its segments, by their numbers in the record."""
+        return [part.first_unit + at for part in self.parts for at in range(len(part.slices))]
 
 
 class TableServing:
@@ -137,6 +155,7 @@ class TableServing:
         number = request.number
         batch = _batch_of(sender, request.batch)
         ticket = self._gate.begin(sender, number.acknowledged, number.acked_clock)
+        push = RowsPush(ticket, request.hyper, batch, parts)
         if ticket.verdict is Verdict.DUPLICATE:
             self._counters.count(sender.worker, repeated=1)
             call.discard_rest()
@@ -146,9 +165,10 @@ class TableServing:
             apply_s = 0.0
             try:
                 for part in parts:
-                    apply_s += self._apply(call, part, request.hyper, ticket)
+                    apply_s += self._apply(call, part, push)
+                push.overflow.check()
             except PushError as error:
-                self._refuse(call, ticket, batch, error)
+                self._refuse(call, push, error)
             finally:
                 self._counters.applied(apply_s, call.payload_bytes)
             if self._gate.rows.applied(ticket, batch):
@@ -171,13 +191,13 @@ class TableServing:
         call.reply(messages.encode(messages.Scanned(batch.ids.size, stop)), payload)
         self._counters.add_sent(sum(array.nbytes for array in payload))
 
-    def _apply(self, call: Incoming, part: TablePart, hyper: Hyper, ticket: Ticket) -> float:
+    def _apply(self, call: Incoming, part: TablePart, push: RowsPush) -> float:
         """Read the gradients of one table, segment by segment, and apply those that are new.
 
         Segments without ids count the push too: it is a step of its tables' rule. Returns the
         seconds that the updates took, waits for segments' locks included.
         """
-        table = part.table
+        table, ticket = part.table, push.ticket
         apply_s = 0.0
         for at, own in enumerate(part.slices):
             ids = part.ids[own]
@@ -189,41 +209,43 @@ class TableServing:
                 with table.segments[at].lock:
                     if ticket.needs(unit):
                         self._guard.before(unit)
-                        table.push(at, ids, grads, hyper)
+                        with push.overflow:
+                            table.push(at, ids, grads, push.hyper)
                         ticket.mark(unit)
             except NoRoom as error:
                 room = table.room_elsewhere(error, part.ids)
-                push = partial(table.push, at, ids, grads, hyper, room)
-                self._apply_in_full(part, at, push, ticket)
+                update = partial(table.push, at, ids, grads, push.hyper, room)
+                self._apply_in_full(part, at, update, push)
             apply_s += time.perf_counter() - started_s
         return apply_s
 
     def _apply_in_full(
-        self, part: TablePart, at: int, push: Callable[[], None], ticket: Ticket
+        self, part: TablePart, at: int, update: Callable[[], None], push: RowsPush
     ) -> None:
         """Update rows of segment number `at` where rows of other segments have to go."""
         with part.table.locked():
-            if ticket.needs(part.first_unit + at):
+            if push.ticket.needs(part.first_unit + at):
                 for unit in range(len(part.slices)):
                     self._guard.before(part.first_unit + unit)
-                push()
-                ticket.mark(part.first_unit + at)
+                with push.overflow:
+                    update()
+                push.ticket.mark(part.first_unit + at)
 
     def _wait_for_permit(self, call: Incoming, request: messages.LookupBatch) -> None:
         batch, deadline_s = request_id(call.peer, request.number), time.monotonic() + request.wait_s
         self._gate.rows.look_up(batch, request.still_open, deadline_s, call.peer_gone)
 
-    def _refuse(
-        self, call: Incoming, ticket: Ticket, batch: RequestId | None, error: PushError
-    ) -> None:
+    def _refuse(self, call: Incoming, push: RowsPush, error: PushError) -> None:
         """Remember why the push was refused, then say so."""
-        sender = ticket.id
+        sender, units = push.ticket.id, push.units
+        changed = push.ticket.num_marked(units)
         refused = type(error)(
-            f"{error.message} (worker:{sender.worker}, request {sender.sequence})",
-            {**error.details, "worker": str(sender.worker)},
+            f"{error.message} (worker:{sender.worker}, request {sender.sequence}, which has "
+            f"changed {changed} of its {len(units)} segments on this server)",
+            {**error.details, "worker": str(sender.worker), "changed_segments": str(changed)},
         )
         self._counters.count(sender.worker, refused=1)
-        self._gate.rows.refused(ticket, batch, refused)
+        self._gate.rows.refused(push.ticket, push.batch, refused)
         call.discard_rest()
         raise refused from error
 

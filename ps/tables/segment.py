@@ -134,7 +134,7 @@ class Segment:
     def push(
         self, ids: Array, grads: Array, update: Update, elsewhere: Elsewhere | None = None
     ) -> Pushed:
-        """Create missing rows that are admitted, then update all rows: all of it or nothing.
+        """Create missing rows that are admitted, then update all rows: all of that or nothing.
 
         Args:
             ids: [n] int64, each id once.

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ps.errors import IdError, NonFiniteGradient
+from ps.errors import IdError, NonFiniteGradient, NonFiniteUpdate
 from ps.manifest.manifest import Hyper, Manifest, TableSpec
 from ps.manifest.rule_spec import Moments
 from ps.optim import kernels
 from ps.optim.row_rules import row_scalars, row_starts, row_width
+from ps.optim.rules import stands_still
 from ps.stats.server_stats import TableStats
 from ps.tables import kernels as table_kernels
 from ps.tables.eviction import lru_victims
@@ -129,7 +130,7 @@ class Table:
         hyper: Hyper,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Update rows of segment number `at`, whose lock the caller holds; all or nothing.
+        """Update rows of segment number `at`, whose lock the caller holds.
 
         Args:
             at: number of the segment.
@@ -139,6 +140,8 @@ class Table:
             elsewhere: for the second attempt, in which the caller holds all locks.
 
         Raises:
+            NonFiniteUpdate: the elements that would not be finite keep their numbers, the others
+                are updated.
             NonFiniteGradient, TableFull, IdError: the rows are unchanged.
             NoRoom: the rows are unchanged, and `room_elsewhere` may help.
         """
@@ -146,11 +149,23 @@ class Table:
         self._check_finite(ids, grads)
         scalars = self._scalars(hyper, segment.version + 1)
 
+        left = 0
+
         def update(slab: Array, rows: Array, gradients: Array) -> None:
-            self._update(slab, rows, gradients, scalars)
+            nonlocal left
+            if not stands_still(self.spec.rule, hyper.learning_rate, self.dtype):
+                left = self._update(slab, rows, gradients, scalars)
 
         done: Pushed = segment.push(ids, grads, update, elsewhere)
         self.count(pushed=ids.size, added=done.added, dropped=done.refused, evicted=done.evicted)
+        if left:
+            raise NonFiniteUpdate(
+                f"{left} of {grads.size} values pushed to table {self.spec.name!r}, or their "
+                f"slots, would become NaN or infinite at learning rate {hyper.learning_rate:g}; "
+                "they keep their numbers, all others are updated; lower the rate, clip the "
+                "gradient or raise epsilon",
+                {"table": self.spec.name, "count": str(left)},
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -249,8 +249,3 @@ def test_nadams_scalars_are_near_the_exact_ones(step):
     product = math.prod(mus[:-1])
     exact = [mus[-1], 1 - product * mus[-1], 1 - mus[-2], 1 - product]
     assert got[1:5] == pytest.approx(exact, rel=1e-12)
-
-
-def test_ftrl_refuses_a_learning_rate_that_it_divides_by():
-    with pytest.raises(PSSettingsError, match="divides by the learning rate"):
-        scalars(Ftrl(), 0.0, 1, F32)
