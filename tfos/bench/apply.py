@@ -3,9 +3,9 @@
 Figures: APPLY.
 Method: 64 MiB of float32 gradient, values and slots in memory, updated bucket by bucket (256 KiB)
     as a server does, by the compiled kernel alone: no lock, no check of the gradient. The
-    references take turns: the same formula in numpy, bucket by bucket too (reference/numpy_apply.py), and TensorFlow's
-    fused operator, or Keras's compiled apply where there is none (reference/tensorflow_apply.py),
-    on the whole array with one thread.
+    references take turns: the same formula in numpy, bucket by bucket too
+    (reference/numpy_apply.py), and TensorFlow's fused operator, or Keras's compiled apply where
+    there is none (reference/tensorflow_apply.py), on the whole array with one thread.
 Caveats: a bucket comes from memory, not from a cache: rules with more slots move more bytes.
 Bars: none.
 Last result: docs/guides/performance.md.
