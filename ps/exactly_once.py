@@ -133,18 +133,6 @@ class RequestId(NamedTuple):
     """Grows with every changing request of this session to this server, from 1."""
 
 
-def is_first(request: RequestId, acked_clock: int) -> bool:
-    """Whether a push is for the first clock: its worker has an ack of none and is no later attempt.
-
-    A later attempt begins where the others are.
-
-    Args:
-        request: the push.
-        acked_clock: newest clock that its worker has got; 0: none.
-    """
-    return not (acked_clock or request.generation)
-
-
 class Verdict(enum.Enum):
     """What a request is, seen from the record."""
 
@@ -172,7 +160,6 @@ class SessionLog:
         "last_request",
         "may_jump",
         "refusal",
-        "resent",
         "sequence",
     )
 
@@ -184,8 +171,6 @@ class SessionLog:
         self.last_request = 0
         # After a restore the session is ahead of the record: the requests between are lost.
         self.may_jump = False
-        # The first request since then: it may be one that the restore has undone.
-        self.resent = 0
         self.refusal: PSError | None = None
         # Why the record has put it away; requests that began before end with it.
         self.ended: PSError | None = None
@@ -208,11 +193,6 @@ class Ticket(msgspec.Struct, eq=False):
         """Whether it is completed, or its session has gone on to a later request."""
         session, sequence = self.session, self.id.sequence
         return sequence <= session.completed or sequence < session.sequence
-
-    @property
-    def is_resent(self) -> bool:
-        """Whether a session that lived before a restore came back with this."""
-        return self.session.resent == self.id.sequence
 
     @property
     def refusal(self) -> PSError | None:
@@ -298,15 +278,12 @@ class CompletionLog:
         if generation > least:
             self.fence(worker, generation)
         session = self._sessions.get(worker, _NONE).get(key)
-        is_new = session is None or session.generation != generation
-        if session is None or is_new:
+        if session is None or session.generation != generation:
             session = self._open(request)
         self._num_requests += 1
         session.last_request = self._num_requests
         if sequence <= session.completed or sequence < session.sequence:
             return Ticket(request, Verdict.DUPLICATE, session)
-        if session.may_jump or (is_new and acknowledged and self.is_restored):
-            session.resent = sequence
         if sequence == session.sequence:
             return Ticket(request, Verdict.RESUMED, session)
         if acknowledged > session.sequence:
@@ -395,12 +372,12 @@ class CompletionLog:
                 "one that was silent longest was put away: close clients that are done"
             )
         session = sessions[request.session] = SessionLog(request.generation, self._num_buckets)
+        session.may_jump = self.is_restored  # it may have begun after the save
         return session
 
     def _count_lost(self, request: RequestId, session: SessionLog, acknowledged: int) -> None:
         """Count what a restore has undone; without one nothing may be missing."""
-        is_unknown = self.is_restored and not session.sequence
-        if not session.may_jump and not is_unknown:
+        if not session.may_jump:
             raise SequenceGap(
                 f"worker {request.worker} has the ack of its request {acknowledged}, "
                 f"this server knows requests up to {session.sequence}: it was restarted and has "

@@ -110,7 +110,7 @@ class Channel:
         self.acknowledged = 0
         """Number of the last one that it has answered with success."""
         self.acked_clock = 0
-        """Newest clock that it has acknowledged to this worker; see Ack.worker_clock."""
+        """The worker's newest clock in its answers; see Number and Ack.worker_clock."""
         self._credentials = credentials
         self._identity = identity
         self.last_failure: RpcError | None = None

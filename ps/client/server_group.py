@@ -193,12 +193,15 @@ class ServerGroup:
             raise
         finally:
             for call in calls:
+                link = call.link
                 if call.reply is not None:
                     ack = messages.decode_ack(call.reply.meta)
-                    link = call.link
                     link.acknowledged = link.sequence
                     link.acked_clock = max(link.acked_clock, ack.worker_clock)
                     acks.append(ack)
+                elif isinstance(call.error, PSError):
+                    told = int(call.error.details.get(messages.WORKER_CLOCK, 0))
+                    link.acked_clock = max(link.acked_clock, told)
         return acks
 
     def align_clocks(

@@ -25,7 +25,6 @@ from ps.consistency.policy import (
     PushDecision,
     Reduce,
     Release,
-    Undo,
     refuse_finished,
     refuse_outsider,
     worker_lost,
@@ -127,24 +126,17 @@ class BSP:
             dropped.append(Drop(worker))
         return dropped + self._complete_if_all_arrived()
 
-    def catch_up(self, clock: int, behind: Set[WorkerRank] = frozenset()) -> list[Action]:
-        """After a restore: some worker has an ack of this clock, so the clocks up to it are lost.
-
-        What has arrived of the workers that are behind was sent again for the last of them: they
-        got no ack of it. It is lost too and waits no longer, or they would stay one
-        behind. All else is for the clock that is open now.
+    def catch_up(self, clock: int, undone: Set[WorkerRank] = frozenset()) -> list[Action]:
+        """After a restore: continue from a later clock, of which some worker has an ack.
 
         Args:
-            clock: a completed barrier that a worker knows.
-            behind: workers that know only the one before.
+            clock: the newest of them; the next one is open now.
+            undone: workers whose push in the barrier was for a clock that is past now.
         """
-        if clock <= self.clock:
-            return []
         self.clock = clock
-        undone = tuple(sorted(self._arrived.keys() & behind))
         for worker in undone:
             del self._arrived[worker]
-        return [Undo(undone, clock)] if undone else []
+        return [Release(tuple(sorted(undone)), clock)] if undone else []
 
     def missing(self) -> tuple[WorkerRank, ...]:
         """The members that have not pushed into the open barrier."""

@@ -32,7 +32,6 @@ from ps.consistency.policy import (
     RecallLookups,
     Reduce,
     Release,
-    Undo,
 )
 from ps.consistency.recovery import ClockRecovery
 from ps.consistency.staleness import StalenessTracker
@@ -265,7 +264,7 @@ class Gate(Generic[Gradient]):
         with self.changed:
             ticket = self._begin(request, acknowledged)
             if self._log.is_restored:
-                self._learn(request.worker, acked_clock)
+                self._recover(request.worker, acked_clock)
             if (refusal := ticket.refusal) is not None:
                 raise refusal
             return ticket
@@ -292,7 +291,7 @@ class Gate(Generic[Gradient]):
             worker = push.id.worker
             push.ticket = ticket = self._begin(push.id, acknowledged)
             if self._log.is_restored:
-                self._recover(push)
+                self._recover_push(push)
             waiting = self._waiting.pushes.get(push.id)
             if waiting is not None:
                 return waiting
@@ -538,8 +537,6 @@ class Gate(Generic[Gradient]):
                 self._waiting.release(action)
             elif isinstance(action, Reduce):
                 self._reduce_staged(action)
-            elif isinstance(action, Undo):
-                self._waiting.undo(action)
             elif isinstance(action, Drop):
                 self._waiting.drop(action)
             elif isinstance(action, Grant):
@@ -559,18 +556,21 @@ class Gate(Generic[Gradient]):
             self._drop_replaced(request.worker)
         return ticket
 
-    def _learn(self, worker: WorkerRank, acked_clock: int, *, counts: bool = False) -> None:
-        """After a restore: learn from a request how far its worker was."""
-        news = self._recovery.learn(worker, acked_clock, counts=counts)
-        if news is not None:
-            self.execute(news)
+    def _recover(self, worker: WorkerRank, clock: int) -> None:
+        """After a restore: continue from a clock of which a worker has an ack."""
+        actions = self._recovery.learn(worker, clock)
+        if actions is not None:
+            self.execute(actions)
 
-    def _recover(self, push: PendingPush[Gradient]) -> None:
-        """After a restore: a push that was not applied may be for a clock that is past."""
+    def _recover_push(self, push: PendingPush[Gradient]) -> None:
+        """After a restore: as `_recover`; a push that was not applied may be for a past clock."""
         ticket = push.ticket
-        was_done = ticket.verdict is Verdict.DUPLICATE
-        self._learn(push.id.worker, push.acked_clock, counts=was_done)
-        if not was_done and self._recovery.is_past(ticket, push.acked_clock):
+        is_done = ticket.verdict is Verdict.DUPLICATE
+        # The session's last push may have been completed before the save, without an ack. A late
+        # copy of an older one says nothing: that may have been refused.
+        counts = is_done and ticket.session.sequence == push.id.sequence
+        self._recover(push.id.worker, push.acked_clock + counts)
+        if not is_done and self._recovery.is_undone(push):
             self._log.give_up(ticket)
             ticket.verdict = Verdict.DUPLICATE
 

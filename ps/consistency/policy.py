@@ -59,14 +59,6 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Undo:
-    """Answer all pushes of these workers that wait: a restore has undone what they were part of."""
-
-    workers: tuple[WorkerRank, ...]
-    clock: int
-
-
-@dataclass(frozen=True, slots=True)
 class Drop:
     """Forget what this worker has staged, and let its pushes wait no longer: it is gone."""
 
@@ -95,7 +87,7 @@ class RecallLookups:
     batches: tuple[RequestId, ...]
 
 
-Action = Reduce | Release | Undo | Drop | Break | Grant | RecallLookups
+Action = Reduce | Release | Drop | Break | Grant | RecallLookups
 
 
 class Policy(Protocol):

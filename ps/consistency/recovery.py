@@ -1,13 +1,14 @@
-"""Clock recovery: rebuilds a restored server's clocks from the clocks its clients acknowledged.
+"""Clock recovery: a restored server counts on from the clocks that its clients were told.
 
-Covers: the newest clock of a barrier, each worker's own clock in ssp, pushes whose clock is past.
+Covers: the clock of a barrier, each worker's own clock in ssp, pushes for a clock that is past.
 Does not: remember requests (ps.exactly_once), count clocks (ps.consistency.bsp,
 ps.consistency.ssp).
 Threads: the gate's lock guards it.
 
-Each request names the newest clock that this server has acknowledged to its worker: the barrier's,
-or in ssp the worker's own. Only a server that was set back by a restore can have acknowledged a
-clock that it does not know itself.
+Each request holds the newest clock that this server, in whichever process, has acknowledged to its
+worker: the barrier's, or in ssp the worker's own. A worker pushes once per clock, so a push is for
+the clock after it. Only a server that was set back by a restore can have acknowledged a clock that
+it does not know itself.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from typing import Generic
 from ps.consistency.bsp import BSP
 from ps.consistency.policy import Action, Policy
 from ps.consistency.ssp import SSP
-from ps.consistency.waiting import Gradient, WaitingPushes
-from ps.exactly_once import Ticket, is_first
+from ps.consistency.waiting import Gradient, PendingPush, WaitingPushes
 from ps.manifest.manifest import WorkerRank
 
 
 class ClockRecovery(Generic[Gradient]):
-    """What the requests to one shard say of its past; asked only where the record was restored.
+    """The clocks of one restored shard; asked nothing where no restore was.
 
     Args:
         policy: of the shard.
@@ -33,39 +33,30 @@ class ClockRecovery(Generic[Gradient]):
     def __init__(self, policy: Policy, waiting: WaitingPushes[Gradient]) -> None:
         self._policy = policy
         self._waiting = waiting
-        self._told_clock = 0
-        """The newest of the barrier's that the server acknowledged before the restore."""
+        self._undone_clock = 0
+        """The newest clock of the barrier that was acknowledged before the restore, and is lost."""
 
-    def learn(self, worker: WorkerRank, acked_clock: int, *, counts: bool) -> list[Action] | None:
-        """Continue from the clock that a worker has an ack of.
+    def learn(self, worker: WorkerRank, clock: int) -> list[Action] | None:
+        """Continue from a clock of which a worker has an ack.
 
         Args:
             worker: its rank.
-            acked_clock: by its request; 0: of none.
-            counts: the request is a push that was completed before the save, one clock of its own.
+            clock: in ssp the worker's own, else the barrier's.
 
         Returns:
-            What follows; None: that was known.
+            What follows; None: nothing.
         """
         policy = self._policy
         if isinstance(policy, SSP):
-            worker_clock = acked_clock + counts
-            is_news = worker_clock > policy.clock_of(worker)
-            return policy.catch_up(worker, worker_clock) if is_news else None
-        if isinstance(policy, BSP) and acked_clock > policy.clock:
-            self._told_clock = acked_clock
-            return policy.catch_up(acked_clock, self._waiting.pushes_for_clock_at_most(acked_clock))
-        return None
+            return policy.catch_up(worker, clock) or None
+        if isinstance(policy, BSP) and clock > policy.clock:
+            self._undone_clock = clock
+            # Workers at a barrier have acks of the same clocks, but for one whose last ack was lost:
+            # it has sent that push again. Staged for the next clock, it would stay one behind; so
+            # it is given up with all else of that clock.
+            return policy.catch_up(clock, self._waiting.give_up(clock))
+        return None  # async: nobody waits for a clock
 
-    def is_past(self, push: Ticket, acked_clock: int) -> bool:
-        """Whether a push that was not applied is for a barrier that was completed without it.
-
-        Workers at a barrier get acks of the same clocks, but the one whose answer was lost does not
-        know of the last: its push comes again, for a clock that is past.
-
-        Args:
-            push: the push's ticket.
-            acked_clock: newest clock that its worker has got.
-        """
-        is_old = push.is_resent or is_first(push.id, acked_clock)
-        return is_old and acked_clock < self._told_clock
+    def is_undone(self, push: PendingPush[Gradient]) -> bool:
+        """Whether a push that was not applied is for a clock of the barrier that is undone."""
+        return push.is_for(self._undone_clock)

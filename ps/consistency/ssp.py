@@ -125,7 +125,7 @@ class SSP:
             worker: rank.
             clock: its own clock, as it knows it.
         """
-        if worker not in self._clocks or clock <= self.clocks[worker]:
+        if clock <= self._clocks.get(worker, clock):
             return []
         self._clocks[worker] = clock
         return self._release()

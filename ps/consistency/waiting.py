@@ -23,12 +23,11 @@ from ps.consistency.policy import (
     RecallLookups,
     Reduce,
     Release,
-    Undo,
     worker_lost,
 )
 from ps.consistency.staleness import StalenessTracker
 from ps.errors import PSError, RequestTimeout, StaleGeneration
-from ps.exactly_once import CompletionLog, RequestId, Ticket, is_first
+from ps.exactly_once import CompletionLog, RequestId, Ticket
 from ps.manifest.manifest import Hyper, WorkerRank
 from ps.metadata import AttachedMetadata
 
@@ -126,6 +125,14 @@ class PendingPush(Generic[Gradient]):
         """Whether its sender can be answered."""
         return self.clock is not None or self.error is not None
 
+    def is_for(self, clock: int) -> bool:
+        """Whether it is for this clock of the barrier, or for one before it.
+
+        A later attempt that was told no clock yet begins where the others are.
+        """
+        is_told = self.acked_clock > 0 or not self.id.generation
+        return is_told and self.acked_clock < clock
+
 
 StagedPushes = Sequence[PendingPush[Gradient]]
 
@@ -187,14 +194,17 @@ class WaitingPushes(Generic[Gradient]):
         self.pushes: dict[RequestId, PendingPush[Gradient]] = {}
         """By their names."""
 
-    def pushes_for_clock_at_most(self, clock: int) -> set[WorkerRank]:
-        """Return whose waiting push was for this clock or one before it."""
-        return {
-            push.id.worker
-            for push in self.pushes.values()
-            if push.acked_clock < clock
-            and (push.acked_clock or is_first(push.id, push.acked_clock) or push.ticket.is_resent)
-        }
+    def give_up(self, clock: int) -> set[WorkerRank]:
+        """Take the gradients from the pushes for this clock or before: a restore has undone it.
+
+        Returns:
+            Whose pushes they are; each is answered when it is released.
+        """
+        undone = [push for push in self.pushes.values() if push.is_for(clock)]
+        for push in undone:
+            push.hyper = push.gradient = None
+            self._log.give_up(push.ticket)
+        return {push.id.worker for push in undone}
 
     def has_fenced(self, worker: WorkerRank) -> bool:
         """Whether something waits that an attempt of the worker has pushed which is fenced."""
@@ -234,13 +244,6 @@ class WaitingPushes(Generic[Gradient]):
             else:  # a null push, or one that was refused
                 push.ticket.complete()
                 push.error = push.error or push.ticket.refusal
-
-    def undo(self, action: Undo) -> None:
-        """Answer: they were part of a clock that a restore has undone, so nothing is applied."""
-        for push in self._take(action.workers):
-            push.clock = action.clock
-            push.error = push.error or push.ticket.refusal
-            self._log.give_up(push.ticket)
 
     def drop(self, action: Drop) -> None:
         """Forget a lost worker's pushes; if it was only frozen, it gets StaleGeneration."""

@@ -81,7 +81,8 @@ class Number(msgspec.Struct, frozen=True, array_like=True):
     acknowledged: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
     """The last of this session's requests that this server has answered with success."""
     acked_clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
-    """The worker's newest clock in those answers; a restored server learns by it how far it was."""
+    """The worker's newest clock in this server's answers, also in refusals of gradients. In sync a
+    push is for the clock after it; a restored server learns by it how far it was."""
 
 
 class BatchName(msgspec.Struct, frozen=True, array_like=True):
@@ -359,6 +360,10 @@ class Ack(msgspec.Struct, frozen=True):
     """Whether the payload is the squares of a reduced gradient that waits for Settle."""
     worker_clock: int = 0
     """Of pushes and memberships: the worker's clock; its own in ssp, elsewhere `clock`."""
+
+
+WORKER_CLOCK = "worker_clock"
+"""The same, as a detail of the error that refuses a gradient: the push is part of a clock."""
 
 
 class Scanned(msgspec.Struct, frozen=True):

@@ -177,24 +177,29 @@ class ServingShard:
             metadata=request.metadata,
         )
         worker, sent = push.id.worker, 0
-        known = gate.begin_push(push, number.acknowledged, request.lag)
-        if known is not None:
-            self._counters.count(worker, repeated=1)
-            call.discard_rest()
-            push = known
-        elif request.null:
-            self._counters.count(worker, null_pushes=1)
-            push = gate.arrive(push)
-        elif push.decision is PushDecision.STAGE:
-            push = self._stage(call, push, deadline_s)
-        else:
-            early = request.pull and push.decision is PushDecision.APPLY
-            sent = self._apply_arriving(call, push, deadline_s, answers_early=early)
-            push = gate.arrive(push)
-        clock = push.clock
-        if clock is None or push.error is not None:
-            with self._counters.waiting(worker):
-                clock = gate.wait(push, deadline_s, call.peer_gone)
+        try:
+            known = gate.begin_push(push, number.acknowledged, request.lag)
+            if known is not None:
+                self._counters.count(worker, repeated=1)
+                call.discard_rest()
+                push = known
+            elif request.null:
+                self._counters.count(worker, null_pushes=1)
+                push = gate.arrive(push)
+            elif push.decision is PushDecision.STAGE:
+                push = self._stage(call, push, deadline_s)
+            else:
+                early = request.pull and push.decision is PushDecision.APPLY
+                sent = self._apply_arriving(call, push, deadline_s, answers_early=early)
+                push = gate.arrive(push)
+            clock = push.clock
+            if clock is None or push.error is not None:
+                with self._counters.waiting(worker):
+                    clock = gate.wait(push, deadline_s, call.peer_gone)
+        except (NonFiniteGradient, PackingError) as error:
+            # It counts as present: the worker's next push is for the clock after this one.
+            error.details[messages.WORKER_CLOCK] = str(gate.clock_of(worker))
+            raise
         worker_clock = gate.clock_of(worker) if self._counts_workers else clock
         ack = Ack(clock, not request.null, push.staleness, worker_clock=worker_clock)
         if self.reduction.in_rounds:

@@ -132,6 +132,19 @@ def test_after_a_restore_pushes_that_waited_together_go_on_together():
     assert bench.record.lost_requests == 8
 
 
+@pytest.mark.fault("F08")
+def test_after_a_restore_a_late_copy_of_a_refused_push_is_no_clock_of_its_worker():
+    bench, worker = Bench(policy=SSP(2, 1)), WorkerRank(0)
+    bench.record.restore([SessionRecord(worker, 0, 1, (3,))])
+    bench.gate.change(RequestId(worker, 0, 1, 4), LEAVE, 3, acked_clock=3, leaves=True)
+    with pytest.raises(ServerPhaseError, match="has left"):
+        bench.gate.begin_push(push_of(0, 5, acked_clock=3), 4)
+    bench.gate.change(RequestId(worker, 0, 1, 6), JOIN, 4, acked_clock=3)
+    copy = push_of(0, 5, acked_clock=3)
+    assert bench.gate.begin_push(copy, 4) is copy
+    assert bench.gate.clock_of(worker) == 3
+
+
 def soon() -> float:
     return time.monotonic() + 10.0
 

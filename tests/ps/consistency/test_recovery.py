@@ -269,23 +269,51 @@ def test_what_is_new_is_not_undone_with_what_a_server_has_forgotten(tmp_path: Pa
         assert [each.stats().clock for each in bed.servers] == [7, 7]
 
 
+def step_with_a_bad_one(clients: list[PSClient], good: Arrays, bad: Arrays) -> None:
+    """One push of each; the last worker's, `bad`, has the whole step refused or is left out."""
+    last = len(clients) - 1
+    pushed = [good] * last + [bad]
+    pushes = zip(clients, pushed, strict=True)
+    results = run_all(*(partial(client.push, g, hyper=HYPER, rows=4) for client, g in pushes))
+    assert isinstance(results[last], NonFiniteGradient)
+
+
 @pytest.mark.fault("F08")
-def test_a_new_push_after_a_refused_one_is_not_taken_for_an_undone_one(tmp_path: Path):
-    manifest = make_manifest(600, rule=SGD(), consistency="sync")
+@pytest.mark.parametrize("is_saved", [True, False], ids=["saved after it", "saved before it"])
+@pytest.mark.parametrize("refused", ["a gradient", "a sum"])
+def test_a_new_push_after_a_refused_one_is_not_taken_for_an_undone_one(
+    tmp_path: Path, refused: str, *, is_saved: bool
+):
+    """A refused push is part of its clock: its worker's next one is for the clock after it."""
+    manifest = make_manifest(600, rule=SGD(), consistency="sync", reduction="sum")
     with cluster(num_servers=2, num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
-        grads, bad = random_arrays(manifest, 1), filled(manifest, np.inf)
-        step_of_all(clients, grads)
-        results = run_all(
-            partial(clients[0].push, grads, hyper=HYPER, rows=4),
-            partial(clients[1].push, bad, hyper=HYPER, rows=4),
-        )
-        assert isinstance(results[1], NonFiniteGradient)
-        clients[0].save(tmp_path, 2)
+        largest = float(np.finfo(np.float32).max)
+        good, bad = random_arrays(manifest, 1), filled(manifest, np.inf)
+        if refused == "a sum":
+            good, bad = filled(manifest, largest), filled(manifest, largest)
+        step_of_all(clients, random_arrays(manifest, 1))
+        if not is_saved:
+            clients[0].save(tmp_path, 1)
+        step_with_a_bad_one(clients, good, bad)
+        if is_saved:
+            clients[0].save(tmp_path, 2)
         bed.restart(1, tmp_path)
         for clock in (3, 4):
-            assert step_of_all(clients, grads) == [clock, clock]
-        assert [each.stats().clock for each in bed.servers] == [4, 4]
+            assert step_of_all(clients, random_arrays(manifest, 1)) == [clock, clock]
+            assert [each.stats().clock for each in bed.servers] == [clock, clock]
+
+
+@pytest.mark.fault("F08")
+def test_a_restarted_ssp_server_counts_the_refused_pushes_of_its_workers(tmp_path: Path):
+    with saved_after_a_step(tmp_path, "ssp", bound=1) as (bed, clients, grads):
+        bad = {name: np.full_like(values, np.inf) for name, values in grads.items()}
+        step_with_a_bad_one(clients, grads, bad)
+        bed.restart(1, tmp_path)
+        step_of_all(clients, grads)
+        gates = [server._service.life.loaded().gate for server in bed.servers]
+        stand = [[gate.clock_of(WorkerRank(rank)) for rank in (0, 1)] for gate in gates]
+        assert stand == [[3, 3], [3, 3]]
 
 
 def test_a_rendezvous_goes_on_while_another_server_is_away(

@@ -12,6 +12,7 @@ dies and goes on from a save while the others live.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import secrets
 import sys
@@ -28,7 +29,7 @@ from ps.client.client import PSClient
 from ps.client.lookup_batch import TrainingBatch
 from ps.config import ServerSettings
 from ps.consistency import gate, waits
-from ps.errors import WorkerLost
+from ps.errors import NonFiniteGradient, WorkerLost
 from ps.manifest.manifest import SGD, Add, Consistency, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.manifest.sharding import deal
 from ps.server import (
@@ -80,12 +81,15 @@ class Plan:
     """Whether one server dies and is started again from a save."""
     clips: bool
     """Whether pushes take the two rounds of a norm over all servers; it never is too large."""
+    refuses: bool
+    """Whether some pushes bring an infinite gradient; its worker goes on. Not with restarts and
+    clipping: where one server has no norm of a step, all drop it."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
         dice = random.Random(f"plan {seed}")
         consistency: Consistency = dice.choice(("async", "sync", "ssp", "hybrid"))
-        return cls(
+        plan = cls(
             seed,
             num_workers=dice.randint(1, 3),
             num_servers=dice.randint(1, 2),
@@ -100,7 +104,10 @@ class Plan:
             has_rows=consistency == "hybrid" or dice.random() < 0.2,
             restarts=dice.random() < 0.3,
             clips=consistency in ("sync", "hybrid") and dice.random() < 0.3,
+            refuses=random.Random(f"refuses {seed}").random() < 0.2,
         )
+        plan.refuses &= not (plan.restarts and plan.clips)
+        return plan
 
     @property
     def manifest(self) -> Manifest:
@@ -129,6 +136,8 @@ class Worker:
     acknowledged: int = 0
     unknown: int = 0
     """Pushes without an answer; each may be applied or not."""
+    refused: int = 0
+    """Pushes of infinite gradients; a server without buckets has nothing to refuse."""
     rows: int = 0
     unknown_rows: int = 0
     """As for pushes, of gradients of rows."""
@@ -251,6 +260,11 @@ class Simulation:
             if plan.visits and dice.random() < 0.3:
                 client.leave()
                 client.join()
+            if plan.refuses and dice.random() < 0.3:
+                worker.refused += 1
+                with contextlib.suppress(NonFiniteGradient):  # else a restore has undone its clock
+                    client.push({"g": np.full_like(mine["g"], np.inf)}, hyper=HYPER, rows=1)
+                self.network.note("pushed what is refused")
             batch = self._look_up(client, worker) if plan.has_rows else None
             worker.unknown += 1
             self._push(client, worker, mine, dice)
@@ -300,7 +314,7 @@ class Simulation:
         buckets = buckets[self.kept]
         own = buckets[:, worker.rank]
         assert (own == done).all(), f"worker {worker.rank} pushed {done} times and reads {own}"
-        if plan.visits or plan.crashes or plan.restarts:
+        if plan.visits or plan.crashes or plan.restarts or plan.refuses:
             return
         others = buckets[:, : plan.num_workers]
         if plan.manifest.has_barrier:
@@ -399,7 +413,8 @@ class Simulation:
             counted = {each.worker: each.pushes for each in served.stats().workers}
             for worker in self.workers:
                 pushes = counted.get(worker.rank, 0)
-                assert worker.acknowledged <= pushes <= worker.acknowledged + worker.unknown, (
+                most = worker.acknowledged + worker.unknown + worker.refused
+                assert worker.acknowledged <= pushes <= most, (
                     f"ps:{served.settings.rank} counted {pushes} pushes of worker {worker.rank}, "
                     f"acknowledged {worker.acknowledged}"
                 )
