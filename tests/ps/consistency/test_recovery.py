@@ -320,7 +320,7 @@ def test_a_rendezvous_goes_on_while_another_server_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.1)
-    monkeypatch.setattr("ps.client.client.LOOK_S", 0.1)
+    monkeypatch.setattr("ps.client.client.PROBE_TIMEOUT_S", 0.1)
     manifest = make_manifest(600, rule=SGD(), consistency="sync")
     with cluster(num_servers=2, num_workers=2) as bed:
         idle, other = clients = bed.workers(manifest, filled(manifest))
