@@ -120,13 +120,15 @@ class Channel:
         self._unreachable_since_s: float | None = None
         self._pause_s = 0.0
         self._next_attempt_s = 0.0
-        self._was_connected = False
-        self.num_connections = 0
-        """Made so far; one more may mean another process, which a restore has set back."""
         self._counters = LinkCounters(server)
         self._retired = False
         self._generation = 0
         """The newest start of this server that has answered; older ones were replaced."""
+
+    @property
+    def num_connections(self) -> int:
+        """Made so far; one more may mean another process, which a restore has set back."""
+        return self._counters.num_connections
 
     def is_due(self) -> bool:
         """Whether the next `open_connection` would connect."""
@@ -159,7 +161,7 @@ class Channel:
         except (TransportError, AuthError) as error:
             # After a first success the secret is known to be right: a server that dies while it
             # shakes hands looks like a refusal.
-            if isinstance(error, AuthError) and not self._was_connected:
+            if isinstance(error, AuthError) and not self.num_connections:
                 raise
             self._note_failure(now_s, error)
             return None
@@ -179,12 +181,10 @@ class Channel:
             return None
         self._generation = connection.peer.generation
         self._counters.connected(connection)
-        self.num_connections += 1
         self.connection = connection
         if self._retired:  # meanwhile, by another thread, which saw the connection before this one
             connection.close()
         self._refuse_retired()
-        self._was_connected = True
         self._unreachable_since_s, self.last_failure = None, None
         return connection
 

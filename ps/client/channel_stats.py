@@ -66,7 +66,7 @@ class LinkCounters:
         self.retries = 0
         self._server = server
         self.refused = 0
-        self._connections = 0
+        self.num_connections = 0
         self._bytes: tuple[int, int, Connection | None] = (0, 0, None)
         """Sent and received by the connections before the last one; the last one."""
         self.latencies = collections.defaultdict[type[messages.Request], LatencyHistogram](
@@ -75,7 +75,7 @@ class LinkCounters:
 
     def connected(self, connection: Connection) -> None:
         """A connection was made, in the place of the last one."""
-        self._connections += 1
+        self.num_connections += 1
         self._bytes = (*self._totals(), connection)
 
     def snapshot(self) -> LinkStats:
@@ -93,7 +93,7 @@ class LinkCounters:
             requests=sum(each.count for each in latencies.values()),
             refused=self.refused,
             retries=self.retries,
-            reconnects=max(0, self._connections - 1),
+            reconnects=max(0, self.num_connections - 1),
             bytes_out=bytes_out,
             bytes_in=bytes_in,
             latencies=latencies,
