@@ -66,7 +66,8 @@ class BSP:
 
     def admit(self, worker: WorkerRank) -> PushDecision:
         """Stage a member's push."""
-        self._refuse_broken()
+        if self._broken_by is not None:
+            raise worker_lost(self._broken_by)
         refuse_finished(worker, self._finished)
         refuse_outsider(worker, self._members)
         return PushDecision.STAGE
@@ -91,7 +92,8 @@ class BSP:
 
     def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:  # noqa: ARG002 - no clock of its own
         """Wait for this worker from the barrier that is open now. Arguments as of Policy."""
-        self._refuse_broken()
+        if self._broken_by is not None:
+            raise worker_lost(self._broken_by)
         refuse_finished(worker, self._finished)
         self._members.add(worker)
         return []
@@ -145,18 +147,12 @@ class BSP:
     def _complete_if_all_arrived(self) -> list[Action]:
         if not self._arrived or self._members - self._arrived.keys() or self._broken_by is not None:
             return []
-        arrived = sorted(self._arrived.items())
+        arrived = dict(sorted(self._arrived.items()))
         self._arrived.clear()
         self.clock += 1
-        gradients = tuple(
-            Contribution(worker, rows) for worker, rows in arrived if rows is not None
-        )
-        reduce: list[Action] = [Reduce(gradients)] if gradients else []
-        return [*reduce, Release(tuple(worker for worker, _ in arrived), self.clock)]
-
-    def _refuse_broken(self) -> None:
-        if self._broken_by is not None:
-            raise worker_lost(self._broken_by)
+        parts = [Contribution(each, rows) for each, rows in arrived.items() if rows is not None]
+        reduce: list[Action] = [Reduce(tuple(parts))] if parts else []
+        return [*reduce, Release(tuple(arrived), self.clock)]
 
 
 def _ranks(workers: Iterable[WorkerRank]) -> str:

@@ -218,10 +218,10 @@ def _weighed(
     staged: StagedPushes[StagedGradient],
 ) -> tuple[list[StagedGradient], list[float], list[float]]:
     """Return the gradients, their shares of all rows, and as many ones."""
-    total_rows = sum([push.rows for push in staged])
-    found = [(push.gradient, push.rows) for push in staged if push.gradient is not None]
-    shares = [rows / total_rows for _, rows in found]
-    return [gradient for gradient, _ in found], shares, [1.0] * len(found)
+    gradients = [push.gradient for push in staged if push.gradient is not None]
+    rows = [push.rows for push in staged]
+    num_rows = sum(rows)
+    return gradients, [each / num_rows for each in rows], [1.0] * len(rows)
 
 
 def _after_reduction(error: NonFiniteGradient) -> NonFiniteGradient:
