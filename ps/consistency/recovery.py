@@ -1,4 +1,4 @@
-"""Clock recovery: a restored server counts on from the clocks that its clients were told.
+"""Clock recovery: a restored server continues from the clocks that it has acknowledged.
 
 Covers: the clock of a barrier, each worker's own clock in ssp, pushes for a clock that is past.
 Does not: remember requests (ps.exactly_once), count clocks (ps.consistency.bsp,
@@ -51,9 +51,9 @@ class ClockRecovery(Generic[Gradient]):
             return policy.catch_up(worker, clock) or None
         if isinstance(policy, BSP) and clock > policy.clock:
             self._undone_clock = clock
-            # Workers at a barrier have acks of the same clocks, but for one whose last ack was lost:
-            # it has sent that push again. Staged for the next clock, it would stay one behind; so
-            # it is given up with all else of that clock.
+            # Workers at a barrier have acks of the same clocks, except one whose last ack was lost:
+            # it sends that push again. Staged for the next clock, it would stay one behind, so it
+            # is given up with the clock.
             return policy.catch_up(clock, self._waiting.give_up(clock))
         return None  # async: nobody waits for a clock
 
