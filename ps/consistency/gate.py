@@ -597,7 +597,7 @@ class Gate(Generic[Gradient]):
     def _reduce_staged(self, action: Reduce) -> None:
         staged = self._waiting.staged(action)
         try:
-            self._updates.reduce(staged)
+            self._updates.reduce(staged, self._policy.clock)
         except NonFiniteGradient as error:  # finite gradients whose sum is not
             self._waiting.fail(staged, error)
         except Exception as error:  # whatever it is, the waiting workers must get it

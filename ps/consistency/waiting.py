@@ -144,8 +144,12 @@ class Updates(Protocol[Gradient]):
     reduction's outcome decides how the pushes are answered.
     """
 
-    def reduce(self, staged: StagedPushes[Gradient]) -> None:
+    def reduce(self, staged: StagedPushes[Gradient], clock: int) -> None:
         """Apply the staged gradients, in the given order, as one update.
+
+        Args:
+            staged: pushes of one clock, by rank.
+            clock: the one that they complete.
 
         Raises:
             NonFiniteGradient: refused; nothing is applied.

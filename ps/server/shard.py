@@ -34,7 +34,7 @@ from ps.checkpoint.snapshot import CopyOnWrite
 from ps.consistency.asp import slowed
 from ps.consistency.gate import Gate
 from ps.consistency.policy import Policy, PushDecision
-from ps.consistency.waiting import PendingPush, StagedPushes
+from ps.consistency.waiting import PendingPush
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
 from ps.errors import (
@@ -108,6 +108,7 @@ class ServingShard:
         table_log = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
         self.tables = TableServing(tables, table_log, counters)
         self.reduction = Reduction(dense, self._guard, self._pool, counters, on_failed)
+        self.reduce = self.reduction.reduce
         self.snapshots = SnapshotTrigger(self._guard, self.gate, lambda: self.reduction.is_settled)
 
     @property
@@ -269,10 +270,6 @@ class ServingShard:
         for bucket_id, values in self._values_in.values(call):
             self.dense.check_finite(bucket_id, values)
             self.dense.set_values(bucket_id, values)
-
-    def reduce(self, staged: StagedPushes[StagedGradient]) -> None:
-        """See ps.consistency.waiting.Updates."""
-        self.reduction.reduce(staged, self.gate.clock)
 
     def applied(self, push: PendingPush[StagedGradient]) -> None:
         """See ps.consistency.waiting.Updates."""

@@ -45,7 +45,7 @@ class Bench:
         self.gate: Gate[float] = Gate(policy or self.barrier, self.record, self)
         self.num_moves = 0
 
-    def reduce(self, staged) -> None:
+    def reduce(self, staged, clock: int) -> None:
         if self.trouble is not None:
             raise self.trouble
         self.reduced.append([push.gradient for push in staged])

@@ -56,7 +56,7 @@ class Bench:
     def failed(self, reason: str) -> None:
         raise AssertionError(reason)
 
-    def reduce(self, _: object) -> None:
+    def reduce(self, _: object, clock: int) -> None:
         for unit, bucket in enumerate(self.dense.buckets):
             with self.guard.dense.owned[unit].lock:
                 self.guard.before(unit)
