@@ -9,7 +9,8 @@ The process that creates the file exclusively has the lease; nothing overwrites 
 renews by another file, its *beat*, so a holder that was frozen cannot undo a take-over when it
 wakes up; it reads the lease before it commits. A take-over renames the lease aside and creates a
 new one: of many processes one succeeds in each. If the renamed lease is newer than the one that was
-judged, the process puts it back.
+judged, the process puts it back. Every process of the job that saves has a beat; those beside the
+holder's tell whose staging directories may go (ps.checkpoint.staging).
 
 An owner is a job, not a process: chief and driver of one cluster share a lease. Another job's is
 taken over when its process has certainly ended: on the same host by its pid and start time; on any
@@ -21,6 +22,7 @@ one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import secrets
@@ -61,6 +63,13 @@ class Holder(ProcessId, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"job {self.owner!r} (host {self.host}, pid {self.pid})"
+
+
+class Beat(Holder, frozen=True, kw_only=True):
+    """The content of a beat: who lives."""
+
+    beat: int
+    """How often it was renewed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,35 +158,49 @@ class Lease:
         refusal: str = ONE_JOB,
         timing: LeaseTiming = DEFAULT_TIMING,
     ) -> None:
+        self.timing = timing
         self._storage = storage
         self._name = name
         self._me = this_holder(owner, secrets.token_hex(8))
         self._refusal = refusal
-        self._timing = timing
+        self.at_renewal: Callable[[], object] = lambda: None
+        """Called after each renewal, in the thread that renews."""
         self._failed_attempts = 0
         self._silence = Silence(3 * _LOOK_S)
         """Of the lease that `take` waits for; kept when its time is up, so the next one goes on."""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take(
-        self,
-        before_creation: Callable[[], object] = lambda: None,
-        *,
-        timeout_s: float = math.inf,
-    ) -> bool:
+    @property
+    def owner(self) -> str:
+        """The job."""
+        return self._me.owner
+
+    @property
+    def token(self) -> str:
+        """Names this object among all that take the lease: hex digits."""
+        return self._me.token
+
+    def beat_of(self, token: str) -> bytes | None:
+        """Return what the process with this token has written last; None if there is nothing.
+
+        Raises:
+            CheckpointError: the file system fails.
+        """
+        name = self._beat_name(token)
+        with typed_errors(self._storage, name, "read"):
+            return self._read(name)
+
+    def take(self, *, timeout_s: float = math.inf) -> bool:
         """Make sure that this job holds the directory.
 
         May wait `silent_s` for a lease of another host, in one call or in several.
 
         Args:
-            before_creation: called right before each attempt to create the lease: what it sees in
-                the directory was not made under the new lease.
             timeout_s: for that wait.
 
         Returns:
-            Whether no process of this job held it before, so that whatever is staged there belongs
-            to nobody.
+            Whether no process of this job held it before.
 
         Raises:
             CheckpointError: another job that lives, or may live, saves here; names it.
@@ -191,11 +214,12 @@ class Lease:
                 holder = read_holder(found)
                 if holder is not None and holder.owner == self._me.owner:
                     if not holder.has_ended():
+                        self._begin_to_beat()
                         return False
                     was_ours = True
                 if found is None:
-                    before_creation()
                     if self._create():
+                        self._begin_to_beat()
                         self._remove_remains()
                         return not was_ours
                 elif self._is_over(found, holder):
@@ -212,7 +236,10 @@ class Lease:
         """
         with typed_errors(self._storage, self._name, "read"):
             found = self._read(self._name)
-            while found is None and not self._create():
+            while found is None:
+                if self._create():
+                    self._begin_to_beat()
+                    break
                 found = self._read(self._name)  # another process was faster
         holder = read_holder(found)
         if found is not None and (holder is None or holder.owner != self._me.owner):
@@ -235,7 +262,7 @@ class Lease:
             holder = read_holder(found)
             if found is not None and holder is not None and holder.token == self._me.token:
                 self._take_away(found)
-        self._storage.remove(self._beat_of(self._me))
+        self._storage.remove(self._beat_name(self.token))
 
     def _wait(self, holder: Holder | None, deadline_s: float) -> None:
         """Wait until the next look at a lease of which nobody knows whether it is over."""
@@ -247,11 +274,11 @@ class Lease:
                 f"lease is over after {self._limit_s(holder):g} s. Try again, which goes on "
                 "waiting, or raise timeout_s"
             )
-        if self._ended.wait(min(_LOOK_S, self._timing.silent_s, left_s)):
+        if self._ended.wait(min(_LOOK_S, self.timing.silent_s, left_s)):
             raise self._refused(holder)
 
     def _limit_s(self, holder: Holder | None) -> float:
-        return self._timing.silent_s if holder else UNREADABLE_S
+        return self.timing.silent_s if holder else UNREADABLE_S
 
     def _is_over(self, found: bytes, holder: Holder | None) -> bool:
         """Whether nobody holds a lease any more; False: it is to be looked at again.
@@ -260,7 +287,7 @@ class Lease:
             CheckpointError: the holder lives.
         """
         has_ended = holder.has_ended() if holder else None
-        beat = self._read(self._beat_of(holder)) if holder and has_ended is None else None
+        beat = self._read(self._beat_name(holder.token)) if holder and has_ended is None else None
         silence = self._silence
         silent_s = silence.look(found + (beat or b""), time.monotonic())
         if has_ended is False or silence.has_changed:
@@ -285,10 +312,22 @@ class Lease:
                 ) from None
             return False
         self._failed_attempts = 0
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._renew, name="ps-lease", daemon=True)
-            self._thread.start()
         return True
+
+    def _begin_to_beat(self) -> None:
+        """Show that this process lives, from now until `release`."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._thread = threading.Thread(target=self._renew, name="ps-lease", daemon=True)
+        self._thread.start()
+        for _ in range(_MAX_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError):  # see _remove_remains
+                self._beat(0)
+                break
+
+    def _beat(self, number: int) -> None:
+        beat = Beat(**msgspec.structs.asdict(self._me), beat=number)
+        self._storage.put(self._beat_name(self.token), msgspec.json.encode(beat), overwrite=True)
 
     def _take_away(self, found: bytes) -> None:
         """Remove the lease if its content is `found`; of many who try this, one renames it."""
@@ -307,28 +346,29 @@ class Lease:
     def _remove_remains(self) -> None:
         """Remove what holders and takers have left beside the lease that were killed.
 
-        One that is just creating a lease may lose its attempt, and makes another.
+        One that is just creating a lease or a beat may lose its attempt, and makes another.
         """
         for name in self._storage.names():
-            if name.lstrip(".").startswith(f"{self._name}."):
+            is_own = name == self._beat_name(self.token)
+            if name.lstrip(".").startswith(f"{self._name}.") and not is_own:
                 self._storage.remove(name)
 
     def _renew(self) -> None:
-        beat = 0
-        while not self._ended.wait(self._timing.renew_s):
-            beat += 1
-            name = self._beat_of(self._me)
+        for number in itertools.count(1):
+            if self._ended.wait(self.timing.renew_s):
+                return
             try:
-                with typed_errors(self._storage, name, "write"):
-                    self._storage.put(name, str(beat).encode(), overwrite=True)
+                with typed_errors(self._storage, self._beat_name(self.token), "write"):
+                    self._beat(number)
             except CheckpointError as error:
                 _logger.warning("the lease was not renewed: %s", error)
+            self.at_renewal()
 
     def _read(self, name: str) -> bytes | None:
         return read_small(self._storage, name)
 
-    def _beat_of(self, holder: Holder) -> str:
-        return f".{self._name}.{holder.token}.beat"
+    def _beat_name(self, token: str) -> str:
+        return f".{self._name}.{token}.beat"
 
     def _refused(self, holder: Holder | None) -> CheckpointError:
         return CheckpointError(

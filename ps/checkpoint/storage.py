@@ -90,14 +90,14 @@ class Storage(Protocol):
         """
 
     def move(self, name: str, target: str) -> None:
-        """Give a file another name, that nothing has, at once where the store can.
+        """Give a file or directory another name, that nothing has, at once where the store can.
 
         Args:
             name: of the file, below the root.
             target: its new name, below the root.
 
         Raises:
-            FileNotFoundError: there is no such file, or another one has moved it.
+            FileNotFoundError: there is nothing of that name, or another one has moved it.
         """
 
     def free_text(self) -> str:

@@ -14,18 +14,18 @@ import contextlib
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from ps.checkpoint.format import STAGING_PREFIX, step_name
+from ps.checkpoint.format import step_name
 from ps.checkpoint.lease import Lease
 from ps.checkpoint.reader import load_chain, steps_on_disk
+from ps.checkpoint.staging import Staging
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
 from ps.checkpoint.writer import Base, Origin, abort, commit, keep_newest
 from ps.errors import CheckpointError, PSSettingsError, RequestTimeout, client_closed
@@ -78,8 +78,6 @@ class SaveOptions:
 
 
 DEFAULT_OPTIONS = SaveOptions()
-_MAX_FAILED = 16
-"""Failed saves whose late files are looked for."""
 
 
 @dataclass(slots=True)
@@ -87,14 +85,11 @@ class _Place:
     """One directory that this client saves into."""
 
     lease: Lease
+    staging: Staging
     base: Base | None = None
     """The last checkpoint that was committed here."""
     num_deltas: int = 0
     """Since the last full one."""
-    unowned: list[str] = field(default_factory=list)
-    """Staging directories that belong to nobody, still to be removed."""
-    failed: list[str] = field(default_factory=list)
-    """Ids of saves that failed here."""
 
 
 class Saver:
@@ -141,9 +136,11 @@ class Saver:
                 if found:
                     return found
             place = self._place(directory)
-            self._clean(storage, place, deadline_s)
+            if place.lease.take(timeout_s=_left_s(deadline_s)):
+                place.base = None  # another job may have removed it
+            place.staging.sweep_before_save()
             base = self._base_for(place, step, options)
-            save_id = uuid.uuid4().hex
+            save_id = place.staging.new_save_id()
             as_it_is = options.nobody_trains
             order = messages.TakeSnapshot(save_id, base.save_id if base else "", as_it_is=as_it_is)
             is_agreed = manifest.has_barrier and not as_it_is
@@ -164,7 +161,6 @@ class Saver:
             except BaseException:
                 abort(storage, save_id)
                 place.base = None
-                place.failed.append(save_id)
                 raise
             place.base = Base(step, save_id)
             place.num_deltas = place.num_deltas + 1 if base else 0
@@ -210,22 +206,6 @@ class Saver:
         finally:
             self._saving.release()
 
-    def _clean(self, storage: Storage, place: _Place, deadline_s: float) -> None:
-        """Take the lease; remove what failed saves left, the job's own or those of a dead one."""
-        staged: list[str] = []
-
-        def note_staged() -> None:  # before another process of this job can stage anything
-            staged[:] = (name for name in storage.names() if name.startswith(STAGING_PREFIX))
-
-        if place.lease.take(before_creation=note_staged, timeout_s=_left_s(deadline_s)):
-            place.base, place.unowned = None, staged
-        while place.unowned:
-            storage.remove(place.unowned[-1])
-            place.unowned.pop()
-        for save_id in place.failed:
-            abort(storage, save_id)  # again: a server that was late has written its file since
-        del place.failed[:-_MAX_FAILED]
-
     def _place(self, directory: str | Path) -> _Place:
         name = str(directory)
         if name not in self._places:
@@ -236,7 +216,8 @@ class Saver:
                     "file exclusively; see that no two jobs start there at once",
                     storage.where(),
                 )
-            self._places[name] = _Place(Lease(storage, self._owner))
+            lease = Lease(storage, self._owner)
+            self._places[name] = _Place(lease, Staging(storage, lease))
         return self._places[name]
 
     def _base_for(self, place: _Place, step: int | None, options: SaveOptions) -> Base | None:

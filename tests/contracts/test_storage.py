@@ -14,7 +14,9 @@ import pytest
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.temp_files import staging_name
 from ps.checkpoint import lease as leases
+from ps.checkpoint.format import STAGING_PREFIX
 from ps.checkpoint.lease import LEASE_NAME, Lease, LeaseTiming, this_holder
+from ps.checkpoint.staging import Staging
 from ps.checkpoint.storage import Storage, read_small, storage_at
 from ps.errors import CheckpointError
 from tests.support.ps_cluster import cluster, filled, make_manifest
@@ -219,6 +221,28 @@ def test_of_two_that_follow_at_once_one_commits(storage, root):
     if storage.is_exclusive:
         assert [" is used by job " in each for each in said].count(True) == 1, said
         assert said.count("committed") == 1
+    assert storage.names() == []
+
+
+@pytest.mark.fault("F10")
+def test_what_a_killed_saver_of_the_same_job_has_staged_is_removed(storage):
+    job, killed, live = (Lease(storage, "job") for _ in range(3))
+    for lease in (job, killed, live):
+        lease.take()
+    staged = {
+        lease: f"{STAGING_PREFIX}{Staging(storage, lease).new_save_id()}"
+        for lease in (killed, live)
+    }
+    for name in staged.values():
+        put(storage, f"{name}/ps-0.data", b"x" * 1000)
+    ended = msgspec.structs.replace(this_holder("job", killed.token), started="1")
+    storage.put(f".{LEASE_NAME}.{killed.token}.beat", msgspec.json.encode(ended), overwrite=True)
+    Staging(storage, job).sweep_before_save()
+    assert [name for name in storage.names() if name.startswith(STAGING_PREFIX)] == [staged[live]]
+    assert get(storage, f"{staged[live]}/ps-0.data") == b"x" * 1000
+    for lease in (job, killed, live):
+        lease.release()
+    storage.remove(staged[live])
     assert storage.names() == []
 
 

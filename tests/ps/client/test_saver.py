@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -149,9 +151,9 @@ def test_what_a_late_server_wrote_of_a_failed_save_goes_with_the_next(tmp_path: 
         client.save(tmp_path, 1)
         with pytest.raises(CheckpointError, match="step 1 exists"):
             client.save(tmp_path, 1)
-        (save_id,) = client._saver._place(tmp_path).failed
-        (tmp_path / f".tmp-{save_id}").mkdir()
-        (tmp_path / f".tmp-{save_id}" / "ps-1.data").write_bytes(b"late")
+        late = tmp_path / f".tmp-{client._saver._place(tmp_path).staging.new_save_id()}"
+        late.mkdir()
+        (late / "ps-1.data").write_bytes(b"late")
         client.save(tmp_path, 2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1", "step-2"]
 
@@ -475,6 +477,21 @@ def test_no_other_call_waits_for_a_save(tmp_path: Path, monkeypatch: pytest.Monk
     assert steps_in(tmp_path) == [1]
 
 
+# ---- other processes ----
+
+
+@pytest.mark.attack("A16")
+def test_a_reader_that_locks_what_it_may_read_stops_no_save(tmp_path: Path):
+    with seeded(make_manifest()) as (_, client), contextlib.ExitStack() as opened:
+        client.save(tmp_path, 1)
+        for path in (tmp_path, *tmp_path.rglob("*")):
+            descriptor = os.open(path, os.O_RDONLY)
+            opened.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        client.save(tmp_path, 2, timeout_s=20.0)
+    assert steps_in(tmp_path) == [2, 1]
+
+
 # ---- two jobs ----
 
 
@@ -486,7 +503,8 @@ def test_the_second_job_in_a_directory_is_refused_and_follows_the_first(tmp_path
             client.save(tmp_path, 1)
             with pytest.raises(CheckpointError, match=r"is used by job 'test-\d+' \(host"):
                 other.save(tmp_path, 2)
-            assert sorted(p.name for p in tmp_path.iterdir()) == ["lease.json", "step-1"]
+            assert sorted(p.name for p in tmp_path.glob("[!.]*")) == ["lease.json", "step-1"]
+            assert not list(tmp_path.glob(".tmp-*"))
             client.save(tmp_path, 3)
         (tmp_path / ".tmp-dead").mkdir()  # of a save that died with its job
         (tmp_path / ".tmp-dead" / "ps-0.data").write_bytes(b"rest")

@@ -825,7 +825,7 @@ def test_a_step_is_saved_once(tmp_path: Path):
         client.save(tmp_path, 1)
         with pytest.raises(CheckpointError, match="step 1 exists"):
             client.save(tmp_path, 1)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["lease.json", "step-1"]
+        assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["lease.json", "step-1"]
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
 

@@ -138,8 +138,8 @@ def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
         bed.client().seed(manifest, filled(manifest))
         wait_until(lambda: latest(tmp_path) == 0, "the third attempt")
         saver.close()
-    cause = f"at clock 0 were not saved: cannot take {tmp_path}/lease.json: Input/output error"
-    assert caplog.text.count(cause) == 2
+    causes = re.findall("at clock 0 were not saved: .*Input/output error", caplog.text)
+    assert len(causes) == 2
 
 
 @pytest.mark.fault("F40")
@@ -195,7 +195,7 @@ def test_a_refused_rename_is_told_with_its_path_and_training_goes_on(
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         wait_until(lambda: latest(tmp_path) == 1, "the next step")
         saver.close()
-    where = rf"cannot commit {tmp_path}/\.tmp-[0-9a-f]+/manifest\.json: Permission denied"
+    where = rf"cannot commit {tmp_path}/\.tmp-[0-9a-f-]+/manifest\.json: Permission denied"
     assert re.search(
         f"at clock 0 were not saved: {where}.*; training goes on, no save", caplog.text
     )
