@@ -28,13 +28,14 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, NamedTuple
 
 import msgspec
 
 from ps.errors import PSError, SequenceGap, ServerPhaseError, StaleGeneration
 from ps.manifest.manifest import WorkerRank
+from ps.metadata import AttachedMetadata
 
 MAX_SEQUENCE = 2**63 - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
@@ -64,6 +65,8 @@ class LiveSession(NamedTuple):
     applied: array[int]
     """The record's own, per unit the sequence last applied there; goes on changing."""
     completed: int
+    attached: tuple[int, AttachedMetadata] | None
+    """See SessionLog."""
 
 
 class LogSnapshot:
@@ -95,19 +98,18 @@ class LogSnapshot:
             return 0
         return sum(min(seen) > live.completed for live, seen in self._pairs)
 
-    def has_changed_all(self, session: int, sequence: int, num_buckets: int) -> bool:
-        """Whether this push had changed all buckets at the snapshot without being completed.
+    def attached(self, num_buckets: int) -> Iterator[AttachedMetadata]:
+        """Yield what pushes bring that had changed all buckets without being completed.
 
         Args:
-            session: number of the client.
-            sequence: number of the push in its session.
             num_buckets: of the shard.
         """
-        return any(
-            live.session == session and live.completed < sequence == min(seen[:num_buckets])
-            for live, seen in self._pairs
-            if num_buckets
-        )
+        for live, seen in self._pairs if num_buckets else ():
+            if live.attached is None:
+                continue
+            sequence, attached = live.attached
+            if live.completed < sequence == min(seen[:num_buckets]):
+                yield attached
 
     def sessions(self) -> tuple[SessionRecord, ...]:
         """Return what a checkpoint keeps, once every unit is noted."""
@@ -154,6 +156,7 @@ class SessionLog:
 
     __slots__ = (
         "applied",
+        "attached",
         "completed",
         "ended",
         "generation",
@@ -168,6 +171,8 @@ class SessionLog:
         self.sequence = 0
         self.completed = 0
         self.applied = array("q", bytes(8 * num_buckets))
+        # What its last push with metadata brings: sequence, metadata. One for each session.
+        self.attached: tuple[int, AttachedMetadata] | None = None
         self.last_request = 0
         # After a restore the session is ahead of the record: the requests between are lost.
         self.may_jump = False
@@ -221,6 +226,13 @@ class Ticket(msgspec.Struct, eq=False):
         if session.sequence != sequence or session.completed >= sequence:
             return False
         return session.applied[bucket] < sequence
+
+    def attach(self, metadata: AttachedMetadata) -> None:
+        """Note what the request brings, before it changes its first bucket.
+
+        Kept with its session, so what a client leaves that dies in its push goes with that.
+        """
+        self.session.attached = self.id.sequence, metadata
 
     def mark(self, bucket: int) -> None:
         """Note that the request has changed the bucket."""
@@ -335,7 +347,14 @@ class CompletionLog:
     def snapshot(self) -> LogSnapshot:
         """Return the record as it is now, to be read bucket by bucket; call it as `complete`."""
         live = [
-            LiveSession(worker, record.generation, session, record.applied, record.completed)
+            LiveSession(
+                worker,
+                record.generation,
+                session,
+                record.applied,
+                record.completed,
+                record.attached,
+            )
             for worker, sessions in self._sessions.items()
             for session, record in sessions.items()
         ]

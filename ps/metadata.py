@@ -9,8 +9,7 @@ Metadata is JSON texts by name; ps:0 keeps them all, the last one set under a na
 
 Covers: bounds, exactly-once, encoding.      Does not: choose the moment (ps.consistency.gate,
 ps.checkpoint.snapshot).
-Threads: the gate's lock guards a server's metadata, but `expect`, which the thread of a session
-calls before its push changes anything; the functions stand alone.
+Threads: the gate's lock guards a server's metadata; the functions stand alone.
 """
 
 from __future__ import annotations
@@ -68,35 +67,10 @@ class Metadata:
         self._texts: dict[str, str] = {}
         self._num_bytes = 0
         self._done: OrderedDict[int, int] = OrderedDict()
-        self._coming: dict[int, tuple[int, AttachedMetadata]] = {}
 
     def texts(self) -> dict[str, str]:
         """Return a copy: texts by name."""
         return self._texts.copy()
-
-    def expect(self, session: int, sequence: int, attached: AttachedMetadata) -> None:
-        """Note a push before it changes its first bucket; `put_pushed` follows.
-
-        Args:
-            session: number of the client.
-            sequence: number of the push in its session.
-            attached: name and JSON text that it brings.
-        """
-        self._coming[session] = sequence, attached
-
-    def coming(self) -> dict[int, tuple[int, AttachedMetadata]]:
-        """Return a copy: by session the push that is under way, and what it brings."""
-        return self._coming.copy()
-
-    def put_pushed(self, session: int, attached: AttachedMetadata) -> None:
-        """Keep what a push has brought, which is part of the parameters now.
-
-        Args:
-            session: number of the client.
-            attached: name and JSON text.
-        """
-        self._coming.pop(session, None)
-        self.put(attached.name, attached.text)
 
     def fill(self, texts: Mapping[str, str]) -> None:
         """Take over those of a checkpoint."""

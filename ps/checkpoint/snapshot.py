@@ -144,7 +144,6 @@ class ShardSnapshot:
         self.save_id = save_id
         self._metadata = guard.metadata.texts()
         self._num_metadata_changes = guard.metadata.num_changes
-        self._coming_metadata = guard.metadata.coming()
         self._ending = threading.Lock()
         self._is_written = self._is_released = False
         self._expires_s = time.monotonic() + UNWRITTEN_S
@@ -238,9 +237,8 @@ class ShardSnapshot:
         """The metadata by name, once all buckets were copied; also of a push that all contain."""
         found = Metadata()
         found.fill(self._metadata)
-        for session, (sequence, attached) in self._coming_metadata.items():
-            if self._record.has_changed_all(session, sequence, len(self.buckets)):
-                found.put(attached.name, attached.text)
+        for attached in self._record.attached(len(self.buckets)):
+            found.put(attached.name, attached.text)
         return found.texts()
 
     def versions(self) -> dict[UnitKey, int]:

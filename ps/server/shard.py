@@ -278,7 +278,7 @@ class ServingShard:
             push.gradient = None
         self._counters.count_push(push.id.worker, push.rows, push.staleness)
         if push.metadata is not None:
-            self.metadata.put_pushed(push.id.session, push.metadata)
+            self.metadata.put(push.metadata.name, push.metadata.text)
 
     def moved(self) -> None:
         """See ps.consistency.waiting.Updates."""
@@ -350,7 +350,7 @@ class ServingShard:
         if self._is_staleness_aware:
             hyper = slowed(hyper, push.staleness)
         if push.metadata is not None:
-            self.metadata.expect(push.id.session, push.id.sequence, push.metadata)
+            ticket.attach(push.metadata)
         dense, guard, intake = self.dense, self._guard, self._gradients_in
         scratch, unpacked = intake.scratch()
         sent, unsent_bytes, apply_s = 0, 0, 0.0

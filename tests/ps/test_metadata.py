@@ -15,7 +15,8 @@ import pytest
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.cli.main import main
-from ps.errors import PSSettingsError, RoleError, ServerPhaseError
+from ps.errors import NonFiniteGradient, PSSettingsError, RoleError, ServerPhaseError
+from ps.exactly_once import MAX_SESSIONS
 from ps.manifest.manifest import Hyper
 from ps.metadata import (
     MAX_ALL_BYTES,
@@ -139,6 +140,24 @@ def test_a_refused_gradient_brings_no_note():
         with pytest.raises(Exception, match=r"NaN|finite"):
             client.push(bad, hyper=HYPER, rows=1, metadata=pushed("at", 1))
         assert client.metadata() == {}
+
+
+def test_clients_that_end_in_their_push_leave_no_more_than_the_sessions_that_are_kept():
+    with cluster() as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        for number in range(MAX_SESSIONS + 8):
+            with contextlib.closing(bed.client()) as each:
+                each.attach()
+                metadata = pushed(f"n{number}", "x" * 4000)
+                with pytest.raises(NonFiniteGradient):
+                    each.push(filled(MANIFEST, np.nan), hyper=HYPER, rows=1, metadata=metadata)
+        client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1, metadata=pushed("at", 1))
+        log = bed.servers[0]._service.life.loaded()._log
+        attached = [
+            each.attached for sessions in log._sessions.values() for each in sessions.values()
+        ]
+        assert sum(each is not None for each in attached) == MAX_SESSIONS
+        assert client.metadata() == {"at": 1}
 
 
 @pytest.mark.attack("A10")
