@@ -1,4 +1,4 @@
-"""Everything the parameter server can raise, ordered by who must act.
+"""Error tree of ps: every error of the parameter server, ordered by who must act.
 
 PSError (a TFOSError)
 ├── PSSettingsError          impossible settings                 → fix the call

@@ -1,4 +1,4 @@
-"""The exactly-once record: which request of which worker has already changed which bucket.
+"""Completion log: which request of which worker has changed which bucket, for exactly-once.
 
 Covers: generations and fencing, sequence numbers, the state of a half-applied push, the record in
 a checkpoint.
@@ -398,7 +398,7 @@ class CompletionLog:
         """Count what a restore has undone; without one nothing may be missing."""
         if not session.may_jump:
             raise SequenceGap(
-                f"worker {request.worker} has the ack of its request {acknowledged}, "
+                f"worker {request.worker} has an ack: its request {acknowledged} is done, "
                 f"this server knows requests up to {session.sequence}: it was restarted and has "
                 "lost updates; restore the last checkpoint and restart the workers",
                 {"worker": str(request.worker), "acknowledged": str(acknowledged)},

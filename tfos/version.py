@@ -1,4 +1,4 @@
-"""The release's number: one place, which every process of a cluster must agree on."""
+"""Version of this release, on which all processes of a cluster must agree."""
 
 from __future__ import annotations
 

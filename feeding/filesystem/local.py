@@ -119,7 +119,12 @@ class LocalReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Read into a buffer from `offset` on; returns the bytes read, 0 at the end."""
+        """Read into a buffer from `offset` on; returns the bytes read, 0 at the end.
+
+        Args:
+            offset: byte of the file.
+            buffer: flat bytes; filled from its start.
+        """
         return os.preadv(self._descriptor, [buffer], offset)
 
     def start_range(self, offset: int, length: int) -> Callable[[], bytes]:

@@ -66,7 +66,12 @@ class RowRanges:
         self._stops[low:high] = [stop]
 
     def inside(self, start: int, stop: int) -> list[Span]:
-        """Return the parts of [start, stop) that are in the set."""
+        """Return the parts of [start, stop) that are in the set.
+
+        Args:
+            start: the first row.
+            stop: the row after the last.
+        """
         if stop <= start:
             return []
         low, high = bisect_right(self._stops, start), bisect_left(self._starts, stop)
@@ -75,7 +80,12 @@ class RowRanges:
         ]
 
     def outside(self, start: int, stop: int) -> list[Span]:
-        """Return the parts of [start, stop) that are not in the set."""
+        """Return the parts of [start, stop) that are not in the set.
+
+        Args:
+            start: the first row.
+            stop: the row after the last.
+        """
         found: list[Span] = []
         for low, high in self.inside(start, stop):
             if start < low:

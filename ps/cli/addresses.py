@@ -1,4 +1,4 @@
-"""Addresses of servers as people type them.
+"""Server addresses on a command line: HOST:PORT,... to endpoints.
 
 Covers: HOST:PORT, also of IPv6 in brackets, and lists of them.      Does not: connect.      Pure.
 """

@@ -1,4 +1,4 @@
-"""The client's connections to the servers, made again when they are cut, and what they carry.
+"""Channel: a client's connection to one server, which reconnects, and the calls that it carries.
 
 Covers: connecting, reconnecting with back-off, the numbers of requests per server, counting.
 Does not: send (ps.client.retry), know what the requests mean (ps.client).

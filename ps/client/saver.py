@@ -117,15 +117,9 @@ class Saver:
         timeout_s: float,
         options: SaveOptions = DEFAULT_OPTIONS,
     ) -> str:
-        """Make a checkpoint; returns its directory. Raises as PSClient.save.
+        """Make a checkpoint; returns its directory. Other arguments and errors as of PSClient.save.
 
-        Args:
-            directory: the checkpoint root; a URL where the client's storage knows URLs.
-            step: number of the checkpoint; None: the clock.
-            manifest: what the servers serve.
-            servers: all of them.
-            timeout_s: seconds for the whole save.
-            options: full or delta, retention.
+        `manifest` is what all `servers` serve.
         """
         if step is not None and step < 0:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")

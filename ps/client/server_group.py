@@ -1,4 +1,4 @@
-"""All servers of a cluster as one: the same request to each, their answers together.
+"""Server group: sends the same request to every server of a cluster and collects the answers.
 
 Covers: sequence numbers, what follows from a request without an answer, the cluster's size.
 Does not: know tensors (ps.client), reconnect (ps.client.channel).

@@ -1,4 +1,4 @@
-"""Waiting on a condition for something, a deadline, or the end of the caller.
+"""Waits on a condition: until a state, a deadline, or the end of the caller's connection.
 
 Covers: the one loop of all waits in a server.      Does not: say what follows from how it ends.
 Threads: the caller holds the condition's lock.

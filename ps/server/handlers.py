@@ -1,4 +1,4 @@
-"""What a parameter server answers: one method per request.
+"""Request handlers of a parameter server: one method per type of request.
 
 Covers: decoding, permission, seeding, membership, rendezvous, checkpoints, statistics.
 Does not: listen (ps.server), change phases (ps.server.lifecycle), move gradients (ps.server.shard).

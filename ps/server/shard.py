@@ -1,4 +1,4 @@
-"""A seeded shard at work: gradients in, fresh values out, exactly once.
+"""Serving shard: gradients in, fresh values out, exactly once.
 
 Covers: the data path of push, pull and assign on one server's buckets; what the gate's decisions do
 to them.
@@ -317,7 +317,7 @@ class ServingShard:
         if hyper is None:
             raise PSSettingsError("a push needs the learning rate: send `hyper`, or push_null()")
         if request.rows < 1:
-            raise PSSettingsError(f"a push stands for at least 1 row, got {request.rows}")
+            raise PSSettingsError(f"a push needs at least 1 row, got {request.rows}")
         if request.metadata is not None:
             self.metadata.check_room(request.metadata.name, request.metadata.text)
         if hyper.scalars:

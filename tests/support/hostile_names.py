@@ -1,4 +1,4 @@
-"""Names and paths that somebody chose to reach what is not theirs; one corpus for all doors."""
+"""Hostile names and paths: one corpus for everything that takes names."""
 
 from __future__ import annotations
 

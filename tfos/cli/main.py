@@ -1,4 +1,4 @@
-"""The command `tfos`: what a user asks for in a terminal.
+"""The command `tfos`: its subcommands and their options.
 
 Covers: `bench` with its tables and JSON lines; the commands of `python -m ps`, with URLs besides.
 Does not: define their options (ps.cli); each command imports its part when it is run.

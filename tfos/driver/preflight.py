@@ -72,7 +72,7 @@ def notes(facts: SparkFacts) -> list[str]:
         overhead = facts.conf.get("spark.executor.memoryOverhead")
         if overhead is None or _mib(overhead) < NODE_MEMORY_MIB:
             lines.append(
-                f"spark.executor.memoryOverhead={overhead or 'default'}: nodes live in it; "
+                f"spark.executor.memoryOverhead={overhead or 'default'}: nodes use this memory; "
                 f"{NODE_MEMORY_MIB}m per node on an executor is a good start"
             )
     return lines

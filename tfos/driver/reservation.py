@@ -1,4 +1,4 @@
-"""Reservation: slots counted, keys made, the control plane opened; and the wait for the roster.
+"""Reservation: counts slots, makes keys, opens the control plane, waits for the roster.
 
 Covers: the order of the checks, waiting for executors, the cluster's secrets, the error that names
 missing nodes.

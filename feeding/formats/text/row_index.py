@@ -71,7 +71,13 @@ class RowLines:
         return int(found + self._has_ended(phase))
 
     def rows(self, block: LineBlock, start: int, stop: int) -> LineBlock:
-        """Return the lines of rows `start` to `stop`, `stop` excluded, of a block."""
+        """Return the lines of rows `start` to `stop`, `stop` excluded, of a block.
+
+        Args:
+            block: whole lines.
+            start: number of the first row within the block.
+            stop: number of the row after the last.
+        """
         first = self._end_of(block, start) if start else 0
         last = self._end_of(block, stop)
         line = block.first_line
