@@ -196,7 +196,7 @@ class PSClient:
 
         Raises:
             RequestTimeout: a server is still EMPTY; has the chief seeded it?
-            PhaseError: a server has failed or is stopping.
+            ServerPhaseError: a server has failed or is stopping.
             ManifestMismatch: the servers serve different manifests.
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
@@ -291,7 +291,7 @@ class PSClient:
                 others are updated.
             StaleGeneration: a newer attempt of this worker is at work: end this process.
             WorkerLost: sync: a member of the barrier is gone.
-            RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
+            RequestTimeout, ServerGone: whether it was applied is unknown; this client is done.
         """
         with self._lock:
             return self._dense.push(grads, None, hyper, rows, metadata=metadata)
@@ -399,7 +399,7 @@ class PSClient:
 
         Raises:
             PSSettingsError: another name or value, or no room: 4096 names, 16 MiB.
-            PhaseError: the servers are not seeded yet.
+            ServerPhaseError: the servers are not seeded yet.
         """
         text = metadata.text_of(name, value).encode()
         with self._lock:
@@ -476,7 +476,7 @@ class PSClient:
 
         Raises:
             CheckpointError: there is none, or the one asked for is damaged or of another model.
-            PhaseError: a server was seeded or restored already.
+            ServerPhaseError: a server was seeded or restored already.
         """
         found, manifest = find(self._open_storage(directory), step, like)
         encoded, digest = manifest.encode(), manifest.hash()

@@ -169,7 +169,7 @@ class TableClient:
                 others are updated.
             SettingsError: hybrid, where rows are pushed for the batch that they were looked up for.
             StaleGeneration: a newer attempt of this worker is at work: end this process.
-            RequestTimeout, PeerGone: nobody knows whether it was applied; this client is done.
+            RequestTimeout, ServerGone: whether it was applied is unknown; this client is done.
         """
         return self._push(grads, hyper)
 

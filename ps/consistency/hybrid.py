@@ -134,7 +134,7 @@ class Hybrid(BSP):
             still_open: sequences of its session that its worker has under way, this one included.
 
         Raises:
-            PhaseError: it has left or finished.
+            ServerPhaseError: it has left or finished.
             WorkerLost: the barrier is broken.
         """
         self.admit(batch.worker)

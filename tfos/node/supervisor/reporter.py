@@ -86,7 +86,7 @@ class Reporter:
         self._heartbeat_s = 2.0
         self._last_contact_s = time.monotonic()
         self._seq = 0
-        self._thread = threading.Thread(target=self._run, name="tfos-uplink", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tfos-reporter", daemon=True)
 
     @property
     def last_contact_s(self) -> float:
