@@ -167,7 +167,7 @@ class Service:
                 waiting_lookups=shard.gate.lookups.num_waiting,
                 lost_requests=shard.lost_requests,
                 restored_step=self._restore_point.step,
-                undone_s=self._restore_point.seconds,
+                lost_s=self._restore_point.seconds,
                 parameter_bytes=shard.dense.value_nbytes,
                 tables=shard.tables.stats(),
             )

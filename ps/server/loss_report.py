@@ -53,6 +53,6 @@ def loss_text(stats: ServerStats) -> str:
     """Return `ps:1: 12 s, 3,410 updates lost since step 900`."""
     updates = "update" if stats.lost_requests == 1 else "updates"
     return (
-        f"ps:{stats.server}: {stats.undone_s:.0f} s, {stats.lost_requests:,} {updates} lost since "
+        f"ps:{stats.server}: {stats.lost_s:.0f} s, {stats.lost_requests:,} {updates} lost since "
         f"step {stats.restored_step}"
     )

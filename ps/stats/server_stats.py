@@ -70,7 +70,7 @@ class TableStats(msgspec.Struct, frozen=True):
         return (self.looked_up + self.pushed) / self.given if self.given else 1.0
 
 
-class ServerStats(msgspec.Struct, frozen=True):
+class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
     """One server's counters since it started."""
 
     server: int
@@ -111,7 +111,7 @@ class ServerStats(msgspec.Struct, frozen=True):
     """Acknowledged requests that a restore has undone, of the workers that are back so far."""
     restored_step: int = -1
     """The checkpoint that this server was filled from; -1: it was seeded."""
-    undone_s: float = 0.0
+    lost_s: float = 0.0
     """Seconds from that checkpoint's snapshot to the restore, by the hosts' clocks."""
     connections: int = 0
     parameter_bytes: int = 0

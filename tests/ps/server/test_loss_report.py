@@ -17,7 +17,7 @@ from tests.support.ps_cluster import run_all
 
 
 def stats(lost: int) -> ServerStats:
-    return ServerStats(1, "SERVING", 0, 0.0, lost_requests=lost, restored_step=900, undone_s=12.3)
+    return ServerStats(1, "SERVING", 0, 0.0, lost_requests=lost, restored_step=900, lost_s=12.3)
 
 
 @pytest.mark.fault("F08")

@@ -1,6 +1,6 @@
 """A whole cluster in one simulated world: real clients, real servers, a network that fails by seed.
 
-PSClient, Fleet, exchange and links on one side, Service, gate, record and dense shard on the other
+PSClient, server group and channels on one side, service, gate, log and dense shard on the other
 are the product's own; in between stands `Network` instead of sockets. What it does to a connection
 is what TCP shows above rpc's frames: requests that never arrive, that end in the middle, whose
 reply is lost; servers that hear of a cut late, so that an old copy of a request is still at work
