@@ -31,7 +31,8 @@ from ps.tables.rows import ROWS_AT_ONCE, Dropped, RowBatch
 
 Array = np.ndarray[Any, Any]
 
-MAX_COUNTS_NBYTES = 1 << 20
+MAX_COUNTS_NBYTES = 8 << 20
+"""Of the widest sketch of ps.tables.admission."""
 
 
 class PieceRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -124,13 +124,9 @@ class _Gone:
 def _end(table: Table, number: int, end: End) -> None:
     segment = table.segments[number]
     segment.version = end.version
-    counts = segment.counts
-    if not counts.size:
-        return
-    if end.counts and len(end.counts) != counts.nbytes:
+    try:
+        segment.load_counts(np.frombuffer(end.counts, np.uint16))
+    except ValueError as error:
         raise CheckpointError(
-            f"table {table.spec.name!r}: the saved counts have {len(end.counts)} bytes, expected "
-            f"{counts.nbytes}"
-        )
-    if end.counts:
-        counts.reshape(-1)[:] = np.frombuffer(end.counts, counts.dtype)
+            f"table {table.spec.name!r}: the saved counts of segment {number} are damaged: {error}"
+        ) from None

@@ -69,8 +69,10 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """Which unknown ids of a push get a row."""
 
     min_count: int = 1
-    """The min_count-th push of an id creates its row. A sketch of fixed size counts: colliding
-    counters may admit an id earlier, never later."""
+    """The min_count-th push of an id creates its row. A sketch counts: ids that share counters may
+    be admitted earlier, below 2 % at their first push. The counts are halved whenever about half as
+    many new ids came as a row of the sketch has counters, so an id that is rarer is admitted later,
+    or not at all; see ps.tables.admission."""
     probability: float = 1.0
     """Each push creates the row with this probability, once min_count is reached."""
     unknown: Literal["initial", "zeros"] = "zeros"

@@ -55,6 +55,7 @@ WORKER_COUNTERS: Fields = {
 TABLE_GAUGES: Fields = {
     "table_rows": ("rows", "Rows of the table on this server"),
     "table_memory_bytes": ("memory_bytes", "Memory of those rows with ids, versions and index"),
+    "table_admitted_early": ("admitted_early", "Share of new ids that are admitted too early"),
 }
 TABLE_COUNTERS: Fields = {
     "table_given_ids": ("given", "Ids in lookups and pushes as workers gave them"),

@@ -58,6 +58,9 @@ class TableStats(msgspec.Struct, frozen=True):
     dropped: int = 0
     """Gradients of ids that were not admitted."""
     evicted: int = 0
+    admitted_early: float = 0.0
+    """Of ids that were never pushed, the share whose first push would create a row, as their
+    counters are shared: the error of `Admission.min_count`, at most about 0.02."""
 
     @property
     def miss_ratio(self) -> float:

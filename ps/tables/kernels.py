@@ -248,7 +248,7 @@ def sum_equal(grads: Array, inverse: Array, out: Array) -> None:
 
 
 @kernel
-def count_up(sketch: Array, ids: Array, counts: Array) -> None:
+def count_up(sketch: Array, ids: Array, counts: Array) -> int:
     """Count each id once more in a count-min sketch.
 
     Only the smallest of an id's counters grow, which makes collisions rarer.
@@ -258,10 +258,14 @@ def count_up(sketch: Array, ids: Array, counts: Array) -> None:
         ids: [n] int64.
         counts: [n] int64; filled with an upper bound of how often each id was counted.
 
+    Returns:
+        How many counters of the first row became 1.
+
     Source: Cormode and Muthukrishnan, An Improved Data Stream Summary: The Count-Min Sketch and
     its Applications, 2005; conservative update after Estan and Varghese, 2002.
     """
     width = np.uint64(sketch.shape[1])
+    num_used = 0
     for i in range(ids.size):
         low = np.uint16(65_535)
         bits = mix(ids[i])
@@ -270,8 +274,11 @@ def count_up(sketch: Array, ids: Array, counts: Array) -> None:
         new = low if low == 65_535 else np.uint16(low + 1)
         for k in range(sketch.shape[0]):
             position = np.int64(mix(bits + np.uint64(k)) % width)
+            if k == 0 and sketch[k, position] == 0:
+                num_used += 1
             sketch[k, position] = max(sketch[k, position], new)
         counts[i] = new
+    return num_used
 
 
 @kernel

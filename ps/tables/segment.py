@@ -81,7 +81,8 @@ class Segment:
         self._spec = spec
         self._slot_starts = slots
         self._quota = quota
-        self._admission_filter = AdmissionFilter(spec)
+        limit = quota.limit
+        self._admission_filter = AdmissionFilter(spec, limit and -(-limit // spec.segments))
         self._ages = TtlClock(spec.ttl_s, clock)
         self._recipe = recipe_of(spec.initializer, spec.dim)
         self._key = key_of(spec.seed)
@@ -106,6 +107,15 @@ class Segment:
     def counts(self) -> Array:
         """[depth, width] uint16: pushes of ids without a row; empty if all are admitted."""
         return self._admission_filter.counts
+
+    @property
+    def admitted_early(self) -> float:
+        """Which share of ids never pushed before would be admitted now; see ps.tables.admission."""
+        return self._admission_filter.admitted_early
+
+    def load_counts(self, counts: Array) -> None:
+        """Go on from the counts of a checkpoint, [n] uint16. Raises as AdmissionFilter.load."""
+        self._admission_filter.load(counts)
 
     def lookup(self, ids: Array, out: Array) -> int:
         """Write the values of these ids to `out`; change no row.

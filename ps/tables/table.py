@@ -273,6 +273,7 @@ class Table:
             rows=self.num_rows,
             max_rows=self._quota.limit,
             memory_bytes=self.nbytes,
+            admitted_early=sum(each.admitted_early for each in self.segments) / len(self.segments),
             **counts,
         )
 
