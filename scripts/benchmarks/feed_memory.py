@@ -125,7 +125,7 @@ def change(seen: list[int]) -> tuple[float, float]:
 def main() -> None:
     args = parse_arguments(__doc__, repeats=1)
     for kind in NUM_ROWS:
-        num_rows = 200_000 if args.toy else NUM_ROWS[kind]
+        num_rows = 100_000 if args.toy else NUM_ROWS[kind]
         for name, seen in measure(kind, num_rows).items():
             base, moved = change(seen)
             what = "trainer that keeps up" if kind == "fast" else "slow trainer"

@@ -49,7 +49,7 @@ def run(bench: Bench) -> None:
     into = np.zeros_like(gradient)
     repeats = bench.repeats(REPEATS)
     with (
-        tensorflow_peer(num_bytes, NUM_TENSORS) as peer,
+        tensorflow_peer(num_bytes, 4 if bench.toy else NUM_TENSORS) as peer,
         server_group(unix=True) as group,
         PSClient(group.endpoints, group.credentials, WORKER, num_workers=1) as client,
     ):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.system.bench.test_toy_sizes import NEEDS_HDFS, figures
+from tests.support.benchmarks import ON_HDFS, printed_by
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_benchmark_of_hdfs_works(hdfs):
-    assert figures("hdfs", "--url", hdfs.url) == NEEDS_HDFS["hdfs"]
+    lines = printed_by("scripts.benchmarks.hdfs", "--toy", "--url", hdfs.url)
+    assert [line["id"] for line in lines] == ON_HDFS["hdfs"]
