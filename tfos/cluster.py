@@ -27,6 +27,7 @@ from tfos.monitor.status import cluster_report
 from tfos.phases import ClusterPhase, require
 from tfos.spark import pickling
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
+from tfos.streaming.dstream import finish_stream
 from tfos.streaming.streaming import StreamCalls, Streams
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ class TFCluster(StreamCalls, PageCalls):
             reservation_timeout: seconds until every node has to serve.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
             eval_node: only False: there is no node that only evaluates.
-            release_port: without effect: ports are bound once and kept.
+            release_port: without effect: TensorFlow's server binds the port that a worker reserves
+                for it.
 
         Raises:
             SettingsError, NotEnoughSlots: as `reserve`.
@@ -360,13 +362,16 @@ class TFCluster(StreamCalls, PageCalls):
         """End the feeds, wait for main_fun to return, stop every node. Idempotent, in any phase.
 
         Args:
-            ssc: a StreamingContext to stop gracefully first; its SparkContext stays.
+            ssc: a StreamingContext. First its stream is trained until it ends, until a main_fun
+                calls `feed.terminate()` or returns, or for `timeout`; then it is stopped
+                gracefully. Its SparkContext stays.
             grace_secs: seconds between the return of main_fun and the stop of the nodes.
-            timeout: seconds that main_fun may still run, then nodes are stopped by force; -1: three
-                days.
+            timeout: seconds that a stream may go on, and seconds that main_fun may run after the
+                end of the feeds, then nodes are stopped by force; -1: three days.
 
         Raises:
             NodeFailedError: a node failed and no call has raised that yet.
+            FeedJobError: a batch of the stream could not be fed; the stream ended with it.
             ShutdownTimeout: main_fun did not return in time.
         """
         grace_s = preflight.check_timeout("grace_secs", grace_secs) if grace_secs else 0.0
@@ -375,10 +380,15 @@ class TFCluster(StreamCalls, PageCalls):
         )
 
         def shutdown() -> None:
+            failure = None
             if ssc is not None:
-                ssc.stop(stopSparkContext=False, stopGraceFully=True)
+                failure = finish_stream(
+                    ssc, self._coordinator, self._reserved.console, timeout_s=timeout_s
+                )
             with self._streams.stopped():
                 self._ending.shutdown(self._settings.feeds, grace_s=grace_s, timeout_s=timeout_s)
+            if failure is not None:
+                raise failure
 
         try:
             self._beside("shutdown()", shutdown, lambda: self.abort("shutdown() was interrupted"))

@@ -180,7 +180,12 @@ class NodeBed:
         register = self.registered(name)
         listening = self.event(name, messages.Listening)
         return messages.RosterEntry(
-            register.node, rank, register.host, register.executor_id, listening.endpoint
+            register.node,
+            rank,
+            register.host,
+            register.executor_id,
+            listening.endpoint,
+            listening.free_port,
         )
 
     def order(self, name: str, order: messages.Order, attempt: int = 0) -> None:

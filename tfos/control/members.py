@@ -50,6 +50,7 @@ class Member:
     host: str = ""
     pid: int = 0
     endpoint: Endpoint | None = None
+    free_port: int = 0
     phase: str = ""
     registered_s: float = 0.0
     heard_s: float = 0.0
@@ -115,6 +116,7 @@ class Member:
         self.host = register.host
         self.pid = register.pid
         self.endpoint = None
+        self.free_port = 0
         self.phase = "registered"
         self.registered_s = self.heard_s = now_s
         self.stream_lost_s = None

@@ -74,6 +74,8 @@ class FeedSnapshot(msgspec.Struct, frozen=True):
     trained_rows: int = 0
     epochs: tuple[EpochRowCounts, ...] = ()
     """The last epochs."""
+    is_drained: bool = False
+    """main_fun reads no more rows of it: it has called terminate(), or returned."""
 
     def epoch(self, number: int) -> EpochRowCounts:
         """Return the counts of an epoch; zeros if no row of it arrived."""
@@ -114,6 +116,8 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
     """The child serves; its endpoint goes into the roster."""
 
     endpoint: Endpoint
+    free_port: int = 0
+    """TCP port that a worker holds for a server of main_fun; 0: none."""
 
 
 class FlushReached(msgspec.Struct, frozen=True, tag=True):
@@ -240,6 +244,8 @@ class RosterEntry(msgspec.Struct, frozen=True):
     host: str
     executor_id: str
     endpoint: Endpoint
+    free_port: int = 0
+    """As in Listening."""
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
-from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import Member, NodeStatus
@@ -92,7 +91,12 @@ class ClusterState:
         """Return every serving node, as its peers see it."""
         return tuple(
             messages.RosterEntry(
-                member.node, member.planned.rank, member.host, member.executor_id, member.endpoint
+                member.node,
+                member.planned.rank,
+                member.host,
+                member.executor_id,
+                member.endpoint,
+                member.free_port,
             )
             for member in self.members.values()
             if member.endpoint is not None
@@ -268,8 +272,8 @@ class ClusterState:
         event = admitted(member.planned, node, event)
         member.heard_s = now_s
         match event:
-            case messages.Listening(endpoint):
-                return self._listening(member, endpoint)
+            case messages.Listening():
+                return self._listening(member, event)
             case messages.PhaseChanged() | messages.FlushReached() | messages.BatchReport():
                 member.note(event)
             case messages.TensorBoardUp():
@@ -351,10 +355,10 @@ class ClusterState:
         where = f"executor {member.executor_id} on {member.host}"
         return [Warn(f"{where} has {skew}: results may differ from node to node")]
 
-    def _listening(self, member: Member, endpoint: Endpoint) -> list[Action]:
+    def _listening(self, member: Member, event: messages.Listening) -> list[Action]:
         if member.status is not NodeStatus.REGISTERED:
             return []
-        member.endpoint = endpoint
+        member.endpoint, member.free_port = event.endpoint, event.free_port
         member.status = NodeStatus.READY
         if self.missing() or self.phase is not ClusterPhase.RESERVED or self.is_ending:
             return []

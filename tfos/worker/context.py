@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tfos.keras.data.dataset import FeedDataset
     from tfos.reading.reading import Reading
     from tfos.worker.micro_batches import MicroBatches
+    from tfos.worker.reserved_port import ReservedPort
     from tfos.worker.saver import ChiefSaver
 
 RESTART_S = 50.0
@@ -50,7 +51,9 @@ class NodeContext:
         rank: rank among all workers, from 0; `worker_num` and `worker_rank` are aliases.
         num_workers: workers that train together, the chief included.
         is_chief: whether this worker has rank 0, seeds the servers and exports.
-        cluster_spec: job name -> `host:port` of each node by index; also in TF_CONFIG.
+        cluster_spec: job name -> `host:port` of each node by index; also in TF_CONFIG. A worker's
+            port is free for a server that main_fun starts, such as TensorFlow's; see
+            `release_port`.
         defaultFS: Hadoop's default file system.
         working_dir: the executor's working directory; the base of relative local paths.
         log_dir: local directory of TensorBoard's event files, also if they are copied to a URL.
@@ -64,10 +67,11 @@ class NodeContext:
         feed_channel: receives the rows.
         credentials: credentials of the data plane.
         on_progress: called with the numbers of `report_progress`, by name.
+        reserved_port: this worker's port in `cluster_spec`; None: it holds none.
         micro_batches: records which micro-batches of streams are trained.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the process has, by keyword
         self,
         spec: ChildSpec,
         roster: Sequence[RosterEntry],
@@ -76,6 +80,7 @@ class NodeContext:
         credentials: Credentials,
         on_progress: Callable[[dict[str, float]], None],
         micro_batches: MicroBatches,
+        reserved_port: ReservedPort | None = None,
     ) -> None:
         bundle = spec.bundle
         self.job_name = bundle.node.role
@@ -101,6 +106,7 @@ class NodeContext:
         )
         self._credentials = credentials
         self._on_progress = on_progress
+        self._reserved_port = reserved_port
         self._client: PSClient | None = None
         self._client_lock = threading.Lock()
 
@@ -385,7 +391,12 @@ class NodeContext:
         self._on_progress(numbers)
 
     def release_port(self) -> None:
-        """Do nothing: ports are bound once and kept, so none is reserved for release."""
+        """Give up this worker's port in `cluster_spec`, for a server that binds it exclusively.
+
+        TensorFlow's server needs no call: TF_GRPC_REUSE_PORT lets it bind the reserved port.
+        """
+        if self._reserved_port is not None:
+            self._reserved_port.release()
 
     @property
     def _leaves_servers_out(self) -> bool:
@@ -438,6 +449,6 @@ class NodeContext:
 def _cluster_spec(roster: Sequence[RosterEntry]) -> dict[str, list[str]]:
     spec: dict[str, list[str]] = {}
     for entry in sorted(roster, key=lambda entry: (entry.node.role, entry.node.index)):
-        address = f"{entry.endpoint.host}:{entry.endpoint.port}"
+        address = f"{entry.endpoint.host}:{entry.free_port or entry.endpoint.port}"
         spec.setdefault(entry.node.role, []).append(address)
     return spec

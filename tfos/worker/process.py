@@ -39,6 +39,7 @@ from tfos.node.spec import ChildSpec
 from tfos.worker.context import NodeContext
 from tfos.worker.log_mirror import LogMirror
 from tfos.worker.micro_batches import MicroBatches
+from tfos.worker.reserved_port import ReservedPort
 
 PROGRESS_S = 1.0
 _MAX_MESSAGE_CHARS = 16_000
@@ -83,6 +84,7 @@ class WorkerProcess:
         self._progress: dict[str, float] = {}
         self._in_user_code = False
         self._batches = MicroBatches(link.send)
+        self._reserved_port: ReservedPort | None = None
 
     def run(self) -> int:
         """Serve, wait for the roster, run main_fun; returns the exit code."""
@@ -96,7 +98,8 @@ class WorkerProcess:
             main_fun, args = cloudpickle.loads(self._spec.bundle.main_fun)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
             return self._raised(error)
-        self._link.send(messages.Listening(self._listener.endpoint))
+        self._reserved_port = ReservedPort()
+        self._link.send(messages.Listening(self._listener.endpoint, self._reserved_port.port))
         self._enter_phase("waiting for roster")
         threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
         self._prepare_spark_files()
@@ -108,6 +111,8 @@ class WorkerProcess:
     def close(self) -> None:
         """Stop listening and release every wait for a feed."""
         self._channel.close()
+        if self._reserved_port is not None:
+            self._reserved_port.release()
         self._listener.finish_calls(_LAST_ANSWERS_S)
         self._listener.close(timeout_s=1.0)
 
@@ -246,6 +251,7 @@ class WorkerProcess:
             credentials=self._credentials,
             on_progress=self._note_progress,
             micro_batches=self._batches,
+            reserved_port=self._reserved_port,
         )
 
     def _mirror_logs(self, directory: str) -> LogMirror | None:
@@ -263,6 +269,7 @@ class WorkerProcess:
 
     def _prepare_environment(self, context: NodeContext) -> None:
         task = {"type": context.job_name, "index": context.task_index}
+        os.environ.setdefault("TF_GRPC_REUSE_PORT", "true")  # else ReservedPort is in its way
         os.environ["TF_CONFIG"] = json.dumps({"cluster": context.cluster_spec, "task": task})
 
     def _prepare_spark_files(self) -> None:
@@ -318,4 +325,5 @@ def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:
             messages.EpochRowCounts(each.epoch, each.accepted_rows, each.trained_rows)
             for each in stats.epochs
         ),
+        is_drained=stats.draining,
     )

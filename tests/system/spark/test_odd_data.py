@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.feed import eventually
 from tfos import InputMode, TFCluster
 from tfos.errors import FeedJobError
 
@@ -22,13 +21,20 @@ pytestmark = [
 FEED_TIMEOUT_S = 60.0
 
 
+STOP = "stop"
+"""A row at which main_fun ends its stream."""
+
+
 def keep(args, ctx):
     """Write every row that this worker took."""
     ctx.ps_client()  # this test is about rows: nothing is learned
     feed = ctx.get_data_feed()
     with Path(args, f"{ctx.task_index}.txt").open("w") as out:
         while not feed.should_stop():
-            out.writelines(f"{row!r}\n" for row in feed.next_batch(16))
+            rows = feed.next_batch(16)
+            if STOP in rows:
+                feed.terminate()
+            out.writelines(f"{row!r}\n" for row in rows if row != STOP)
 
 
 def kept(directory: Path) -> list[str]:
@@ -94,23 +100,23 @@ def test_odd_data_is_fed_whole_or_refused_by_row_and_the_cluster_goes_on(spark, 
     assert lines.count("'x'") == 10
 
 
-def test_a_stream_is_fed_batch_by_batch_until_shutdown_stops_it(spark, tmp_path, capfd):
+def test_shutdown_waits_until_every_batch_of_a_stream_is_trained(spark, tmp_path, capfd):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "DStream is deprecated", FutureWarning)
         from pyspark.streaming import StreamingContext
 
         stream_context = StreamingContext(spark, 0.5)
     batches = [spark.parallelize(range(i * 100, i * 100 + 100), 2) for i in range(4)]
+    batches.append(spark.parallelize([STOP], 1))
     cluster = TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK)
     cluster.start(keep, str(tmp_path))
     assert cluster.train(stream_context.queueStream(batches)) is None
     stream_context.start()
-    eventually(
-        lambda: sum(node.rows for node in cluster.status().nodes) == 400, "all batches", 120.0
-    )
-    cluster.shutdown(stream_context)
+    cluster.shutdown(stream_context, timeout=120)
     assert sorted(map(int, kept(tmp_path))) == list(range(400))
     assert spark.parallelize(range(4), 2).sum() == 6
     shown = capfd.readouterr().err
     assert "ERROR JobScheduler" not in shown
+    assert "shutdown() waits for the stream, 120 s at most" in shown
+    assert "the stream stops: main_fun" in shown
     assert ": 0 rows fed" not in shown

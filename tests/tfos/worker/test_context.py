@@ -1,6 +1,7 @@
 """What main_fun finds in its ctx."""
 
 import logging
+import socket
 
 import pytest
 
@@ -17,9 +18,12 @@ from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
 from tfos.topology import PlannedNode
 from tfos.worker.context import NodeContext
 from tfos.worker.micro_batches import MicroBatches
+from tfos.worker.reserved_port import ReservedPort
+
+ENDPOINT = Endpoint("h", 11)
 
 
-def make_context(roster=(), on_progress=lambda _: None, **settings):
+def make_context(roster=(), on_progress=lambda _: None, reserved_port=None, **settings):
     spec = ChildSpec(
         attempt=3,
         bundle=NodeBundle(
@@ -40,6 +44,7 @@ def make_context(roster=(), on_progress=lambda _: None, **settings):
         credentials=Credentials("c", b"S" * 32),
         on_progress=on_progress,
         micro_batches=MicroBatches(lambda _: None),
+        reserved_port=reserved_port,
     )
 
 
@@ -60,6 +65,19 @@ def test_names_of_tensorflowonspark_mean_what_they_say():
 def test_the_cluster_spec_orders_nodes_by_index():
     ctx = make_context([entry("worker", 1, 12), entry("ps", 0, 10), entry("worker", 0, 11)])
     assert ctx.cluster_spec == {"ps": ["h:10"], "worker": ["h:11", "h:12"]}
+
+
+def test_a_workers_address_is_the_port_that_it_holds_for_main_fun():
+    held = ReservedPort()
+    roster = [
+        entry("ps", 0, 10),
+        RosterEntry(NodeId("worker", 0), 0, "h", "1", ENDPOINT, held.port),
+    ]
+    ctx = make_context(roster, reserved_port=held)
+    assert ctx.cluster_spec == {"ps": ["h:10"], "worker": [f"h:{held.port}"]}
+    ctx.release_port()
+    with socket.socket() as exclusive:
+        exclusive.bind(("", held.port))
 
 
 def test_asking_for_servers_where_there_are_none_says_what_to_do():
