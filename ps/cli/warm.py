@@ -13,14 +13,15 @@ import time
 from pathlib import Path
 
 from ps.errors import PSSettingsError
-from ps.jit import cache
+from ps.jit.cache import CACHE
+from rpc.jit.cache_directory import CACHE_VARIABLE
 
 _DTYPES = ("float32", "float64")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument."""
-    parser.add_argument("directory", help=f"For {cache.CACHE_VARIABLE}; made if it is missing.")
+    parser.add_argument("directory", help=f"For {CACHE_VARIABLE}; made if it is missing.")
     parser.set_defaults(run=run)
 
 
@@ -31,8 +32,8 @@ def run(options: argparse.Namespace) -> int:
         PSSettingsError: the directory cannot be used.
     """
     directory = Path(options.directory).resolve()
-    os.environ[cache.CACHE_VARIABLE] = str(directory)
-    cache.directory.cache_clear()
+    os.environ[CACHE_VARIABLE] = str(directory)
+    CACHE.directory.forget()
     start_s = time.monotonic()
     from ps.compression import kernels as packing
     from ps.optim import kernels as rules
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     count = rules.warm((name, dtype) for name in rules.ALL_NAMES for dtype in _DTYPES)
     count += tables.warm_server(_DTYPES) + tables.warm_client(_DTYPES)
     count += packing.warm_server(packing.ALL_KINDS) + packing.warm_client(packing.ALL_KINDS)
-    used = cache.directory()
+    used = CACHE.directory.path()
     if used.parent != directory:
         raise PSSettingsError(
             f"{directory} cannot be used (owner, mode or disk); kernels went to {used}"

@@ -23,8 +23,7 @@ from numba import types
 
 from ps.compression.format import BLOCK, Compression, views_of_packed
 from ps.errors import NonFiniteGradient, PackingError
-from ps.jit import cache
-from ps.jit.cache import inlined, kernel_of_distinct_arrays
+from ps.jit.cache import CACHE, inlined, kernel_of_distinct_arrays
 from ps.jit.intrinsics import bits_of, float_of, float_of_half, half_of
 
 Array = np.ndarray[Any, Any]
@@ -244,13 +243,13 @@ _load_lock = threading.Lock()
 def warm_client(kinds: Iterable[Compression]) -> int:
     """Load or compile what a worker calls that packs; return how many kernels were new."""
     with _load_lock:
-        return sum(cache.load(*_PACKERS[kind]) for kind in sorted(kinds))
+        return sum(CACHE.load(*_PACKERS[kind]) for kind in sorted(kinds))
 
 
 def warm_server(kinds: Iterable[Compression]) -> int:
     """Load or compile what a server calls for these; return how many kernels were new."""
     with _load_lock:
-        return sum(cache.load(*_UNPACKERS[kind]) for kind in sorted(kinds))
+        return sum(CACHE.load(*_UNPACKERS[kind]) for kind in sorted(kinds))
 
 
 def pack(kind: Compression, gradient: Array, left: Array, new_left: Array, packed: Array) -> None:

@@ -22,8 +22,7 @@ import numpy as np
 from numba import types
 
 from ps.errors import ShapeError
-from ps.jit import cache
-from ps.jit.cache import inlined, kernel, kernel_of_distinct_arrays
+from ps.jit.cache import CACHE, inlined, kernel, kernel_of_distinct_arrays
 from ps.jit.intrinsics import flush_denormals, restore
 from ps.manifest.manifest import Manifest
 from ps.manifest.rule_spec import Descent, RuleConfig
@@ -315,7 +314,7 @@ def warm(wanted: Iterable[tuple[str, str]]) -> int:
     """Load or compile kernels, by (name, dtype); return how many were not in memory yet."""
     with _compile_lock:
         return sum(
-            cache.load(_dispatcher(name), _signature(name, dtype)) for name, dtype in sorted(wanted)
+            CACHE.load(_dispatcher(name), _signature(name, dtype)) for name, dtype in sorted(wanted)
         )
 
 

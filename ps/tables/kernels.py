@@ -21,8 +21,7 @@ import numba
 import numpy as np
 from numba import types
 
-from ps.jit import cache
-from ps.jit.cache import kernel
+from ps.jit.cache import CACHE, kernel
 from ps.jit.intrinsics import prefetch
 from ps.tables import hash_index, initializers
 from ps.tables.hash_index import mix, relink, unlink
@@ -347,4 +346,4 @@ def warm_server(dtypes: Iterable[str]) -> int:
 
 def _load(signatures: Iterable[tuple[Any, tuple[Any, ...]]]) -> int:
     with _load_lock:
-        return sum(cache.load(*signature) for signature in signatures)
+        return sum(CACHE.load(*signature) for signature in signatures)

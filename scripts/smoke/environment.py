@@ -16,7 +16,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from ps.jit import cache
+from ps.jit.cache import CACHE
 from scripts.smoke.cells import HERE, Cell
 
 INSTALL_S = 1200.0
@@ -106,7 +106,7 @@ class Environment:
 
     def _save_time(self) -> None:
         """Use what other tests have made: compiled kernels of equal sources, Spark's home."""
-        self._variables["TFOS_KERNEL_CACHE"] = str(cache.directory().parent)
+        self._variables["TFOS_KERNEL_CACHE"] = str(CACHE.directory.path().parent)
         if "SPARK_HOME" in os.environ:
             self._variables["SPARK_HOME"] = os.environ["SPARK_HOME"]
 

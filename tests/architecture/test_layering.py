@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("rpc", "ps", "feeding", "tfos")
 NAMED_FOR_SPARK = "pyspark_tfrecord"  # one name that Spark looks for; no room
 MAY_IMPORT = {
-    "rpc": {"rpc", "msgspec", "numpy", "cryptography"},
+    "rpc": {"rpc", "msgspec", "numpy", "numba", "cryptography"},
     "ps": {"ps", "rpc", "msgspec", "numpy", "numba", "llvmlite", "prometheus_client"},
     "feeding": {
         *("feeding", "rpc", "msgspec", "numpy", "numba", "llvmlite"),
@@ -41,7 +41,7 @@ MAY_IMPORT = {
 }
 LEVELS = {
     "rpc": (
-        ("endpoint", "errors", "histogram", "lazy", "limits"),
+        ("endpoint", "errors", "histogram", "jit", "lazy", "limits"),
         ("auth", "process_id"),
         ("transport",),
         ("http_page", "wire"),
@@ -61,7 +61,7 @@ LEVELS = {
     ),
     "feeding": (
         ("errors",),
-        ("columnar", "config", "filesystem"),
+        ("columnar", "config", "filesystem", "formats.kernel_cache"),
         ("encode", "protocol", "reading"),
         ("arrow", "formats.text", "formats.tfrecord", "receiver"),
         ("formats.csv", "formats.parquet", "sender"),

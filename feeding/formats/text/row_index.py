@@ -8,15 +8,14 @@ Threads: any; the compiled loop releases the GIL.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-import numba
 import numpy as np
 
 from feeding.columnar.chunk import Array
 from feeding.config import MIB
+from feeding.formats.kernel_cache import kernel
 from feeding.formats.text.lines import LineBlock
 
 BOM = b"\xef\xbb\xbf"
@@ -28,8 +27,6 @@ _BLOCK_BYTES = MIB // 2
 """Fits the CPU's cache."""
 
 _ALL = 1 << 62
-
-_kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ class RowLines:
         return phase == _CONTENT or (self.blank and phase == _RETURNS)
 
 
-@_kernel
+@kernel
 def _pass_rows(  # noqa: PLR0913 - a compiled function takes no object
     buffer: Array, begin: int, filled: int, room: int, phase: int, blank: bool, most_rows: int
 ) -> Any:
@@ -142,7 +139,7 @@ def _pass_rows(  # noqa: PLR0913 - a compiled function takes no object
     return rows, at, phase
 
 
-@_kernel
+@kernel
 def _pass_all(buffer: Array, begin: int, filled: int, room: int, phase: int, blank: bool) -> Any:
     """As `_pass_rows` of all rows, but vectorised where no line can be blank."""
     if begin < filled < room and phase not in (_PASSED, _OVER):

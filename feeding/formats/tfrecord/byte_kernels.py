@@ -3,22 +3,18 @@
 Covers: word_at, copy_bytes (intrinsics that numba lacks), gather.
 Does not: check bounds; the callers have checked them.
 Threads: any; pure, releases the GIL.
-
-numba's cache does not see a change of this file in compiled callers: touch the files of the kernels
-that use it, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 from llvmlite import ir  # type: ignore[import-untyped]  # llvmlite has no stubs
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from feeding.columnar.chunk import Array
+from feeding.formats.kernel_cache import kernel
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba is untyped
@@ -52,10 +48,7 @@ def copy_bytes(_typing: Any, out: Any, _place: Any, buffer: Any, _start: Any, _c
     return types.void(out, types.int64, buffer, types.int64, types.int64), generate
 
 
-_kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="numpy")
-
-
-@_kernel
+@kernel
 def gather(buffer: Array, starts: Array, lengths: Array, out: Array, places: Array) -> None:
     """Copy byte strings between two buffers.
 

@@ -23,6 +23,7 @@ import numba
 import numpy as np
 
 from feeding.columnar.chunk import Array
+from feeding.formats.kernel_cache import kernel
 from feeding.formats.tfrecord.byte_kernels import copy_bytes, word_at
 
 OK, MALFORMED, WRONG_KIND = range(3)
@@ -33,7 +34,6 @@ _AT, _HEAD_BYTES, _ENTRY_BYTES, _FEATURE_BYTES, _COLUMN = range(5)
 bytes of the feature, its column."""
 
 _inline: Callable[[Any], Any] = numba.njit(nogil=True, forceinline=True, error_model="numpy")
-_kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 
 @_inline
@@ -155,7 +155,7 @@ def _features(
     return True
 
 
-@_kernel
+@kernel
 def locate(
     buffer: Array, starts: Array, lengths: Array, columns: tuple[Array, Array], spans: Array
 ) -> int:
@@ -222,7 +222,7 @@ def _listed(tag: Any) -> Any:
     return number if tag & np.uint64(7) == 2 and number <= 3 else np.int64(0)
 
 
-@_kernel
+@kernel
 def count_values(buffer: Array, spans: Array, kind: int, counts: Array) -> tuple[int, int]:
     """Count the values of one column in each record.
 
@@ -298,7 +298,7 @@ def _last_run(buffer: Array, at: int, stop: int, kind: int) -> int:
     return run
 
 
-@_kernel
+@kernel
 def copy_floats(buffer: Array, spans: Array, offsets: Array, out: Array) -> None:
     """Copy a column's floats.
 
@@ -320,7 +320,7 @@ def copy_floats(buffer: Array, spans: Array, offsets: Array, out: Array) -> None
                 place = _copy_floats(buffer, begin, end, out, place, last)
 
 
-@_kernel
+@kernel
 def copy_single_floats(buffer: Array, spans: Array, out: Array) -> bool:
     """Copy a column of one float per record to float32[n] as uint8; False if a record differs.
 
@@ -337,7 +337,7 @@ def copy_single_floats(buffer: Array, spans: Array, out: Array) -> bool:
     return True
 
 
-@_kernel
+@kernel
 def copy_single_ints(buffer: Array, spans: Array, out: Array) -> bool:
     """Copy a column of one integer per record to int64[n]; False if a record differs.
 
@@ -368,7 +368,7 @@ def _opens(buffer: Array, at: int, tag: int, num_bytes: int) -> Any:
     )
 
 
-@_kernel
+@kernel
 def copy_ints(buffer: Array, spans: Array, offsets: Array, out: Array) -> int:
     """Copy a column's integers to out[offsets[i]:], int64[items]; arguments as of `copy_floats`.
 
@@ -390,7 +390,7 @@ def copy_ints(buffer: Array, spans: Array, offsets: Array, out: Array) -> int:
     return -1
 
 
-@_kernel
+@kernel
 def find_bytes(buffer: Array, spans: Array, offsets: Array, found: Array) -> None:
     """Store start and end of a column's byte strings in found, int64[2, items].
 
@@ -418,7 +418,7 @@ def find_bytes(buffer: Array, spans: Array, offsets: Array, found: Array) -> Non
                     place += 1
 
 
-@_kernel
+@kernel
 def pack_varints(values: Array, out: Array) -> int:
     """Write int64 values as varints into `out`, uint8 of 10 bytes per value; returns the bytes.
 

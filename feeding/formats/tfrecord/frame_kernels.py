@@ -4,8 +4,6 @@ Covers: the bytes around records.
 Does not: read files (framing), parse records (example_kernels).
 Threads: any; pure, releases the GIL.
 
-Everything is in one file because numba's cache does not see changes of functions that are imported.
-
     frame    u64 length | u32 masked CRC of the length | data | u32 masked CRC of the data
 Little-endian; "masked" is rotated right by 15 bits, plus a constant (tensorflow.org/tutorials/
 load_data/tfrecord).
@@ -24,6 +22,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from feeding.columnar.chunk import Array
+from feeding.formats.kernel_cache import kernel
 from feeding.formats.tfrecord.byte_kernels import word_at
 
 OK, BAD_LENGTH, BAD_DATA, TOO_LONG = range(4)
@@ -65,7 +64,6 @@ def _crc_word(_typing: Any, _crc: Any, _value: Any) -> Any:
 
 
 _inline: Callable[[Any], Any] = numba.njit(nogil=True, inline="never", error_model="numpy")
-_kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 
 @_inline
@@ -113,7 +111,7 @@ def _crc_by_instruction(buffer: Array, start: int, stop: int) -> Any:
 _crc = _crc_by_instruction if HAS_CRC_INSTRUCTION else _crc_by_table
 
 
-@_kernel
+@kernel
 def masked_crc(buffer: Array, start: int, stop: int) -> Any:
     """Return the CRC-32C of buffer[start:stop], uint8, as TFRecord stores it: uint32, masked.
 
@@ -137,7 +135,7 @@ def _stored(buffer: Array, at: int) -> Any:
     )
 
 
-@_kernel
+@kernel
 def scan(
     buffer: Array,
     stop: int,
@@ -179,7 +177,7 @@ def scan(
     return count, at, OK, -1
 
 
-@_kernel
+@kernel
 def find_record(buffer: Array, start: int, stop: int, max_record_bytes: int) -> Any:
     """Find the first frame in buffer[start:stop], by a length whose CRC is right.
 
@@ -201,7 +199,7 @@ def find_record(buffer: Array, start: int, stop: int, max_record_bytes: int) -> 
     return -1, 0
 
 
-@_kernel
+@kernel
 def seal(buffer: Array, starts: Array, lengths: Array) -> None:
     """Write the frames around records, into the gaps between them.
 

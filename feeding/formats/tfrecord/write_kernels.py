@@ -24,13 +24,13 @@ import numba
 import numpy as np
 
 from feeding.columnar.chunk import Array
+from feeding.formats.kernel_cache import kernel
 from feeding.formats.tfrecord.byte_kernels import copy_bytes
 
 _BYTES, _FLOATS, _INTS = 10, 18, 26
 """Tags of a Feature's lists."""
 
 _inline: Callable[[Any], Any] = numba.njit(nogil=True, forceinline=True, error_model="numpy")
-_kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 
 @_inline
@@ -59,7 +59,7 @@ def _field_bytes(length: Any) -> Any:
     return 1 + _varint_bytes(length) + length
 
 
-@_kernel
+@kernel
 def float_lists(ranges: Array, lists: Array) -> None:
     """Fill lists[i] with the bytes of record i's FloatList."""
     for index in range(lists.size):
@@ -67,7 +67,7 @@ def float_lists(ranges: Array, lists: Array) -> None:
         lists[index] = _field_bytes(4 * count) if count else 0
 
 
-@_kernel
+@kernel
 def int_lists(ranges: Array, values: Array, lists: Array) -> None:
     """Fill lists[i] with the bytes of record i's Int64List."""
     for index in range(lists.size):
@@ -78,7 +78,7 @@ def int_lists(ranges: Array, values: Array, lists: Array) -> None:
         lists[index] = _field_bytes(size) if size else 0
 
 
-@_kernel
+@kernel
 def byte_lists(ranges: Array, ends: Array, lists: Array) -> None:
     """Fill lists[i] with the bytes of record i's BytesList; value k ends at ends[k + 1]."""
     for index in range(lists.size):
@@ -94,7 +94,7 @@ def _entry_bytes(key_bytes: int, list_bytes: Any) -> Any:
     return _field_bytes(key_bytes) + _field_bytes(_field_bytes(list_bytes))
 
 
-@_kernel
+@kernel
 def add_entries(ranges: Array, lists: Array, key_bytes: int, totals: Array) -> None:
     """Add the bytes of one column's map entries to each record's total."""
     for index in range(totals.size):
@@ -102,14 +102,14 @@ def add_entries(ranges: Array, lists: Array, key_bytes: int, totals: Array) -> N
             totals[index] += _field_bytes(_entry_bytes(key_bytes, lists[index]))
 
 
-@_kernel
+@kernel
 def record_bytes(totals: Array, lengths: Array) -> None:
     """Fill lengths[i] with the bytes of a whole Example whose entries have totals[i]."""
     for index in range(totals.size):
         lengths[index] = _field_bytes(totals[index])
 
 
-@_kernel
+@kernel
 def open_records(out: Array, totals: Array, cursors: Array) -> None:
     """Write the beginning of each Example at its cursor."""
     for index in range(cursors.size):
@@ -134,7 +134,7 @@ def _open_entry(out: Array, at: int, key: Array, list_bytes: Any, tag: int) -> A
     return _write_varint(out, at + 1, list_bytes)
 
 
-@_kernel
+@kernel
 def write_floats(
     out: Array, cursors: Array, key: Array, ranges: Array, lists: Array, values: Array
 ) -> None:
@@ -152,7 +152,7 @@ def write_floats(
         cursors[index] = at
 
 
-@_kernel
+@kernel
 def write_ints(
     out: Array, cursors: Array, key: Array, ranges: Array, lists: Array, values: Array
 ) -> None:
@@ -173,7 +173,7 @@ def write_ints(
         cursors[index] = at
 
 
-@_kernel
+@kernel
 def write_strings(
     out: Array,
     cursors: Array,

@@ -1,11 +1,9 @@
 """Compiled loops: equal to the formulas element by element, finite check, reduction, cache."""
 
 import os
-import stat
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from ps.dense.shard import DenseShard
 from ps.errors import ShapeError
-from ps.jit import cache, intrinsics
+from ps.jit import intrinsics
 from ps.manifest.manifest import (
     SGD,
     AdamW,
@@ -229,51 +227,6 @@ def run_python(script, environment, *, fresh=False):
         )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-class TestCacheDirectory:
-    @pytest.fixture(autouse=True)
-    def _forget(self, monkeypatch):
-        cache.directory.cache_clear()
-        yield
-        monkeypatch.undo()
-        cache.directory.cache_clear()
-
-    def test_the_configured_place_is_made_private_and_named_by_the_sources(
-        self, tmp_path, monkeypatch
-    ):
-        monkeypatch.setenv("TFOS_KERNEL_CACHE", str(tmp_path / "deep" / "cache"))
-        used = cache.directory()
-        assert used.parent == tmp_path / "deep" / "cache"
-        assert cache.source_digest() in used.name
-        assert stat.S_IMODE(used.stat().st_mode) == 0o700
-
-    def test_a_place_that_others_can_write_is_not_used(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("TFOS_KERNEL_CACHE", str(tmp_path))
-        planted = tmp_path / f"kernels-{cache.source_digest()}"
-        planted.mkdir()
-        planted.chmod(0o777)
-        assert cache.directory() != planted
-
-    def test_a_link_is_not_followed(self, tmp_path, monkeypatch):
-        (tmp_path / "elsewhere").mkdir(mode=0o700)
-        monkeypatch.setenv("TFOS_KERNEL_CACHE", str(tmp_path))
-        (tmp_path / f"kernels-{cache.source_digest()}").symlink_to(tmp_path / "elsewhere")
-        assert cache.directory().parent != tmp_path
-
-    def test_without_any_writable_place_a_private_one_is_made_and_filled_from_the_packed_one(
-        self, tmp_path, monkeypatch
-    ):
-        packed = tmp_path / "packed"
-        name = f"kernels-{cache.source_digest()}"
-        (packed / name).mkdir(parents=True, mode=0o700)
-        (packed / name / "kernels.sgd-1.py311.nbi").write_bytes(b"index")
-        monkeypatch.setenv("TFOS_KERNEL_CACHE", str(packed))
-        monkeypatch.setattr(cache, "_usable", lambda _: False)  # as on a read-only disk
-        used = cache.directory()
-        assert used.parent == Path(tempfile.gettempdir())
-        assert stat.S_IMODE(used.stat().st_mode) == 0o700
-        assert (used / "kernels.sgd-1.py311.nbi").read_bytes() == b"index"
 
 
 @pytest.mark.slow

@@ -1,0 +1,169 @@
+"""Cache directory of compiled kernels: where it is, and that no other user can change it.
+
+Covers: the places that are tried, owner and mode of the directory and of all its parents, copying
+from a packed environment.
+Does not: know numba (rpc.jit.kernel_cache).
+Threads: any; the choice is made once.
+
+numba's files are pickle: who can write them, or put another directory in their place, runs code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+CACHE_VARIABLE = "TFOS_KERNEL_CACHE"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def why_unsafe(directory: Path, owners: tuple[int, ...], *, below: Path | None = None) -> str:
+    """Return how another user could change what a directory holds; empty if nobody could.
+
+    Args:
+        directory: absolute path; a symbolic link is refused.
+        owners: user ids that may own it and its parents.
+        below: parents up to this one are trusted; None: no parent is.
+    """
+    try:
+        real, status = directory.resolve(strict=True), directory.lstat()
+    except OSError as error:
+        return f"{error.strerror}"
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
+        return f"it is no directory of user {owners[0]}"
+    if status.st_mode & _OTHERS_WRITE:
+        return f"others can write it (mode {stat.S_IMODE(status.st_mode):04o})"
+    for parent in real.parents:
+        if parent == below:
+            break
+        status = parent.stat()
+        if status.st_uid not in owners:
+            return f"{parent} belongs to user {status.st_uid}, who could replace it"
+        # In a sticky directory nobody but an entry's owner, who was checked, can rename it.
+        if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+            return f"others can write {parent} (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+class CacheDirectory:
+    """The cache directory of one room in this process.
+
+    Args:
+        room: directory of the installed package.
+        digest: of all that the kernels are made from.
+    """
+
+    def __init__(self, room: Path, digest: str) -> None:
+        self._room = room.resolve()
+        self.name = f"kernels-{digest}"
+        self._lock = threading.Lock()
+        self._chosen: Path | None = None
+
+    def path(self) -> Path:
+        """Return this process's directory, the first usable one of the documented places.
+
+        `$TFOS_KERNEL_CACHE`, beside the installed package, the user's cache directory, and at last
+        a private temporary directory that is removed at exit. A place that is readable, trusted
+        and filled, but not writable, is copied into the one used.
+        """
+        with self._lock:
+            if self._chosen is None:
+                self._chosen = self._choose()
+            return self._chosen
+
+    def is_safe(self) -> bool:
+        """Whether nobody else can change the directory now; to be asked before every load."""
+        reason = self._unsafe(self.path())
+        if reason:
+            logger.warning(
+                "kernels in %s are neither used nor kept: %s; set %s to a directory of your own",
+                self.path(),
+                reason,
+                CACHE_VARIABLE,
+            )
+        return not reason
+
+    def forget(self) -> None:
+        """Choose again at the next use."""
+        with self._lock:
+            self._chosen = None
+
+    def _choose(self) -> Path:
+        packed: Path | None = None
+        for root in self._roots():
+            path = root / self.name
+            if self._is_usable(path):
+                break
+            if packed is None and not self._unsafe(path):
+                packed = path
+        else:
+            path = _private_directory()
+        if packed is not None and not any(path.glob("*.nbi")):
+            with suppress(OSError):  # a full disk: what is missing is compiled
+                _copy_packed(packed, path)
+        return path
+
+    def _roots(self) -> Iterator[Path]:
+        configured = os.environ.get(CACHE_VARIABLE)
+        if configured:
+            yield Path(configured).absolute()
+        yield self._room / "__pycache__"
+        try:
+            home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        except RuntimeError:  # no home directory for this user id
+            return
+        yield home.absolute() / "tfos"
+
+    def _unsafe(self, path: Path) -> str:
+        owners = (os.geteuid(), 0)
+        if not path.is_relative_to(self._room):
+            return why_unsafe(path, owners)
+        # Who can change the package itself runs code in this process anyway.
+        return why_unsafe(path, (*owners, self._room.stat().st_uid), below=self._room)
+
+    def _is_usable(self, path: Path) -> bool:
+        """Create the directory if needed; say whether it is ours alone and can be written."""
+        try:
+            _make(path)
+            reason = self._unsafe(path)
+            if reason:
+                logger.warning(
+                    "kernel cache %s is not used, it is not ours alone: %s", path, reason
+                )
+                return False
+            with tempfile.TemporaryFile(dir=path):
+                return True
+        except OSError:
+            return False
+
+
+def _make(path: Path) -> None:
+    for parent in reversed(path.parents):
+        if not parent.exists():
+            parent.mkdir(mode=0o755, exist_ok=True)
+            parent.chmod(0o755)  # a umask of 002 would let a group replace what is inside
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _private_directory() -> Path:
+    path = Path(tempfile.mkdtemp(prefix="tfos-kernels-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+def _copy_packed(source: Path, target: Path) -> None:
+    """Fill a new cache from one that this user may read but not write (a packed environment)."""
+    for packed in source.glob("*.nb[ic]"):
+        temporary = target / f".{packed.name}.{os.getpid()}"
+        shutil.copyfile(packed, temporary)
+        temporary.replace(target / packed.name)

@@ -1,0 +1,119 @@
+"""The directory of compiled kernels: who may own and write it, and where it is instead."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rpc.jit.cache_directory import CACHE_VARIABLE, CacheDirectory, why_unsafe
+
+OURS = (os.geteuid(), 0)
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Path:
+    """An installed package beside which nothing can be kept."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__pycache__").touch()
+    return package
+
+
+def test_the_configured_place_is_made_private_and_named_by_the_sources(
+    room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "deep" / "cache"))
+    before = os.umask(0o002)  # as where every user has a group
+    try:
+        used = CacheDirectory(room, "digest").path()
+    finally:
+        os.umask(before)
+    assert used == tmp_path / "deep" / "cache" / "kernels-digest"
+    assert stat.S_IMODE(used.stat().st_mode) == 0o700
+    assert why_unsafe(used, OURS) == ""
+
+
+@pytest.mark.attack("A16")
+@pytest.mark.parametrize(
+    ("place", "mode", "is_used"),
+    [
+        ("kernels-digest", 0o777, False),
+        ("kernels-digest", 0o770, False),
+        ("kernels-digest", 0o755, True),
+        (".", 0o777, False),
+        (".", 0o775, False),
+        ("..", 0o777, False),
+        ("..", 0o1777, True),  # like /tmp
+    ],
+)
+def test_a_place_that_others_can_write_is_not_used(
+    room: Path, tmp_path: Path, place: str, mode: int, is_used: bool, monkeypatch
+):
+    root = tmp_path / "above" / "root"
+    planted = root / "kernels-digest"
+    planted.mkdir(parents=True, mode=0o700)
+    (root / place).resolve().chmod(mode)
+    monkeypatch.setenv(CACHE_VARIABLE, str(root))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    used = CacheDirectory(room, "digest").path()
+    assert used == (planted if is_used else tmp_path / "home" / "tfos" / "kernels-digest")
+
+
+@pytest.mark.attack("A16")
+@pytest.mark.parametrize("place", [".", ".."])
+def test_a_place_below_another_users_directory_is_not_used(
+    room: Path, tmp_path: Path, place: str, monkeypatch
+):
+    root = tmp_path / "above" / "root"
+    planted = root / "kernels-digest"
+    planted.mkdir(parents=True, mode=0o700)
+    theirs, real = (root / place).resolve(), Path.stat
+
+    def stat_of(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = real(path, follow_symlinks=follow_symlinks)
+        return os.stat_result((*found[:4], 4711, *found[5:])) if path == theirs else found
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(root))
+    monkeypatch.setattr(Path, "stat", stat_of)
+    assert CacheDirectory(room, "digest").path() != planted
+    assert f"{theirs} belongs to user 4711" in why_unsafe(planted, OURS)
+
+
+def test_a_link_is_not_followed(room: Path, tmp_path: Path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "root").mkdir()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "root"))
+    (tmp_path / "root" / "kernels-digest").symlink_to(tmp_path / "elsewhere")
+    assert CacheDirectory(room, "digest").path().parent != tmp_path / "root"
+
+
+def test_beside_the_package_its_own_parents_are_trusted(tmp_path: Path, monkeypatch):
+    """Who can write the package runs code here anyway; below it the cache stays private."""
+    room = tmp_path / "shared" / "package"
+    room.mkdir(parents=True)
+    room.parent.chmod(0o775)
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    directory = CacheDirectory(room, "digest")
+    assert directory.path() == room / "__pycache__" / "kernels-digest"
+    assert directory.is_safe()
+    (room / "__pycache__").chmod(0o777)
+    assert not directory.is_safe()
+
+
+def test_without_any_writable_place_a_private_one_is_made_and_filled_from_the_packed_one(
+    room: Path, tmp_path: Path, monkeypatch
+):
+    packed = tmp_path / "packed" / "kernels-digest"
+    packed.mkdir(parents=True, mode=0o700)
+    (packed / "kernels.sgd-1.py311.nbi").write_bytes(b"index")
+    monkeypatch.setenv(CACHE_VARIABLE, str(packed.parent))
+    monkeypatch.setattr(CacheDirectory, "_is_usable", lambda *_: False)  # as on a read-only disk
+    used = CacheDirectory(room, "digest").path()
+    assert used.parent == Path(tempfile.gettempdir())
+    assert stat.S_IMODE(used.stat().st_mode) == 0o700
+    assert (used / "kernels.sgd-1.py311.nbi").read_bytes() == b"index"
+    assert why_unsafe(used, OURS) == ""
