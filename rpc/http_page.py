@@ -16,6 +16,7 @@ import hmac
 import ipaddress
 import logging
 import os
+import re
 import selectors
 import socket
 import threading
@@ -36,6 +37,7 @@ CONNECTION_S = 10.0
 FRESH_S = 1.0
 """The page is rendered at most once in this time, however many requests come."""
 PATH = "/metrics"
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/@\s]+))(?::[0-9]{1,5})?")
 _END = b"\r\n\r\n"
 _RECEIVE_BYTES = 4096
 _PAUSE_S = 0.1
@@ -65,7 +67,7 @@ class Readers:
         hosts = [value for name, value in headers if name == "host"]
         if not version.startswith("HTTP/1.") or len(hosts) != 1:
             return HTTPStatus.BAD_REQUEST, "HTTP/1.1 with exactly one Host is needed"
-        if not self.token and not is_loopback(_host_name(hosts[0])):
+        if not self.token and not is_loopback(host_name(hosts[0])):
             return HTTPStatus.FORBIDDEN, "ask by the name localhost or 127.0.0.1"
         if self.token and not self._knows_token(headers):
             return HTTPStatus.UNAUTHORIZED, "Authorization: Bearer with the token is needed"
@@ -89,10 +91,14 @@ def _header(line: str) -> tuple[str, str]:
     return name.lower(), value.strip()
 
 
-def _host_name(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] or host
+def host_name(host: str) -> str:
+    """Return the name or address in a Host header, without port and brackets; empty if malformed.
+
+    Args:
+        host: the header's value.
+    """
+    match = _HOST.fullmatch(host)
+    return (match[1] or match[2] or "") if match else ""
 
 
 def is_loopback(host: str) -> bool:

@@ -33,6 +33,7 @@ from ps.server.loss_report import LossReport
 from ps.server.server import PSServer
 from ps.stats.prometheus import CONTENT_TYPE, Page, server_metrics
 from rpc.auth.handshake import Credentials
+from rpc.auth.process_memory import forbid_core_dumps
 from rpc.errors import RpcError
 from rpc.http_page import HttpPage
 
@@ -49,6 +50,7 @@ _logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM, SIGINT or a stop request; returns the exit status."""
     options = _parser().parse_args(arguments)
+    forbid_core_dumps()  # which would hold the secret
     logging.basicConfig(level=options.log_level, format="%(asctime)s %(name)s %(message)s")
     try:
         return _serve(options)

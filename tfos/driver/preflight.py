@@ -68,6 +68,12 @@ def notes(facts: SparkFacts) -> list[str]:
             "Spark's RPC is not encrypted and carries this cluster's keys: set "
             "spark.authenticate=true and spark.network.crypto.enabled=true on a shared network"
         )
+    if not facts.is_local and not facts.files_are_encrypted:
+        lines.append(
+            "Spark's files are not encrypted, and a feed job whose closure has more than 1 MiB "
+            "leaves this cluster's secret in them: set spark.io.encryption.enabled=true, or keep "
+            "large objects out of functions that run before train()"
+        )
     if facts.master.startswith(("yarn", "k8s")):
         overhead = facts.conf.get("spark.executor.memoryOverhead")
         if overhead is None or _mib(overhead) < NODE_MEMORY_MIB:

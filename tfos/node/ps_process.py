@@ -19,6 +19,7 @@ from ps.checkpoint.restore import RestoreOptions
 from ps.manifest.manifest import WorkerRank
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer, ServerSettings
+from rpc.auth.process_memory import forbid_reading
 from tfos.control import messages
 from tfos.files.checkpoint_storage import Storages
 from tfos.node import failure
@@ -109,6 +110,7 @@ class ServerProcess:
 
 def main(body: bytes) -> None:
     """Run the parameter server that this document describes."""
+    forbid_reading()  # of the cluster's secret
     spec = msgspec.msgpack.decode(body, type=ChildSpec)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

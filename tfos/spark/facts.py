@@ -74,6 +74,11 @@ class SparkFacts:
             )
         )
 
+    @property
+    def files_are_encrypted(self) -> bool:
+        """Whether Spark encrypts what it writes to disk: large closures hold the secret."""
+        return self.conf.get("spark.io.encryption.enabled", "false").lower() == "true"
+
 
 def classic_context(spark: Any) -> Any:
     """Return the SparkContext behind what the user passed: a context or a classic session.

@@ -45,16 +45,24 @@ def test_ordinary_settings_pass():
 
 
 @pytest.mark.attack("A28")
-def test_unencrypted_rpc_is_one_line_and_only_off_this_host():
+def test_unencrypted_rpc_and_files_are_a_line_each_and_only_off_this_host():
     assert preflight.notes(_facts("local[4]")) == []
     assert preflight.notes(_facts("local-cluster[3,1,1024]")) == []
-    (line,) = preflight.notes(_facts("spark://h:7077"))
-    assert "spark.network.crypto.enabled=true" in line
-    assert preflight.notes(_facts("spark://h:7077", spark_network_crypto_enabled="true")) == []
+    on_the_wire, on_disk = preflight.notes(_facts("spark://h:7077"))
+    assert "spark.network.crypto.enabled=true" in on_the_wire
+    assert "spark.io.encryption.enabled=true" in on_disk
+    assert preflight.notes(_facts("spark://h:7077", spark_io_encryption_enabled="true")) == [
+        on_the_wire
+    ]
+    assert preflight.notes(_facts("spark://h:7077", spark_network_crypto_enabled="true")) == [
+        on_disk
+    ]
 
 
 def test_yarn_users_learn_where_nodes_take_their_memory():
-    lines = preflight.notes(_facts("yarn", spark_network_crypto_enabled="true"))
+    lines = preflight.notes(
+        _facts("yarn", spark_network_crypto_enabled="true", spark_io_encryption_enabled="true")
+    )
     assert ["memoryOverhead=default" in line for line in lines] == [True]
 
 

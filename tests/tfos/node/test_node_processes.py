@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -24,6 +26,8 @@ def test_a_ps_node_serves_and_stops_in_order(bed):
     assert beat.phase == "serving"
     assert beat.rss_bytes > 10_000_000
     assert run.is_running
+    limits = Path(f"/proc/{beat.child_pid}/limits").read_text()
+    assert re.search(r"Max core file size +0 ", limits), "a core dump would hold the secret"
     bed.order("ps:0", messages.Stop("over", 5.0))
     assert run.wait().outcome == "ended"
     assert run.wait().reason == "over"
@@ -72,6 +76,9 @@ def test_tensorboard_runs_beside_the_chief_and_ends_with_it(bed, tmp_path):
     assert url.startswith("http://127.0.0.1:")
     with urllib.request.urlopen(url, timeout=60) as page:
         assert b"TensorBoard" in page.read()
+    rebound = urllib.request.Request(url, headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(rebound, timeout=60)
     bed.release("worker:0")
     bed.event("worker:0", messages.Done)
     bed.order("worker:0", messages.Stop("over"))

@@ -7,6 +7,7 @@ Threads: used by the supervisor's main thread alone.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import deque
@@ -16,6 +17,9 @@ from pathlib import Path
 from tfos.console.line_rate import LineRate
 from tfos.console.printable import visible
 
+LOG_MODE = 0o640
+"""Output may show rows. The group may read: YARN's NodeManager collects logs as the directory's
+group."""
 MAX_LINE_CHARS = 2000
 """A longer line is truncated for the driver; the file has all of it."""
 TAIL_LINES = 100
@@ -79,7 +83,8 @@ class NodeLog:
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
-        self._file = path.open("ab", buffering=0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path, flags, LOG_MODE), "ab", buffering=0)
         self._splitter = LineSplitter()
         self._rate = LineRate(LINES_PER_S, BURST_LINES, clock)
         self._lines: list[str] = []

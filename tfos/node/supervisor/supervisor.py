@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from rpc import endpoint
+from rpc.auth.process_memory import forbid_reading
 from tfos.control import messages
 from tfos.control.client import ControlClient
 from tfos.errors import LinkError
@@ -399,6 +400,7 @@ class Supervisor:
 
 def main(body: bytes) -> None:
     """Run the supervisor that this document describes."""
+    forbid_reading()  # of the node's keys and the cluster's secret
     spec = msgspec.msgpack.decode(body, type=SupervisorSpec)
     supervisor = Supervisor(spec)
     for number in (signal.SIGHUP, signal.SIGINT):

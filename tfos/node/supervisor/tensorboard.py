@@ -8,10 +8,8 @@ Runs in: the supervisor; `main` in TensorBoard's own process.
 from __future__ import annotations
 
 import re
-import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -22,6 +20,7 @@ from tfos.node.spec import SupervisorSpec
 from tfos.node.supervisor import children
 from tfos.node.supervisor.event_loop import EventLoop
 from tfos.node.supervisor.log_buffer import LineSplitter, clean_line
+from tfos.node.supervisor.tensorboard_server import run
 from tfos.node.workspace import Workspace
 
 START_TIMEOUT_S = 15.0
@@ -36,6 +35,8 @@ class TensorBoardSpec(msgspec.Struct, frozen=True):
     """The arguments of TensorBoard's process."""
 
     arguments: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    """Names of this host that users were told."""
 
 
 class TensorBoardChild:
@@ -71,7 +72,9 @@ class TensorBoardChild:
         self._advertised_host = spec.executor.host
         try:
             directory = event_dir(spec.bundle.settings.tensorboard.log_dir, workspace)
-            arguments = ("--logdir", directory, "--host", _host(spec), "--port", _port(env))
+            host = _host(spec)
+            arguments = ("--logdir", directory, "--host", host, "--port", _port(env))
+            names = (host, self._advertised_host)
             private = {
                 "TMPDIR": str(
                     workspace.subdirectory("tensorboard-tmp")
@@ -80,7 +83,7 @@ class TensorBoardChild:
             }
             self._child = children.spawn(
                 "tfos.node.supervisor.tensorboard",
-                msgspec.msgpack.encode(TensorBoardSpec(arguments)),
+                msgspec.msgpack.encode(TensorBoardSpec(arguments, names)),
                 spec,
                 env={**env, **private},
                 title="tfos tensorboard",
@@ -174,17 +177,4 @@ def event_dir(log_dir: str, workspace: Workspace) -> str:
 def main(body: bytes) -> None:
     """Run the stock TensorBoard in this process, until it ends."""
     spec = msgspec.msgpack.decode(body, type=TensorBoardSpec)
-    run(spec.arguments)
-
-
-def run(arguments: Sequence[str]) -> None:
-    """Call TensorBoard's entry point without TensorFlow.
-
-    TensorBoard imports TensorFlow if it can: seconds of start and half a GB for nothing, because
-    its own reader serves local event files. This module's presence is its documented switch.
-    """
-    sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
-    sys.argv = ["tensorboard", *arguments]
-    from tensorboard.main import run_main
-
-    run_main()
+    run(spec.arguments, spec.names)

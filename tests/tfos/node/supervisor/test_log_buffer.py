@@ -1,5 +1,8 @@
 """Lines of a node's output: clean, cut, rate-limited, remembered."""
 
+import os
+import stat
+
 import pytest
 
 from tfos.node.supervisor.log_buffer import (
@@ -93,6 +96,16 @@ def test_the_tail_has_the_last_lines_even_if_they_were_dropped(log):
     tail = log.tail()
     assert len(tail) == TAIL_LINES
     assert tail[-1] == str(BURST_LINES + 49)
+
+
+@pytest.mark.attack("A16")
+def test_other_users_may_not_read_the_file(log):
+    before = os.umask(0)
+    try:
+        NodeLog(log.path.with_name("another.log")).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(log.path.with_name("another.log").stat().st_mode) == 0o640
 
 
 def test_the_file_has_the_raw_bytes(log):
