@@ -23,12 +23,14 @@ class ServerSettings:
     """What a lost worker does to a sync barrier: end the training typed, or go on without it."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.num_servers:
+        for name in ("num_servers", "num_workers"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise PSSettingsError(f"{name} must be an int of at least 1, got {value!r}")
+        if type(self.rank) is not int or not 0 <= self.rank < self.num_servers:
             raise PSSettingsError(
-                f"rank must be in 0..{self.num_servers - 1} (num_servers={self.num_servers}), "
-                f"got {self.rank}"
+                f"rank must be an int in 0..{self.num_servers - 1} "
+                f"(num_servers={self.num_servers}), got {self.rank!r}"
             )
-        if self.num_workers < 1:
-            raise PSSettingsError(f"num_workers must be at least 1, got {self.num_workers}")
         if self.on_lost not in ("fail", "continue"):
             raise PSSettingsError(f"on_lost must be 'fail' or 'continue', got {self.on_lost!r}")

@@ -73,8 +73,14 @@ class SaveOptions:
     def __post_init__(self) -> None:
         for name in ("keep", "full_every"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise PSSettingsError(f"{name} must be at least 1, got {value!r}")
+            if value is None and name == "keep":
+                continue
+            if type(value) is not int or value < 1:
+                raise PSSettingsError(f"{name} must be an int of at least 1, got {value!r}")
+        if not isinstance(self.nobody_trains, bool):
+            raise PSSettingsError(
+                f"nobody_trains must be True or False, got {self.nobody_trains!r}"
+            )
 
 
 DEFAULT_OPTIONS = SaveOptions()

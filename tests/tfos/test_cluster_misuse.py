@@ -16,7 +16,7 @@ import pytest
 from tests.support.fake_spark import FakeRdd, FakeSpark
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.control import messages
-from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, SettingsError, UnsupportedError
+from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, UnsupportedError
 from tfos.feed import epochs
 from tfos.node.spec import NodeBundle
 from tfos.phases import ClusterPhase
@@ -194,12 +194,6 @@ def test_a_last_save_that_fails_is_a_warning_with_the_path_and_in_time(spark, tm
     warning = rf"the parameters were not saved to {tmp_path} within [01]\.\d s"
     assert re.search(warning, capsys.readouterr().err)
     assert cluster.phase is ClusterPhase.CLOSED
-
-
-@pytest.mark.parametrize("path", ["checkpoints", ""])
-def test_a_last_save_needs_an_absolute_path(path):
-    with pytest.raises(SettingsError, match="save_on_interrupt must be an absolute path, got '"):
-        ClusterConfig(save_on_interrupt=path)
 
 
 @pytest.mark.fault("F15")

@@ -10,9 +10,8 @@ import weakref
 import numpy as np
 import pytest
 
-from feeding.errors import FeedSettingsError, FileChanged, MissingPackage, PathError
+from feeding.errors import FileChanged, MissingPackage, PathError
 from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
-from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.temp_files import PIECE_BYTES, collected, pieces_of, staging_name
 
@@ -169,20 +168,6 @@ def test_hidden_names_fit_into_a_directory():
         assert staged.startswith(".")
         assert len(os.fsencode(staged)) <= 255
         assert staged != staging_name(name)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"call_timeout_s": 0},
-        {"patience_s": float("inf")},
-        {"range_bytes": 0},
-        {"ranges_in_flight": True},
-    ],
-)
-def test_settings_that_cannot_work_are_refused(wrong):
-    with pytest.raises(FeedSettingsError, match=next(iter(wrong))):
-        FileSystemConfig(**wrong)
 
 
 def test_an_unknown_scheme_is_named():

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from feeding.columnar.schema import ColumnSpec, Schema
-from feeding.config import FeedConfig
 from feeding.encode.pickled import PickledPacker
 from feeding.errors import FeedClosed, FeedError, FeedTimeout, RowError, TrainerFailed
 from feeding.protocol.messages import Fetch, Hello, Put, Recall, Request, Wait, encode
@@ -409,8 +408,3 @@ def test_tasks_carry_only_what_they_need():
                 if isinstance(task, FeedTask)
                 else set()
             )
-
-
-def test_settings_of_a_feed_are_checked_once_when_made():
-    with pytest.raises(FeedError, match="max_inflight_bytes"):
-        FeedConfig(max_inflight_bytes=-1)

@@ -29,7 +29,6 @@ from ps.errors import (
     CheckpointError,
     ClosedError,
     ManifestMismatch,
-    PSSettingsError,
     RequestTimeout,
 )
 from ps.manifest.manifest import SGD, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
@@ -98,12 +97,6 @@ def test_a_damaged_newer_step_neither_counts_nor_goes(tmp_path: Path):
         (tmp_path / "step-9" / "manifest.json").unlink()
         client.save(tmp_path, 2, options=SaveOptions(keep=1))
     assert steps_in(tmp_path) == [9, 2]
-
-
-@pytest.mark.parametrize("options", [{"keep": 0}, {"full_every": 0}, {"keep": -1}])
-def test_options_that_keep_nothing_are_refused(options: dict[str, Any]):
-    with pytest.raises(PSSettingsError, match="must be at least 1"):
-        SaveOptions(**options)
 
 
 def test_a_save_is_one_also_if_older_ones_cannot_be_removed(

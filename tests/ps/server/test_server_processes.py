@@ -245,7 +245,7 @@ def test_a_short_secret_is_refused(tmp_path: Path):
 
 
 def test_a_rank_outside_the_servers_is_refused(tmp_path: Path):
-    with pytest.raises(AssertionError, match=r"rank must be in 0\.\.1"):
+    with pytest.raises(AssertionError, match=r"rank must be an int in 0\.\.1"):
         ServerProcess(tmp_path, "--num-workers", "1", "--rank", "2", "--num-servers", "2")
 
 

@@ -19,7 +19,7 @@ from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import Hyper
 from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, wait_until
-from tfos.config import Checkpoints, ClusterConfig
+from tfos.config import Checkpoints
 from tfos.driver.preflight import check_log_dir
 from tfos.errors import SettingsError
 from tfos.worker.saver import ChiefSaver
@@ -241,26 +241,6 @@ def test_a_run_goes_on_from_an_earlier_one(tmp_path: Path):
         saver.close()
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"directory": "relative/path"}, "an absolute directory"),
-        ({"directory": "file:relative"}, "an absolute directory"),
-        ({"directory": None}, "a directory as a str"),
-        ({"every_s": 0}, "every_s must be > 0"),
-        ({"every_s": float("nan")}, "every_s must be > 0"),
-        ({"every_s": True}, "every_s must be > 0"),
-        ({"keep": 0}, "keep must be an int >= 1"),
-        ({"full_every": 0}, "full_every must be an int >= 1"),
-        ({"every_steps": -1}, "every_steps must be an int >= 0"),
-        ({"ps_restarts": 1.5}, "ps_restarts must be an int >= 0"),
-    ],
-)
-def test_a_plan_that_cannot_work_is_refused(fields: dict, message: str):
-    with pytest.raises(SettingsError, match=message):
-        Checkpoints(**{"directory": "/tmp/x", **fields})
-
-
 @pytest.mark.attack("A18")
 @pytest.mark.parametrize("path", PATHS_THAT_LEAD_ASTRAY, ids=lambda path: ascii(path)[:30])
 def test_directories_that_lead_astray_are_refused_escaped_before_anything_starts(path: str):
@@ -272,12 +252,6 @@ def test_directories_that_lead_astray_are_refused_escaped_before_anything_starts
         assert str(refused.value).isascii()
         assert str(refused.value).isprintable()
         assert "secret" not in str(refused.value)
-
-
-def test_the_cluster_takes_a_plan_and_nothing_else():
-    assert ClusterConfig(checkpoints=Checkpoints(directory="/x")).checkpoints is not None
-    with pytest.raises(SettingsError, match=r"must be a tfos.Checkpoints, got '/x'"):
-        ClusterConfig(checkpoints="/x")  # type: ignore[arg-type]
 
 
 def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: Path, monkeypatch):

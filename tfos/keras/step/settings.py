@@ -40,6 +40,10 @@ class Settings:
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
                 raise SettingsError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        if not isinstance(self.staleness_aware, bool):
+            raise SettingsError(
+                f"staleness_aware must be True or False, got {self.staleness_aware!r}"
+            )
         self._check_staleness()
         self._check_pipeline()
 
