@@ -317,7 +317,7 @@ def test_a_wrong_value_is_refused_by_its_field_and_itself(case, name, value):
     assert repr(value) in str(refused.value) or str(value) in str(refused.value)
 
 
-def _fields(kind: type) -> set[str]:
+def _fields(kind: Any) -> set[str]:
     if issubclass(kind, msgspec.Struct):
         return set(kind.__struct_fields__)
     return {field.name for field in dataclasses.fields(kind) if field.init}

@@ -81,10 +81,12 @@ class CheckpointMachine(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(prefix="checkpoint-machine-"))
         self.storage = CrashingStorage(self.root)
         self.lease = Lease(self.storage, "job")
-        self.is_taken_over = False
+        self.is_taken_over: bool = False
         self.saved: dict[int, Saved] = {}
         self.num_saves = 0
-        self.step, self.base, self.passed_over = 0, None, ()
+        self.step = 0
+        self.base: Saved | None = None
+        self.passed_over: tuple[int, ...] = ()
 
     def teardown(self) -> None:
         self.lease.release()

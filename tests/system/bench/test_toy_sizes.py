@@ -13,6 +13,7 @@ from tfos.bench import catalogue
 def figures(names: list[str]) -> dict[str, list[str]]:
     """Run these in one process; returns the ids of the figures of each."""
     found: dict[str, list[str]] = {}
+    name = ""
     for line in printed_by("tests.support.programs.toy_benchmarks", *names):
         if "benchmark" in line:
             name = line["benchmark"]
