@@ -103,9 +103,11 @@ class ClusterConfig:
     """Timeouts and limits; the defaults suit clusters from a laptop to some hundred nodes."""
 
     reservation_timeout_s: float = 600.0
-    """All nodes must serve within this time after start(). Default: TensorFlowOnSpark's."""
+    """All nodes must serve within this time after start(); before that, reserve() waits as long for
+    configured executors that have not registered. Default: TensorFlowOnSpark's."""
     slot_wait_s: float = 60.0
-    """reserve() waits this long for executors that are still registering (tens of s on YARN)."""
+    """reserve() waits this long for slots that other clusters' starting nodes hold, and for the
+    first executor where their number is not configured."""
     slot_settle_s: float = 4.0
     """Too few slots and no new executor for this long: reserve() fails."""
     heartbeat_s: float = 2.0

@@ -207,7 +207,9 @@ def _await_slots(
                 return offer
         if len(offer.executors) != shown:
             shown = len(offer.executors)
-            console.line(f"waiting for slots: {slots.shortage(wait.plan, offer)}")
+            console.line(
+                f"waiting for slots: {slots.shortage(wait.plan, offer)}{wait.until(offer)}"
+            )
         time.sleep(_OFFER_S)
     raise PhaseError("reserve() was interrupted while it waited for executors")
 

@@ -62,13 +62,22 @@ class Offer:
         """Whether every configured executor has registered."""
         return self.expected is not None and len(self.executors) >= self.expected
 
+    @property
+    def outstanding(self) -> int:
+        """Configured executors that have not registered yet."""
+        return max(0, (self.expected or 0) - len(self.executors))
+
+
+ADVICE = "Lower cluster_size or raise --num-executors, spark.executor.cores or spark.cores.max."
+
 
 @dataclass
 class SlotWait:
     """Decides, offer by offer, whether to start, wait or fail.
 
-    Executors of YARN and Kubernetes register tens of seconds after the context exists, so too few
-    slots are no failure while more executors are configured. Without a configured number
+    Executors of YARN and Kubernetes register tens of seconds after the context exists, and a full
+    queue may take minutes, so while configured executors are outstanding the limit is
+    `reservation_timeout_s`. Without a configured number
     (standalone), the offer and the claims of other clusters must not change for `slot_settle_s`.
     Their starting nodes are counted twice until they register; SlotWait waits for that too.
     """
@@ -98,17 +107,35 @@ class SlotWait:
         still_s = now_s - self._changed_s
         arriving = not offer.complete if offer.expected is not None else not offer.executors
         arriving |= offer.free_at_most >= len(self.plan.nodes)
-        limit_s = self.config.slot_wait_s if arriving else self.config.slot_settle_s
         waited_s = now_s - self.started_s
         if offer.complete and offer.total < len(self.plan.nodes):
-            raise NotEnoughSlots(shortage(self.plan, offer))
-        if waited_s >= self.config.slot_wait_s or (still_s >= limit_s and not arriving):
-            raise NotEnoughSlots(shortage(self.plan, offer))
+            raise NotEnoughSlots(f"{shortage(self.plan, offer)} {ADVICE}")
+        if offer.outstanding:
+            if waited_s >= self.config.reservation_timeout_s:
+                raise NotEnoughSlots(
+                    f"{shortage(self.plan, offer)} {offer.outstanding} executors have not "
+                    f"registered within {waited_s:.0f} s: see the cluster manager's queue for why, "
+                    "raise reservation_timeout, or lower cluster_size."
+                )
+            return False
+        if waited_s >= self.config.slot_wait_s or (
+            still_s >= self.config.slot_settle_s and not arriving
+        ):
+            raise NotEnoughSlots(f"{shortage(self.plan, offer)} {ADVICE}")
         return False
+
+    def until(self, offer: Offer) -> str:
+        """Return a sentence that names how long configured executors are awaited, if any are."""
+        if not offer.outstanding:
+            return ""
+        return (
+            f" Waiting for {offer.outstanding} more executors, "
+            f"{self.config.reservation_timeout_s:.0f} s at most"
+        )
 
 
 def shortage(plan: Plan, offer: Offer) -> str:
-    """Return the sentence with the arithmetic of too few slots.
+    """Return the sentence with the arithmetic of too few slots; it gives no advice.
 
     Args:
         plan: the nodes.
@@ -130,8 +157,7 @@ def shortage(plan: Plan, offer: Offer) -> str:
     )
     return (
         f"need {need} task slots at once ({plan}), Spark offers {offer.free} "
-        f"({seen}{held}{configured}). Lower cluster_size or raise --num-executors, "
-        "spark.executor.cores or spark.cores.max."
+        f"({seen}{held}{configured})."
     )
 
 

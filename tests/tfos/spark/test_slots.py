@@ -38,12 +38,28 @@ def test_too_small_with_all_promised_executors_there_fails_at_once_with_the_arit
 
 
 @pytest.mark.fault("F18")
-def test_promised_executors_are_awaited_for_a_minute_then_named():
-    wait = _wait()
-    for now_s in (0.0, 10.0, 30.0, 59.9):
-        assert not wait.ready(_offer(0, 0, expected=4), now_s)
-    with pytest.raises(NotEnoughSlots, match="4 executors are configured"):
-        wait.ready(_offer(0, 0, expected=4), 60.0)
+def test_configured_executors_are_awaited_until_the_reservation_times_out_then_named():
+    wait = _wait(reservation_timeout_s=600.0)
+    offer = _offer(0, 0, expected=4)
+    for now_s in (0.0, 30.0, 61.0, 599.9):
+        assert not wait.ready(offer, now_s)
+    assert wait.until(offer) == " Waiting for 2 more executors, 600 s at most"
+    with pytest.raises(NotEnoughSlots, match="4 executors are configured") as caught:
+        wait.ready(offer, 600.0)
+    text = str(caught.value)
+    assert "2 executors have not registered within 600 s" in text
+    assert "raise reservation_timeout, or lower cluster_size" in text
+    assert "--num-executors" not in text
+    assert _wait().until(_offer(0, 0, expected=2)) == ""
+
+
+@pytest.mark.fault("F18")
+def test_slots_that_are_held_are_no_executors_that_may_still_come():
+    wait = _wait(3, slot_settle_s=4.0)
+    held = _offer(1, 1, 0, 0, expected=4)
+    assert not wait.ready(held, 1.0)
+    with pytest.raises(NotEnoughSlots, match="Lower cluster_size"):
+        wait.ready(held, 6.0)
 
 
 @pytest.mark.fault("F18")
