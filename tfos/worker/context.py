@@ -51,9 +51,9 @@ class NodeContext:
         rank: rank among all workers, from 0; `worker_num` and `worker_rank` are aliases.
         num_workers: workers that train together, the chief included.
         is_chief: whether this worker has rank 0, seeds the servers and exports.
-        cluster_spec: job name -> `host:port` of each node by index; also in TF_CONFIG. A worker's
-            port is free for a server that main_fun starts, such as TensorFlow's; see
-            `release_port`.
+        cluster_spec: job name -> `host:port` of each node by index; the workers also in
+            TF_CONFIG. A worker's port is free for a server that main_fun starts, such as
+            TensorFlow's; see `release_port`.
         defaultFS: Hadoop's default file system.
         working_dir: the executor's working directory; the base of relative local paths.
         log_dir: local directory of TensorBoard's event files, also if they are copied to a URL.

@@ -270,7 +270,9 @@ class WorkerProcess:
     def _prepare_environment(self, context: NodeContext) -> None:
         task = {"type": context.job_name, "index": context.task_index}
         os.environ.setdefault("TF_GRPC_REUSE_PORT", "true")  # else ReservedPort is in its way
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": context.cluster_spec, "task": task})
+        # Without servers: no TensorFlow runs there, and tf.distribute would wait for one for ever.
+        cluster = {job: nodes for job, nodes in context.cluster_spec.items() if job != "ps"}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
 
     def _prepare_spark_files(self) -> None:
         """Make SparkFiles.get work as in a task, while the process waits for the roster."""

@@ -48,13 +48,17 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
         logging.getLogger("user").info("logged at info")
         ctx.report_progress(3, 96, 0.5, {"accuracy": 0.25})
 
+    bed.start(bed.bundle("ps:0"))
     run = bed.start(bed.bundle("worker:0", main_fun, {"epochs": 2}))
-    (entry,) = bed.release("worker:0")
+    server, entry = bed.release("ps:0", "worker:0")
     bed.event("worker:0", messages.Done)
     address = f"127.0.0.1:{entry.free_port}"
     assert entry.free_port not in (0, entry.endpoint.port)
     assert bed.log_line("args") == "args {'epochs': 2} of worker:0 chief True"
-    assert json.loads(bed.log_line("cluster {").removeprefix("cluster ")) == {"worker": [address]}
+    assert json.loads(bed.log_line("cluster {").removeprefix("cluster ")) == {
+        "ps": [f"127.0.0.1:{server.endpoint.port}"],
+        "worker": [address],
+    }
     assert json.loads(bed.log_line("tf_config").removeprefix("tf_config ")) == {
         "cluster": {"worker": [address]},
         "task": {"type": "worker", "index": 0},
@@ -64,6 +68,7 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
     assert beat.progress == {"steps": 3.0, "rows": 96.0, "loss": 0.5, "accuracy": 0.25}
     assert run.is_running, "the worker still takes rows that nobody reads"
     bed.order("worker:0", messages.Stop("over", 5.0))
+    bed.order("ps:0", messages.Stop("over", 5.0))
     run.wait()
     bed.assert_nothing_left()
 
