@@ -234,6 +234,7 @@ class TFCluster(StreamCalls, PageCalls):
             args: anything that pickles.
 
         Raises:
+            SettingsError: main_fun does not take (args, ctx), or `batch_size` in args is 0.
             NotPicklable: main_fun or args cannot travel; nothing was started.
             ReservationTimeout: names the nodes that never served.
             NodeFailedError: a node failed while it started.
@@ -241,6 +242,7 @@ class TFCluster(StreamCalls, PageCalls):
         try:
             require("start()", self.phase, ClusterPhase.RESERVED)
             preflight.check_main_fun(main_fun)
+            preflight.check_batch_size(args)
             pickled = pickling.pickle_main_fun(main_fun, args)
             self._beside(
                 "start()",

@@ -164,6 +164,21 @@ def check_main_fun(main_fun: Callable[..., Any]) -> None:
         ) from None
 
 
+def check_batch_size(args: object) -> None:
+    """Refuse `batch_size` 0 in main_fun's arguments, before any node starts.
+
+    Args:
+        args: of main_fun; looked into if it is a mapping or has attributes, as argparse's.
+
+    Raises:
+        SettingsError: no batch can be made.
+    """
+    found = args if isinstance(args, Mapping) else getattr(args, "__dict__", {})
+    size = found.get("batch_size", 1)
+    if isinstance(size, int) and not isinstance(size, bool) and size == 0:
+        raise SettingsError("batch_size=0 in main_fun's args: a batch needs at least 1 row.")
+
+
 def check_epochs(num_epochs: object) -> int:
     """Return the epochs to feed; 0 means 10, as in TensorFlowOnSpark."""
     if isinstance(num_epochs, bool) or not isinstance(num_epochs, int) or num_epochs < 0:

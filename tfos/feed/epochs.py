@@ -131,11 +131,29 @@ class EpochFeeder:
                     progress.add(self._watch.sample(feed))
                     done.append(report)
                     self._console.progress(final_line(report, progress), final=True)
+                    self._warn_untrained(report)
                     if validation is not None:
                         self._validate(validation, number)
             finally:
                 self._console.end_progress()
         return reports.TrainReport(tuple(done), tuple(validation.reports) if validation else ())
+
+    def _warn_untrained(self, report: reports.EpochReport) -> None:
+        """Name what a user may have overlooked: no rows, or rows that nobody trained."""
+        what = f"epoch {report.epoch + 1} of {report.feed!r}"
+        if not report.fed_rows:
+            self._console.warn(f"{what}: the data has no rows, so nothing was trained")
+        elif report.dropped_rows:
+            ended = self._coordinator.read(lambda state: not state.training())
+            why = (
+                "main_fun had returned on every worker; it must read the feed to its end, as "
+                "fit(ctx.dataset(...), epochs=n) does for train(..., num_epochs=n)"
+                if ended
+                else "main_fun stopped reading, or they were lost with a worker"
+            )
+            self._console.warn(
+                f"{what}: {report.dropped_rows} of {report.fed_rows} rows were not trained: {why}"
+            )
 
     def _validate(self, validation: ValidationPlan, number: int) -> None:
         """Feed the rows that validate an epoch, which the workers have ended."""

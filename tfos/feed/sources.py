@@ -118,4 +118,14 @@ def answers_of(request: FeedRequest, task: InferenceTask) -> Any:
 
 
 def _no_data(data: Any) -> SettingsError:
-    return SettingsError(f"data must be an RDD or a DataFrame, got {type(data).__qualname__}.")
+    kind = type(data)
+    room = kind.__module__.partition(".")[0]
+    if room in ("pandas", "polars", "pyarrow"):
+        advice = "Use spark.createDataFrame(data)"
+        advice += "" if room == "pandas" else ", from data.to_pandas()"
+    else:
+        advice = "Make one by sc.parallelize(rows) or spark.createDataFrame(rows, schema)"
+    return SettingsError(
+        f"data must be an RDD or a Spark DataFrame, got {kind.__module__}.{kind.__qualname__}. "
+        f"{advice}."
+    )

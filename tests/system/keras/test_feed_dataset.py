@@ -364,3 +364,12 @@ def test_fit_on_a_feed_is_refused_if_the_servers_are_left_out(monkeypatch):
             model.fit(rows, verbose=0)
         distribute(model, ctx)
         assert model.fit(rows, verbose=0).history["loss"], "no row is lost by the refusal"
+
+
+def test_an_epoch_without_rows_before_the_first_batch_has_no_metrics():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(0, 2), finish=True)
+        model = distribute(make_model(metrics=["accuracy"]), ctx)
+        history = model.fit(FeedDataset(ctx, BATCH), epochs=2, verbose=0).history
+    assert {name: len(values) for name, values in history.items()} == {"loss": 1, "accuracy": 1}

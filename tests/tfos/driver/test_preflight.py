@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import math
 
 import pytest
@@ -190,3 +191,14 @@ def test_what_is_on_the_network_is_authenticated_unasked_and_not_twice():
     assert (ClusterConfig().security, ClusterConfig().integrity) == ("hmac", "header")
     with pytest.raises(SettingsError, match="authenticate every byte twice; leave integrity"):
         ClusterConfig(security="tls", integrity="payload")
+
+
+@pytest.mark.parametrize("args", [{"batch_size": 0}, argparse.Namespace(batch_size=0)])
+def test_a_batch_size_of_0_is_refused_before_any_node_starts(args):
+    with pytest.raises(SettingsError, match=r"batch_size=0 .* at least 1 row"):
+        preflight.check_batch_size(args)
+
+
+@pytest.mark.parametrize("args", [None, 7, ["--batch_size", "0"], {"batch_size": 1}, {}])
+def test_other_arguments_are_main_funs_own_affair(args):
+    preflight.check_batch_size(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,11 @@ from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.state import Action, ClusterState, Send
-from tfos.errors import FeedJobError
+from tfos.errors import FeedJobError, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.epochs import EpochFeeder
 from tfos.feed.request import FeedRequest
+from tfos.feed.sources import source_of
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -173,3 +175,44 @@ def test_a_partition_that_is_cut_otherwise_when_fed_again_counts_as_dropped(foun
     (epoch,) = jobs(played, changed).train(REQUEST).epochs
     assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (ROWS, 20, 10)
     assert epoch.repeated_rows == (10 if found else 0)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "warning"),
+    [
+        (0, "epoch 1 of 'input': the data has no rows, so nothing was trained"),
+        (30, "30 of 30 rows were not trained: main_fun had returned on every worker"),
+    ],
+)
+def test_an_epoch_that_trains_nothing_is_a_warning(num_rows, warning):
+    played = Played()
+    for rank in range(3):
+        played.happens.append((f"worker:{rank}", messages.Done(())))
+    told: list[str] = []
+    made: Any = jobs(played, lambda task: [FeedReport(0, rows=num_rows, dropped_rows=num_rows)])
+    made._console.warn = told.append
+    made.train(REQUEST)
+    (text,) = told
+    assert warning in text
+
+
+class Frame:
+    """What a user has instead of an RDD."""
+
+
+@pytest.mark.parametrize(
+    ("module", "advice"),
+    [
+        ("pandas.core.frame", r"spark\.createDataFrame\(data\)"),
+        ("builtins", r"sc\.parallelize\(rows\)"),
+    ],
+)
+def test_data_that_spark_does_not_have_yet_is_refused_with_the_call_that_makes_it(
+    module, advice, monkeypatch
+):
+    monkeypatch.setattr(Frame, "__module__", module)
+    request = dataclasses.replace(REQUEST, data=Frame())
+    with pytest.raises(SettingsError, match=advice):
+        source_of(request)
+    with pytest.raises(SettingsError, match=rf"got {module}\.Frame"):
+        source_of(request)

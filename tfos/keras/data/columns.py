@@ -180,11 +180,11 @@ def _select(columns: Any, selector: Any, what: str) -> Any:
     if isinstance(columns, np.ndarray):
         return _select_inside(columns, selector, what)
     if isinstance(selector, slice):
-        values = list(columns.values()) if isinstance(columns, Mapping) else list(columns)
-        return _side_by_side(values[selector], what)
+        names = list(columns) if isinstance(columns, Mapping) else list(range(len(columns)))
+        return _side_by_side({name: _one(columns, name, what) for name in names[selector]}, what)
     if isinstance(selector, str | int):
         return _one(columns, selector, what)
-    return _side_by_side([_one(columns, each, what) for each in selector], what)
+    return _side_by_side({each: _one(columns, each, what) for each in selector}, what)
 
 
 def _select_inside(row: Array, selector: Any, what: str) -> Any:
@@ -217,17 +217,35 @@ def _one(columns: Any, selector: Any, what: str) -> Any:
         raise SettingsError(f"{what}={selector!r}, but the rows have {have}") from None
 
 
-def _side_by_side(values: list[Any], what: str) -> Any:
-    """Join numbers as the columns of one matrix; keep anything else as several inputs."""
-    if not values:
+def _side_by_side(selected: Mapping[Any, Any], what: str) -> Any:
+    """Join numbers as the columns of one matrix; keep anything else as several inputs.
+
+    Args:
+        selected: values by column name or position, each [batch, ...].
+        what: the argument of ctx.dataset, for errors.
+    """
+    if not selected:
         raise SettingsError(f"{what} selects nothing")
-    if all(_is_number(value) for value in values):
+    values = list(selected.values())
+    numbers = [name for name, value in selected.items() if _is_number(value)]
+    if len(numbers) == len(values):
         return np.stack(values, axis=1)
+    texts = [name for name, value in selected.items() if _is_text(value)]
+    if len(numbers) > 1 and texts:
+        raise SettingsError(
+            f"{what}: column {texts[0]!r} is text among numbers, which form one matrix. Leave it "
+            f'out, or name the inputs of the model: {{"numbers": {numbers}, '
+            f'"text": {texts[0]!r}}}'
+        )
     return values[0] if len(values) == 1 else tuple(values)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype != object
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == object
 
 
 def _check_dtype(dtype: Any) -> None:

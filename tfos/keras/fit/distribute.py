@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import keras
+from keras.src.trainers.compile_utils import CompileMetrics
 
 from ps.compression.format import Compression
 from tfos.errors import FeedEndedWarning, NotCompiled, SettingsError, UnsupportedModel
@@ -152,6 +153,7 @@ def _install(model: Any, trainer: PSTrainer) -> None:
     pulling = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
     for name in (*pulling, "save", "save_weights", "export"):
         overrides[name] = _pulling(getattr(model, name), trainer)
+    overrides["get_metrics_result"] = _of_batches(model)
     overrides["save"] = _with_slots(overrides["save"], model)
     for name in ("set_weights", "load_weights"):
         overrides[name] = _pushing(getattr(model, name), trainer)
@@ -275,6 +277,21 @@ def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: An
         steps=arguments.get("steps_per_epoch"),
         model=model,
     )
+
+
+def _of_batches(model: Any) -> Callable[[], dict[str, Any]]:
+    """Return the model's own get_metrics_result, which also answers after no batch at all."""
+    original = model.get_metrics_result
+
+    @functools.wraps(original)
+    def get_metrics_result() -> dict[str, Any]:
+        # Keras builds compiled metrics with the first batch, and raises for an epoch before it.
+        if any(isinstance(each, CompileMetrics) and not each.built for each in model.metrics):
+            return {}
+        found: dict[str, Any] = original()
+        return found
+
+    return get_metrics_result
 
 
 def _pulling(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., Any]:

@@ -120,3 +120,15 @@ def test_arguments_that_cannot_work():
         RowMapper(dtypes=("floaty",))
     with pytest.raises(SettingsError, match="map_fn must be a function"):
         RowMapper(map_fn=3)  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("selector", [["a", "b", "carrier"], slice(0, 3)])
+def test_text_among_numbers_names_its_column(selector):
+    columns = {
+        "a": np.array([1.0, 2.0]),
+        "b": np.array([3.0, 4.0]),
+        "carrier": np.array(["AA", "DL"], object),
+        "late": np.array([0, 1]),
+    }
+    with pytest.raises(SettingsError, match=r"'carrier' is text among numbers.*\['a', 'b'\]"):
+        RowMapper(selector, "late")(columns)
