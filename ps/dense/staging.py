@@ -9,6 +9,7 @@ arrives at the gate, and to the gate after.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from ps.manifest.manifest import Bucket
 Array = np.ndarray[Any, Any]
 
 _ALIGNMENT = 64
+PERIOD = 16
+"""Pushes per buffer after which those are freed that none of them has needed: 16 clocks in sync."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,8 @@ class StagingPool:
     """Keeps staging memory for the next push, so that pages are touched once.
 
     The last thread that writes or reads a buffer gives it back. A reader that is stuck on a dead
-    connection keeps its own; a retry gets another.
+    connection keeps its own; a retry gets another. So after a bad moment there are more than are
+    needed: those that lay unused for a while are freed.
 
     Args:
         buckets: of a shard, ascending.
@@ -101,14 +105,29 @@ class StagingPool:
         self._buckets = buckets
         self._dtype_of = dtype_of
         self._free: list[StagedGradient] = []
+        self._all = weakref.WeakSet[StagedGradient]()
+        """Those in use, too; one whose push has failed is not given back."""
+        self._num_unused = 0
+        """Fewest that lay here at any moment of this period."""
+        self._takes_left = 0
+        """Of this period."""
         self._lock = threading.Lock()
 
     def take(self) -> StagedGradient:
         """Return a buffer; its content is arbitrary."""
         with self._lock:
-            if self._free:
-                return self._free.pop()
-        return StagedGradient(self._buckets, self._dtype_of)
+            found = self._free.pop() if self._free else None
+            self._num_unused = min(self._num_unused, len(self._free))
+            self._takes_left -= 1
+            if self._takes_left <= 0:
+                del self._free[: self._num_unused]  # the last given back is the first taken
+                self._num_unused = len(self._free)
+                self._takes_left = PERIOD * len(self._all)
+        if found is None:
+            found = StagedGradient(self._buckets, self._dtype_of)
+            with self._lock:
+                self._all.add(found)
+        return found
 
     def give(self, staged: StagedGradient) -> None:
         """Return a buffer that nobody uses any more."""
