@@ -89,21 +89,35 @@ class Lifecycle:
             )
 
     def install(self, shard: ServingShard) -> bool:
-        """Serve this shard from now on; False when another one was faster."""
-        with self._changed:
-            if self.shard is not None:
-                return False
-            self._move(ServerPhase.SERVING)
-            self.shard = shard
-            fences, lost = tuple(self._fences.items()), tuple(self._lost.items())
-            finished = tuple(self._finished)
-        for worker, generation in fences:
-            shard.gate.fence(worker, generation)
-        for worker in finished:  # before the losses: a process that was done has ended since
-            shard.gate.finished(worker)
-        for worker, lost_generation in lost:
-            shard.gate.lose(worker, lost_generation)
-        return True
+        """Serve this shard from now on; False when another one was faster.
+
+        What is known of workers comes first, so no fenced one finds a shard that would take its
+        push. The gate is called without `_changed`: what is heard meanwhile takes another round.
+        """
+        done: set[tuple[str, WorkerRank, int | None]] = set()
+        while True:
+            with self._changed:
+                if self.shard is not None:
+                    return False
+                known: list[tuple[str, WorkerRank, int | None]] = [
+                    *(("fence", *each) for each in self._fences.items()),
+                    # Before the losses: a process that was done has ended since.
+                    *(("finish", worker, None) for worker in self._finished),
+                    *(("lose", *each) for each in self._lost.items()),
+                ]
+                news = [each for each in known if each not in done]
+                if not news:
+                    self._move(ServerPhase.SERVING)
+                    self.shard = shard
+                    return True
+            for kind, worker, generation in news:
+                if kind == "fence":
+                    shard.gate.fence(worker, generation or 0)
+                elif kind == "finish":
+                    shard.gate.finished(worker)
+                else:
+                    shard.gate.lose(worker, generation)
+            done.update(news)
 
     def fence(self, worker: WorkerRank, generation: int) -> None:
         """Refuse the worker's generations below this one from now on.

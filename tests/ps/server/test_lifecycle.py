@@ -1,0 +1,58 @@
+"""A shard is published with all that is known of its workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ps.config import ServerSettings
+from ps.manifest.manifest import WorkerRank
+from ps.server.lifecycle import Lifecycle
+
+ZERO, ONE = WorkerRank(0), WorkerRank(1)
+
+
+class Gate:
+    """Notes what it is told, and whether anybody could have pushed by then."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self.life = life
+        self.told: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def note(*arguments: Any) -> bool:
+            assert self.life.shard is None, f"{name}{arguments} came after the shard was published"
+            self.told.append((name, *arguments))
+            if self.told[-1] == ("fence", 0, 3):  # meanwhile
+                self.life.fence(ONE, 7)
+                self.life.lose(ZERO, 3)
+            return True
+
+        return note
+
+
+class Shard:
+    def __init__(self, life: Lifecycle) -> None:
+        self.gate = Gate(life)
+
+
+@pytest.mark.fault("F11")
+def test_fences_and_losses_are_at_the_gate_before_anybody_can_push():
+    life = Lifecycle(ServerSettings(rank=0, num_servers=1, num_workers=2))
+    life.fence(ZERO, 3)
+    life.finish_unfilled(ONE)
+    life.lose(ONE, None)
+    shard: Any = Shard(life)
+    assert life.install(shard)
+    assert shard.gate.told == [
+        ("fence", 0, 3),
+        ("finished", 1),
+        ("lose", 1, None),
+        ("fence", 1, 7),
+        ("lose", 0, 3),
+    ]
+    assert life.shard is shard
+    other: Any = Shard(life)
+    assert not life.install(other)
+    assert other.gate.told == []
