@@ -176,6 +176,11 @@ class ShardSnapshot:
         return self._is_released
 
     @property
+    def is_open(self) -> bool:
+        """Whether its saver may still come in time."""
+        return not (self._is_released or self._has_expired())
+
+    @property
     def num_aside_bytes(self) -> int:
         """Bytes of the buckets that are copied and not written yet."""
         copies = tuple(self._aside.values())

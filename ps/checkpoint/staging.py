@@ -37,6 +37,11 @@ _JOB_LENGTH = 8
 _REMOVED = f"{STAGING_PREFIX}removed-"
 
 
+def saver_of(save_id: str) -> str:
+    """Return what all saves of one saver have in common, and no two savers."""
+    return save_id.rpartition("-")[0] or save_id
+
+
 class Staging:
     """The staging directories of one root, seen by one saver.
 

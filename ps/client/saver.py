@@ -28,9 +28,11 @@ from ps.checkpoint.reader import load_chain, steps_on_disk
 from ps.checkpoint.staging import Staging
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
 from ps.checkpoint.writer import Base, Origin, abort, commit, keep_newest
+from ps.client.channel import server_wait_s
 from ps.errors import CheckpointError, PSSettingsError, RequestTimeout, client_closed
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
+from ps.protocol.messages import MAX_WAIT_S
 
 _logger = logging.getLogger(__name__)
 
@@ -146,8 +148,10 @@ class Saver:
             is_agreed = manifest.has_barrier and not as_it_is
             try:
                 clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
-                request = messages.Save(str(directory), save_id)
-                answers = servers.ask(request, messages.Saved, timeout_s=_left_s(deadline_s))
+                left_s = _left_s(deadline_s)
+                wait_s = min(server_wait_s(left_s), MAX_WAIT_S)
+                request = messages.Save(str(directory), save_id, wait_s)
+                answers = servers.ask(request, messages.Saved, timeout_s=left_s)
                 shards = [answer.shard for answer in answers]
                 with place.lease.held():
                     passed_over = {each for answer in answers for each in answer.passed_over}

@@ -264,6 +264,8 @@ class Save(msgspec.Struct, frozen=True, tag="save"):
 
     directory: DirectoryName
     save_id: SaveId
+    wait_s: Seconds = 0.0
+    """For another save that is being written."""
 
 
 class Restore(msgspec.Struct, frozen=True, tag="restore"):

@@ -4,7 +4,8 @@ Covers: one save at a time, what a delta adds to, filling a shard.
 Does not: choose the moment (ps.server.snapshot_trigger), write files (ps.checkpoint.writer), commit
 (ps.client.saver), start serving.
 Runs in: PS processes.
-Threads: any; `_writing` lets one save at a time take its snapshot or write.
+Threads: any; `_writing` lets one save at a time take its snapshot or write. A handler that waits
+for it looks whether its client is gone.
 
 A save has two requests: the snapshot, which all servers take before any of them writes, and the
 writing, while pushes go on (ps.checkpoint.snapshot). In async the push that was in flight at the
@@ -17,7 +18,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -26,11 +28,13 @@ from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import Root
 from ps.checkpoint.restore import read_extra, restore_shard
 from ps.checkpoint.snapshot import UnitKey
+from ps.checkpoint.staging import saver_of
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.checkpoint.table_restore import has_same_slices, restore_tables
 from ps.checkpoint.writer import Portion, write_shard
 from ps.codec import UNREADABLE
 from ps.config import ServerSettings
+from ps.consistency.waits import CHECK_PEER_S
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.exactly_once import SessionRecord
@@ -39,6 +43,8 @@ from ps.server.shard import ServingShard
 from ps.server.snapshot_trigger import SnapshotRequest
 from ps.tables.table import Table
 
+_LOOK_S = 0.05
+"""Until the next look whether another saver's snapshot is written."""
 _MAX_REMEMBERED = 4
 """Saves that a delta may add to: the last one, or one before it if that failed."""
 
@@ -101,8 +107,11 @@ class ShardSaving:
         self._open_storage = open_storage
         self._rank = rank
         self._writing = threading.Lock()
+        self._maker_gone: Callable[[], bool] = lambda: True
+        """Whether the connection has ended whose client took the last snapshot."""
         self._known = SavedVersions()
-        self._last: tuple[messages.Save, messages.Saved] | None = None
+        self._last: tuple[tuple[str, str], messages.Saved] | None = None
+        """Directory and id of the last save that was written, and the answer to it."""
         self.passed_over: tuple[int, ...] = ()
         """Steps that were newer than what this server was restored from."""
 
@@ -117,25 +126,16 @@ class ShardSaving:
             is_gone: whether the client's connection has ended.
 
         Raises:
-            CheckpointError: an earlier save is still being written.
+            CheckpointError: another save is still being written, or will be.
             RequestTimeout: see ps.server.snapshot_trigger.
             ServerPhaseError: nobody waits for the answer, so another save's snapshot stays.
         """
-        if not self._writing.acquire(timeout=request.wait_s):
-            raise CheckpointError(
-                f"ps:{self._rank} was still writing an earlier save after {request.wait_s:g} s; "
-                "save less often, or to a faster disk"
-            )
-        try:
-            if is_gone():
-                raise ServerPhaseError(
-                    "the client of this save is gone: nobody would write its snapshot"
-                )
+        deadline_s = time.monotonic() + request.wait_s
+        with self._turn(request.wait_s, is_gone, lambda: self._may_replace(shard, request)):
             base = self._known.of(request.base)
             order = SnapshotRequest(request.save_id, base, request.clock, request.as_it_is)
-            made = shard.snapshots.make(order, request.wait_s, is_gone)
-        finally:
-            self._writing.release()
+            made = shard.snapshots.make(order, max(0.0, deadline_s - time.monotonic()), is_gone)
+            self._maker_gone = is_gone
         return messages.SnapshotMade(made.clock, made.is_made)
 
     def save(
@@ -150,17 +150,14 @@ class ShardSaving:
 
         Raises:
             CheckpointError: disk full, no permission, or a value is not finite; nothing is left.
-                Or there is no such snapshot.
+                Or there is no such snapshot, or an earlier save is still being written.
             ServerPhaseError: nobody waits for the answer.
         """
-        with self._writing:
-            if is_gone():
-                raise ServerPhaseError(
-                    "the client of this save is gone: it may have been committed"
-                )
-            if self._last is None or self._last[0] != request:
+        with self._turn(request.wait_s, is_gone):
+            save = request.directory, request.save_id
+            if self._last is None or self._last[0] != save:
                 self._last = None
-                self._last = request, self._write(shard, request)
+                self._last = save, self._write(shard, request)
             return self._last[1]
 
     def saved_as(self, shard: ServingShard) -> tuple[str, ...]:
@@ -179,6 +176,49 @@ class ShardSaving:
             num_changes: of the shard right after the restore.
         """
         self._known.note(save_id, {}, num_changes)  # what a delta adds to it is all
+
+    @contextmanager
+    def _turn(
+        self,
+        wait_s: float,
+        is_gone: Callable[[], bool],
+        may_begin: Callable[[], bool] = lambda: True,
+    ) -> Iterator[None]:
+        """Wait until no other save is written here, and this one may begin."""
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            has_turn = self._writing.acquire(timeout=max(0.0, min(left_s, CHECK_PEER_S)))
+            try:
+                if is_gone():
+                    raise ServerPhaseError(
+                        "the client of this save is gone: nobody would write its snapshot, or it "
+                        "may have been committed"
+                    )
+                if has_turn and may_begin():
+                    yield
+                    return
+            finally:
+                if has_turn:
+                    self._writing.release()
+            if left_s <= 0:
+                raise CheckpointError(
+                    f"ps:{self._rank} was still busy with another save after {wait_s:g} s; save "
+                    "less often, by one client, or to a faster disk"
+                )
+            if has_turn:
+                time.sleep(min(left_s, _LOOK_S))
+
+    def _may_replace(self, shard: ServingShard, request: messages.TakeSnapshot) -> bool:
+        """Whether no other saver comes for the snapshot that is open, or it has to yield.
+
+        Of two savers that live, one always yields: else each could take the other's snapshot away
+        for ever. Which one does not matter, but all servers have to agree.
+        """
+        held = shard.snapshots.unwritten()
+        if held is None or request.as_it_is or self._maker_gone():
+            return True
+        return saver_of(request.save_id) <= saver_of(held.save_id)
 
     def _write(self, shard: ServingShard, request: messages.Save) -> messages.Saved:
         saved_at_s = time.time()

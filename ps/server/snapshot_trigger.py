@@ -98,6 +98,11 @@ class SnapshotTrigger:
                 )
             return found
 
+    def unwritten(self) -> ShardSnapshot | None:
+        """Return the snapshot that a saver may still come to write."""
+        snapshot = self._guard.snapshot
+        return snapshot if snapshot is not None and snapshot.is_open else None
+
     @contextmanager
     def written(self, save_id: str) -> Iterator[ShardSnapshot]:
         """Give the snapshot of a save, which ends with the block.

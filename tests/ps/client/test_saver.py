@@ -156,7 +156,7 @@ def test_a_save_whose_client_is_gone_writes_nothing(tmp_path: Path):
     """It waits for another one; by now its client may have repeated it, and committed that."""
     with seeded(make_manifest(), num_servers=1) as (bed, client):
         client.save(tmp_path, 1)
-        late = messages.Save(str(tmp_path), "late")
+        late = messages.Save(str(tmp_path), "late", 10.0)
         chief = Identity(Role.WORKER, 0, 0)
         connection = connect(bed.endpoints[0], chief, bed.credentials)
         with bed.servers[0]._service._saving._writing, connection, pytest.raises(DeadlineExceeded):
