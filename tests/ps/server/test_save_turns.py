@@ -95,7 +95,8 @@ def test_a_snapshot_is_replaced_by_its_own_saver_and_by_whom_nobody_trains_for(c
     assert not chief.write("job-a-2")
 
 
-def test_nobody_waits_for_a_saver_that_is_gone(client):
+def test_nobody_waits_for_a_saver_that_is_gone(client, monkeypatch):
+    monkeypatch.setattr("ps.checkpoint.snapshot.UNWRITTEN_S", 3600.0)
     chief, driver = client(Role.WORKER), client(Role.DRIVER)
     assert chief.take("job-a-1")
     assert not driver.take("job-b-1")
