@@ -153,6 +153,25 @@ def test_without_a_token_only_this_host_may_read(host: str):
 
 
 @pytest.mark.attack("A13")
+def test_no_more_connections_are_kept_than_the_limit(monkeypatch):
+    monkeypatch.setattr(http_page, "CONNECTION_S", 10 * WAIT_S)  # only the limit closes them
+    page = HttpPage(lambda: b"numbers 1\n", "text/plain")
+    port = page.start("127.0.0.1", 0)
+    try:
+        with contextlib.ExitStack() as stack:
+            silent = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S))
+                for _ in range(http_page.MAX_CONNECTIONS + 5)
+            ]
+            assert get(port)[0] == 200  # after them: all are accepted by now
+            assert len(page._clients) <= http_page.MAX_CONNECTIONS
+            for sock in silent[:5]:
+                assert sock.recv(1) == b""  # the oldest gave way
+    finally:
+        page.close()
+
+
+@pytest.mark.attack("A13")
 def test_silent_connections_cost_no_thread_and_keep_nobody_out():
     with served() as port, contextlib.ExitStack() as stack:
         before = threading.active_count()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feeding.columnar import chunk as chunks
 from feeding.columnar.rows import rows_of
-from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
+from feeding.columnar.schema import MAX_COLUMNS, ColumnGroup, ColumnSpec, Schema
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import ChunkError, FeedError
@@ -107,6 +107,18 @@ def test_a_bomb_is_refused_before_memory_is_taken(bomb):
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.attack("A10")
+def test_a_schema_has_a_limited_number_of_columns():
+    def wide(num_columns):
+        names = tuple(map(str, range(num_columns)))
+        layout = ColumnGroup("tuple", names, (None,) * num_columns)
+        return Schema(tuple(ColumnSpec(name, "str", "str") for name in names), layout)
+
+    wide(MAX_COLUMNS).check()
+    with pytest.raises(ChunkError, match=f"{MAX_COLUMNS + 1} columns, the limit is {MAX_COLUMNS}"):
+        wide(MAX_COLUMNS + 1).check()
 
 
 def bytes_chunk():

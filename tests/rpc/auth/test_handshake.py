@@ -120,6 +120,23 @@ def feed_unchecked(impostor: ServerHandshake, proof: bytes, other: Credentials) 
     return head_body + handshake._tag(other, label, head_body)
 
 
+@pytest.mark.attack("A05")
+def test_a_proof_made_for_one_side_proves_nothing_to_the_other():
+    """Both sides know the secret, so only the label keeps what one signs from standing for more."""
+    theirs, ours = server(), client()
+    head_body = handshake._pack(CREDENTIALS, WORKER, bytes(32), HandshakeOptions.NONE)
+    proof = head_body + handshake._tag(CREDENTIALS, b"tfrp/server" + theirs.greeting, head_body)
+    with pytest.raises(AuthError, match="token does not match cluster"):
+        feed(theirs, proof)
+    proof = feed(ours, theirs.greeting)
+    head_body = handshake._pack(CREDENTIALS, SERVER, bytes(32), HandshakeOptions.NONE)
+    covered = b"tfrp/client" + theirs.greeting + proof
+    with pytest.raises(AuthError, match="token does not match cluster"):
+        feed(ours, head_body + handshake._tag(CREDENTIALS, covered, head_body))
+    assert theirs.session is None
+    assert ours.session is None
+
+
 @pytest.mark.parametrize("wanted", [HandshakeOptions.NONE, HandshakeOptions.SHARE])
 @pytest.mark.parametrize("offered", [HandshakeOptions.NONE, HandshakeOptions.SHARE])
 def test_both_learn_what_both_can_do(wanted, offered):

@@ -106,6 +106,23 @@ def test_a_newer_attempt_replaces_and_fences_the_older_one():
     assert state.members["worker:0"].status is NodeStatus.REGISTERED
 
 
+@pytest.mark.attack("A26")
+def test_the_roster_has_only_addresses_that_registered_nodes_gave_of_themselves():
+    state, forged = _state(), messages.Listening(Endpoint("evil.example", 1))
+    assert state.on_event(_id("ps:0"), forged, NOW) == []  # it has not registered
+    assert state.on_event(_id("ps:7"), forged, NOW) == []  # there is none
+    for name in state.members:
+        _register(state, name, attempt=1)
+    assert state.on_event(_id("ps:0", 0), forged, NOW) == []  # an attempt that was replaced
+    assert state.roster() == ()
+    for name in state.members:
+        event = messages.Listening(Endpoint(f"host-of-{name}", 1))
+        state.on_event(_id(name, 1), event, NOW)
+    state.on_event(_id("worker:0", 1), forged, NOW)  # another address afterwards
+    hosts = {entry.node.name: entry.endpoint.host for entry in state.roster()}
+    assert hosts == {name: f"host-of-{name}" for name in state.members}
+
+
 @pytest.mark.fault("F20")
 def test_an_older_attempt_that_comes_late_is_refused():
     state = _state()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from feeding.reading.bad_records import BadData
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first
 
+ROOT = Path(__file__).parents[4]
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=5)
 INTS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5)
 TEXTS = st.lists(st.binary(max_size=9), max_size=3)
@@ -180,6 +184,15 @@ def test_hostile_messages_end_typed():
             infer_features([bytes(record)])
         except DataError as error:
             assert "record 0" in str(error)  # noqa: PT017  # most of them are whole
+
+
+@pytest.mark.attack("A21")
+def test_no_read_leaves_a_damaged_message():
+    program = [sys.executable, "-m", "tests.support.programs.examples_between_pages"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "every message was decoded or skipped\n"), (
+        f"ended by {done.returncode}: {done.stderr[-2000:]}"
+    )
 
 
 @pytest.mark.parametrize(
