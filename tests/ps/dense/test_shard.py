@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps.dense.shard import DenseShard
@@ -74,6 +74,7 @@ def test_sharded_equals_unsharded_bit_for_bit(rule, dtype):
     assert results[0] != numbers(0, dtype).tobytes()
 
 
+@settings(max_examples=40)
 @given(
     rule=st.sampled_from(RULES),
     bucket_bytes=st.integers(8, 300).map(lambda words: 8 * words),

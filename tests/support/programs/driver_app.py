@@ -1,6 +1,6 @@
 """A whole driver program for tests that kill it: 1 PS + 2 workers step until told to stop.
 
-Usage: driver_app.py STOP_FILE
+Usage: driver_app.py STOP_FILE LEASE_S
 Prints READY once every worker has stepped, then ENDED or the error. Workers return once STOP_FILE
 exists; the chief raises once STOP_FILE-fail does.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tests.support.plain_steps import PlainSteps
-from tfos import InputMode, TFCluster
+from tfos import ClusterConfig, InputMode, TFCluster
 
 
 def main_fun(args, ctx):
@@ -34,10 +34,12 @@ def main_fun(args, ctx):
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("stop_file")
+    parser.add_argument("lease_s", type=float)
     args = parser.parse_args()
     spark = SparkSession.builder.getOrCreate()
+    config = ClusterConfig(lease_s=args.lease_s)
     cluster = TFCluster.reserve(
-        spark.sparkContext, cluster_size=3, num_ps=1, input_mode=InputMode.TENSORFLOW
+        spark.sparkContext, 3, num_ps=1, input_mode=InputMode.TENSORFLOW, config=config
     )
     cluster.start(main_fun, args)
     deadline = time.monotonic() + 120

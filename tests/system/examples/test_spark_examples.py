@@ -21,8 +21,8 @@ def test_digits_fed_by_spark_are_learned_and_the_model_predicts(tmp_path):
     assert (tmp_path / "mnist_export" / "model.keras").is_file()
     assert list((tmp_path / "mnist_model" / "logs").rglob("*tfevents*"))
 
-    flags = ("--cluster_size", "2", "--output", str(tmp_path / "predictions"))
-    output = submit(EXAMPLES / "mnist_inference.py", *flags, master=separate(2), cwd=tmp_path)
+    flags = ("--cluster_size", "1", "--output", str(tmp_path / "predictions"))
+    output = submit(EXAMPLES / "mnist_inference.py", *flags, master=separate(1), cwd=tmp_path)
     assert number(output, r"predictions: (\d+)") == 1000
     assert number(output, r"right: ([01]\.\d+)") > 0.9
     written = [
@@ -88,7 +88,7 @@ def test_digits_that_arrive_as_files_are_learned_batch_by_batch(tmp_path):
 
 
 def test_late_flights_are_predicted_from_texts_numbers_and_holes(tmp_path):
-    flags = ("--flights", "20000", "--epochs", "3", "--batch_size", "128")
+    flags = ("--flights", "20000", "--epochs", "3", "--batch_size", "128", "--cluster_size", "2")
     program = ROOT / "examples" / "flights" / "flights_dataframe.py"
     output = submit(program, *flags, master="local[4]", cwd=tmp_path)
     left_out = number(output, r"flights: 20000, of which (\d+) never arrived")

@@ -51,5 +51,5 @@ def test_workers_train_through_two_minutes_without_a_spark_job(spark, tmp_path):
             pulse.wait(1.0)
         cluster.train(rows, num_epochs=1)
     assert cluster.failures == ()
-    assert all(int(path.read_text()) > 1000 for path in tmp_path.glob("quiet-*"))
+    assert all(int(path.read_text()) > 100 for path in tmp_path.glob("quiet-*"))
     assert sum(int(path.read_text()) for path in tmp_path.glob("taken-*")) == 8000

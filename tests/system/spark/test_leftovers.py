@@ -19,19 +19,21 @@ import psutil
 import pytest
 
 from tests.support.marked_processes import MARKER, kill, marked, wait_gone
+from tfos import ClusterConfig
 
 pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(240)]
 
 THREADS, EXECUTORS = "local[4]", "local-cluster[3,1,1024]"
 APP = Path(__file__).parents[2] / "support" / "programs" / "driver_app.py"
 START_S = 140.0
+SHORT_LEASE_S = 6.0  # what a supervisor does when it has passed is the same
 LEASE_BOUND_S = 40.0  # G3: nothing outlives its driver by more than 30 s, and the JVM's own end
 
 
 class App:
     """One running driver program, its scratch directory and its marker."""
 
-    def __init__(self, tmp: Path, master: str) -> None:
+    def __init__(self, tmp: Path, master: str, lease_s: float) -> None:
         self.mark = secrets.token_hex(8)
         self.tmp = tmp
         self.stop_file = tmp / "stop"
@@ -55,7 +57,7 @@ class App:
         }
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(APP), str(self.stop_file)],
+                [sys.executable, str(APP), str(self.stop_file), str(lease_s)],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=environ,
@@ -91,8 +93,8 @@ class App:
 def launch(tmp_path: Path) -> Iterator:
     apps: list[App] = []
 
-    def start(master: str) -> App:
-        apps.append(App(tmp_path, master))
+    def start(master: str, lease_s: float) -> App:
+        apps.append(App(tmp_path, master, lease_s))
         return apps[-1]
 
     yield start
@@ -140,7 +142,8 @@ def _kill_driver_jvm(app: App) -> None:
     ids=["success", "failure", "ctrl-c", "kill-driver", "kill-driver-python", "kill-driver-jvm"],
 )
 def test_nothing_is_left_behind(launch, master, how, expected):
-    app = launch(master)
+    lease_s = ClusterConfig().lease_s if how is _kill_driver_whole else SHORT_LEASE_S
+    app = launch(master, lease_s)
     app.wait_for("READY", timeout_s=START_S)
     assert len(marked(app.mark)) >= 8  # driver, JVM, three supervisors and their children
     how(app)

@@ -97,10 +97,10 @@ class Bed:
     def start(self, cluster: TFCluster) -> Any:
         return cluster.stream(self.rows().writeStream, str(self.progress))
 
-    def cluster(self) -> TFCluster:
+    def cluster(self, size: int = 3) -> TFCluster:
         saves = Checkpoints(directory=str(self.saves), every_s=3600, resume=True)
         config = ClusterConfig(checkpoints=saves)
-        made = TFCluster.reserve(self.sc, 3, 1, input_mode=InputMode.SPARK, config=config)
+        made = TFCluster.reserve(self.sc, size, 1, input_mode=InputMode.SPARK, config=config)
         made.start(add_up, str(self.signs))
         return made
 
@@ -145,7 +145,7 @@ def test_each_row_of_a_stream_is_once_in_the_saved_parameters(spark, tmp_path, c
     bed.forget(2, "offsets")
     assert bed.saved_weight() == sum(range(1, 30)) + 100
 
-    with bed.cluster() as cluster:
+    with bed.cluster(size=2) as cluster:
         training = bed.start(cluster)
         bed.put(20_000.0)
         eventually(lambda: training.rows == 9 + 1, "the other rows", WAIT_S)
